@@ -1,0 +1,50 @@
+# The Python module, with the CUDA handlers if there is a CUDA compiler.
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+  OUTPUT_VARIABLE nanobind_ROOT
+  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+find_package(nanobind CONFIG REQUIRED)
+
+nanobind_add_module(_ffi STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ffi/bindings.cc)
+target_link_libraries(_ffi PRIVATE jax_ep_runtime)
+# Symbols of static libraries (the CUDA runtime's above all) stay inside.
+target_link_options(_ffi PRIVATE -Wl,--exclude-libs,ALL)
+target_compile_definitions(
+  _ffi PRIVATE JAX_EP_VERSION="${JAX_EP_VERSION}"
+               JAX_EP_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+
+if(JAX_EP_WITH_CUDA)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c "import jax.ffi; print(jax.ffi.include_dir())"
+    OUTPUT_VARIABLE xla_headers
+    ERROR_VARIABLE problem
+    RESULT_VARIABLE failed
+    OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(failed)
+    message(FATAL_ERROR "jax_ep: building the CUDA handlers needs JAX in ${Python_EXECUTABLE}: "
+                        "pip install jax, or set JAX_EP_CUDA=OFF.\n${problem}")
+  endif()
+
+  add_library(
+    jax_ep_cuda STATIC
+    ffi/handlers/call.cc
+    ffi/handlers/combine.cc
+    ffi/handlers/dispatch.cc
+    ffi/handlers/grouped_matmul.cc
+    ffi/handlers/targets.cc
+    ffi/handlers/transfer.cc
+    ffi/kernels/probe.cu
+    ffi/runtime/driver_cuda.cc)
+  target_include_directories(jax_ep_cuda SYSTEM PRIVATE
+                             "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)
+  target_compile_definitions(jax_ep_cuda
+                             PRIVATE JAX_EP_CUDA_ARCHITECTURES="${JAX_EP_CUDA_ARCHITECTURES}")
+  target_link_libraries(_ffi PRIVATE jax_ep_cuda)
+  target_compile_definitions(_ffi PRIVATE JAX_EP_CUDA_VERSION="${JAX_EP_CUDA_VERSION}"
+                                          JAX_EP_CUDA_ARCHITECTURES="${JAX_EP_CUDA_ARCHITECTURES}")
+else()
+  target_sources(_ffi PRIVATE ffi/without_cuda.cc)
+endif()
+
+install(TARGETS _ffi LIBRARY DESTINATION jax_ep)

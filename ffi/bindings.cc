@@ -1,0 +1,149 @@
+// The Python module jax_ep._ffi: handlers for XLA, and what the runtime tells Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ffi/handlers/targets.h"
+#include "ffi/kernels/probe.h"
+#include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/workspace.h"
+
+// Set by the build: JAX_EP_VERSION, JAX_EP_COMPILER, and in builds with CUDA also
+// JAX_EP_CUDA_VERSION and JAX_EP_CUDA_ARCHITECTURES (separated by ", ").
+#ifndef JAX_EP_CUDA_VERSION
+#define JAX_EP_CUDA_VERSION ""
+#define JAX_EP_CUDA_ARCHITECTURES ""
+#endif
+
+namespace jax_ep {
+namespace {
+
+namespace nb = ::nanobind;
+using namespace nb::literals;
+
+nb::dict Registrations() {
+  nb::dict registrations;
+  for (const Target& target : Targets()) {
+    nb::dict stages;
+    stages["instantiate"] = nb::capsule(target.instantiate);
+    stages["prepare"] = nb::capsule(target.prepare);
+    stages["initialize"] = nb::capsule(target.initialize);
+    stages["execute"] = nb::capsule(target.execute);
+    registrations[target.name] = stages;
+  }
+  return registrations;
+}
+
+nb::dict TypeRegistrations() {
+  nb::dict registrations;
+  for (const StateType& type : StateTypes()) {
+    nb::dict capsules;
+    capsules["type_id"] = nb::capsule(type.type_id);
+    capsules["type_info"] = nb::capsule(type.type_info);
+    registrations[type.name] = capsules;
+  }
+  return registrations;
+}
+
+nb::dict BuildInfo() {
+  const std::string cuda_version = JAX_EP_CUDA_VERSION;
+  nb::list architectures;
+  if (!cuda_version.empty()) {
+    architectures = nb::list(nb::str(JAX_EP_CUDA_ARCHITECTURES).attr("split")(", "));
+  }
+  nb::dict info;
+  info["version"] = JAX_EP_VERSION;
+  info["cuda"] = !cuda_version.empty();
+  info["cuda_version"] =
+      cuda_version.empty() ? nb::none() : nb::object(nb::str(cuda_version.c_str()));
+  info["cuda_architectures"] = architectures;
+  info["compiler"] = JAX_EP_COMPILER;
+  return info;
+}
+
+nb::dict WorkspaceBuffers(int64_t num_tokens, int64_t hidden, int64_t top_k, int64_t num_experts,
+                          int64_t num_ranks, int64_t row_bytes_per_element) {
+  WorkspaceLayout layout;
+  const Status status = PlanWorkspace(
+      {num_tokens, hidden, top_k, num_experts, num_ranks, row_bytes_per_element}, &layout);
+  if (!status.ok()) throw nb::value_error(status.message.c_str());
+  nb::dict buffers;
+  for (const WorkspaceBuffer& buffer : layout.buffers) buffers[buffer.name] = buffer.bytes;
+  return buffers;
+}
+
+nb::list ProbeDevicesForPython() {
+  std::vector<ProbedDevice> probed;
+  {
+    const nb::gil_scoped_release release;
+    probed = ProbeDevices();
+  }
+  nb::list devices;
+  for (const ProbedDevice& device : probed) {
+    nb::dict fields;
+    fields["ordinal"] = device.ordinal;
+    fields["name"] = device.name;
+    fields["compute_capability"] = device.compute_capability;
+    fields["driver_version"] = device.driver_version;
+    fields["architecture"] = device.architecture;
+    fields["error"] = device.error;
+    devices.append(fields);
+  }
+  return devices;
+}
+
+std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> TakeReports() {
+  std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> reports;
+  for (TimeoutReport& report : ProcessMailbox().Take()) {
+    reports.emplace_back(report.rank, report.peer, std::move(report.phase), report.epoch);
+  }
+  return reports;
+}
+
+bool PostReport(int64_t rank, int64_t peer, std::string phase, int64_t epoch) {
+  return ProcessMailbox().Post({rank, peer, std::move(phase), epoch});
+}
+
+// No call allocates a workspace before the transfer kernels exist.
+int64_t ReleaseWorkspaces() { return 0; }
+
+NB_MODULE(_ffi, module) {
+  module.doc() = "The compiled half of jax_ep. Private: use the functions of jax_ep.";
+  module.def("registrations", &Registrations,
+             nb::sig("def registrations() -> dict[str, dict[str, typing.Any]]"),
+             "Handler capsules by custom-call target and stage; empty in a build without CUDA.");
+  module.def("type_registrations", &TypeRegistrations,
+             nb::sig("def type_registrations() -> dict[str, typing.Any]"),
+             "Capsules of the handlers' state types, to be registered before the targets.");
+  module.def("build_info", &BuildInfo, nb::sig("def build_info() -> dict[str, typing.Any]"),
+             "version, cuda, cuda_version or None, cuda_architectures, compiler.");
+  module.def("workspace_buffers", &WorkspaceBuffers, "num_tokens"_a, "hidden"_a, "top_k"_a,
+             "num_experts"_a, "num_ranks"_a, "row_bytes_per_element"_a,
+             nb::sig("def workspace_buffers(num_tokens: int, hidden: int, top_k: int, "
+                     "num_experts: int, num_ranks: int, row_bytes_per_element: int) "
+                     "-> dict[str, int]"),
+             "Bytes of a rank's workspace by buffer. ValueError for sizes that make no sense.");
+  module.def(
+      "driver_problem", &DriverProblem,
+      "Why the installed NVIDIA driver cannot run this build's kernels, or an empty string.");
+  module.def("probe_devices", &ProbeDevicesForPython,
+             nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
+             "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
+  module.def(
+      "take_reports", &TakeReports,
+      "Removes and returns the timeout reports of this process: (rank, peer, phase, epoch).");
+  module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "epoch"_a,
+             "Adds a timeout report; False if there are too many to keep it.");
+  module.def("release_workspaces", &ReleaseWorkspaces,
+             "Frees the device workspaces of this process and returns their bytes.");
+}
+
+}  // namespace
+}  // namespace jax_ep

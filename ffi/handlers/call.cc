@@ -1,0 +1,148 @@
+#include "ffi/handlers/call.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace jax_ep {
+
+template <>
+ffi::TypeId TransferState::id = {};
+template <>
+ffi::TypeId GroupedMatmulState::id = {};
+
+namespace {
+
+// Reads attributes one by one and remembers the first that is missing or of another type.
+class AttributeReader {
+ public:
+  AttributeReader(std::string_view target, const ffi::Dictionary& attributes)
+      : target_(target), attributes_(attributes) {}
+
+  template <typename T>
+  void Read(const char* name, T* value) {
+    ++num_read_;
+    if (!status_.ok()) return;
+    auto decoded = attributes_.get<T>(name);
+    if (decoded.has_value()) {
+      *value = *decoded;
+    } else {
+      status_ = InvalidArgument(target_, ": attribute ", name, " cannot be read (",
+                                decoded.error().message(),
+                                "); the caller and this build of jax_ep do not fit together");
+    }
+  }
+
+  void Read(const char* name, std::vector<int64_t>* values) {
+    ffi::Span<const int64_t> span;
+    Read(name, &span);
+    values->assign(span.begin(), span.end());
+  }
+
+  Status Finish() const {
+    if (status_.ok() && attributes_.size() != num_read_) {
+      return InvalidArgument(target_, ": there are ", attributes_.size(), " attributes; expected ",
+                             num_read_,
+                             "; the caller and this build of jax_ep do not fit together");
+    }
+    return status_;
+  }
+
+ private:
+  std::string_view target_;
+  const ffi::Dictionary& attributes_;
+  size_t num_read_ = 0;
+  Status status_;
+};
+
+ElementType ToElementType(ffi::DataType type) {
+  switch (type) {
+    case ffi::PRED:
+      return kPred;
+    case ffi::S32:
+      return kS32;
+    case ffi::F16:
+      return kF16;
+    case ffi::BF16:
+      return kBF16;
+    case ffi::F32:
+      return kF32;
+    default:
+      return kOther;
+  }
+}
+
+BufferView ToView(const ffi::AnyBuffer& buffer) {
+  const ffi::Span<const int64_t> dims = buffer.dimensions();
+  return {ToElementType(buffer.element_type()), {dims.begin(), dims.size()}};
+}
+
+}  // namespace
+
+ffi::Error ToError(const Status& status) {
+  switch (status.code) {
+    case StatusCode::kOk:
+      return ffi::Error::Success();
+    case StatusCode::kInvalidArgument:
+      return {ffi::ErrorCode::kInvalidArgument, status.message};
+    case StatusCode::kFailedPrecondition:
+      return {ffi::ErrorCode::kFailedPrecondition, status.message};
+    case StatusCode::kUnimplemented:
+      return {ffi::ErrorCode::kUnimplemented, status.message};
+  }
+  return {ffi::ErrorCode::kInternal, status.message};
+}
+
+std::vector<BufferView> Views(const ffi::RemainingArgs& operands) {
+  std::vector<BufferView> views;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    auto buffer = operands.get<ffi::AnyBuffer>(i);
+    views.push_back(buffer.has_value() ? ToView(*buffer) : BufferView{});
+  }
+  return views;
+}
+
+std::vector<BufferView> Views(const ffi::RemainingRets& results) {
+  std::vector<BufferView> views;
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto buffer = results.get<ffi::AnyBuffer>(i);
+    views.push_back(buffer.has_value() ? ToView(**buffer) : BufferView{});
+  }
+  return views;
+}
+
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    TransferConfig* config) {
+  AttributeReader reader(target, attributes);
+  reader.Read("replica_groups", &config->replica_groups);
+  reader.Read("group_size", &config->group_size);
+  reader.Read("num_experts", &config->num_experts);
+  reader.Read("row_align", &config->row_align);
+  reader.Read("num_sms", &config->num_sms);
+  reader.Read("zero_tail", &config->zero_tail);
+  reader.Read("has_weights", &config->has_weights);
+  if (target == kCombineTarget) reader.Read("has_scalars", &config->has_scalars);
+  if (Status status = reader.Finish(); !status.ok()) return status;
+  return CheckConfig(target, *config);
+}
+
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    GroupedMatmulConfig* config) {
+  AttributeReader reader(target, attributes);
+  reader.Read("transpose_rhs", &config->transpose_rhs);
+  reader.Read("num_sms", &config->num_sms);
+  if (target == kGroupedMatmulTarget) reader.Read("zero_tail", &config->zero_tail);
+  if (Status status = reader.Finish(); !status.ok()) return status;
+  return CheckConfig(target, *config);
+}
+
+Status NoKernels(std::string_view target) {
+  // "jax_ep.dispatch_by_plan.v1" -> "dispatch_by_plan"
+  const std::string_view name = target.substr(0, target.rfind('.'));
+  return Unimplemented(target, ": this version of jax_ep has no CUDA kernels for ",
+                       name.substr(name.find('.') + 1),
+                       " yet; set JAX_EP_IMPLEMENTATION=xla or pass implementation=\"xla\" to run "
+                       "the pure-JAX implementation on this GPU");
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,17 @@
+// One function for each custom call, defined in the file of its operation.
+#ifndef JAX_EP_HANDLERS_OPERATIONS_H_
+#define JAX_EP_HANDLERS_OPERATIONS_H_
+
+#include "ffi/handlers/targets.h"
+
+namespace jax_ep {
+
+Target DispatchHandlers();
+Target DispatchByPlanHandlers();
+Target CombineHandlers();
+Target GroupedMatmulHandlers();
+Target GroupedMatmulRhsGradientHandlers();
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_HANDLERS_OPERATIONS_H_

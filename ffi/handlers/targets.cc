@@ -1,0 +1,29 @@
+#include "ffi/handlers/targets.h"
+
+#include "ffi/handlers/call.h"
+#include "ffi/handlers/operations.h"
+
+namespace jax_ep {
+namespace {
+
+template <typename State>
+StateType MakeStateType(const char* name) {
+  static XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<State>();
+  return {name, &State::id, &info};
+}
+
+}  // namespace
+
+std::vector<Target> Targets() {
+  return {DispatchHandlers(), DispatchByPlanHandlers(), CombineHandlers(), GroupedMatmulHandlers(),
+          GroupedMatmulRhsGradientHandlers()};
+}
+
+std::vector<StateType> StateTypes() {
+  return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
+          MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1")};
+}
+
+std::string DriverProblem() { return CheckDriver(QueryCudaVersions()).message; }
+
+}  // namespace jax_ep

@@ -1,0 +1,68 @@
+#include "ffi/runtime/config.h"
+
+#include <algorithm>
+
+namespace jax_ep {
+namespace {
+
+Status CheckNumSms(std::string_view target, int64_t num_sms) {
+  if (num_sms < 0) {
+    return InvalidArgument(target, ": num_sms is ", num_sms,
+                           "; expected a number of SMs, or 0 to let the launch choose");
+  }
+  return {};
+}
+
+Status CheckReplicaGroups(std::string_view target, const TransferConfig& config) {
+  const auto num_ids = static_cast<int64_t>(config.replica_groups.size());
+  if (config.group_size < 1 || config.group_size > kMaxRanks) {
+    return InvalidArgument(target, ": group_size is ", config.group_size,
+                           "; expected the number of ranks of the expert axis, 1 to ", kMaxRanks);
+  }
+  if (num_ids == 0 || num_ids % config.group_size != 0) {
+    return InvalidArgument(target, ": replica_groups has ", num_ids,
+                           " ids; expected a positive multiple of group_size, which is ",
+                           config.group_size);
+  }
+  std::vector<int64_t> ids = config.replica_groups;
+  std::sort(ids.begin(), ids.end());
+  if (ids.front() < 0) {
+    return InvalidArgument(target, ": replica_groups holds the id ", ids.front(),
+                           "; expected logical device ids, which start at 0");
+  }
+  if (auto twice = std::adjacent_find(ids.begin(), ids.end()); twice != ids.end()) {
+    return InvalidArgument(target, ": replica_groups holds the id ", *twice,
+                           " twice; expected every device in one group only");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::vector<int64_t>> TransferConfig::Groups() const {
+  std::vector<std::vector<int64_t>> groups;
+  for (auto first = replica_groups.begin(); first != replica_groups.end(); first += group_size) {
+    groups.emplace_back(first, first + group_size);
+  }
+  return groups;
+}
+
+Status CheckConfig(std::string_view target, const TransferConfig& config) {
+  if (Status status = CheckReplicaGroups(target, config); !status.ok()) return status;
+  if (config.num_experts < 1 || config.num_experts % config.group_size != 0) {
+    return InvalidArgument(target, ": num_experts is ", config.num_experts,
+                           "; expected a positive multiple of the number of ranks, which is ",
+                           config.group_size);
+  }
+  if (config.row_align < 1) {
+    return InvalidArgument(target, ": row_align is ", config.row_align,
+                           "; expected 1 (no padding) or more");
+  }
+  return CheckNumSms(target, config.num_sms);
+}
+
+Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
+  return CheckNumSms(target, config.num_sms);
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,45 @@
+// What the attributes of a call say, and whether they make sense. The attributes are equal on all
+// processes; nothing in them depends on the process or the device.
+#ifndef JAX_EP_RUNTIME_CONFIG_H_
+#define JAX_EP_RUNTIME_CONFIG_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// A flag of a peer is one bit of a 64-bit mask.
+inline constexpr int64_t kMaxRanks = 64;
+
+// dispatch, dispatch_by_plan and combine.
+struct TransferConfig {
+  std::vector<int64_t> replica_groups;  // logical ids of the ranks, group after group
+  int64_t group_size = 0;               // ranks of one group
+  int64_t num_experts = 0;              // of all ranks of a group
+  int64_t row_align = 1;                // every expert's rows are padded to a multiple of this
+  int64_t num_sms = 0;                  // 0: chosen by the launch
+  bool zero_tail = true;                // rows past the last group are zeros, else unspecified
+  bool has_weights = false;             // the optional weight operand and result are there
+  bool has_scalars = false;             // combine: the optional scalar operand and result are there
+
+  int64_t experts_per_rank() const { return num_experts / group_size; }
+  std::vector<std::vector<int64_t>> Groups() const;
+};
+
+// grouped_matmul and grouped_matmul_rhs_gradient.
+struct GroupedMatmulConfig {
+  bool transpose_rhs = false;  // rhs, or its gradient, is [L,N,K] instead of [L,K,N]
+  bool zero_tail = true;       // forward only
+  int64_t num_sms = 0;         // 0: chosen by the launch
+};
+
+// `target` is the name of the custom call, for the message.
+Status CheckConfig(std::string_view target, const TransferConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_CONFIG_H_

@@ -1,0 +1,64 @@
+// The operands and results of every custom call, in their order. This is the one place that says
+// what jax_ep's Python lowering and the handlers exchange.
+#ifndef JAX_EP_RUNTIME_SIGNATURES_H_
+#define JAX_EP_RUNTIME_SIGNATURES_H_
+
+#include <cstdint>
+#include <span>
+
+#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/config.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+inline constexpr char kDispatchTarget[] = "jax_ep.dispatch.v1";
+inline constexpr char kDispatchByPlanTarget[] = "jax_ep.dispatch_by_plan.v1";
+inline constexpr char kCombineTarget[] = "jax_ep.combine.v1";
+inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
+inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
+
+// The sizes that a launch needs, read from the shapes.
+struct TransferSizes {
+  int64_t num_tokens = 0;  // T
+  int64_t hidden = 0;      // H
+  int64_t top_k = 0;       // K
+  int64_t num_rows = 0;    // M
+  ElementType row_type = kOther;
+};
+
+struct GroupedMatmulSizes {
+  int64_t num_groups = 0;  // L
+  int64_t num_rows = 0;    // M
+  int64_t contracted = 0;  // K
+  int64_t columns = 0;     // N
+  ElementType lhs_type = kOther;
+  ElementType rhs_type = kOther;     // of the result, for the gradient
+  ElementType result_type = kOther;  // of the operand out_gradient, for the gradient
+};
+
+using Buffers = std::span<const BufferView>;
+
+// x[T,H], topk_ids[T,K], [topk_weights[T,K]] -> rows[M,H], [row_weights[M]], plan
+Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers results,
+                     TransferSizes* sizes);
+
+// x[T,H], plan, [topk_weights[T,K]] -> rows[M,H], [row_weights[M]]
+Status CheckDispatchByPlan(const TransferConfig& config, Buffers operands, Buffers results,
+                           TransferSizes* sizes);
+
+// y[M,H], plan, [row_weights[M]], [row_scalars[M]] -> out[T,H], [choice_scalars[T,K]]
+Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
+                    TransferSizes* sizes);
+
+// lhs[M,K], rhs[L,K,N] or [L,N,K], group_sizes[L] -> out[M,N]
+Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, Buffers results,
+                          GroupedMatmulSizes* sizes);
+
+// lhs[M,K], out_gradient[M,N], group_sizes[L] -> rhs gradient [L,K,N] or [L,N,K]
+Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers operands,
+                                     Buffers results, GroupedMatmulSizes* sizes);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_SIGNATURES_H_

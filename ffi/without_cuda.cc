@@ -1,0 +1,15 @@
+// What the Python module finds in a build without a CUDA compiler: nothing to register or to probe.
+#include "ffi/handlers/targets.h"
+#include "ffi/kernels/probe.h"
+
+namespace jax_ep {
+
+std::vector<Target> Targets() { return {}; }
+
+std::vector<StateType> StateTypes() { return {}; }
+
+std::string DriverProblem() { return {}; }
+
+std::vector<ProbedDevice> ProbeDevices() { return {}; }
+
+}  // namespace jax_ep

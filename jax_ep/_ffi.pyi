@@ -1,0 +1,49 @@
+"""The compiled half of jax_ep. Private: use the functions of jax_ep."""
+
+from typing import Any
+
+def registrations() -> dict[str, dict[str, Any]]:
+    """
+    Handler capsules by custom-call target and stage; empty in a build without CUDA.
+    """
+
+def type_registrations() -> dict[str, Any]:
+    """
+    Capsules of the handlers' state types, to be registered before the targets.
+    """
+
+def build_info() -> dict[str, Any]:
+    """version, cuda, cuda_version or None, cuda_architectures, compiler."""
+
+def workspace_buffers(
+    num_tokens: int,
+    hidden: int,
+    top_k: int,
+    num_experts: int,
+    num_ranks: int,
+    row_bytes_per_element: int,
+) -> dict[str, int]:
+    """
+    Bytes of a rank's workspace by buffer. ValueError for sizes that make no sense.
+    """
+
+def driver_problem() -> str:
+    """
+    Why the installed NVIDIA driver cannot run this build's kernels, or an empty string.
+    """
+
+def probe_devices() -> list[dict[str, Any]]:
+    """
+    Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.
+    """
+
+def take_reports() -> list[tuple[int, int, str, int]]:
+    """
+    Removes and returns the timeout reports of this process: (rank, peer, phase, epoch).
+    """
+
+def post_report(rank: int, peer: int, phase: str, epoch: int) -> bool:
+    """Adds a timeout report; False if there are too many to keep it."""
+
+def release_workspaces() -> int:
+    """Frees the device workspaces of this process and returns their bytes."""

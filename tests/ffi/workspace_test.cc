@@ -1,0 +1,123 @@
+#include "ffi/runtime/workspace.h"
+
+#include <limits>
+#include <string_view>
+
+#include "tests/ffi/check.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr WorkspaceShape kLarge{.num_tokens = 4096,
+                                .hidden = 7168,
+                                .top_k = 8,
+                                .num_experts = 256,
+                                .num_ranks = 4,
+                                .element_bytes = 2};
+
+int64_t BytesOf(const WorkspaceShape& shape, std::string_view name) {
+  WorkspaceLayout layout;
+  CHECK_OK(PlanWorkspace(shape, &layout));
+  for (const WorkspaceBuffer& buffer : layout.buffers) {
+    if (buffer.name == name) return buffer.bytes;
+  }
+  CHECK(!"there is a buffer of this name");
+  return -1;
+}
+
+template <typename Change>
+WorkspaceShape With(const Change& change) {
+  WorkspaceShape shape = kLarge;
+  change(shape);
+  return shape;
+}
+
+template <typename Change>
+Status Refused(const Change& change) {
+  WorkspaceLayout layout;
+  return PlanWorkspace(With(change), &layout);
+}
+
+void TestLayout() {
+  WorkspaceLayout layout;
+  CHECK_OK(PlanWorkspace(kLarge, &layout));
+  CHECK(layout.bytes < kGiB);
+  int64_t end = 0;
+  for (const WorkspaceBuffer& buffer : layout.buffers) {
+    CHECK(buffer.offset == end);
+    CHECK(buffer.offset % kWorkspaceAlignment == 0 && buffer.bytes % kWorkspaceAlignment == 0);
+    end = buffer.offset + buffer.bytes;
+  }
+  CHECK(end == layout.bytes);
+}
+
+void TestBuffers() {
+  CHECK(BytesOf(kLarge, "published_rows") == 4096 * 7168 * 2);
+  CHECK(BytesOf(kLarge, "partial_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2; }), "partial_rows") ==
+        int64_t{4096} * 2 * 7168 * 2);  // min(K, R) is K
+  CHECK(BytesOf(kLarge, "counts") == 4 * 256 * 8);
+  CHECK(BytesOf(kLarge, "row_lists") == 4 * 4096 * 8 * 8);
+  // A wire row is padded to the unit of bulk copies.
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.hidden = 1, s.num_tokens = 1024; }),
+                "published_rows") == 1024 * 16);
+}
+
+// Dispatch publishes every token once: O(T*H), whatever R, L and K are.
+void TestPublishedOnce() {
+  const int64_t rows = BytesOf(kLarge, "published_rows");
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 64; }), "published_rows"));
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "published_rows"));
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.top_k = 32; }), "published_rows"));
+  CHECK(2 * rows == BytesOf(With([](WorkspaceShape& s) { s.num_tokens *= 2; }), "published_rows"));
+  // What dispatch adds besides is small: 64 ranks with 16 experts each stay near the rows' size.
+  WorkspaceLayout layout;
+  CHECK_OK(PlanWorkspace(
+      With([](WorkspaceShape& s) { s.num_ranks = 64, s.num_experts = 1024, s.top_k = 8; }),
+      &layout));
+  int64_t dispatch = 0;
+  for (const WorkspaceBuffer& buffer : layout.buffers) {
+    if (std::string_view(buffer.name) != "partial_rows") dispatch += buffer.bytes;
+  }
+  CHECK(dispatch < 3 * rows / 2);
+}
+
+void TestEdges() {
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_tokens = 0; }), "published_rows") == 0);
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 1; }), "published_rows") > 0);
+}
+
+void TestRefused() {
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = -1; }), "num_tokens is -1");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = 0; }), "hidden is 0");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.top_k = 0; }), "top_k is 0");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_ranks = 65; }), "num_ranks is 65");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_ranks = 3; }), "multiple of num_ranks");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.element_bytes = 0; }), "row element");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = kHuge; }), "num_tokens is");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kHuge; }), "hidden is");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kMaxWorkspaceBytes; }), "too large");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = s.top_k = 1 << 20; }), "32-bit index");
+  CHECK_FAILS(
+      Refused([](WorkspaceShape& s) { s.num_tokens = 1 << 28, s.hidden = 1 << 20, s.top_k = 1; }),
+      "16 TiB");
+  // Each buffer fits in 16 TiB, but not all of them.
+  CHECK_FAILS(Refused([](WorkspaceShape& s) {
+                s.num_tokens = 1 << 20, s.hidden = 1 << 22, s.top_k = 1, s.num_ranks = 1;
+              }),
+              "16 TiB");
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  jax_ep::TestLayout();
+  jax_ep::TestBuffers();
+  jax_ep::TestPublishedOnce();
+  jax_ep::TestEdges();
+  jax_ep::TestRefused();
+  return jax_ep::testing::Finish();
+}

@@ -1,0 +1,121 @@
+"""The CUDA handlers' checks, run on CPU: the instantiate stage needs no GPU.
+
+XLA:CPU runs a handler that is registered for it in the same stages (without prepare and
+initialize), and shows it the same attributes. So what a handler refuses can be seen here.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from jax_ep import _ffi
+
+GROUP = {"replica_groups": np.arange(4), "group_size": np.int64(4)}
+TRANSFER = GROUP | {
+    "num_experts": np.int64(8),
+    "row_align": np.int64(1),
+    "zero_tail": np.bool_(True),
+    "num_sms": np.int64(0),
+    "has_weights": np.bool_(False),
+}
+MATMUL = {
+    "transpose_rhs": np.bool_(False),
+    "zero_tail": np.bool_(True),
+    "num_sms": np.int64(0),
+}
+
+
+@functools.cache
+def register():
+    jax.devices("cpu")  # before it starts, types would be registered after their handlers
+    for name, capsules in _ffi.type_registrations().items():
+        jax.ffi.register_ffi_type(name, capsules, platform="cpu")
+    for name, handlers in _ffi.registrations().items():
+        stages = {stage: handlers[stage] for stage in ("instantiate", "execute")}
+        jax.ffi.register_ffi_target(name, stages, platform="cpu")
+
+
+def plan(tokens=16, choices=3, rows=40, experts=2):
+    s32 = functools.partial(jnp.zeros, dtype=jnp.int32)
+    return [
+        *(s32(n) for n in (experts, experts, experts + 1)),
+        s32((rows, 3)),
+        jnp.zeros((tokens, choices), bool),
+        *[s32(1)] * 4,
+    ]
+
+
+def struct(arrays):
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+
+
+def call(target, operands, results, attributes):
+    return jax.jit(lambda *a: jax.ffi.ffi_call(target, struct(results))(*a, **attributes))(
+        *operands
+    )
+
+
+X, IDS, ROWS = (
+    jnp.zeros((16, 64), jnp.bfloat16),
+    jnp.zeros((16, 3), jnp.int32),
+    jnp.zeros((40, 64), jnp.bfloat16),
+)
+CALLS = {
+    "jax_ep.dispatch.v1": ([X, IDS], [ROWS, *plan()], TRANSFER),
+    "jax_ep.dispatch_by_plan.v1": ([X, *plan()], [ROWS], TRANSFER),
+    "jax_ep.combine.v1": ([ROWS, *plan()], [X], TRANSFER | {"has_scalars": np.bool_(False)}),
+    "jax_ep.grouped_matmul.v1": (
+        [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32)],
+        [jnp.zeros((40, 32))],
+        MATMUL,
+    ),
+    "jax_ep.grouped_matmul_rhs_gradient.v1": (
+        [ROWS, jnp.zeros((40, 32)), jnp.zeros(2, jnp.int32)],
+        [jnp.zeros((2, 64, 32))],
+        {k: v for k, v in MATMUL.items() if k != "zero_tail"},
+    ),
+}
+
+
+class HandlersTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        if not _ffi.build_info()["cuda"]:
+            self.skipTest("this build has no CUDA handlers")
+        register()
+
+    def test_every_target_is_tried_here(self):
+        self.assertEqual(set(CALLS), set(_ffi.registrations()))
+
+    @parameterized.parameters(*CALLS)
+    def test_a_good_call_gets_as_far_as_the_driver_and_the_kernels(self, target):
+        with self.assertRaisesRegex(
+            Exception, "no NVIDIA driver|has no CUDA kernels for"
+        ) as caught:
+            call(target, *CALLS[target])
+        print(caught.exception)
+
+    @parameterized.parameters(
+        ({"group_size": np.int64(0)}, "group_size is 0"),
+        ({"group_size": np.int64(3)}, "has 4 ids; expected a positive multiple of group_size"),
+        ({"replica_groups": np.array([0, 1, 2, 2])}, "the id 2 twice"),
+        ({"replica_groups": np.array([0, 1, 2, -3])}, "the id -3"),
+        ({"num_experts": np.int64(9)}, "num_experts is 9"),
+        ({"row_align": np.int64(0)}, "row_align is 0"),
+        ({"num_sms": np.int64(-1)}, "num_sms is -1"),
+        ({"num_sms": np.int32(0)}, "attribute num_sms cannot be read"),
+        ({"surprise": np.int64(1)}, "there are 8 attributes; expected 7"),
+    )
+    def test_bad_attributes(self, change, message):
+        for target in ("jax_ep.dispatch.v1", "jax_ep.dispatch_by_plan.v1"):
+            operands, results, attributes = CALLS[target]
+            with self.assertRaisesRegex(Exception, f"{target}: .*{message}") as caught:
+                call(target, operands, results, attributes | change)
+            print(caught.exception)
+
+
+if __name__ == "__main__":
+    absltest.main()
