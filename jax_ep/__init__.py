@@ -1,0 +1,58 @@
+"""Expert-parallel mixture-of-experts operations for JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jax_ep import routing
+from jax_ep.combine import combine
+from jax_ep.dispatch import dispatch, mask_tail
+from jax_ep.errors import (
+    ArgumentError,
+    DtypeError,
+    Error,
+    MissingExtensionError,
+    PeerTimeoutError,
+    UnavailableError,
+)
+from jax_ep.grouped_matmul import grouped_matmul
+from jax_ep.moe import moe_mlp
+from jax_ep.plan import REMAT_NAMES, Dispatched, Plan
+from jax_ep.runtime import build_info, check, export_checks, release, workspace_nbytes
+
+if TYPE_CHECKING:
+    from jax_ep import nnx
+
+__version__: str = build_info()["version"]
+
+__all__ = [
+    "REMAT_NAMES",
+    "ArgumentError",
+    "Dispatched",
+    "DtypeError",
+    "Error",
+    "MissingExtensionError",
+    "PeerTimeoutError",
+    "Plan",
+    "UnavailableError",
+    "build_info",
+    "check",
+    "combine",
+    "dispatch",
+    "export_checks",
+    "grouped_matmul",
+    "mask_tail",
+    "moe_mlp",
+    "nnx",
+    "release",
+    "routing",
+    "workspace_nbytes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "nnx":  # Flax is optional, and slow to import.
+        import jax_ep.nnx
+
+        return jax_ep.nnx
+    raise AttributeError(f"module 'jax_ep' has no attribute {name!r}")

@@ -1,0 +1,52 @@
+"""Every seam between JAX versions. Nothing else in jax_ep knows about versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+Aval = Any  # jax.core.ShapedArray: the class has no public name to annotate with.
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The manual mesh axes over which `x` differs; empty under ``check_vma=False``."""
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def vary_over(x: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`x` typed as varying over `axes` too. Its transpose is a psum over the axes added."""
+    missing = tuple(sorted(frozenset(axes) - varying_axes(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def vary_together[T](tree: T, axes: Iterable[str] = ()) -> T:
+    """Every array of `tree`, varying over `axes` and over what any of them varies over."""
+    union = frozenset(axes).union(*(varying_axes(leaf) for leaf in jax.tree.leaves(tree)))
+    return jax.tree.map(lambda leaf: vary_over(leaf, union), tree)
+
+
+def aval_like(aval: Aval, shape: tuple[int, ...], dtype: Any) -> Aval:
+    """An abstract value that varies over the same axes as `aval`, replicated over all others."""
+    sharding = aval.sharding.update(spec=PartitionSpec(*(None,) * len(shape)))
+    return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def explicit_axes(aval: Aval) -> tuple[str, ...]:
+    """The Explicit mesh axes over which `aval` is sharded."""
+    mesh = aval.sharding.mesh
+    if mesh.empty:
+        return ()
+    explicit = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    }
+    used: list[str] = []
+    for entry in aval.sharding.spec:
+        for name in entry if isinstance(entry, tuple) else (entry,):
+            if name in explicit:
+                used.append(name)
+    return tuple(used)

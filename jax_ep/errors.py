@@ -1,0 +1,46 @@
+"""The errors jax_ep raises: each is also the built-in error a caller would expect."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of every error raised by jax_ep."""
+
+
+class ArgumentError(Error, ValueError):
+    """A shape, a value or a mesh axis does not fit."""
+
+
+class DtypeError(Error, TypeError):
+    """A dtype is not one that the operation takes."""
+
+
+class UnavailableError(Error, NotImplementedError):
+    """What was asked for does not exist on this platform, in this build or for these shapes."""
+
+
+class MissingExtensionError(Error, ImportError):
+    """The compiled module ``jax_ep._ffi`` cannot be imported."""
+
+
+class PeerTimeoutError(Error, RuntimeError):
+    """A rank waited for a peer until the deadline.
+
+    Attributes:
+      rank: the rank that waited.
+      peer: the rank it waited for.
+      phase: what it waited for, e.g. ``"dispatch.entry"``.
+      epoch: the call number of the lane, counted from 1 in every generation.
+    """
+
+    def __init__(self, rank: int, peer: int, phase: str, epoch: int):
+        super().__init__(
+            f"rank {rank} waited for rank {peer} in {phase} (epoch {epoch}) until the deadline. "
+            "Every later call of this generation returns NaN at once. Find out why the peer did "
+            "not make the call (an exception there, another program, a dead process), then call "
+            "jax_ep.release() on every rank to start again."
+        )
+        self.rank = rank
+        self.peer = peer
+        self.phase = phase
+        self.epoch = epoch
