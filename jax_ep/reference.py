@@ -316,7 +316,7 @@ class _Blocks:
 
     def at(self, block: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(group, first row, which of the block's rows are in the group: bool[rows, 1])."""
-        group = jnp.searchsorted(self.block_ends, block, side="right")
+        group = (self.block_ends <= block).sum()
         previous = jnp.where(group > 0, self.block_ends[group - 1], 0)
         start = self.group_starts[group] + (block - previous) * ROWS_PER_BLOCK
         rows_left = self.group_ends[group] - start

@@ -1,0 +1,50 @@
+# Everything a developer types. Each target makes the environment (.venv) that it needs.
+#   make test TESTS=tests/plan_test.py ARGS="-k overflow"    one file, one test
+#   make example ARGS="--help"                               the example's own options
+
+TESTS ?= tests
+JOBS ?= 2
+ARGS ?=
+CC_FILES = find ffi tests/ffi -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+
+.DEFAULT_GOAL := help
+.PHONY: help environment example test cc_test wheel lint format ci clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z_]*\):.*  ## /  make \1#/p' Makefile | awk -F '#' '{printf "%-16s %s\n", $$1, $$2}'
+
+example: environment  ## train a mixture-of-experts language model on this machine's devices
+	.venv/bin/python examples/train_moe_lm.py $(ARGS)
+
+# A chosen test file runs alone; otherwise the C++ tests come first.
+test: environment $(if $(filter tests,$(TESTS)),cc_test)  ## run the tests (TESTS=one/file.py, JOBS=processes, ARGS=for pytest)
+	.venv/bin/pytest $(TESTS) -n $(JOBS) $(ARGS)
+
+cc_test: environment  ## run the C++ unit tests alone
+	@.venv/bin/cmake -S . -B build/cc_test -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja \
+	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python -DJAX_EP_CUDA=OFF -DJAX_EP_BUILD_MODULE=OFF -DJAX_EP_BUILD_TESTS=ON
+	@.venv/bin/cmake --build build/cc_test -- --quiet
+	.venv/bin/ctest --test-dir build/cc_test --output-on-failure
+
+lint: environment  ## check formatting and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	$(CC_FILES) | xargs .venv/bin/clang-format --dry-run -Werror
+	.venv/bin/mypy
+
+format: environment  ## rewrite the sources in the project's format
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+	$(CC_FILES) | xargs .venv/bin/clang-format -i
+
+wheel:  ## build the wheel into dist/
+	tools/environment.sh wheel
+
+environment:
+	@tools/environment.sh
+
+ci:  ## run everything that is checked before a change lands (half an hour)
+	bash .ci/run
+
+clean:  ## remove what the other targets made
+	rm -rf .venv build dist

@@ -1,0 +1,49 @@
+"""Builds the wheel of this checkout into dist/, in the environment of the interpreter that runs it.
+
+The build requirements are installed into that environment and stay there, so that the next build
+only compiles what changed; a build isolated by pip would compile everything again.
+
+Where CUDA is asked for (JAX_EP_CUDA=ON) and there is no nvcc, the compiler that NVIDIA publishes
+for pip is installed as one more build requirement.
+"""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NVCC = [
+    f"nvidia-{part}>=13.0,<14"
+    for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
+]
+
+
+def install(requirements: set[str] | list[str]) -> None:
+    """Installs packages into the running interpreter's environment."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*command, *sorted(requirements)], check=True)
+
+
+def ensure_nvcc() -> None:
+    """Installs a CUDA compiler if one is asked for and none is here."""
+    sys.path.insert(0, str(ROOT / "build_tools"))
+    import find_nvcc
+
+    if find_nvcc.read_mode() == "ON" and find_nvcc.find_nvcc("AUTO").nvcc is None:
+        install(NVCC)
+
+
+def main() -> None:
+    """Builds the wheel and prints its path."""
+    install(["build"])
+    import build
+
+    ensure_nvcc()
+    builder = build.ProjectBuilder(ROOT)
+    install(builder.build_system_requires)
+    install(builder.get_requires_for_build("wheel"))
+    print(builder.build("wheel", ROOT / "dist"))
+
+
+if __name__ == "__main__":
+    main()
