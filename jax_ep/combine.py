@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -84,8 +83,7 @@ def _check_axis(plan: Plan, axis: ExpertAxis) -> None:
 # ---- derivative: a dispatch along the same plan
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _combine(
+def _run(
     y: jax.Array, plan: PlanArrays, row_weights: jax.Array | None, params: TransferParams
 ) -> jax.Array:
     out, _ = transfer.bind_combine(y, plan, row_weights, None, params)
@@ -96,7 +94,8 @@ def _combine_forward(
     y: jax.Array, plan: PlanArrays, row_weights: jax.Array | None, params: TransferParams
 ) -> Any:
     kept_y = None if row_weights is None else y
-    return _combine(y, plan, row_weights, params), (kept_y, plan, row_weights)
+    # Not `_combine`: jax.checkpoint finds no names inside the call of a custom_vjp.
+    return _run(y, plan, row_weights, params), (kept_y, plan, row_weights)
 
 
 def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array) -> Any:
@@ -112,4 +111,5 @@ def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array
     return y_bar.astype(y.dtype), None, weights_bar
 
 
+_combine = jax.custom_vjp(_run, nondiff_argnums=(3,))
 _combine.defvjp(_combine_forward, _combine_backward)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -213,8 +212,7 @@ def _check_plan(
 # ---- derivative: a combine along the same plan
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _dispatch(
+def _run(
     x: jax.Array,
     routing: jax.Array | PlanArrays,
     topk_weights: jax.Array | None,
@@ -225,7 +223,7 @@ def _dispatch(
         rows, row_weights = transfer.bind_dispatch_by_plan(x, plan, topk_weights, params)
     else:
         rows, row_weights, plan = transfer.bind_dispatch(x, routing, topk_weights, params)
-    # Named in here, so that what the backward pass keeps carries the names too.
+    # Named in here, so that what the backward pass keeps carries the names, too.
     rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
     return rows, row_weights, checkpoint_name(plan, "jax_ep.plan")
 
@@ -236,7 +234,8 @@ def _dispatch_forward(
     topk_weights: jax.Array | None,
     params: TransferParams,
 ) -> Any:
-    results = _dispatch(x, routing, topk_weights, params)
+    # Not `_dispatch`: jax.checkpoint finds no names inside the call of a custom_vjp.
+    results = _run(x, routing, topk_weights, params)
     return results, results[2]
 
 
@@ -246,4 +245,5 @@ def _dispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any
     return x_bar, None, topk_weights_bar
 
 
+_dispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))
 _dispatch.defvjp(_dispatch_forward, _dispatch_backward)

@@ -149,7 +149,7 @@ class MoE(nnx.Module):
         shard_now = len(set(mesh.axis_types)) == 1 and not mesh.manual_axes
         self.router_kernel, self.w_up, self.w_down = (
             nnx.Param(
-                _initialize(rngs.params(), shape, param_dtype),
+                _initialize(rngs.params(), shape, jnp.dtype(param_dtype)),
                 out_sharding=tuple(spec),
                 eager_sharding=shard_now,
             )
@@ -216,6 +216,7 @@ class _Config:
     dtype: Any
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _initialize(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Lecun's normal initialisation, for each expert, and for gate and up, by themselves."""
     in_axis = 0 if len(shape) == 2 else 1
@@ -240,6 +241,7 @@ def _apply(
     _check_input(config, x)
     params = (router_kernel, w_up, w_down)
     axes = config.axes.within(mesh.axis_names)
+    _check_axes(mesh, axes, config.axes)
     if mesh.manual_axes and set(axes.expert) <= set(mesh.manual_axes):
         return _layer(config, axes.within(frozenset(mesh.manual_axes)), *params, x)
 
@@ -276,13 +278,19 @@ def _layer(
     )
     ids, weights, probabilities = config.router(logits, config.top_k)
 
-    recv_capacity = None
-    if config.capacity_factor is not None:
+    exchange, sent_ids, recv_capacity = axes.expert, ids, None
+    if not exchange:
+        # Every rank has copies of all experts. As experts of their own they are addressed here.
+        exchange = axes.tokens
+        first_id = lax.axis_index(exchange) * config.num_experts
+        sent_ids = jnp.where(ids >= 0, first_id + ids, -1)
+        recv_capacity = ids.size
+    elif config.capacity_factor is not None:
         recv_capacity = routing.recv_capacity(
             len(tokens),
             config.top_k,
             num_experts=config.num_experts,
-            num_ranks=lax.axis_size(axes.expert),
+            num_ranks=lax.axis_size(exchange),
             capacity_factor=config.capacity_factor,
         )
     dtype = config.dtype or x.dtype
@@ -291,10 +299,10 @@ def _layer(
         w_down = lax.all_gather(w_down, axes.fsdp, axis=2, tiled=True)
     y, plan = moe.moe_mlp(
         tokens.astype(dtype),
-        ids,
+        sent_ids,
         weights,
         *(w if w.dtype == jnp.float32 else w.astype(dtype) for w in (w_up, w_down)),
-        axis_name=axes.expert,
+        axis_name=exchange,
         activation=config.activation,
         recv_capacity=recv_capacity,
     )
@@ -352,6 +360,15 @@ def _check_input(config: _Config, x: jax.Array) -> None:
         raise ArgumentError(
             f"jax_ep.nnx.MoE: x has shape {x.shape}; expected [..., {config.hidden}] with at least "
             "one dimension of tokens before the last."
+        )
+
+
+def _check_axes(mesh: AbstractMesh, axes: _Axes, wanted: _Axes) -> None:
+    if not axes.tokens:
+        raise ArgumentError(
+            f"jax_ep.nnx.MoE: the mesh in context has the axes {mesh.axis_names}; expected one or "
+            f"several of {wanted.tokens}, over which tokens are sharded. Add one, of size 1 if "
+            "need be, or name the mesh's in batch_axes."
         )
 
 

@@ -13,8 +13,9 @@ from jax_ep.mesh import AxisName
 REMAT_NAMES = ("jax_ep.plan", "jax_ep.rows", "jax_ep.combined")
 """The names of dispatch's and combine's results, for ``jax.checkpoint`` policies.
 
-``jax.checkpoint_policies.save_only_these_names("jax_ep.plan")`` keeps the small routing only, with
-all three the backward pass repeats no dispatch and no combine of the forward pass.
+With ``jax.checkpoint_policies.save_only_these_names(*REMAT_NAMES)`` the backward pass repeats
+neither dispatch nor combine. Rows and plan come from one call, so keeping only one of the two
+repeats it; `moe_mlp`'s ``remat="dispatch"`` is the way to keep the plan and send the rows again.
 """
 
 

@@ -1,0 +1,180 @@
+"""A snapshot of what users see: every public name with its signature, and each plan field's shape and dtype.
+
+`python tests/api_test.py --update` rewrites tests/api.txt. A change there is a change for users: CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pathlib
+import sys
+import typing
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from jax.sharding import PartitionSpec as P
+
+import jax_ep
+import jax_ep.nnx
+
+SNAPSHOT = pathlib.Path(__file__).with_name("api.txt")
+MODULES = (jax_ep, jax_ep.nnx, jax_ep.routing)
+
+
+def public_names(module) -> list[str]:
+    """`__all__`, or what the module defines itself without an underscore."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    own = (
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+    )
+    return sorted(name for name in own if not name.startswith("_"))
+
+
+def signature(value) -> str:
+    """As written in the source, whatever the version of Python; a class's is that of its constructor."""
+    if inspect.isclass(value) and inspect.isfunction(vars(value).get("__init__")):
+        value = value.__init__
+    signature = inspect.signature(value)
+    parts, star = [], False
+    for name, parameter in signature.parameters.items():
+        if parameter.kind == inspect.Parameter.KEYWORD_ONLY and not star:
+            parts.append("*")
+            star = True
+        annotation = "" if name == "self" else f": {annotation_text(parameter.annotation)}"
+        default = (
+            "" if parameter.default is parameter.empty else f" = {default_text(parameter.default)}"
+        )
+        parts.append(name + annotation + default)
+    result = signature.return_annotation
+    returns = "" if result in (None, signature.empty, "None") else f" -> {annotation_text(result)}"
+    return f"({', '.join(parts)}){returns}"
+
+
+def annotation_text(annotation) -> str:
+    if isinstance(annotation, typing.ForwardRef):
+        return annotation.__forward_arg__
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def default_text(default) -> str:
+    return getattr(default, "__name__", None) or repr(default)
+
+
+def describe(name: str, value) -> list[str]:
+    if inspect.ismodule(value):
+        return [f"module {name}"]
+    if not callable(value):
+        return [f"{name} = {value!r}"]
+    if not inspect.isclass(value):
+        return [f"{name}{signature(value)}"]
+    bases = ", ".join(base.__name__ for base in value.__bases__)
+    if issubclass(value, Exception):
+        arguments = signature(value.__init__) if "__init__" in vars(value) else ""
+        return [f"class {name}({bases}){arguments}"]
+    lines = [f"class {name}({bases}){signature(value)}"]
+    for member, method in vars(value).items():
+        documented = not member.startswith("_") or member == "__call__"
+        if documented and inspect.isfunction(method):
+            lines.append(f"  {member}{signature(method)}")
+        elif documented and isinstance(method, property):
+            lines.append(f"  {member}: property")
+    return lines
+
+
+def plan_fields() -> list[str]:
+    """Every field of a plan by the letters of the documentation: R ranks, T tokens, K choices, L local experts, M rows."""
+    num_tokens, top_k, num_local, num_rows = 11, 3, 5, 77
+    letters = {
+        num_tokens: "T",
+        top_k: "K",
+        num_local: "L",
+        num_local + 1: "L+1",
+        num_rows: "M",
+        1: "1",
+    }
+    one_rank = testing.expert_mesh(1)
+
+    def make(x, ids):
+        return jax_ep.dispatch(
+            x, ids, None, num_experts=num_local, axis_name="expert", recv_capacity=num_rows
+        ).plan
+
+    make = jax.shard_map(make, mesh=one_rank, in_specs=P("expert"), out_specs=P("expert"))
+    ids = jax.ShapeDtypeStruct((num_tokens, top_k), jnp.int32)
+    plan = jax.eval_shape(make, jax.ShapeDtypeStruct((num_tokens, 8), jnp.float32), ids)
+    lines = []
+    for field in dataclasses.fields(plan):
+        value = getattr(plan, field.name)
+        if field.metadata.get("static"):
+            lines.append(f"  {field.name}: static {type(value).__name__}")
+        else:
+            sizes = [
+                "3" if field.name == "row_source" and axis == 1 else letters[size]
+                for axis, size in enumerate(value.shape)
+            ]
+            lines.append(f"  {field.name}: {value.dtype}[{', '.join(sizes)}]")
+    return lines
+
+
+def current() -> str:
+    lines = []
+    for module in MODULES:
+        lines.append(f"# {module.__name__}")
+        for name in public_names(module):
+            lines += describe(name, getattr(module, name))
+        lines.append("")
+    return "\n".join([*lines, "# fields of jax_ep.Plan", *plan_fields(), ""])
+
+
+class ApiTest(absltest.TestCase):
+    maxDiff = None
+
+    def test_is_as_recorded(self):
+        self.assertMultiLineEqual(SNAPSHOT.read_text(), current())
+
+    def test_contract_of_arguments(self):
+        """Arrays first, statics keyword-only; combine's weights have no default, because to forget them is silent."""
+        positional = {
+            "dispatch": ("x", "topk_ids", "topk_weights"),
+            "combine": ("y", "plan", "row_weights"),
+            "grouped_matmul": ("lhs", "rhs", "group_sizes"),
+            "moe_mlp": ("x", "topk_ids", "topk_weights", "w_up", "w_down"),
+        }
+        for name, names in positional.items():
+            parameters = inspect.signature(getattr(jax_ep, name)).parameters.values()
+            first = [p for p in parameters if p.kind != inspect.Parameter.KEYWORD_ONLY]
+            self.assertEqual(tuple(p.name for p in first), names)
+            self.assertTrue(all(p.default is inspect.Parameter.empty for p in first), name)
+
+    def test_everything_public_is_documented(self):
+        for module in MODULES:
+            for name in public_names(module):
+                value = getattr(module, name)
+                if callable(value):
+                    self.assertTrue(inspect.getdoc(value), f"{module.__name__}.{name}")
+
+    def test_all_is_what_there_is(self):
+        for name in jax_ep.__all__:
+            self.assertTrue(hasattr(jax_ep, name), name)
+        self.assertContainsSubset(
+            {
+                "dispatch", "combine", "grouped_matmul", "moe_mlp", "Plan", "Dispatched", "mask_tail",
+                "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
+                "routing", "Error",
+            },
+            set(jax_ep.__all__),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    if "--update" in sys.argv:
+        SNAPSHOT.write_text(current())
+    else:
+        absltest.main()

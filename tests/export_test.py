@@ -1,0 +1,119 @@
+"""jax.export and ahead-of-time compilation: for CUDA from a machine without one, and for here and now."""
+
+from __future__ import annotations
+
+import testing  # isort: skip
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import programs
+from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec as P
+from programs import struct
+
+import jax_ep
+
+TARGETS = (
+    "jax_ep.dispatch.v1",
+    "jax_ep.dispatch_by_plan.v1",
+    "jax_ep.combine.v1",
+    "jax_ep.grouped_matmul.v1",
+    "jax_ep.grouped_matmul_rhs_gradient.v1",
+)
+
+
+def loss_and_gradients(*arguments):
+    """Uses every target."""
+    layer = jax.shard_map(
+        testing.expert_layer,
+        mesh=testing.expert_mesh(),
+        in_specs=P("expert"),
+        out_specs=P("expert"),
+    )
+    loss = lambda *arguments: jnp.sum(jnp.sin(layer(*arguments)))
+    return jax.value_and_grad(loss, (1, 2, 3))(*arguments)
+
+
+def shapes():
+    return [struct(a.shape, a.dtype) for a in testing.layer_arguments()]
+
+
+class ExportTest(parameterized.TestCase):
+    def test_targets_are_a_compatibility_surface(self):
+        names = [str(check) for check in jax_ep.export_checks()]
+        self.assertLen(names, len(TARGETS))
+        for target in TARGETS:
+            self.assertTrue(any(target in name for name in names), target)
+
+    def test_for_cuda(self):
+        with testing.pretend_cuda_build():
+            export = jax.export.export(
+                jax.jit(loss_and_gradients),
+                platforms=["cuda"],
+                disabled_checks=jax_ep.export_checks(),
+            )
+            exported = export(*shapes())
+        self.assertEqual(exported.platforms, ("cuda",))
+        self.assertEqual(exported.nr_devices, testing.NUM_DEVICES)
+        restored = jax.export.deserialize(exported.serialize())
+        for target in TARGETS:
+            self.assertIn(target, restored.mlir_module())
+
+    def test_the_checks_are_needed_and_suffice(self):
+        with testing.pretend_cuda_build(), self.assertRaisesRegex(ValueError, "jax_ep.*v1"):
+            jax.export.export(jax.jit(lambda *a: loss_and_gradients(*a)), platforms=["cuda"])(
+                *shapes()
+            )
+
+    def test_here(self):
+        """An artefact for this platform runs, and gives the same bits as the function."""
+        platform = {"cpu": "cpu", "gpu": "cuda"}[jax.default_backend()]
+        f = jax.jit(loss_and_gradients)
+        exported = jax.export.export(
+            f, platforms=[platform], disabled_checks=jax_ep.export_checks()
+        )(*shapes())
+        restored = jax.export.deserialize(exported.serialize())
+        for seed in range(2):
+            arguments = testing.layer_arguments(seed=seed)
+            placed = [
+                jax.device_put(a, jax.NamedSharding(testing.expert_mesh(), P("expert")))
+                for a in arguments
+            ]
+            got, expected = jax.jit(restored.call)(*placed), f(*placed)
+            jax.tree.map(testing.assert_bitwise, got, expected)
+
+    def test_for_both_platforms(self):
+        with testing.pretend_cuda_build():
+            exported = jax.export.export(
+                jax.jit(lambda *a: loss_and_gradients(*a)),
+                platforms=["cpu", "cuda"],
+                disabled_checks=jax_ep.export_checks(),
+            )(*shapes())
+        self.assertEqual(exported.platforms, ("cpu", "cuda"))
+        self.assertIn("jax_ep.dispatch.v1", exported.mlir_module())
+        self.assertIn("all_gather", exported.mlir_module())  # of the other implementation
+
+
+class AheadOfTimeTest(parameterized.TestCase):
+    def test_compiled_once_called_often(self):
+        compiled = jax.jit(loss_and_gradients).lower(*shapes()).compile()
+        for seed in range(2):
+            arguments = testing.layer_arguments(seed=seed)
+            placed = [
+                jax.device_put(a, s)
+                for a, s in zip(arguments, compiled.input_shardings[0], strict=True)
+            ]
+            value, _ = compiled(*placed)
+            expected, _ = loss_and_gradients(*arguments)
+            testing.assert_close(value, np.asarray(expected))
+
+    def test_lowered_text_is_the_same_every_time(self):
+        """No addresses, counters or process ids: compilation caches of all processes agree."""
+        texts = {programs.lower_for_cuda(loss_and_gradients, *shapes()).text for _ in range(2)}
+        self.assertLen(texts, 1)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,431 @@
+"""What is lowered for CUDA, checked without one: custom calls, their attributes, and nothing else that costs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import unittest.mock
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+from absl.testing import absltest, parameterized
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from programs import lower_for_cuda, struct
+from testing import Sizes
+
+import jax_ep
+
+RANKS = testing.NUM_DEVICES
+SIZES = Sizes(RANKS, num_local=4, num_tokens=16, top_k=2, hidden=64, row_align=8)
+NUM_ROWS = RANKS * 16 * 2 + 4 * 8  # 4 * 7, rounded up to a multiple of 8
+PLAN = (
+    "4xi32",
+    "4xi32",
+    "5xi32",
+    f"{NUM_ROWS}x3xi32",
+    "16x2xi1",
+    "1xi32",
+    "1xi32",
+    "1xi32",
+    "1xi32",
+)
+BIG = 16 * 64  # elements of x on one rank: the smallest of the large arrays
+GROUPS = ("i64[]", list(range(RANKS)))
+TRANSFER = {
+    "replica_groups": GROUPS,
+    "group_size": ("i64", RANKS),
+    "num_experts": ("i64", SIZES.num_experts),
+    "row_align": ("i64", 8),
+    "zero_tail": ("bool", True),
+    "num_sms": ("i64", 0),
+}
+
+
+def arguments(dtype=jnp.bfloat16, weight_dtype=None):
+    """ids, x, topk_weights, matrices[E, H, H] of all ranks, as shapes."""
+    tokens = RANKS * SIZES.num_tokens
+    return (
+        struct((tokens, 2), np.int32),
+        struct((tokens, 64), dtype),
+        struct((tokens, 2), np.float32),
+        struct((SIZES.num_experts, 64, 64), weight_dtype or dtype),
+    )
+
+
+def layer(ids, x, topk_weights, matrices, **options):
+    """Linear in the rows, so that only jax_ep touches large arrays."""
+    rows, row_weights, group_sizes, plan = SIZES.dispatch(x, ids, topk_weights, **options)
+    y = jax_ep.grouped_matmul(rows, matrices, group_sizes)
+    return jax_ep.combine(y, plan, row_weights)
+
+
+def mapped(f=layer, mesh=None, **kwargs):
+    mesh = mesh or SIZES.mesh
+    return jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), **kwargs)
+
+
+def gradient(f, argnums=(1, 2, 3)):
+    return jax.grad(lambda *args: f(*args).astype(jnp.float32).sum(), argnums)
+
+
+class CallsTest(parameterized.TestCase):
+    @parameterized.parameters(("bf16", jnp.bfloat16), ("f16", jnp.float16), ("f32", jnp.float32))
+    def test_forward(self, short, dtype):
+        program = lower_for_cuda(mapped(), *arguments(dtype))
+        self.assertEqual(program.targets, {"dispatch": 1, "grouped_matmul": 1, "combine": 1})
+        rows, weights = f"{NUM_ROWS}x64x{short}", f"{NUM_ROWS}xf32"
+        x = f"16x64x{short}"
+
+        dispatch = program.call("dispatch")
+        self.assertEqual(dispatch.attributes, TRANSFER | {"has_weights": ("bool", True)})
+        self.assertEqual(dispatch.operands, (x, "16x2xi32", "16x2xf32"))
+        self.assertEqual(dispatch.results, (rows, weights, *PLAN))
+
+        combine = program.call("combine")
+        flags = {"has_weights": ("bool", True), "has_scalars": ("bool", False)}
+        self.assertEqual(combine.attributes, TRANSFER | flags)
+        self.assertEqual(combine.operands, (rows, *PLAN, weights))
+        self.assertEqual(combine.results, (x,))
+
+        matmul = program.call("grouped_matmul")
+        expected = {
+            "transpose_rhs": ("bool", False),
+            "zero_tail": ("bool", True),
+            "num_sms": ("i64", 0),
+        }
+        self.assertEqual(matmul.attributes, expected)
+        self.assertEqual(matmul.operands, (rows, f"4x64x64x{short}", "4xi32"))
+        self.assertEqual(matmul.results, (rows,))
+
+    def test_backward(self):
+        program = lower_for_cuda(gradient(mapped()), *arguments())
+        self.assertEqual(
+            program.targets,
+            {
+                "dispatch": 1,
+                "dispatch_by_plan": 1,  # of combine
+                "combine": 1,  # of dispatch; the forward combine is not needed
+                "grouped_matmul": 2,
+                "grouped_matmul_rhs_gradient": 1,
+            },
+        )
+        rows, weights = f"{NUM_ROWS}x64xbf16", f"{NUM_ROWS}xf32"
+        by_plan = program.call("dispatch_by_plan")
+        self.assertEqual(by_plan.attributes, TRANSFER | {"has_weights": ("bool", False)})
+        self.assertEqual((by_plan.operands, by_plan.results), (("16x64xbf16", *PLAN), (rows,)))
+        combine = program.call("combine")
+        self.assertEqual(combine.attributes["has_scalars"], ("bool", True))
+        self.assertEqual(combine.attributes["has_weights"], ("bool", False))
+        self.assertEqual(combine.operands, (rows, *PLAN, weights))
+        self.assertEqual(combine.results, ("16x64xbf16", "16x2xf32"))
+        rhs_gradient = program.call("grouped_matmul_rhs_gradient")
+        self.assertEqual(
+            rhs_gradient.attributes, {"transpose_rhs": ("bool", False), "num_sms": ("i64", 0)}
+        )
+        self.assertEqual(
+            (rhs_gradient.operands, rhs_gradient.results),
+            ((rows, rows, "4xi32"), ("4x64x64xbf16",)),
+        )
+
+    def test_options_become_attributes(self):
+        program = lower_for_cuda(
+            mapped(functools.partial(layer, zero_tail=False, num_sms=7, row_align=128)),
+            *arguments(),
+        )
+        attributes = program.call("dispatch").attributes
+        self.assertEqual(attributes["num_sms"], ("i64", 7))
+        self.assertEqual(attributes["zero_tail"], ("bool", False))
+        self.assertEqual(attributes["row_align"], ("i64", 128))
+        # combine has the plan's; its num_sms is its own
+        attributes = program.call("combine").attributes
+        self.assertEqual(attributes["zero_tail"], ("bool", False))
+        self.assertEqual(attributes["num_sms"], ("i64", 0))
+
+    def test_by_plan_exchanges_no_metadata(self):
+        def f(ids, x, topk_weights, _):
+            plan = SIZES.dispatch(x, ids, None).plan
+            return SIZES.dispatch(2 * x, None, topk_weights, plan=plan).rows
+
+        program = lower_for_cuda(mapped(f), *arguments())
+        self.assertEqual(program.targets, {"dispatch": 1, "dispatch_by_plan": 1})
+        call = program.call("dispatch_by_plan")
+        self.assertEqual(call.operands, ("16x64xbf16", *PLAN, "16x2xf32"))
+        self.assertEqual(call.attributes["has_weights"], ("bool", True))
+        self.assertEqual(program.call("dispatch").attributes["has_weights"], ("bool", False))
+
+    def test_moe_mlp(self):
+        def f(ids, x, topk_weights, w_up, w_down):
+            return jax_ep.moe_mlp(x, ids, topk_weights, w_up, w_down, axis_name="expert")[0]
+
+        ids, x, weights, _matrices = arguments()
+        up = struct((SIZES.num_experts, 64, 2, 32), jnp.bfloat16)
+        down = struct((SIZES.num_experts, 32, 64), jnp.bfloat16)
+        program = lower_for_cuda(mapped(f), ids, x, weights, up, down)
+        self.assertEqual(program.targets, {"dispatch": 1, "grouped_matmul": 2, "combine": 1})
+        self.assertEqual(program.call("dispatch").attributes["zero_tail"], ("bool", False))
+        backward = lower_for_cuda(gradient(mapped(f), (1, 2, 3, 4)), ids, x, weights, up, down)
+        self.assertEqual(backward.targets["dispatch"], 1)
+        self.assertEqual(backward.targets["grouped_matmul_rhs_gradient"], 2)
+        self.assertEmpty(backward.collectives())
+        self.assertNotIn("transpose", backward.operations_on(BIG))
+
+    def test_no_value_of_a_process_is_in_the_program(self):
+        """Permuted devices give the same text, and so does a mesh without any."""
+        devices = jax.devices()[:RANKS]
+        meshes = [
+            testing.mesh_of((RANKS,), ("expert",), devices=d) for d in (devices, devices[::-1])
+        ]
+        meshes.append(AbstractMesh((RANKS,), ("expert",), axis_types=(AxisType.Auto,)))
+        texts = {str(lower_for_cuda(mapped(mesh=mesh), *arguments()).calls) for mesh in meshes}
+        self.assertLen(texts, 1)
+
+
+class RematTest(parameterized.TestCase):
+    POLICIES = {
+        None: {"dispatch": 2, "combine": 1},
+        ("jax_ep.plan",): {"dispatch": 2, "combine": 1},
+        jax_ep.REMAT_NAMES: {"dispatch": 1, "combine": 1},
+    }
+
+    @parameterized.parameters(*[(names,) for names in POLICIES])
+    def test_what_the_backward_pass_repeats(self, names):
+        """With the exported names, dispatch is once in the program: nothing is exchanged again."""
+        policy = names and jax.checkpoint_policies.save_only_these_names(*names)
+
+        def f(ids, x, topk_weights, matrices):
+            return jnp.sin(jax.checkpoint(layer, policy=policy)(ids, x, topk_weights, matrices))
+
+        forward_and_backward = lambda *args: jax.value_and_grad(
+            lambda *args: mapped(f)(*args).astype(jnp.float32).sum(), (1, 2, 3)
+        )(*args)
+        targets = lower_for_cuda(forward_and_backward, *arguments()).targets
+        self.assertEqual(targets["dispatch_by_plan"], 1)
+        self.assertEqual(targets["dispatch"], self.POLICIES[names]["dispatch"])
+        self.assertEqual(targets["combine"], 2)  # combine, and dispatch's gradient
+
+
+class MeshesTest(parameterized.TestCase):
+    """replica_groups: logical ids, row-major over the mesh, ranks of a group in order."""
+
+    SHAPE = testing.two_axes()
+    IDS = np.arange(RANKS).reshape(SHAPE)
+
+    def groups(self, names, axis_name, **kwargs):
+        mesh = testing.mesh_of(self.SHAPE, names)
+        f = jax.shard_map(
+            functools.partial(testing.expert_layer, axis_name=axis_name),
+            mesh=mesh,
+            in_specs=P(axis_name),
+            out_specs=P(axis_name),
+            **kwargs,
+        )
+        program = lower_for_cuda(f, *testing.layer_arguments(hidden=64))
+        size = int(
+            np.prod(
+                [mesh.shape[a] for a in ([axis_name] if isinstance(axis_name, str) else axis_name)]
+            )
+        )
+        found = set()
+        for call in program.calls:
+            if "replica_groups" in call.attributes:
+                self.assertEqual(call.attributes["group_size"], ("i64", size))
+                found.add(tuple(call.attributes["replica_groups"][1]))
+        (groups,) = found
+        return np.array(groups).reshape(-1, size).tolist()
+
+    @parameterized.parameters({}, {"axis_names": {"expert"}}, {"check_vma": False})
+    def test_one_axis_of_two(self, **kwargs):
+        self.assertEqual(self.groups(("data", "expert"), "expert", **kwargs), self.IDS.tolist())
+        self.assertEqual(self.groups(("expert", "data"), "expert", **kwargs), self.IDS.T.tolist())
+
+    def test_two_axes(self):
+        self.assertEqual(self.groups(("a", "b"), ("a", "b")), [self.IDS.ravel().tolist()])
+        self.assertEqual(self.groups(("a", "b"), ("b", "a")), [self.IDS.T.ravel().tolist()])
+
+
+class NothingElseTest(parameterized.TestCase):
+    def test_forward_has_only_the_calls(self):
+        program = lower_for_cuda(mapped(), *arguments())
+        self.assertEmpty(program.operations_on(BIG))
+        self.assertEmpty(program.collectives())
+
+    def test_backward_has_only_calls_and_elementwise_operations(self):
+        program = lower_for_cuda(gradient(mapped()), *arguments())
+        elementwise = {
+            "multiply",
+            "convert",
+            "broadcast_in_dim",
+            "select",
+            "reduce",
+            "constant",
+            "add",
+        }
+        self.assertContainsSubset(program.operations_on(BIG), elementwise)
+        self.assertEmpty(program.collectives())
+
+    @parameterized.product(transpose_rhs=[False, True], weight_dtype=[jnp.bfloat16, jnp.float32])
+    def test_matrices_are_not_copied(self, transpose_rhs, weight_dtype):
+        """Neither transposed nor cast, forward and backward: [G,K,N], [G,N,K] and master weights are read as is."""
+
+        def f(lhs, rhs, sizes, out_gradient):
+            def call(lhs, rhs):
+                return jax_ep.grouped_matmul(lhs, rhs, sizes, transpose_rhs=transpose_rhs)
+
+            out, backward = jax.vjp(call, lhs, rhs)
+            return out, backward(out_gradient)
+
+        program = lower_for_cuda(
+            f,
+            struct((64, 32), jnp.bfloat16),
+            struct((4, 48, 32) if transpose_rhs else (4, 32, 48), weight_dtype),
+            struct((4,), np.int32),
+            struct((64, 48), jnp.bfloat16),
+        )
+        self.assertEmpty(program.operations_on(64 * 32))
+        flags = [call.attributes["transpose_rhs"][1] for call in program.calls]
+        self.assertEqual(program.targets, {"grouped_matmul": 2, "grouped_matmul_rhs_gradient": 1})
+        self.assertEqual(sorted(flags), sorted([transpose_rhs, not transpose_rhs, transpose_rhs]))
+        rhs_gradient = program.call("grouped_matmul_rhs_gradient")
+        self.assertEndsWith(
+            rhs_gradient.results[0], "f32" if weight_dtype == jnp.float32 else "bf16"
+        )
+
+    def test_vmap_calls_one_after_another(self):
+        """One call site in a loop: the same order on every rank."""
+        stages = [struct((a.shape[0], 2, *a.shape[1:]), a.dtype) for a in arguments()]
+        f = jax.vmap(layer, in_axes=1, out_axes=1)
+        program = lower_for_cuda(mapped(f), *stages)
+        self.assertEqual(program.targets, {"dispatch": 1, "grouped_matmul": 1, "combine": 1})
+        self.assertEmpty(program.collectives())
+
+
+def collectives_of_partitioned_programs() -> dict[str, list[str]]:
+    """What XLA's partitioner adds where a mesh axis is left to it, by how x is sharded."""
+    mesh = testing.mesh_of((2, RANKS // 2) if RANKS > 1 else (1, 1), ("data", "expert"))
+    shapes = [struct(a.shape, a.dtype) for a in testing.layer_arguments(hidden=64)]
+    partial = mapped(testing.expert_layer, mesh, axis_names={"expert"})
+    programs_by_name = {"full_manual": lower_for_cuda(mapped(testing.expert_layer), *shapes)}
+    for name, x_spec in ("replicated", P("expert")), ("sharded", P("expert", "data")):
+        specs = [P("expert"), x_spec, P("expert"), P("expert")]
+        placed = [
+            struct(a.shape, a.dtype, NamedSharding(mesh, spec))
+            for a, spec in zip(shapes, specs, strict=True)
+        ]
+        programs_by_name[name] = lower_for_cuda(partial, *placed)
+    return {
+        name: programs.partitioned_collectives(program.partitioned())
+        for name, program in programs_by_name.items()
+    }
+
+
+class PartitionedTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        # In its own process, because handlers cannot be taken back.
+        command = [sys.executable, __file__, "--partition"]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        cls.collectives = json.loads(result.stdout)
+
+    def test_full_manual_needs_no_collective(self):
+        self.assertEmpty(self.collectives["full_manual"])
+
+    def test_replicated_operands_need_no_collective(self):
+        self.assertEmpty(self.collectives["replicated"])
+
+    def test_sharded_operands_are_gathered_once(self):
+        self.assertEqual(self.collectives["sharded"], ["all-gather"] if RANKS > 1 else [])
+
+
+class ChoiceTest(parameterized.TestCase):
+    def forward(self, **options):
+        return mapped(functools.partial(layer_with, **options))
+
+    def test_xla_has_no_custom_call(self):
+        program = lower_for_cuda(self.forward(implementation="xla"), *arguments())
+        self.assertEmpty(program.calls)
+        self.assertNotIn(
+            "jax_ep.", "".join(line for line in program.text.splitlines() if "custom_call" in line)
+        )
+
+    def test_environment_sets_the_default(self):
+        with unittest.mock.patch.dict(os.environ, JAX_EP_IMPLEMENTATION="xla"):
+            self.assertEmpty(lower_for_cuda(mapped(), *arguments()).calls)
+            program = lower_for_cuda(self.forward(implementation="cuda"), *arguments())
+            self.assertLen(program.calls, 3)  # an argument is stronger
+
+    @parameterized.parameters("argument", "environment")
+    def test_cuda_on_another_platform_is_an_error(self, by):
+        if jax.default_backend() != "cpu":
+            self.assertEqual(jax.default_backend(), "gpu")
+            return
+        environment = {"JAX_EP_IMPLEMENTATION": "cuda"} if by == "environment" else {}
+        options = {"implementation": "cuda"} if by == "argument" else {}
+        with unittest.mock.patch.dict(os.environ, environment):
+            for error in NotImplementedError, jax_ep.Error:
+                with self.assertRaisesRegex(error, "lowered for cpu"):
+                    jax.jit(self.forward(**options)).lower(*arguments())
+
+    def test_unsupported_shapes_warn_once_and_use_xla(self):
+        odd = [
+            struct((a.shape[0], 63) if a.shape[-1] == 64 and a.ndim == 2 else a.shape, a.dtype)
+            for a in arguments()
+        ]
+        odd[3] = struct((SIZES.num_experts, 63, 63), jnp.bfloat16)
+        with unittest.mock.patch.object(jax_ep.lowering, "_warned", set()):
+            with self.assertLogs("jax_ep", "WARNING") as logs:
+                program = lower_for_cuda(mapped(), *odd)
+            self.assertNotIn("dispatch", program.targets)
+            self.assertLen(logs.output, len(set(logs.output)))
+            self.assertRegex(logs.output[0], "dispatch.*126 bytes.*16")
+            with self.assertNoLogs("jax_ep"):
+                lower_for_cuda(mapped(), *odd)
+        with self.assertRaisesRegex(NotImplementedError, "126 bytes"):
+            lower_for_cuda(self.forward(implementation="cuda"), *odd)
+
+    def test_build_without_cuda_warns_once_and_uses_xla(self):
+        with unittest.mock.patch.object(jax_ep.lowering, "_warned", set()):
+            with self.assertLogs("jax_ep", "WARNING") as logs:
+                program = lower_for_cuda(mapped(), *arguments(), cuda_build=False)
+            self.assertEmpty(program.calls)
+            self.assertRegex(logs.output[0], "no CUDA kernels")
+            self.assertLen(logs.output, 3)  # one each for dispatch, grouped_matmul, combine
+        with self.assertRaisesRegex(NotImplementedError, "no CUDA kernels"):
+            lower_for_cuda(self.forward(implementation="cuda"), *arguments(), cuda_build=False)
+
+    def test_many_ranks(self):
+        """An abstract mesh of a hundred ranks: more than the kernels take."""
+        mesh = AbstractMesh((100,), ("expert",), axis_types=(AxisType.Auto,))
+        shapes = struct((200, 2), np.int32), struct((200, 64), jnp.bfloat16)
+
+        def f(ids, x):
+            return jax_ep.dispatch(
+                x, ids, None, num_experts=100, axis_name="expert", implementation="cuda"
+            ).rows
+
+        with self.assertRaisesRegex(NotImplementedError, "100 ranks"):
+            lower_for_cuda(mapped(f, mesh), *shapes)
+
+
+def layer_with(ids, x, topk_weights, matrices, *, implementation=None):
+    """`layer` with an implementation for every operation."""
+    rows, row_weights, group_sizes, plan = SIZES.dispatch(
+        x, ids, topk_weights, implementation=implementation
+    )
+    y = jax_ep.grouped_matmul(rows, matrices, group_sizes, implementation=implementation)
+    return jax_ep.combine(y, plan, row_weights, implementation=implementation)
+
+
+if __name__ == "__main__":
+    if "--partition" in sys.argv:
+        print(json.dumps(collectives_of_partitioned_programs()))
+    else:
+        absltest.main()
