@@ -242,7 +242,7 @@ def _apply(
     params = (router_kernel, w_up, w_down)
     axes = config.axes.within(mesh.axis_names)
     _check_axes(mesh, axes, config.axes)
-    if mesh.manual_axes and set(axes.expert) <= set(mesh.manual_axes):
+    if set(axes.expert or axes.tokens) <= set(mesh.manual_axes):
         return _layer(config, axes.within(frozenset(mesh.manual_axes)), *params, x)
 
     still_whole = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)

@@ -1,0 +1,286 @@
+"""Trains a byte-level mixture-of-experts language model on the source of Python's library.
+
+Experts are spread over all devices: over 8 CPU devices by default, over the GPUs where there are
+any. At the end the run checks what it claims, and exits with status 1 if a claim does not hold.
+
+    python examples/train_moe_lm.py                        # minutes on a laptop
+    python examples/train_moe_lm.py --checkpoint DIR       # saves; goes on from the newest there
+    python examples/train_moe_lm.py --help
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import text_data
+from checkpoints import Checkpoints
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from language_model import DenseMoE, LanguageModel, Losses
+from settings import CPU_SETTINGS, GPU_SETTINGS, Settings, make_settings, parse_arguments
+from training_report import Claim, History, plot, print_summary, progress_bar
+
+from jax_ep.nnx import MoE
+
+EVALUATE_EVERY = 100
+SHARE_STEPS = 100  # expert shares are claimed over the last so many steps
+MIN_SHARE = 0.3  # of the even share
+MAX_DENSE_DIFFERENCE = 1e-4
+
+
+class TrainState(NamedTuple):
+    """What a step changes."""
+
+    params: Any
+    optimizer: Any
+
+
+Step = Callable[[TrainState, jax.Array], tuple[TrainState, Losses]]
+
+
+# ---- model and step
+
+
+def make_mesh(num_experts: int) -> Mesh:
+    """All devices: as many as divide the experts on the expert axis, the others in parallel."""
+    expert_ranks = math.gcd(jax.device_count(), num_experts)
+    shape = (jax.device_count() // expert_ranks, expert_ranks)
+    return jax.make_mesh(shape, ("data", "expert"), axis_types=(AxisType.Auto,) * 2)
+
+
+def make_training(settings: Settings, moe_layer: type[MoE]) -> tuple[Any, TrainState, Step]:
+    """The model's structure, its initial state (sharded as the mesh in context asks), the step."""
+    model = LanguageModel(settings.sizes, moe_layer=moe_layer, rngs=nnx.Rngs(settings.seed))
+    structure, params = nnx.split(model)
+    rate = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=settings.learning_rate,
+        warmup_steps=min(50, settings.steps // 4),
+        decay_steps=settings.steps,
+        end_value=settings.learning_rate / 10,
+    )
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.99))
+
+    def step(state: TrainState, windows: jax.Array) -> tuple[TrainState, Losses]:
+        def loss(params: Any) -> tuple[jax.Array, Losses]:
+            losses = nnx.merge(structure, params).losses(windows)
+            return losses.total(), losses
+
+        gradients, losses = jax.grad(loss, has_aux=True)(state.params)
+        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, optimizer_state), losses
+
+    return structure, TrainState(params, optimizer.init(params)), step
+
+
+def compiled(step: Step, state: TrainState, windows: jax.Array) -> jax.stages.Compiled:
+    """The step for exactly these shapes and shardings; the state is updated in place."""
+    shardings = jax.tree.map(lambda a: a.sharding, state)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    return jitted.lower(state, windows).compile()
+
+
+def training_windows(corpus: text_data.Corpus, settings: Settings, step: int) -> np.ndarray:
+    """The batch of a step."""
+    return text_data.batch(
+        corpus.training,
+        step,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        length=settings.length,
+    )
+
+
+# ---- the runs
+
+
+def dense_losses(settings: Settings, corpus: text_data.Corpus, num_steps: int) -> list[float]:
+    """The first losses of the same model with dense experts, on one device, without jax_ep."""
+    _, state, step = make_training(settings, DenseMoE)
+    run = compiled(step, state, jnp.asarray(training_windows(corpus, settings, 0)))
+    result: list[float] = []
+    with progress_bar() as bar:
+        task = bar.add_task("dense experts", total=num_steps, info="")
+        for i in range(num_steps):
+            state, losses = run(state, jnp.asarray(training_windows(corpus, settings, i)))
+            result.append(float(losses.cross_entropy))
+            bar.update(task, advance=1, info=f"loss {result[-1]:.3f}")
+    return result
+
+
+def train(
+    settings: Settings,
+    corpus: text_data.Corpus,
+    checkpoints: Checkpoints,
+    loss_file: pathlib.Path,
+) -> tuple[Any, Any, History, str]:
+    """Trains to the end, from the newest checkpoint if there is one.
+
+    Returns:
+      The model's structure, the trained parameters, the history, and the compiled step's text.
+    """
+    mesh = make_mesh(settings.sizes.num_experts)
+    by_batch = NamedSharding(mesh, P(("data", "expert")))
+    with jax.set_mesh(mesh):
+        structure, state, step = make_training(settings, MoE)
+        state = jax.device_put(state, nnx.get_named_sharding(state, mesh))
+        state, history = checkpoints.restore_newest(state, History())
+        if history.losses:
+            print(f"resumed after step {len(history.losses)}")
+
+        def put(windows: np.ndarray) -> jax.Array:
+            return jax.device_put(windows, by_batch)
+
+        start = time.monotonic()
+        run = compiled(step, state, put(training_windows(corpus, settings, 0)))
+        print(f"compiled for {dict(mesh.shape)} in {time.monotonic() - start:.0f} s")
+        cross_entropy = jax.jit(lambda p, w: nnx.merge(structure, p).losses(w).cross_entropy)
+
+        def held_out_loss(params: Any, num_batches: int) -> float:
+            count = num_batches * settings.batch_size
+            windows = text_data.windows(corpus.held_out, count, settings.length)
+            batches = np.split(windows, num_batches)
+            return float(np.mean([cross_entropy(params, put(b)) for b in batches]))
+
+        with progress_bar() as bar, loss_file.open("w") as log:
+            log.write("step,loss\n")
+            log.writelines(f"{i},{loss!r}\n" for i, loss in enumerate(history.losses))
+            done = len(history.losses)
+            task = bar.add_task("training", total=settings.steps, completed=done, info="")
+            for i in range(done, settings.steps):
+                state, losses = run(state, put(training_windows(corpus, settings, i)))
+                history.append(float(losses.cross_entropy), np.asarray(losses.expert_load))
+                log.write(f"{i},{history.losses[-1]!r}\n")
+                log.flush()
+                bar.update(task, advance=1, info=f"loss {history.losses[-1]:.3f}")
+                done = i + 1
+                if done % EVALUATE_EVERY == 0 or done == settings.steps:
+                    is_last = done == settings.steps
+                    history.held_out[done] = held_out_loss(state.params, 32 if is_last else 4)
+                    bar.console.print(
+                        f"step {done:5d}   loss {np.mean(history.losses[-50:]):.3f}   "
+                        f"held-out {history.held_out[done]:.3f}   "
+                        f"smallest expert share {history.smallest_share(50):.2f}/E"
+                    )
+                checkpoints.maybe_save(done, state, history)
+    checkpoints.close()
+    return structure, state.params, history, run.as_text() or ""
+
+
+def sample(structure: Any, params: Any, prompt: bytes, count: int, length: int) -> bytes:
+    """Draws `count` bytes after `prompt`, on one device: without a mesh nothing is sharded."""
+    text = np.zeros((1, len(prompt) + count), np.int32)
+    text[0, : len(prompt)] = list(prompt)
+
+    @jax.jit
+    def drawn(params: Any, text: jax.Array) -> jax.Array:
+        model = nnx.merge(structure, params)
+
+        def draw(position: jax.Array, text: jax.Array) -> jax.Array:
+            # The causal mask hides what is not written yet.
+            start = jnp.maximum(position - length, 0)
+            window = jax.lax.dynamic_slice_in_dim(text, start, min(length, text.shape[1]), axis=1)
+            logits = model(window)[0][0, position - start - 1]
+            key = jax.random.fold_in(jax.random.key(0), position)
+            return text.at[0, position].set(jax.random.categorical(key, logits / 0.7))
+
+        return jax.lax.fori_loop(len(prompt), text.shape[1], draw, text)
+
+    params = jax.device_put(jax.device_get(params), jax.devices()[0])
+    return bytes(np.asarray(drawn(params, jnp.asarray(text)))[0].astype(np.uint8))
+
+
+# ---- claims
+
+
+def check_claims(
+    history: History, ngrams: dict[str, float], dense: list[float], hlo: str, on_gpu: bool
+) -> list[Claim]:
+    """Everything this run claims, and whether it holds."""
+    baseline = "trigram" if on_gpu else "bigram"
+    held_out = history.held_out[len(history.losses)]
+    share = history.smallest_share(SHARE_STEPS)
+    claims = [
+        Claim(
+            f"held-out loss is below that of a byte {baseline} model",
+            f"{held_out:.4f} < {ngrams[baseline]:.4f}",
+            held_out < ngrams[baseline],
+        ),
+        Claim(
+            f"every expert gets at least {MIN_SHARE}/E of the last {SHARE_STEPS} steps' tokens",
+            f"{share:.3f} >= {MIN_SHARE}",
+            share >= MIN_SHARE,
+        ),
+    ]
+    if dense:
+        # numpy's maximum is NaN if any difference is.
+        difference = float(np.abs(np.subtract(history.losses[: len(dense)], dense)).max())
+        claims.append(
+            Claim(
+                f"the first {len(dense)} losses are those of dense, unsharded experts",
+                f"{difference:.1e} <= {MAX_DENSE_DIFFERENCE}",
+                difference <= MAX_DENSE_DIFFERENCE,
+            )
+        )
+    if on_gpu:
+        count = hlo.count('custom_call_target="jax_ep.')
+        claims.append(
+            Claim("jax_ep's kernels are in the compiled step", f"{count} calls", count > 0)
+        )
+    return claims
+
+
+def main() -> int:
+    """Trains, checks, reports."""
+    arguments = parse_arguments((__doc__ or "").split("\n\n")[0])
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", arguments.cpu_devices)  # GPUs do not mind
+    # Otherwise GPUs round float32 to TF32, and the comparison with dense experts means little.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    on_gpu = jax.default_backend() == "gpu"
+    settings = make_settings(arguments, GPU_SETTINGS if on_gpu else CPU_SETTINGS)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+
+    corpus = text_data.standard_library()
+    print(
+        f"{corpus.num_files} files of Python's library: {len(corpus.training) / 1e6:.1f} MB to "
+        f"train on, {len(corpus.held_out) / 1e6:.1f} MB held out; "
+        f"{jax.device_count()} {jax.devices()[0].device_kind} devices"
+    )
+    dense: list[float] = []
+    if arguments.check_dense_steps:
+        num_steps = min(arguments.check_dense_steps, settings.steps)
+        dense = dense_losses(settings, corpus, num_steps)
+    checkpoints = Checkpoints(
+        arguments.checkpoint, arguments.checkpoint_every, dataclasses.asdict(settings)
+    )
+    structure, params, history, hlo = train(
+        settings, corpus, checkpoints, arguments.output / "losses.csv"
+    )
+    held_out = text_data.windows(corpus.held_out, 32 * settings.batch_size, settings.length)
+    ngrams = text_data.ngram_losses(corpus.training, held_out)
+    claims = check_claims(history, ngrams, dense, hlo, on_gpu)
+    plot(history, ngrams, arguments.output, min_share=MIN_SHARE)
+    if arguments.sample_bytes:
+        text = sample(structure, params, b"def ", arguments.sample_bytes, settings.length)
+        print("\na sample:\n" + text.decode("utf-8", "replace") + "\n")
+    print_summary(history, ngrams, claims, seconds=time.monotonic() - start)
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
