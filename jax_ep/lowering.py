@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +47,10 @@ def define_primitive(
         _refuse_explicit_sharding(operation, avals)
         return abstract_eval(*avals, **params)
 
-    lower_reference = mlir.lower_fun(reference, multiple_results=True)
+    def lower_reference(ctx: Any, *operands: Any, **params: Any) -> Any:
+        # The user's settings are for the user's code.
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
 
     def lower_anywhere(ctx: Any, *operands: Any, **params: Any) -> Any:
         if params["params"].implementation == "cuda":
@@ -72,6 +76,11 @@ def define_primitive(
         _warn_once(f"jax_ep.{operation} runs the pure-JAX implementation: {reason}.")
         return lower_reference(ctx, *operands, **params)
 
+    @functools.cache
+    def compiled(**params: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **params))
+
+    primitive.def_impl(lambda *operands, **params: compiled(**params)(*operands))
     primitive.def_abstract_eval(checked_abstract_eval)
     mlir.register_lowering(primitive, lower_anywhere)
     mlir.register_lowering(primitive, lower_cuda, platform="cuda")
