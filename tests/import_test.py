@@ -21,7 +21,7 @@ FOLDER = pathlib.Path(jax_ep.__file__).parent
 def run(code: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh Python."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         capture_output=True,
         text=True,
         check=True,
