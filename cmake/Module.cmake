@@ -33,7 +33,15 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/grouped_matmul.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
+    ffi/kernels/index.cu
+    ffi/kernels/place.cu
+    ffi/kernels/plan.cu
     ffi/kernels/probe.cu
+    ffi/kernels/publish.cu
+    ffi/kernels/pull.cu
+    ffi/kernels/reduce.cu
+    ffi/kernels/sum.cu
+    ffi/kernels/transfer.cc
     ffi/runtime/driver_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

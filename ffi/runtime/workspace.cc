@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 
 #include "ffi/runtime/config.h"
@@ -9,13 +10,8 @@
 namespace jax_ep {
 namespace {
 
-constexpr int64_t kControlBytes = 4096;    // generation, abort word, alive mask, epochs
-constexpr int64_t kPeerEntryBytes = 16;    // address and processing element
-constexpr int64_t kFlagBytes = 128;        // one cache line a flag, so that polls do not collide
-constexpr int64_t kFlagsPerPeer = 4;       // published, read, reduced, taken
-constexpr int64_t kCountBytes = 8;         // a row count packed with its epoch
-constexpr int64_t kRowListEntryBytes = 8;  // choice, and position within (expert, source)
-constexpr int64_t kScalarBytes = 4;        // float32
+constexpr int64_t kIndexBytes = sizeof(int32_t);
+constexpr int64_t kScalarBytes = sizeof(float);
 constexpr int64_t kMaxChoices = std::numeric_limits<int32_t>::max();
 
 // A non-negative 64-bit size; too large stays too large.
@@ -82,26 +78,29 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
   if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
 
   const struct {
+    Buffer buffer;
     const char* name;
     Bytes bytes;
   } needs[] = {
-      // Both directions.
-      {"control", Bytes({kControlBytes + ranks * kPeerEntryBytes})},
-      {"flags", Bytes({ranks, kFlagsPerPeer, kFlagBytes})},
-      // Dispatch. Counts come from every rank, for every expert. A list holds the choices that one
-      // rank sends here: in the worst case all that it has.
-      {"counts", Bytes({ranks, shape.num_experts, kCountBytes})},
-      {"row_lists", Bytes({ranks, choices, kRowListEntryBytes})},
-      // A token is published once, whoever and however many its receivers are.
-      {"published_rows", Bytes({tokens, row.value()})},
-      {"published_weights", Bytes({choices, kScalarBytes})},
+      // Dispatch. A token is published once, whoever and however many its receivers are.
+      {kCounts, "counts", Bytes({shape.num_experts + 1, kIndexBytes})},
+      {kRoutes, "routes", Bytes({choices, sizeof(Route)})},
+      {kPublishedRows, "published_rows", Bytes({tokens, row.value()})},
+      {kPublishedWeights, "published_weights", Bytes({choices, kScalarBytes})},
       // Combine. A token gets one partial sum from every rank that has one of its choices.
-      {"partial_rows", Bytes({tokens, std::min(shape.top_k, ranks), row.value()})},
-      {"choice_scalars", Bytes({choices, kScalarBytes})},
+      {kPartialRows, "partial_rows", Bytes({tokens, std::min(shape.top_k, ranks), row.value()})},
+      {kChoiceScalars, "choice_scalars", Bytes({choices, kScalarBytes})},
+      // What a rank keeps for itself during a call.
+      {kAllCounts, "all_counts", Bytes({ranks, shape.num_experts, kIndexBytes})},
+      {kDemands, "demands", Bytes({shape.num_experts, kIndexBytes})},
+      {kQuotas, "quotas", Bytes({shape.num_experts, kIndexBytes})},
+      {kFirstRows, "first_rows", Bytes({shape.num_experts, kIndexBytes})},
+      {kRowOfChoices, "row_of_choices", Bytes({ranks, choices, kIndexBytes})},
   };
+  static_assert(std::size(needs) == kNumBuffers);
 
   WorkspaceLayout planned;
-  for (const auto& [name, need] : needs) {
+  for (const auto& [buffer, name, need] : needs) {
     const Bytes bytes = need.RoundUp(kWorkspaceAlignment);
     if (bytes.too_large() || planned.bytes + bytes.value() > kMaxWorkspaceBytes) {
       return InvalidArgument("the workspace would be larger than ", kMaxWorkspaceBytes >> 40,
@@ -109,10 +108,10 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
                              " tokens a rank, hidden ", shape.hidden, ", ", shape.top_k,
                              " choices, ", shape.num_ranks, " ranks)");
     }
-    planned.buffers.push_back({name, planned.bytes, bytes.value()});
+    planned.buffers[buffer] = {name, planned.bytes, bytes.value()};
     planned.bytes += bytes.value();
   }
-  *layout = std::move(planned);
+  *layout = planned;
   return {};
 }
 

@@ -1,11 +1,12 @@
-// The symmetric device memory of one group and lane: which buffers a rank has, where, how large.
+// The symmetric device memory of one group: which buffers a rank has, where, how large.
 // It follows from static shapes alone, so every process computes the same layout.
 #ifndef JAX_EP_RUNTIME_WORKSPACE_H_
 #define JAX_EP_RUNTIME_WORKSPACE_H_
 
+#include <array>
 #include <cstdint>
-#include <vector>
 
+#include "ffi/device/call.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
@@ -26,7 +27,7 @@ struct WorkspaceBuffer {
 };
 
 struct WorkspaceLayout {
-  std::vector<WorkspaceBuffer> buffers;
+  std::array<WorkspaceBuffer, kNumBuffers> buffers;  // by Buffer
   int64_t bytes = 0;
 };
 
@@ -38,7 +39,7 @@ inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 44;
 // Bytes from one wire row to the next. Bulk copies move multiples of 16 bytes.
 inline constexpr int64_t kWireRowAlignment = 16;
 
-// Fills `layout`, or says which size does not make sense.
+// Fills `layout`, allocating nothing, or says which size does not make sense.
 Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout);
 
 }  // namespace jax_ep

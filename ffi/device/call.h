@@ -1,0 +1,69 @@
+// What every kernel of a call knows of it: its place in the protocol, its sizes, its memory.
+#ifndef JAX_EP_DEVICE_CALL_H_
+#define JAX_EP_DEVICE_CALL_H_
+
+#include "ffi/device/control.h"
+
+namespace jax_ep {
+
+// The buffers of a workspace, in their order. R ranks, E experts, T tokens a rank, K choices.
+enum Buffer : int {
+  // Read by peers.
+  kCounts,            // int32[E + 1]: my choices of each expert; then how many ids are bad
+  kRoutes,            // {expert or -1, position among my choices of that expert}[T * K], int32
+  kPublishedRows,     // rows[T]
+  kPublishedWeights,  // float32[T * K]
+  // Written by peers: one slot for each rank that a token visits.
+  kPartialRows,    // rows[T][min(K, R)]
+  kChoiceScalars,  // float32[T * K]
+  // Mine alone.
+  kAllCounts,     // int32[R][E]
+  kDemands,       // int32[E]: sums of kAllCounts over the ranks
+  kQuotas,        // int32[E]: rows of an expert that one rank may send
+  kFirstRows,     // int32[R][E / R]: where each rank's rows of each local expert begin
+  kRowOfChoices,  // int32[R][T * K]: a guess; an entry holds if row_source of that row agrees
+  kNumBuffers
+};
+
+inline constexpr int kMaxItems = 1 << 30;
+
+// A routed choice as its rank publishes it.
+struct Route {
+  int32_t expert;
+  int32_t position;
+};
+
+struct Call {
+  ControlBlock* control;
+  uint64_t fingerprint;
+  Operation operation;
+
+  // R * T * K and M are at most kMaxItems, so a choice, a row or a token is an int; what counts
+  // chunks or bytes is not.
+  int32_t num_tokens;   // T
+  int32_t top_k;        // K
+  int32_t num_experts;  // E
+  int32_t num_local;    // E / R
+  int32_t num_ranks;    // R
+  int32_t num_rows;     // M
+  int32_t row_chunks;   // 16-byte pieces of a row
+  int32_t num_slots;    // min(K, R)
+  uint32_t nan_word;    // NaN in the row dtype, repeated to 4 bytes
+
+  uint64_t workspace_bytes;  // that the offsets below need
+  int64_t offsets[kNumBuffers];
+
+#ifdef __CUDACC__
+  __device__ int num_choices() const { return num_tokens * top_k; }  // of one rank
+
+  // `rank` must be below num_ranks, and a gate must have been passed.
+  template <typename T>
+  __device__ T* Of(int rank, Buffer buffer) const {
+    return reinterpret_cast<T*>(control->peers[rank].workspace + offsets[buffer]);
+  }
+#endif
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_CALL_H_

@@ -1,0 +1,88 @@
+// The control block of one device in one group: the one address that transfer kernels receive.
+// Device memory, mapped by all peers, allocated once and never moved or freed before exit, because
+// captured graphs keep the address for ever. Everything else is found through it at run time.
+#ifndef JAX_EP_DEVICE_CONTROL_H_
+#define JAX_EP_DEVICE_CONTROL_H_
+
+#include "ffi/device/integers.h"
+
+namespace jax_ep {
+
+inline constexpr int kMaxPeers = 64;
+
+enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine };
+
+// The two points of a call where ranks wait for each other, and what a rank waits for there.
+enum class Gate : uint32_t {
+  kFree,   // every peer is done with the previous call: its memory and mine may be overwritten
+  kReady,  // every peer has entered this call and its data is there
+};
+inline constexpr int kNumGates = 2;
+
+// How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.
+enum class Outcome : uint32_t {
+  kArrived = 0,
+  kTimeout = 1,      // a peer missed a deadline, here or elsewhere in the group
+  kMismatch = 2,     // a peer runs another operation, or the same with other shapes
+  kNoWorkspace = 3,  // the workspace was released, or is too small for this call
+  kPoisoned = 4,     // a peer was given a plan whose status is not 0; ends no later call
+};
+inline constexpr uint64_t kOutcomeBits = 3;
+
+// What a peer writes into my block, alone in its cache line so that polls do not collide.
+struct alignas(128) FlagLine {
+  uint64_t epoch;        // written last, with release
+  uint64_t fingerprint;  // of the call; ready lines only
+  uint64_t poisoned;     // 1 if the peer's plan has a status; ready lines only
+};
+
+// Host-mapped memory. The device writes it at most once a generation.
+struct AbortRecord {
+  uint32_t posted;  // written last, with release
+  int32_t rank;     // that waited
+  int32_t peer;     // that it waited for; itself if the outcome is kNoWorkspace
+  Operation operation;
+  Gate gate;
+  Outcome outcome;
+  uint64_t epoch;
+  uint64_t generation;
+};
+
+struct ControlBlock;
+
+struct Peer {
+  ControlBlock* control;
+  unsigned char* workspace;
+};
+
+struct ControlBlock {
+  // Written by the host while no kernel of the group runs. A new generation starts with everything
+  // below this section zero on all ranks, before any of them launches.
+  uint64_t generation;
+  int32_t rank;
+  int32_t num_ranks;
+  uint64_t workspace_bytes;  // of every rank; 0 while there is none
+  uint64_t entry_deadline_ns;
+  uint64_t progress_deadline_ns;
+  uint64_t max_delay_ns;  // for tests: waits and signals are late by up to this; 0 normally
+  AbortRecord* report;    // or null
+  Peer peers[kMaxPeers];  // by rank, mine included
+
+  // Written by kernels of this device.
+  alignas(128) uint64_t epoch;  // calls completed; the running call is one more
+  alignas(
+      128) uint64_t verdicts[kNumGates];  // epoch << kOutcomeBits | Outcome, one decision a call
+  alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
+
+  // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
+  alignas(128) uint32_t abort;
+  FlagLine ready[kMaxPeers];
+  FlagLine done[kMaxPeers];
+};
+
+static_assert(sizeof(FlagLine) == 128);
+static_assert(sizeof(ControlBlock) % 128 == 0);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_CONTROL_H_

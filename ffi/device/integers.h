@@ -1,0 +1,15 @@
+// Fixed-size integers for code that the host compiler, nvcc and NVRTC all read.
+#ifndef JAX_EP_DEVICE_INTEGERS_H_
+#define JAX_EP_DEVICE_INTEGERS_H_
+
+#ifdef __CUDACC_RTC__  // has no standard headers
+using int32_t = int;
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+#else
+#include <cstdint>
+#endif
+
+#endif  // JAX_EP_DEVICE_INTEGERS_H_

@@ -1,0 +1,64 @@
+// Row dtypes: how the 16-byte chunks of a row become float32 numbers, and how these are rounded to
+// chunks.
+#ifndef JAX_EP_DEVICE_NUMBERS_CUH_
+#define JAX_EP_DEVICE_NUMBERS_CUH_
+
+#include "ffi/device/integers.h"
+
+namespace jax_ep {
+
+struct BFloat16 {
+  static constexpr int kPerWord = 2;
+  __device__ static void Unpack(uint32_t word, float* values) {
+    values[0] = __uint_as_float(word << 16);
+    values[1] = __uint_as_float(word & 0xffff0000u);
+  }
+  __device__ static uint32_t Pack(const float* values) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
+    return word;
+  }
+};
+
+struct Float16 {
+  static constexpr int kPerWord = 2;
+  __device__ static void Unpack(uint32_t word, float* values) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(values[0]), "=f"(values[1])
+        : "r"(word));
+  }
+  __device__ static uint32_t Pack(const float* values) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
+    return word;
+  }
+};
+
+struct Float32 {
+  static constexpr int kPerWord = 1;
+  __device__ static void Unpack(uint32_t word, float* values) { values[0] = __uint_as_float(word); }
+  __device__ static uint32_t Pack(const float* values) { return __float_as_uint(values[0]); }
+};
+
+template <typename Type>
+inline constexpr int kPerChunk = 4 * Type::kPerWord;
+
+template <typename Type>
+__device__ inline void UnpackChunk(uint4 chunk, float (&values)[kPerChunk<Type>]) {
+  Type::Unpack(chunk.x, values);
+  Type::Unpack(chunk.y, values + Type::kPerWord);
+  Type::Unpack(chunk.z, values + 2 * Type::kPerWord);
+  Type::Unpack(chunk.w, values + 3 * Type::kPerWord);
+}
+
+template <typename Type>
+__device__ inline uint4 PackChunk(const float (&values)[kPerChunk<Type>]) {
+  return make_uint4(Type::Pack(values), Type::Pack(values + Type::kPerWord),
+                    Type::Pack(values + 2 * Type::kPerWord),
+                    Type::Pack(values + 3 * Type::kPerWord));
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_NUMBERS_CUH_

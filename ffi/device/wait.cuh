@@ -1,0 +1,148 @@
+// The one place where kernels wait, and how waiting ends if nobody comes.
+//
+// A gate has one outcome a call and device: the first block that knows it writes it down, and all
+// blocks and later kernels of the call follow it, so that a call's results are whole or safe but
+// never a mixture. A block waits on remote flags only, never on another block of its kernel:
+// one resident block is enough for progress.
+#ifndef JAX_EP_DEVICE_WAIT_CUH_
+#define JAX_EP_DEVICE_WAIT_CUH_
+
+#include "ffi/device/call.h"
+#include "ffi/device/memory.cuh"
+
+namespace jax_ep {
+
+inline constexpr uint32_t kWholeWarp = 0xffffffffu;
+
+// Stable while a kernel of the call runs: the last kernel's last block advances it when all others
+// have counted themselves finished.
+__device__ inline uint64_t CurrentEpoch(const Call& call) { return call.control->epoch + 1; }
+
+// What peers compare: a generation more is another call, too.
+__device__ inline uint64_t CurrentFingerprint(const Call& call) {
+  return call.fingerprint ^ (call.control->generation * 0x9e3779b97f4a7c15ull);
+}
+
+// For tests: makes orders happen that are rare by themselves.
+__device__ inline void Delay(const Call& call, uint64_t epoch, uint32_t salt) {
+  const uint64_t most = call.control->max_delay_ns;
+  if (most == 0) return;
+  uint64_t hash = (epoch * 64 + call.control->rank) * 1024 + blockIdx.x * 4 + salt;
+  hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9ull;
+  const uint64_t delay = (hash >> 33) % most;
+  for (const uint64_t start = Nanoseconds(); Nanoseconds() - start < delay;) __nanosleep(200);
+}
+
+// Ends this call and all later ones of the generation, on all ranks. By one warp.
+__device__ inline void AbortGroup(const Call& call, Outcome outcome, Gate gate, int peer,
+                                  uint64_t epoch) {
+  ControlBlock* const control = call.control;
+  const int lane = threadIdx.x % 32;
+  const auto word = static_cast<uint32_t>(outcome);
+  // The first of this device reports. Who finds the word set by a peer leaves the report to that.
+  if (lane == 0 && CompareAndSwapSystem(&control->abort, 0, word) == 0 && control->report) {
+    AbortRecord* const report = control->report;
+    report->rank = control->rank;
+    report->peer = peer;
+    report->operation = call.operation;
+    report->gate = gate;
+    report->outcome = outcome;
+    report->epoch = epoch;
+    report->generation = control->generation;
+    // Release: the host that sees it posted sees the fields.
+    StoreReleaseSystem(&report->posted, 1u);
+  }
+  for (int other = lane; other < control->num_ranks; other += 32) {
+    if (other == control->rank) continue;
+    // Nothing is published by this word; its order does not matter. It may replace another cause.
+    StoreReleaseSystem(&control->peers[other].control->abort, word);
+  }
+}
+
+// Waits until every peer's flag has come. By one whole warp; all lanes return the same.
+__device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epoch) {
+  ControlBlock* const control = call.control;
+  const int lane = threadIdx.x % 32;
+  const bool for_ready = gate == Gate::kReady;
+  const FlagLine* const flags = for_ready ? control->ready : control->done;
+  const uint64_t target = for_ready ? epoch : epoch - 1;
+  const uint64_t limit = for_ready ? control->entry_deadline_ns : control->progress_deadline_ns;
+  const uint64_t start = Nanoseconds();
+  while (true) {
+    // Acquire: what the peer did before it released this epoch has happened. At kReady that is its
+    // data and, at kFree, that its last reads of my memory and mine of its are over.
+    uint32_t missing = kMaxPeers;
+    for (int peer = lane; peer < control->num_ranks; peer += 32) {
+      if (peer == control->rank || LoadAcquireSystem(&flags[peer].epoch) >= target) continue;
+      missing = min(missing, static_cast<uint32_t>(peer));
+    }
+    missing = __reduce_min_sync(kWholeWarp, missing);
+    const uint32_t aborted = __shfl_sync(kWholeWarp, LoadAcquireSystem(&control->abort), 0);
+    if (aborted != 0) return static_cast<Outcome>(aborted);
+    if (missing == kMaxPeers) break;
+    if (__shfl_sync(kWholeWarp, Nanoseconds() - start, 0) > limit) {
+      AbortGroup(call, Outcome::kTimeout, gate, missing, epoch);
+      return Outcome::kTimeout;
+    }
+    __nanosleep(100);
+  }
+  if (!for_ready) return Outcome::kArrived;
+
+  // Stored by the peer before its release of `epoch`, which this lane has acquired. It is of this
+  // call and not of a later one: the peer enters the next only after my own done of this one.
+  uint32_t other = kMaxPeers;
+  bool poisoned = false;
+  for (int peer = lane; peer < control->num_ranks; peer += 32) {
+    if (peer == control->rank) continue;
+    if (LoadRelaxedSystem(&flags[peer].fingerprint) != CurrentFingerprint(call)) {
+      other = min(other, static_cast<uint32_t>(peer));
+    }
+    poisoned |= LoadRelaxedSystem(&flags[peer].poisoned) != 0;
+  }
+  other = __reduce_min_sync(kWholeWarp, other);
+  if (other != kMaxPeers) {
+    AbortGroup(call, Outcome::kMismatch, gate, other, epoch);
+    return Outcome::kMismatch;
+  }
+  return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
+}
+
+__device__ inline Outcome DecideGate(const Call& call, Gate gate, uint64_t epoch) {
+  const ControlBlock* const control = call.control;
+  if (gate == Gate::kFree &&
+      (call.workspace_bytes > control->workspace_bytes || call.num_ranks != control->num_ranks)) {
+    AbortGroup(call, Outcome::kNoWorkspace, gate, control->rank, epoch);
+    return Outcome::kNoWorkspace;
+  }
+  return WaitForPeers(call, gate, epoch);
+}
+
+// Passes a gate with the whole block. At most once a kernel.
+__device__ inline Outcome PassGate(const Call& call, Gate gate, uint64_t epoch) {
+  __shared__ uint32_t outcome;
+  if (threadIdx.x < 32) {
+    Delay(call, epoch, static_cast<uint32_t>(gate));
+    uint64_t* const verdict = &call.control->verdicts[static_cast<int>(gate)];
+    // Acquire: the block that wrote it down had acquired the peers' flags; causality is transitive.
+    uint64_t word = __shfl_sync(kWholeWarp, LoadAcquireSystem(verdict), 0);
+    if (word >> kOutcomeBits != epoch) {
+      const uint64_t mine =
+          epoch << kOutcomeBits | static_cast<uint64_t>(DecideGate(call, gate, epoch));
+      __syncwarp();  // what each lane has acquired happens before what lane 0 does next
+      if (threadIdx.x == 0) {
+        // Release: hands on what this warp has acquired. Acquire: if another block was faster, its
+        // outcome counts, and what it has acquired.
+        const uint64_t before = CompareAndSwapDevice(verdict, word, mine);
+        word = before == word ? mine : before;
+      }
+    }
+    if (threadIdx.x == 0) outcome = word & ((uint64_t{1} << kOutcomeBits) - 1);
+  }
+  // From one warp to all: a barrier is causality within the block.
+  __syncthreads();
+  return static_cast<Outcome>(outcome);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_WAIT_CUH_

@@ -1,0 +1,374 @@
+// Calls in a row on all ranks: their inputs, launches, and the comparison of every output.
+#ifndef JAX_EP_TESTS_GPU_SEQUENCE_H_
+#define JAX_EP_TESTS_GPU_SEQUENCE_H_
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/contract.h"
+#include "tests/gpu/group.h"
+
+namespace harness {
+
+using Random = std::mt19937_64;
+
+inline int Uniform(Random& random, int least, int most) {
+  return least + static_cast<int>(random() % static_cast<uint64_t>(most - least + 1));
+}
+inline int Pick(Random& random, std::initializer_list<int> values) {
+  return values.begin()[random() % values.size()];
+}
+
+inline int failures = 0;
+
+inline void Fail(const std::string& text) {
+  if (++failures <= 20) std::printf("FAIL %s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+template <typename T>
+void Expect(const char* what, int rank, const std::vector<T>& got, const std::vector<T>& want) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::memcmp(&got[i], &want[i], sizeof(T)) == 0) continue;
+    return Fail(jax_ep::Concatenate(what, " of rank ", rank, " at ", i, " of ", want.size(),
+                                    ": is ", +got[i], ", expected ", +want[i]));
+  }
+}
+
+struct Shape {
+  Routing routing;  // without ids
+  int hidden = 8;
+  ElementType type = jax_ep::kBF16;
+  bool has_weights = true;
+  bool has_scalars = true;  // combine
+  bool zero_tail = true;
+  int num_sms = 0;
+
+  int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
+};
+
+inline Bytes RandomRows(Random& random, int64_t rows, const Shape& shape) {
+  Bytes data(rows * shape.row_bytes());
+  for (int64_t i = 0; i < rows * shape.hidden; ++i) {
+    WriteElement(data, i, shape.type, static_cast<float>(Uniform(random, -4000, 4000)) / 1024.0f);
+  }
+  return data;
+}
+
+inline std::vector<float> RandomFloats(Random& random, int64_t count) {
+  std::vector<float> data(count);
+  for (float& value : data) value = static_cast<float>(Uniform(random, -999, 999)) / 700.0f;
+  return data;
+}
+
+// Ids with all the oddities of the contract.
+inline std::vector<std::vector<int32_t>> RandomIds(Random& random, const Routing& routing) {
+  std::vector<std::vector<int32_t>> ids(routing.ranks);
+  const int kind = Uniform(random, 0, 9);
+  const int favourite = Uniform(random, 0, routing.experts - 1);
+  const int favourite_rank = Uniform(random, 0, routing.ranks - 1);
+  const int empty_rank = Uniform(random, 0, 3) == 0 ? Uniform(random, 0, routing.ranks - 1) : -1;
+  for (int r = 0; r < routing.ranks; ++r) {
+    for (int c = 0; c < routing.tokens * routing.top_k; ++c) {
+      int id = Uniform(random, 0, routing.experts - 1);  // may repeat within a token
+      if (kind == 1) id = favourite;
+      if (kind == 2) id = favourite_rank * routing.local() + id % routing.local();
+      if (kind == 3) id = -1;
+      if (kind == 4 && Uniform(random, 0, 2) == 0) id = -1;
+      if (kind == 5 && Uniform(random, 0, 3) == 0) id = Pick(random, {-2, -7, 1 << 30, INT32_MIN});
+      if (kind == 5 && Uniform(random, 0, 9) == 0) id = routing.experts;
+      if (kind == 6 && Uniform(random, 0, 1) == 0) id = favourite;
+      if (kind == 7) id = (c % routing.top_k + r) % routing.experts;
+      if (r == empty_rank) id = -1;
+      ids[r].push_back(id);
+    }
+  }
+  return ids;
+}
+
+// One dispatch and everything that later calls need of it.
+struct Dispatched {
+  Shape shape;
+  std::vector<HostPlan> plans;
+  std::vector<Bytes> x;
+  std::vector<std::vector<float>> weights;
+  std::vector<jax_ep::DispatchCall> calls;  // by rank
+
+  jax_ep::PlanOperands Operands(int r) const {
+    const jax_ep::PlanResults& plan = calls[r].plan;
+    return {plan.row_offsets, plan.row_source, plan.row_slot, plan.destination, plan.status};
+  }
+};
+
+class Sequence {
+ public:
+  Sequence(Group* group, Random* random) : group_(*group), random_(*random) {}
+
+  std::shared_ptr<Dispatched> AddDispatch(const Shape& shape) {
+    auto state = std::make_shared<Dispatched>();
+    state->shape = shape;
+    state->calls.resize(group_.size());
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    const uint64_t site = ++sites_;
+    for (int r = 0; r < group_.size(); ++r) {
+      jax_ep::DispatchCall& call = state->calls[r];
+      call.transfer = Transfer(r, shape, site);
+      call.row_align = sizes.align;
+      call.zero_tail = shape.zero_tail;
+      call.has_weights = shape.has_weights;
+      call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.topk_ids = group_.Allocate<int32_t>(r, choices);
+      call.topk_weights = group_.Allocate<float>(r, choices);
+      call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_weights = group_.Allocate<float>(r, rows);
+      jax_ep::PlanResults& plan = call.plan;
+      plan.group_sizes = group_.Allocate<int32_t>(r, sizes.local());
+      plan.real_group_sizes = group_.Allocate<int32_t>(r, sizes.local());
+      plan.row_offsets = group_.Allocate<int32_t>(r, sizes.local() + 1);
+      plan.row_source = group_.Allocate<int32_t>(r, 3 * rows);
+      plan.row_slot = group_.Allocate<int32_t>(r, rows);
+      plan.kept = group_.Allocate<bool>(r, choices);
+      plan.destination = group_.Allocate<int32_t>(r, choices);
+      for (int32_t** scalar :
+           {&plan.num_received, &plan.num_dropped, &plan.num_bad_ids, &plan.status}) {
+        *scalar = group_.Allocate<int32_t>(r, 1);
+      }
+    }
+    fills_.push_back([=, this] {
+      Shape& now = state->shape;
+      now.routing.ids = RandomIds(random_, now.routing);
+      state->plans = MakePlans(now.routing);
+      state->x.clear();
+      state->weights.clear();
+      for (int r = 0; r < group_.size(); ++r) {
+        const jax_ep::DispatchCall& call = state->calls[r];
+        state->x.push_back(RandomRows(random_, tokens, now));
+        state->weights.push_back(RandomFloats(random_, choices));
+        group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
+        group_.Refill(r, call.topk_ids, now.routing.ids[r]);
+        group_.Refill(r, call.topk_weights, state->weights[r]);
+      }
+      if (!now.has_weights) state->weights.clear();
+    });
+    launches_.push_back([=, this](int r) {
+      STATUS_OK(jax_ep::LaunchDispatch(state->calls[r], group_.ranks[r].stream));
+    });
+    checks_.push_back([=, this] { CheckDispatch(*state); });
+    return state;
+  }
+
+  // `shape` may differ from the dispatch's in what is not the routing.
+  void AddDispatchByPlan(const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+    shape.routing = dispatched->shape.routing;
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    auto calls = std::make_shared<std::vector<jax_ep::DispatchByPlanCall>>(group_.size());
+    auto x = std::make_shared<std::vector<Bytes>>();
+    auto weights = std::make_shared<std::vector<std::vector<float>>>();
+    const uint64_t site = ++sites_;
+    for (int r = 0; r < group_.size(); ++r) {
+      jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      call.transfer = Transfer(r, shape, site);
+      call.zero_tail = shape.zero_tail;
+      call.has_weights = shape.has_weights;
+      call.plan = dispatched->Operands(r);
+      call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.topk_weights = group_.Allocate<float>(r, choices);
+      call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_weights = group_.Allocate<float>(r, rows);
+    }
+    fills_.push_back([=, this] {
+      x->clear();
+      weights->clear();
+      for (int r = 0; r < group_.size(); ++r) {
+        x->push_back(RandomRows(random_, tokens, shape));
+        weights->push_back(RandomFloats(random_, choices));
+        group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].x), (*x)[r]);
+        group_.Refill(r, (*calls)[r].topk_weights, (*weights)[r]);
+      }
+      if (!shape.has_weights) weights->clear();
+    });
+    launches_.push_back([=, this](int r) {
+      STATUS_OK(jax_ep::LaunchDispatchByPlan((*calls)[r], group_.ranks[r].stream));
+    });
+    checks_.push_back([=, this] {
+      for (int r = 0; r < group_.size(); ++r) {
+        CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights,
+                  (*calls)[r].rows, (*calls)[r].row_weights);
+      }
+    });
+  }
+
+  std::shared_ptr<std::vector<jax_ep::CombineCall>> AddCombine(
+      const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+    shape.routing = dispatched->shape.routing;
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    auto calls = std::make_shared<std::vector<jax_ep::CombineCall>>(group_.size());
+    auto y = std::make_shared<std::vector<Bytes>>();
+    auto weights = std::make_shared<std::vector<std::vector<float>>>();
+    auto scalars = std::make_shared<std::vector<std::vector<float>>>();
+    const uint64_t site = ++sites_;
+    for (int r = 0; r < group_.size(); ++r) {
+      jax_ep::CombineCall& call = (*calls)[r];
+      call.transfer = Transfer(r, shape, site);
+      call.has_weights = shape.has_weights;
+      call.has_scalars = shape.has_scalars;
+      call.plan = dispatched->Operands(r);
+      call.y = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_weights = group_.Allocate<float>(r, rows);
+      call.row_scalars = group_.Allocate<float>(r, rows);
+      call.out = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.choice_scalars = group_.Allocate<float>(r, choices);
+    }
+    fills_.push_back([=, this] {
+      y->clear();
+      weights->clear();
+      scalars->clear();
+      for (int r = 0; r < group_.size(); ++r) {
+        y->push_back(RandomRows(random_, rows, shape));
+        weights->push_back(RandomFloats(random_, rows));
+        scalars->push_back(RandomFloats(random_, rows));
+        PoisonTail(dispatched->plans[r], shape, &(*y)[r], &(*weights)[r], &(*scalars)[r]);
+        group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].y), (*y)[r]);
+        group_.Refill(r, (*calls)[r].row_weights, (*weights)[r]);
+        group_.Refill(r, (*calls)[r].row_scalars, (*scalars)[r]);
+      }
+      if (!shape.has_weights) weights->clear();
+      if (!shape.has_scalars) scalars->clear();
+    });
+    launches_.push_back([=, this](int r) {
+      STATUS_OK(jax_ep::LaunchCombine((*calls)[r], group_.ranks[r].stream));
+    });
+    checks_.push_back([=, this] {
+      std::vector<Bytes> out;
+      std::vector<std::vector<float>> choice_scalars;
+      CombineRows(sizes_with_ids(*dispatched), dispatched->plans, shape.hidden, shape.type, *y,
+                  *weights, *scalars, &out, &choice_scalars);
+      for (int r = 0; r < group_.size(); ++r) {
+        const jax_ep::CombineCall& call = (*calls)[r];
+        Expect("combine.out", r, group_.Download<uint8_t>(r, call.out, out[r].size()), out[r]);
+        if (!shape.has_scalars) continue;
+        Expect("combine.choice_scalars", r,
+               group_.Download<float>(r, call.choice_scalars, choice_scalars[r].size()),
+               choice_scalars[r]);
+      }
+    });
+    return calls;
+  }
+
+  int size() const { return static_cast<int>(launches_.size()); }
+  void Fill() {
+    for (const auto& fill : fills_) fill();
+  }
+  void Launch(int call, int rank) {
+    CUDA_OK(cudaSetDevice(group_.ranks[rank].device));
+    launches_[call](rank);
+  }
+  void LaunchAll() {
+    for (int call = 0; call < size(); ++call) {
+      for (int r = 0; r < group_.size(); ++r) Launch(call, r);
+    }
+  }
+  // Each rank has everything in its queue before the next rank has anything.
+  void LaunchRankByRank() {
+    for (int r = 0; r < group_.size(); ++r) {
+      for (int call = 0; call < size(); ++call) Launch(call, r);
+    }
+  }
+  void Check() {
+    group_.Synchronize();
+    for (const auto& check : checks_) check();
+    for (int r = 0; r < group_.size(); ++r) {
+      const jax_ep::AbortRecord& record = *group_.ranks[r].record;
+      if (!record.posted) continue;
+      Fail(jax_ep::Concatenate("rank ", r, " reported outcome ", static_cast<int>(record.outcome),
+                               " of peer ", record.peer, " in epoch ", record.epoch));
+    }
+  }
+
+ private:
+  static const Routing& sizes_with_ids(const Dispatched& dispatched) {
+    return dispatched.shape.routing;
+  }
+
+  jax_ep::TransferCall Transfer(int r, const Shape& shape, uint64_t site) const {
+    const Routing& sizes = shape.routing;
+    return {.control = group_.ranks[r].control,
+            .call_site = site,
+            .num_tokens = sizes.tokens,
+            .hidden = shape.hidden,
+            .top_k = sizes.top_k,
+            .num_experts = sizes.experts,
+            .num_ranks = sizes.ranks,
+            .num_rows = sizes.rows,
+            .row_type = shape.type,
+            .num_sms = shape.num_sms};
+  }
+
+  // No operation may read a tail or padding.
+  static void PoisonTail(const HostPlan& plan, const Shape& shape, Bytes* y,
+                         std::vector<float>* weights, std::vector<float>* scalars) {
+    for (int row = 0; row < shape.routing.rows; ++row) {
+      if (plan.row_source[3 * row] >= 0) continue;
+      (*weights)[row] = (*scalars)[row] = NAN;
+      std::memset(y->data() + row * shape.row_bytes(), 0xff, shape.row_bytes());
+    }
+  }
+
+  void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,
+                 const std::vector<Bytes>& x, const std::vector<std::vector<float>>& weights,
+                 const void* rows, const float* row_weights) {
+    Bytes want;
+    std::vector<float> want_weights;
+    DispatchRows(shape.routing, plan, shape.row_bytes(), x, weights, &want, &want_weights);
+    if (!shape.zero_tail) {
+      want.resize(plan.row_offsets.back() * shape.row_bytes());
+      want_weights.resize(plan.row_offsets.back());
+    }
+    Expect(jax_ep::Concatenate(what, ".rows").c_str(), r,
+           group_.Download<uint8_t>(r, rows, want.size()), want);
+    if (!shape.has_weights) return;
+    Expect(jax_ep::Concatenate(what, ".row_weights").c_str(), r,
+           group_.Download<float>(r, row_weights, want_weights.size()), want_weights);
+  }
+
+  void CheckDispatch(const Dispatched& state) {
+    for (int r = 0; r < group_.size(); ++r) {
+      const HostPlan& want = state.plans[r];
+      const jax_ep::PlanResults& plan = state.calls[r].plan;
+      const auto expect = [&](const char* what, const auto* address, const auto& values) {
+        using Value = typename std::decay_t<decltype(values)>::value_type;
+        Expect(what, r, group_.Download<Value>(r, address, values.size()), values);
+      };
+      expect("plan.group_sizes", plan.group_sizes, want.group_sizes);
+      expect("plan.real_group_sizes", plan.real_group_sizes, want.real_group_sizes);
+      expect("plan.row_offsets", plan.row_offsets, want.row_offsets);
+      expect("plan.row_source", plan.row_source, want.row_source);
+      expect("plan.row_slot", plan.row_slot, want.row_slot);
+      expect("plan.kept", plan.kept, want.kept);
+      expect("plan.destination", plan.destination, want.destination);
+      expect("plan.num_received", plan.num_received, std::vector<int32_t>{want.num_received});
+      expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
+      expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
+      expect("plan.status", plan.status, std::vector<int32_t>{0});
+      CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
+                state.calls[r].row_weights);
+    }
+  }
+
+  Group& group_;
+  Random& random_;
+  uint64_t sites_ = 0;
+  std::vector<std::function<void()>> fills_;
+  std::vector<std::function<void(int)>> launches_;
+  std::vector<std::function<void()>> checks_;
+};
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_GPU_SEQUENCE_H_
