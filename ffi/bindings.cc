@@ -100,6 +100,10 @@ nb::list ProbeDevicesForPython() {
 }
 
 std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> TakeReports() {
+  {
+    const nb::gil_scoped_release release;
+    PostReports();
+  }
   std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> reports;
   for (TimeoutReport& report : ProcessMailbox().Take()) {
     reports.emplace_back(report.rank, report.peer, std::move(report.phase), report.epoch);
@@ -111,8 +115,10 @@ bool PostReport(int64_t rank, int64_t peer, std::string phase, int64_t epoch) {
   return ProcessMailbox().Post({rank, peer, std::move(phase), epoch});
 }
 
-// No call allocates a workspace before the transfer kernels exist.
-int64_t ReleaseWorkspaces() { return 0; }
+int64_t ReleaseForPython() {
+  const nb::gil_scoped_release release;  // it waits for the devices
+  return ReleaseWorkspaces();
+}
 
 NB_MODULE(_ffi, module) {
   module.doc() = "The compiled half of jax_ep. Private: use the functions of jax_ep.";
@@ -141,7 +147,7 @@ NB_MODULE(_ffi, module) {
       "Removes and returns the timeout reports of this process: (rank, peer, phase, epoch).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "epoch"_a,
              "Adds a timeout report; False if there are too many to keep it.");
-  module.def("release_workspaces", &ReleaseWorkspaces,
+  module.def("release_workspaces", &ReleaseForPython,
              "Frees the device workspaces of this process and returns their bytes.");
 }
 

@@ -8,6 +8,10 @@ std::vector<Target> Targets() { return {}; }
 
 std::vector<StateType> StateTypes() { return {}; }
 
+void PostReports() {}
+
+int64_t ReleaseWorkspaces() { return 0; }
+
 std::string DriverProblem() { return {}; }
 
 std::vector<ProbedDevice> ProbeDevices() { return {}; }

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <string>
 
+#include "ffi/kernels/transfer.h"
+
 namespace jax_ep {
 
-template <>
 ffi::TypeId TransferState::id = {};
-template <>
 ffi::TypeId GroupedMatmulState::id = {};
 
 namespace {
@@ -79,6 +79,25 @@ BufferView ToView(const ffi::AnyBuffer& buffer) {
 
 }  // namespace
 
+TransferState::TransferState(const char* target, Config config)
+    : target(target), config(std::move(config)), site(this->config.Groups(), LoadAllKernels) {}
+
+Status LoadAllKernels() { return LoadTransferKernels(); }
+
+Addresses::Addresses(const ffi::RemainingArgs& operands) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    auto buffer = operands.get<ffi::AnyBuffer>(i);
+    addresses_.push_back(buffer.has_value() ? buffer->untyped_data() : nullptr);
+  }
+}
+
+Addresses::Addresses(const ffi::RemainingRets& results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto buffer = results.get<ffi::AnyBuffer>(i);
+    addresses_.push_back(buffer.has_value() ? (**buffer).untyped_data() : nullptr);
+  }
+}
+
 ffi::Error ToError(const Status& status) {
   switch (status.code) {
     case StatusCode::kOk:
@@ -134,15 +153,6 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   if (target == kGroupedMatmulTarget) reader.Read("zero_tail", &config->zero_tail);
   if (Status status = reader.Finish(); !status.ok()) return status;
   return CheckConfig(target, *config);
-}
-
-Status NoKernels(std::string_view target) {
-  // "jax_ep.dispatch_by_plan.v1" -> "dispatch_by_plan"
-  const std::string_view name = target.substr(0, target.rfind('.'));
-  return Unimplemented(target, ": this version of jax_ep has no CUDA kernels for ",
-                       name.substr(name.find('.') + 1),
-                       " yet; set JAX_EP_IMPLEMENTATION=xla or pass implementation=\"xla\" to run "
-                       "the pure-JAX implementation on this GPU");
 }
 
 }  // namespace jax_ep

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/driver.h"
 #include "ffi/runtime/signatures.h"
+#include "ffi/runtime/site.h"
 #include "ffi/runtime/status.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -23,16 +25,27 @@ namespace jax_ep {
 namespace ffi = ::xla::ffi;
 
 // What instantiate makes of a call site and the later stages read. All local devices share it.
-template <typename Config>
-struct CallState {
+struct TransferState {
+  using Config = TransferConfig;
   static ffi::TypeId id;  // filled when JAX registers the type
+
+  TransferState(const char* target, Config config);
+
+  const char* target;
+  Config config;
+  Site site;
+};
+
+struct GroupedMatmulState {
+  using Config = GroupedMatmulConfig;
+  static ffi::TypeId id;
+
+  GroupedMatmulState(const char* target, Config config)
+      : target(target), config(std::move(config)) {}
 
   const char* target;
   Config config;
 };
-
-using TransferState = CallState<TransferConfig>;
-using GroupedMatmulState = CallState<GroupedMatmulConfig>;
 
 ffi::Error ToError(const Status& status);
 
@@ -46,9 +59,25 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulConfig* config);
 
-// This version reads and checks calls but has no kernels to run them. An operation that gets its
-// kernels drops this line from Instantiate below and from its execute handler.
-Status NoKernels(std::string_view target);
+// All kernels of this build, on the current device.
+Status LoadAllKernels();
+
+// The addresses of operands or results, in their order.
+class Addresses {
+ public:
+  explicit Addresses(const ffi::RemainingArgs& operands);
+  explicit Addresses(const ffi::RemainingRets& results);
+
+  template <typename T = void>
+  T* Next() {
+    return static_cast<T*>(addresses_[next_++]);
+  }
+  void Skip(size_t count) { next_ += count; }
+
+ private:
+  std::vector<void*> addresses_;
+  size_t next_ = 0;
+};
 
 template <typename Config, typename Sizes>
 using BufferCheck = Status (*)(const Config& config, Buffers operands, Buffers results,
@@ -63,11 +92,12 @@ Status CheckCallBuffers(BufferCheck<Config, Sizes> check, const Config& config,
 
 // The instantiate stage of every operation. What is wrong with a call is said here, where it
 // becomes an exception of the compilation; an error on one device later would end the process.
-template <typename Config, typename Sizes>
-ffi::ErrorOr<std::unique_ptr<CallState<Config>>> InstantiateCall(
-    const char* target, BufferCheck<Config, Sizes> check, const ffi::Dictionary& attributes,
-    const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
-  Config config;
+template <typename State, typename Sizes>
+ffi::ErrorOr<std::unique_ptr<State>> InstantiateCall(
+    const char* target, BufferCheck<typename State::Config, Sizes> check,
+    const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
+    const ffi::RemainingRets& results) {
+  typename State::Config config;
   Status status = DecodeConfig(target, attributes, &config);
   // Some runtimes show no buffers in this stage; execute checks them again.
   if (Sizes sizes; status.ok() && operands.size() > 0) {
@@ -77,19 +107,18 @@ ffi::ErrorOr<std::unique_ptr<CallState<Config>>> InstantiateCall(
     status = CheckDriver(QueryCudaVersions());
     if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
   }
-  if (status.ok()) status = NoKernels(target);
   if (!status.ok()) return ToError(status);
-  return std::make_unique<CallState<Config>>(CallState<Config>{target, std::move(config)});
+  return std::make_unique<State>(target, std::move(config));
 }
 
 inline auto InstantiateBinding() {
   return ffi::Ffi::BindInstantiate().RemainingArgs().RemainingRets().Attrs();
 }
 
-template <typename Config>
+template <typename State>
 auto ExecuteBinding() {
   return ffi::Ffi::BindExecute()
-      .Ctx<ffi::State<CallState<Config>>>()
+      .Ctx<ffi::State<State>>()
       .template Ctx<ffi::PlatformStream<cudaStream_t>>()
       .template Ctx<ffi::DeviceOrdinal>()
       .RemainingArgs()

@@ -1,5 +1,6 @@
 #include "ffi/handlers/operations.h"
 #include "ffi/handlers/transfer.h"
+#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
@@ -7,19 +8,32 @@ namespace {
 // Expert outputs go back to the tokens' ranks; their weighted sums come out.
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall(kCombineTarget, CheckCombine, attributes, operands, results);
+  return InstantiateCall<TransferState>(kCombineTarget, CheckCombine, attributes, operands,
+                                        results);
 }
 
-ffi::Error Execute(TransferState* state, cudaStream_t /*stream*/, int32_t /*device*/,
+ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  if (IsAbsent(device)) return ffi::Error::Success();
+  const TransferConfig& config = state->config;
   TransferSizes sizes;
-  Status status = CheckCallBuffers(CheckCombine, state->config, operands, results, &sizes);
-  if (status.ok()) status = NoKernels(state->target);
-  return ToError(status);
+  CombineCall call = {.has_weights = config.has_weights, .has_scalars = config.has_scalars};
+  Status status = CheckCallBuffers(CheckCombine, config, operands, results, &sizes);
+  if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
+  if (!status.ok()) return ToError(status);
+  Addresses in(operands);
+  call.y = in.Next();
+  call.plan = NextPlanOperands(in);
+  if (config.has_weights) call.row_weights = in.Next<const float>();
+  if (config.has_scalars) call.row_scalars = in.Next<const float>();
+  Addresses out(results);
+  call.out = out.Next();
+  if (config.has_scalars) call.choice_scalars = out.Next<float>();
+  return ToError(LaunchCombine(call, stream));
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferConfig>(),
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace

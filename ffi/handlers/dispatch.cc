@@ -1,5 +1,6 @@
 #include "ffi/handlers/operations.h"
 #include "ffi/handlers/transfer.h"
+#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
@@ -7,37 +8,64 @@ namespace {
 // x, topk_ids and weights go out; the rows of the local experts and the plan come back.
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall(kDispatchTarget, CheckDispatch, attributes, operands, results);
+  return InstantiateCall<TransferState>(kDispatchTarget, CheckDispatch, attributes, operands,
+                                        results);
 }
 
 // The same rows by a plan that is known, without an exchange of ids and counts.
 auto InstantiateByPlan(ffi::RemainingArgs operands, ffi::RemainingRets results,
                        ffi::Dictionary attributes) {
-  return InstantiateCall(kDispatchByPlanTarget, CheckDispatchByPlan, attributes, operands, results);
+  return InstantiateCall<TransferState>(kDispatchByPlanTarget, CheckDispatchByPlan, attributes,
+                                        operands, results);
 }
 
-ffi::Error Execute(TransferState* state, cudaStream_t /*stream*/, int32_t /*device*/,
+ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  if (IsAbsent(device)) return ffi::Error::Success();
+  const TransferConfig& config = state->config;
   TransferSizes sizes;
-  Status status = CheckCallBuffers(CheckDispatch, state->config, operands, results, &sizes);
-  if (status.ok()) status = NoKernels(state->target);
-  return ToError(status);
+  DispatchCall call = {.row_align = config.row_align,
+                       .zero_tail = config.zero_tail,
+                       .has_weights = config.has_weights};
+  Status status = CheckCallBuffers(CheckDispatch, config, operands, results, &sizes);
+  if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
+  if (!status.ok()) return ToError(status);
+  Addresses in(operands);
+  call.x = in.Next();
+  call.topk_ids = in.Next<const int32_t>();
+  if (config.has_weights) call.topk_weights = in.Next<const float>();
+  Addresses out(results);
+  call.rows = out.Next();
+  if (config.has_weights) call.row_weights = out.Next<float>();
+  call.plan = NextPlanResults(out);
+  return ToError(LaunchDispatch(call, stream));
 }
 
-ffi::Error ExecuteByPlan(TransferState* state, cudaStream_t /*stream*/, int32_t /*device*/,
+ffi::Error ExecuteByPlan(TransferState* state, cudaStream_t stream, int32_t device,
                          ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  if (IsAbsent(device)) return ffi::Error::Success();
+  const TransferConfig& config = state->config;
   TransferSizes sizes;
-  Status status = CheckCallBuffers(CheckDispatchByPlan, state->config, operands, results, &sizes);
-  if (status.ok()) status = NoKernels(state->target);
-  return ToError(status);
+  DispatchByPlanCall call = {.zero_tail = config.zero_tail, .has_weights = config.has_weights};
+  Status status = CheckCallBuffers(CheckDispatchByPlan, config, operands, results, &sizes);
+  if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
+  if (!status.ok()) return ToError(status);
+  Addresses in(operands);
+  call.x = in.Next();
+  call.plan = NextPlanOperands(in);
+  if (config.has_weights) call.topk_weights = in.Next<const float>();
+  Addresses out(results);
+  call.rows = out.Next();
+  if (config.has_weights) call.row_weights = out.Next<float>();
+  return ToError(LaunchDispatchByPlan(call, stream));
 }
 
 // The trait promises that execute only launches kernels: a CUDA graph may record and replay it.
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kInstantiateByPlan, InstantiateByPlan, InstantiateBinding());
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferConfig>(),
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kExecuteByPlan, ExecuteByPlan, ExecuteBinding<TransferConfig>(),
+XLA_FFI_DEFINE_HANDLER(kExecuteByPlan, ExecuteByPlan, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace

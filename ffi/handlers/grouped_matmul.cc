@@ -7,12 +7,12 @@ namespace {
 // One matmul for each local expert. Nothing leaves the device, so there is no communicator.
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall(kGroupedMatmulTarget, CheckGroupedMatmul, attributes, operands, results);
+  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulTarget, CheckGroupedMatmul, attributes, operands, results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
-  return InstantiateCall(kGroupedMatmulRhsGradientTarget, CheckGroupedMatmulRhsGradient, attributes,
+  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulRhsGradientTarget, CheckGroupedMatmulRhsGradient, attributes,
                          operands, results);
 }
 
@@ -54,10 +54,10 @@ XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                            .Ctx<ffi::State<GroupedMatmulState>>()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>());
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<GroupedMatmulConfig>(),
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<GroupedMatmulState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kExecuteRhsGradient, ExecuteRhsGradient,
-                       ExecuteBinding<GroupedMatmulConfig>(), {ffi::Traits::kCmdBufferCompatible});
+                       ExecuteBinding<GroupedMatmulState>(), {ffi::Traits::kCmdBufferCompatible});
 
 Target Handlers(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
   return {name, Address(instantiate), Address(kPrepare), Address(kInitialize), Address(execute)};

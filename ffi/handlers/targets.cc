@@ -2,6 +2,8 @@
 
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/operations.h"
+#include "ffi/runtime/group.h"
+#include "ffi/runtime/mailbox.h"
 
 namespace jax_ep {
 namespace {
@@ -23,6 +25,10 @@ std::vector<StateType> StateTypes() {
   return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
           MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1")};
 }
+
+void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }
+
+int64_t ReleaseWorkspaces() { return Groups::OfProcess().Release(); }
 
 std::string DriverProblem() { return CheckDriver(QueryCudaVersions()).message; }
 

@@ -2,6 +2,7 @@
 #ifndef JAX_EP_HANDLERS_TARGETS_H_
 #define JAX_EP_HANDLERS_TARGETS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ struct StateType {
 // Both are empty in a build without CUDA.
 std::vector<Target> Targets();
 std::vector<StateType> StateTypes();
+
+// Moves what devices have reported since to the mailbox of the process.
+void PostReports();
+
+// Frees the device workspaces of this process and starts a new generation; returns their bytes.
+int64_t ReleaseWorkspaces();
 
 // What instantiate would say about the driver: why the kernels cannot run, or "". In a build
 // without CUDA there is nothing to say.

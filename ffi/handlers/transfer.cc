@@ -1,45 +1,142 @@
 #include "ffi/handlers/transfer.h"
 
-#include <cstdint>
+#include <numeric>
+#include <string_view>
+#include <vector>
 
 #include "ffi/handlers/collectives.h"
+#include "ffi/runtime/nccl.h"
+#include "ffi/runtime/workspace.h"
 
 namespace jax_ep {
 namespace {
 
-// Once an execution and device, before any device launches. The place to request the communicator
-// of state->config.Groups(), load kernels and allocate the workspace.
-ffi::Error Prepare(TransferState* state, int32_t /*device*/, ffi::RunId /*run*/,
-                   Communicator /*communicator*/) {
-  return ToError(NoKernels(state->target));
+// Of the communicator over the whole mesh, in which a device's rank is its logical id. XLA numbers
+// its own communicators from 0; this one is jax_ep's alone.
+constexpr int64_t kCommunicationId = 0x6a61785f6570;
+
+std::vector<std::vector<int64_t>> WholeMesh(const Site& site) {
+  std::vector<int64_t> ids(site.num_devices());
+  std::iota(ids.begin(), ids.end(), 0);
+  return {ids};
 }
 
-// After all communicators were acquired, before all devices meet. The place to get the
-// communicator and exchange addresses.
-ffi::Error Initialize(TransferState* state, cudaStream_t /*stream*/, int32_t /*device*/,
-                      ffi::RunId /*run*/, Communicator /*communicator*/) {
-  return ToError(NoKernels(state->target));
+TransferCall Sizes(const TransferState& state, const TransferSizes& sizes) {
+  return {.call_site = state.site.id(),
+          .num_tokens = sizes.num_tokens,
+          .hidden = sizes.hidden,
+          .top_k = sizes.top_k,
+          .num_experts = state.config.num_experts,
+          .num_ranks = state.config.group_size,
+          .num_rows = sizes.num_rows,
+          .row_type = sizes.row_type,
+          .num_sms = state.config.num_sms};
+}
+
+Status CheckBuffers(const TransferState& state, const ffi::RemainingArgs& operands,
+                    const ffi::RemainingRets& results, TransferSizes* sizes) {
+  const std::string_view target = state.target;
+  const auto check = target == kDispatchTarget         ? CheckDispatch
+                     : target == kDispatchByPlanTarget ? CheckDispatchByPlan
+                                                       : CheckCombine;
+  return CheckCallBuffers(check, state.config, operands, results, sizes);
+}
+
+// Once an execution and device, before any device launches. A site asks once for its devices'
+// places in the mesh; all devices of a run see the same answer of IsSeated.
+ffi::Error Prepare(TransferState* state, int32_t device, Communicator communicator) {
+  if (state->site.num_devices() == 1 || state->site.IsSeated(device)) return ffi::Error::Success();
+  return communicator.RequestCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(state->site),
+                                          kCommunicationId);
+}
+
+ffi::ErrorOr<int64_t> LogicalId(const Site& site, Communicator& communicator) {
+  if (site.num_devices() == 1) return 0;
+  auto lent = communicator.GetCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(site),
+                                           kCommunicationId);
+  if (lent.has_error()) return ffi::Unexpected(lent.error());
+  int64_t rank = 0;
+  if (Status status = RankIn(*lent, &rank); !status.ok()) return ffi::Unexpected(ToError(status));
+  return rank;
+}
+
+// After all communicators were acquired, before all devices meet and launch.
+ffi::Error Initialize(TransferState* state, int32_t device, ffi::RunId run,
+                      Communicator communicator, ffi::RemainingArgs operands,
+                      ffi::RemainingRets results) {
+  TransferSizes sizes;
+  WorkspaceShape shape;
+  WorkspaceLayout layout;
+  Status status = CheckBuffers(*state, operands, results, &sizes);
+  if (status.ok()) status = CheckTransfer(Sizes(*state, sizes), &shape);
+  if (status.ok()) status = PlanWorkspace(shape, &layout);
+  if (!status.ok()) return ToError(status);
+  int64_t logical_id = 0;
+  if (!state->site.IsSeated(device)) {
+    auto found = LogicalId(state->site, communicator);
+    if (found.has_error()) return found.error();
+    logical_id = *found;
+  }
+  return ToError(state->site.Enter(run.run_id, device, logical_id, layout.bytes));
 }
 
 XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
                        ffi::Ffi::BindPrepare()
                            .Ctx<ffi::State<TransferState>>()
                            .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
                            .Ctx<ffi::Extension<Collectives>>());
 
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                        ffi::Ffi::BindInitialize()
                            .Ctx<ffi::State<TransferState>>()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .Ctx<ffi::RunId>()
-                           .Ctx<ffi::Extension<Collectives>>());
+                           .Ctx<ffi::Extension<Collectives>>()
+                           .RemainingArgs()
+                           .RemainingRets());
 
 }  // namespace
 
 Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
   return {name, Address(instantiate), Address(kPrepare), Address(kInitialize), Address(execute)};
+}
+
+Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_t device,
+                        TransferCall* call) {
+  *call = Sizes(state, sizes);
+  call->control = state.site.control(device);
+  if (call->control != nullptr) return {};
+  return FailedPrecondition(state.target, ": GPU ", device,
+                            " executes a call that it has not initialized");
+}
+
+PlanOperands NextPlanOperands(Addresses& operands) {
+  PlanOperands plan;
+  operands.Skip(2);  // group_sizes, real_group_sizes
+  plan.row_offsets = operands.Next<const int32_t>();
+  plan.row_source = operands.Next<const int32_t>();
+  plan.row_slot = operands.Next<const int32_t>();
+  operands.Skip(1);  // kept
+  plan.destination = operands.Next<const int32_t>();
+  operands.Skip(3);  // num_received, num_dropped, num_bad_ids
+  plan.status = operands.Next<const int32_t>();
+  return plan;
+}
+
+PlanResults NextPlanResults(Addresses& results) {
+  PlanResults plan;
+  plan.group_sizes = results.Next<int32_t>();
+  plan.real_group_sizes = results.Next<int32_t>();
+  plan.row_offsets = results.Next<int32_t>();
+  plan.row_source = results.Next<int32_t>();
+  plan.row_slot = results.Next<int32_t>();
+  plan.kept = results.Next<bool>();
+  plan.destination = results.Next<int32_t>();
+  plan.num_received = results.Next<int32_t>();
+  plan.num_dropped = results.Next<int32_t>();
+  plan.num_bad_ids = results.Next<int32_t>();
+  plan.status = results.Next<int32_t>();
+  return plan;
 }
 
 }  // namespace jax_ep

@@ -1,0 +1,66 @@
+#include "ffi/runtime/failure.h"
+
+#include <atomic>
+#include <string>
+
+namespace jax_ep {
+namespace {
+
+const char* Name(Operation operation) {
+  switch (operation) {
+    case Operation::kDispatch:
+      return "dispatch";
+    case Operation::kDispatchByPlan:
+      return "dispatch_by_plan";
+    case Operation::kCombine:
+      return "combine";
+  }
+  return "?";
+}
+
+const char* Phase(const AbortRecord& record) {
+  switch (record.outcome) {
+    case Outcome::kMismatch:
+      return "mismatch";
+    case Outcome::kNoWorkspace:
+      return "workspace";
+    default:
+      return record.gate == Gate::kReady ? "entry" : "progress";
+  }
+}
+
+constexpr char kThen[] =
+    ". Every later call of this generation returns NaN at once. Find out why, then call "
+    "jax_ep.release() on every rank to start again.";
+
+}  // namespace
+
+bool IsPosted(const AbortRecord& record) {
+  // Acquire: the fields were written before.
+  return std::atomic_ref(const_cast<uint32_t&>(record.posted)).load(std::memory_order_acquire);
+}
+
+TimeoutReport ToReport(const AbortRecord& record) {
+  return {record.rank, record.peer, Concatenate(Name(record.operation), ".", Phase(record)),
+          static_cast<int64_t>(record.epoch)};
+}
+
+Status Describe(const AbortRecord& record) {
+  const TimeoutReport report = ToReport(record);
+  switch (record.outcome) {
+    case Outcome::kMismatch:
+      return FailedPrecondition("jax_ep: rank ", report.rank, " runs ", Name(record.operation),
+                                " (epoch ", report.epoch, ") while rank ", report.peer,
+                                " runs another call, or the same with other shapes", kThen);
+    case Outcome::kNoWorkspace:
+      return FailedPrecondition("jax_ep: rank ", report.rank, " has no workspace for ",
+                                Name(record.operation), " (epoch ", report.epoch,
+                                "): it was released while calls were running", kThen);
+    default:
+      return FailedPrecondition("jax_ep: rank ", report.rank, " waited for rank ", report.peer,
+                                " in ", report.phase, " (epoch ", report.epoch,
+                                ") until the deadline", kThen);
+  }
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,21 @@
+// What a device wrote when it ended a generation, in words.
+#ifndef JAX_EP_RUNTIME_FAILURE_H_
+#define JAX_EP_RUNTIME_FAILURE_H_
+
+#include "ffi/device/control.h"
+#include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// Whether the device has written the rest of it. Host memory that the device writes.
+bool IsPosted(const AbortRecord& record);
+
+TimeoutReport ToReport(const AbortRecord& record);
+
+// The error that calls of this generation end with. jax_ep.check() says the same.
+Status Describe(const AbortRecord& record);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_FAILURE_H_

@@ -1,0 +1,241 @@
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "ffi/runtime/failure.h"
+#include "ffi/runtime/group.h"
+#include "ffi/runtime/settings.h"
+
+namespace jax_ep {
+namespace {
+
+Status FromCuda(cudaError_t error, const char* what, int device) {
+  if (error == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());  // not to be found by whoever asks next
+  return FailedPrecondition("jax_ep: ", what, " failed on GPU ", device, ": ",
+                            cudaGetErrorName(error), " (", cudaGetErrorString(error), ")");
+}
+
+// Returns to the device that was current.
+class CurrentDevice {
+ public:
+  CurrentDevice() { known_ = cudaGetDevice(&device_) == cudaSuccess; }
+  ~CurrentDevice() {
+    if (known_) static_cast<void>(cudaSetDevice(device_));
+  }
+
+ private:
+  int device_ = 0;
+  bool known_;
+};
+
+Status EnablePeerAccess(int device, int peer) {
+  int can_access = 0;
+  if (Status status = FromCuda(cudaDeviceCanAccessPeer(&can_access, device, peer),
+                               "cudaDeviceCanAccessPeer", device);
+      !status.ok()) {
+    return status;
+  }
+  if (!can_access) {
+    return FailedPrecondition("jax_ep: GPU ", device, " cannot access the memory of GPU ", peer,
+                              ", which the CUDA kernels need. `nvidia-smi topo -p2p r` shows which "
+                              "GPUs can; otherwise set JAX_EP_IMPLEMENTATION=xla");
+  }
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    static_cast<void>(cudaGetLastError());
+    return {};
+  }
+  return FromCuda(error, "cudaDeviceEnablePeerAccess", device);
+}
+
+Status OutOfMemory(int64_t bytes, int device) {
+  size_t free = 0, total = 0;
+  static_cast<void>(cudaGetLastError());
+  static_cast<void>(cudaMemGetInfo(&free, &total));
+  return FailedPrecondition(
+      "jax_ep: out of memory on GPU ", device, ": the workspace of a rank takes ", bytes,
+      " bytes outside JAX's pool, and ", free, " of ", total,
+      " are free. Let JAX take less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or dispatch "
+      "fewer tokens at once; jax_ep.workspace_nbytes() says what a call needs, by buffer");
+}
+
+}  // namespace
+
+Status Group::Reserve(int64_t workspace_bytes, LoadKernels load_kernels) {
+  const CurrentDevice restore;
+  if (Status status = AllocateOnce(load_kernels); !status.ok()) return status;
+  if (workspace_bytes <= workspace_bytes_) return {};
+  FreeWorkspaces();
+  Status status = AllocateWorkspaces(workspace_bytes);
+  // Also after a failure: the control blocks must not point to what was freed.
+  Status started = StartGeneration();
+  return status.ok() ? started : status;
+}
+
+int64_t Group::Release() {
+  const CurrentDevice restore;
+  if (members_.empty()) return 0;
+  const int64_t freed = FreeWorkspaces();
+  static_cast<void>(StartGeneration());  // what is wrong will be said by the next call
+  return freed;
+}
+
+Status Group::Failure() const {
+  for (const Member& member : members_) {
+    if (IsPosted(*member.report)) return Describe(*member.report);
+  }
+  return {};
+}
+
+void Group::PostReports(Mailbox& mailbox) {
+  for (Member& member : members_) {
+    if (member.posted || !IsPosted(*member.report)) continue;
+    mailbox.Post(ToReport(*member.report));
+    member.posted = true;
+  }
+}
+
+Status Group::AllocateOnce(LoadKernels load_kernels) {
+  if (!members_.empty()) return {};
+  std::vector<Member> members(devices_.size());
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    const int device = devices_[rank];
+    Status status = FromCuda(cudaSetDevice(device), "cudaSetDevice", device);
+    for (int peer : devices_) {
+      if (status.ok() && peer != device) status = EnablePeerAccess(device, peer);
+    }
+    if (status.ok()) status = load_kernels();
+    if (status.ok()) status = AllocateMember(device, &members[rank]);
+    // What was allocated is small, and the call may be tried again; it is not worth undoing.
+    if (!status.ok()) return status;
+  }
+  members_ = std::move(members);
+  return {};
+}
+
+Status Group::AllocateMember(int device, Member* member) const {
+  cudaError_t error = cudaMalloc(&member->control, sizeof(ControlBlock));
+  if (error == cudaSuccess) {
+    error = cudaHostAlloc(&member->report, sizeof(AbortRecord),
+                          cudaHostAllocPortable | cudaHostAllocMapped);
+  }
+  if (error == cudaErrorMemoryAllocation) return OutOfMemory(sizeof(ControlBlock), device);
+  if (error == cudaSuccess) *member->report = {};
+  return FromCuda(error, "allocating a control block", device);
+}
+
+Status Group::AllocateWorkspaces(int64_t bytes) {
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    const int device = devices_[rank];
+    static_cast<void>(cudaSetDevice(device));
+    const cudaError_t error = cudaMalloc(&members_[rank].workspace, bytes);
+    if (error == cudaSuccess) continue;
+    members_[rank].workspace = nullptr;
+    Status status = error == cudaErrorMemoryAllocation
+                        ? OutOfMemory(bytes, device)
+                        : FromCuda(error, "allocating a workspace", device);
+    FreeWorkspaces();
+    return status;
+  }
+  workspace_bytes_ = bytes;
+  return {};
+}
+
+// Zeroes everything that kernels write, on all ranks, before any of them launches again.
+Status Group::StartGeneration() {
+  ++generation_;
+  Settings settings;
+  if (Status status = ReadSettings(&settings); !status.ok()) {
+    workspace_bytes_ = 0;  // so that the next call comes here again
+    return status;
+  }
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    const int device = devices_[rank];
+    Member& member = members_[rank];
+    *member.report = {};
+    member.posted = false;
+    auto block = std::make_unique<ControlBlock>();
+    block->generation = generation_;
+    block->rank = static_cast<int32_t>(rank);
+    block->num_ranks = static_cast<int32_t>(devices_.size());
+    block->workspace_bytes = static_cast<uint64_t>(workspace_bytes_);
+    block->entry_deadline_ns = settings.entry_deadline_ns;
+    block->progress_deadline_ns = settings.progress_deadline_ns;
+    block->max_delay_ns = settings.max_delay_ns;
+    block->report = member.report;  // unified addressing: the same address on the device
+    for (size_t peer = 0; peer < devices_.size(); ++peer) {
+      block->peers[peer] = {members_[peer].control, members_[peer].workspace};
+    }
+    cudaError_t error = cudaSetDevice(device);
+    if (error == cudaSuccess) {
+      error = cudaMemcpy(member.control, block.get(), sizeof *block, cudaMemcpyHostToDevice);
+    }
+    // XLA's streams do not wait for the default stream, where the copy is.
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    if (Status status = FromCuda(error, "starting a generation", device); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+int64_t Group::FreeWorkspaces() {
+  // All devices first: a peer may still read what is freed next.
+  for (int device : devices_) {
+    static_cast<void>(cudaSetDevice(device));
+    static_cast<void>(cudaDeviceSynchronize());
+  }
+  int64_t freed = 0;
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    Member& member = members_[rank];
+    if (member.workspace == nullptr) continue;
+    static_cast<void>(cudaSetDevice(devices_[rank]));
+    static_cast<void>(cudaFree(member.workspace));
+    member.workspace = nullptr;
+    freed += workspace_bytes_;
+  }
+  workspace_bytes_ = 0;
+  return freed;
+}
+
+Groups& Groups::OfProcess() {
+  static Groups* const groups = new Groups;
+  return *groups;
+}
+
+Group* Groups::Find(const std::vector<int>& devices) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Group>& group = groups_[devices];
+  if (!group) group = std::make_unique<Group>(devices);
+  return group.get();
+}
+
+Status Groups::Reserve(Group& group, int64_t workspace_bytes, Group::LoadKernels load_kernels) {
+  const std::lock_guard lock(mutex_);
+  return group.Reserve(workspace_bytes, load_kernels);
+}
+
+bool Groups::HasRoom(const Group& group, int64_t workspace_bytes) {
+  const std::lock_guard lock(mutex_);
+  return group.workspace_bytes() >= workspace_bytes;
+}
+
+Status Groups::Failure(const Group& group) {
+  const std::lock_guard lock(mutex_);
+  return group.Failure();
+}
+
+int64_t Groups::Release() {
+  const std::lock_guard lock(mutex_);
+  int64_t freed = 0;
+  for (auto& [devices, group] : groups_) freed += group->Release();
+  return freed;
+}
+
+void Groups::PostReports(Mailbox& mailbox) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [devices, group] : groups_) group->PostReports(mailbox);
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,16 @@
+// What is asked of the communicator that XLA lends. NCCL is not linked: JAX has loaded it.
+#ifndef JAX_EP_RUNTIME_NCCL_H_
+#define JAX_EP_RUNTIME_NCCL_H_
+
+#include <cstdint>
+
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// The caller's place in the communicator, an ncclComm_t.
+Status RankIn(void* communicator, int64_t* rank);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_NCCL_H_

@@ -1,0 +1,41 @@
+#include "ffi/runtime/settings.h"
+
+#include <cmath>
+#include <cstdlib>
+
+namespace jax_ep {
+namespace {
+
+constexpr double kMost = 1e9;  // of either unit; keeps the product far from 64 bits
+
+Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* nanoseconds) {
+  const char* const text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return {};
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  if (*end != '\0' || !(value > 0) || value > kMost) {
+    return InvalidArgument("jax_ep: the environment variable ", variable, " is \"", text,
+                           "\"; expected a number above 0 and up to ", kMost,
+                           ", or nothing for the default");
+  }
+  *nanoseconds = static_cast<uint64_t>(std::llround(value * nanoseconds_of_unit));
+  return {};
+}
+
+}  // namespace
+
+Status ReadSettings(Settings* settings) {
+  Status status = ReadPositive("JAX_EP_ENTRY_TIMEOUT_S", 1e9, &settings->entry_deadline_ns);
+  if (status.ok()) {
+    status = ReadPositive("JAX_EP_PROGRESS_TIMEOUT_S", 1e9, &settings->progress_deadline_ns);
+  }
+  if (status.ok()) status = ReadPositive("JAX_EP_TEST_DELAY_US", 1e3, &settings->max_delay_ns);
+  return status;
+}
+
+bool IsAbsent(int device) {
+  const char* const text = std::getenv("JAX_EP_TEST_ABSENT_DEVICE");
+  return text != nullptr && *text != '\0' && std::atoi(text) == device;
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,26 @@
+// What the environment says about waiting. Read when a generation starts.
+#ifndef JAX_EP_RUNTIME_SETTINGS_H_
+#define JAX_EP_RUNTIME_SETTINGS_H_
+
+#include <cstdint>
+
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+struct Settings {
+  uint64_t entry_deadline_ns = 600'000'000'000;    // JAX_EP_ENTRY_TIMEOUT_S
+  uint64_t progress_deadline_ns = 30'000'000'000;  // JAX_EP_PROGRESS_TIMEOUT_S
+  uint64_t max_delay_ns = 0;                       // JAX_EP_TEST_DELAY_US
+};
+
+// An error names the variable that is not a number.
+Status ReadSettings(Settings* settings);
+
+// For tests: whether JAX_EP_TEST_ABSENT_DEVICE names this device, which then makes no call, as if
+// its program had none.
+bool IsAbsent(int device);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_SETTINGS_H_
