@@ -34,6 +34,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
     ffi/kernels/index.cu
+    ffi/kernels/launch.cc
     ffi/kernels/place.cu
     ffi/kernels/plan.cu
     ffi/kernels/probe.cu
