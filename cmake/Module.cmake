@@ -33,7 +33,11 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/grouped_matmul.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
+    ffi/kernels/grouped_matmul.cc
+    ffi/kernels/grouped_matmul_16bit.cu
+    ffi/kernels/grouped_matmul_float32.cu
     ffi/kernels/index.cu
+    ffi/kernels/launch.cc
     ffi/kernels/place.cu
     ffi/kernels/plan.cu
     ffi/kernels/probe.cu

@@ -73,7 +73,7 @@ CALLS = {
         MATMUL,
     ),
     "jax_ep.grouped_matmul_rhs_gradient.v1": (
-        [ROWS, jnp.zeros((40, 32)), jnp.zeros(2, jnp.int32)],
+        [ROWS, jnp.zeros((40, 32), jnp.bfloat16), jnp.zeros(2, jnp.int32)],
         [jnp.zeros((2, 64, 32))],
         {k: v for k, v in MATMUL.items() if k != "zero_tail"},
     ),

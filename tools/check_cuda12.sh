@@ -74,7 +74,7 @@ for source in sources:
 PYTHON_END
 
 headers=$("$PYTHON" -c 'import jax.ffi; print(jax.ffi.include_dir())')
-for source in ffi/handlers/*.cc ffi/runtime/*.cc; do
+for source in ffi/handlers/*.cc ffi/kernels/*.cc ffi/runtime/*.cc; do
   ${CXX:-c++} -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -isystem "$headers" \
     -isystem $site/nvidia/cuda_runtime/include -isystem $site/nvidia/cuda_nvcc/include "$source"
   echo "${CXX:-c++} with the headers of CUDA 12.9: $source"

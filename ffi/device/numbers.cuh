@@ -1,5 +1,5 @@
-// Row dtypes: how the 16-byte chunks of a row become float32 numbers, and how these are rounded to
-// chunks.
+// Element types: how words of 32 bits, and the 16-byte chunks of a row, become float32 numbers, and
+// how these are rounded to them.
 #ifndef JAX_EP_DEVICE_NUMBERS_CUH_
 #define JAX_EP_DEVICE_NUMBERS_CUH_
 

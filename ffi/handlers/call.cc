@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ffi/kernels/grouped_matmul.h"
 #include "ffi/kernels/transfer.h"
 
 namespace jax_ep {
@@ -82,7 +83,10 @@ BufferView ToView(const ffi::AnyBuffer& buffer) {
 TransferState::TransferState(const char* target, Config config)
     : target(target), config(std::move(config)), site(this->config.Groups(), LoadAllKernels) {}
 
-Status LoadAllKernels() { return LoadTransferKernels(); }
+Status LoadAllKernels() {
+  Status status = LoadTransferKernels();
+  return status.ok() ? LoadGroupedMatmul() : status;
+}
 
 Addresses::Addresses(const ffi::RemainingArgs& operands) {
   for (size_t i = 0; i < operands.size(); ++i) {

@@ -1,47 +1,95 @@
+#include "ffi/kernels/grouped_matmul.h"
+
+#include <mutex>
+#include <set>
+#include <type_traits>
+
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/operations.h"
+#include "ffi/kernels/launch.h"
 
 namespace jax_ep {
 namespace {
 
 // One matmul for each local expert. Nothing leaves the device, so there is no communicator.
+using Config = GroupedMatmulConfig;
+using Sizes = GroupedMatmulSizes;
+using Check = BufferCheck<Config, Sizes>;
+using Launch = decltype(&LaunchGroupedMatmul);
+static_assert(std::is_same_v<Launch, decltype(&LaunchGroupedMatmulRhsGradient)>);
+
+Status At(const char* target, Status status) {
+  if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
+  return status;
+}
+
+Status CheckForward(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
+  Status status = CheckGroupedMatmul(config, operands, results, sizes);
+  if (!status.ok()) return status;
+  return At(kGroupedMatmulTarget, CheckGroupedMatmulLaunch(config, *sizes));
+}
+
+Status CheckRhsGradient(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
+  Status status = CheckGroupedMatmulRhsGradient(config, operands, results, sizes);
+  if (!status.ok()) return status;
+  return At(kGroupedMatmulRhsGradientTarget, CheckGroupedMatmulRhsGradientLaunch(config, *sizes));
+}
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulTarget, CheckGroupedMatmul, attributes, operands, results);
+  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulTarget, CheckForward, attributes,
+                                             operands, results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
-  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulRhsGradientTarget, CheckGroupedMatmulRhsGradient, attributes,
-                         operands, results);
+  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient,
+                                             attributes, operands, results);
 }
 
-// Once an execution and device, before any device launches. The place to load kernels.
-ffi::Error Prepare(GroupedMatmulState* state, int32_t /*device*/) {
-  return ToError(NoKernels(state->target));
+// Loads the kernels on each device once; loading them at every execution would cost as much as a
+// small matmul.
+Status LoadOnce(int32_t device) {
+  static std::mutex mutex;
+  static auto& loaded = *new std::set<int32_t>;  // never destroyed: threads may outlive main
+  const std::lock_guard lock(mutex);
+  if (loaded.contains(device)) return {};
+  const CurrentDevice current(device);
+  Status status = current.status();
+  if (status.ok()) status = LoadGroupedMatmul();
+  if (status.ok()) loaded.insert(device);
+  return status;
 }
 
-// After prepare, on the stream of the execution.
-ffi::Error Initialize(GroupedMatmulState* state, cudaStream_t /*stream*/, int32_t /*device*/) {
-  return ToError(NoKernels(state->target));
+// Once an execution and device, before any device launches.
+ffi::Error Prepare(GroupedMatmulState* state, int32_t device) {
+  return ToError(At(state->target, LoadOnce(device)));
 }
 
-ffi::Error Execute(GroupedMatmulState* state, cudaStream_t /*stream*/, int32_t /*device*/,
+ffi::Error Initialize(GroupedMatmulState* /*state*/) { return ffi::Error::Success(); }
+
+ffi::Error ExecuteMatmul(Check check, Launch launch, GroupedMatmulState* state, cudaStream_t stream,
+                         const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
+  Sizes sizes;
+  Status status = CheckCallBuffers(check, state->config, operands, results, &sizes);
+  if (!status.ok()) return ToError(status);
+  // The check has seen three operands and one result.
+  const auto operand = [&](size_t i) { return operands.get<ffi::AnyBuffer>(i)->untyped_data(); };
+  void* const result = (**results.get<ffi::AnyBuffer>(0)).untyped_data();
+  status = launch(state->config, sizes, operand(0), operand(1),
+                  static_cast<const int32_t*>(operand(2)), result, stream);
+  return ToError(At(state->target, status));
+}
+
+ffi::Error Execute(GroupedMatmulState* state, cudaStream_t stream, int32_t /*device*/,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  GroupedMatmulSizes sizes;
-  Status status = CheckCallBuffers(CheckGroupedMatmul, state->config, operands, results, &sizes);
-  if (status.ok()) status = NoKernels(state->target);
-  return ToError(status);
+  return ExecuteMatmul(CheckForward, LaunchGroupedMatmul, state, stream, operands, results);
 }
 
-ffi::Error ExecuteRhsGradient(GroupedMatmulState* state, cudaStream_t /*stream*/,
-                              int32_t /*device*/, ffi::RemainingArgs operands,
-                              ffi::RemainingRets results) {
-  GroupedMatmulSizes sizes;
-  Status status =
-      CheckCallBuffers(CheckGroupedMatmulRhsGradient, state->config, operands, results, &sizes);
-  if (status.ok()) status = NoKernels(state->target);
-  return ToError(status);
+ffi::Error ExecuteRhsGradient(GroupedMatmulState* state, cudaStream_t stream, int32_t /*device*/,
+                              ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  return ExecuteMatmul(CheckRhsGradient, LaunchGroupedMatmulRhsGradient, state, stream, operands,
+                       results);
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
@@ -50,10 +98,7 @@ XLA_FFI_DEFINE_HANDLER(
     kPrepare, Prepare,
     ffi::Ffi::BindPrepare().Ctx<ffi::State<GroupedMatmulState>>().Ctx<ffi::DeviceOrdinal>());
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
-                       ffi::Ffi::BindInitialize()
-                           .Ctx<ffi::State<GroupedMatmulState>>()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>());
+                       ffi::Ffi::BindInitialize().Ctx<ffi::State<GroupedMatmulState>>());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<GroupedMatmulState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kExecuteRhsGradient, ExecuteRhsGradient,

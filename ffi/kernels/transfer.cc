@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "ffi/kernels/launch.h"
 #include "ffi/kernels/stages.h"
 
 namespace jax_ep {
@@ -31,11 +32,6 @@ RowType ToRowType(ElementType type) {
   return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
 }
 
-Status FromCuda(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  return FailedPrecondition(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
-}
-
 // The kernels of one call, launched in order until one fails.
 class Launcher {
  public:
@@ -47,7 +43,7 @@ class Launcher {
     WorkspaceLayout layout;
     status_ = CheckTransfer(call, &shape);
     if (status_.ok()) status_ = PlanWorkspace(shape, &layout);
-    if (status_.ok() && num_sms_ <= 0) FindNumSms();
+    if (status_.ok() && num_sms_ == 0) status_ = CountMultiprocessors(&num_sms_);
     if (!status_.ok()) return;
     call_.control = call.control;
     call_.fingerprint = Hash(
@@ -89,17 +85,6 @@ class Launcher {
   }
 
  private:
-  void FindNumSms() {
-    int device = 0;
-    int count = 1;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) {
-      error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    }
-    status_ = FromCuda(error, "the number of multiprocessors");
-    num_sms_ = count;
-  }
-
   Status status_;
   Call call_ = {};
   int64_t num_sms_;

@@ -1,0 +1,49 @@
+// What the kernels of a grouped matmul are given.
+#ifndef JAX_EP_DEVICE_MATMUL_PROBLEM_H_
+#define JAX_EP_DEVICE_MATMUL_PROBLEM_H_
+
+#include "ffi/device/integers.h"
+
+namespace jax_ep {
+
+// Row, column and tile numbers are 32-bit on the device, with room to count past the end.
+inline constexpr int64_t kMaxMatmulSize = int64_t{1} << 30;
+
+// For each group, out[m, n] = sum over k of left[m, k] * right[k, n].
+enum class MatmulKind {
+  kForward,            // m: the group's rows; left is lhs, right is rhs[group]
+  kForwardTransposed,  // the same, but rhs[group] is stored as [n, k]
+  kGradient            // k: the group's rows; left is stored as [k, m], out is [group, m, n]
+};
+
+// A row-major matrix.
+struct MatmulOperand {
+  const void* data;
+  int64_t pitch;    // elements from row to row
+  bool is_float32;  // to be rounded to the kernel's element type
+  bool is_aligned;  // every row begins at a multiple of 16 bytes
+};
+
+// Rows of the input that belong together. Negative sizes count as 0, rows past the last as none.
+struct GroupRows {
+  const int32_t* sizes;
+  int32_t num_groups;
+  int32_t num_rows;  // of all groups and the tail
+  bool with_tail;    // what follows the last group is one more group, whose index is num_groups
+};
+
+struct MatmulProblem {
+  MatmulOperand left;
+  MatmulOperand right;
+  void* out;
+  bool out_is_float32;  // else of the kernel's element type
+  bool out_is_aligned;  // a lane's neighbouring elements may be stored at once
+  int32_t num_m;        // kGradient only
+  int32_t num_n;
+  int32_t num_k;  // forward only
+  GroupRows rows;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_MATMUL_PROBLEM_H_

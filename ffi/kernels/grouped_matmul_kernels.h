@@ -1,0 +1,28 @@
+// The kernels of a grouped matmul, for the launch.
+#ifndef JAX_EP_KERNELS_GROUPED_MATMUL_KERNELS_H_
+#define JAX_EP_KERNELS_GROUPED_MATMUL_KERNELS_H_
+
+#include "ffi/device/matmul_problem.h"
+
+namespace jax_ep {
+
+// Any number of blocks gives the same result, one for each multiprocessor at most the best time.
+struct MatmulKernel {
+  const void* address;  // of a kernel whose one parameter is a MatmulProblem
+  int threads;
+  int shared_bytes;
+  int tile_m;
+  int tile_n;
+  int stored_elements;  // neighbours that a lane stores at once if MatmulProblem::out_is_aligned
+};
+
+#ifndef __CUDACC_RTC__
+MatmulKernel Float32MatmulKernel(MatmulKind kind);
+
+// `copied`: both operands are aligned and of 16 bits, which is faster.
+MatmulKernel SixteenBitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool copied);
+#endif
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_GROUPED_MATMUL_KERNELS_H_

@@ -1,0 +1,30 @@
+#include "ffi/kernels/launch.h"
+
+namespace jax_ep {
+
+Status FromCuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());  // not to be found by whoever asks next
+  return FailedPrecondition(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
+}
+
+Status CountMultiprocessors(int64_t* count) {
+  int device = 0;
+  int value = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
+  }
+  *count = value;
+  return FromCuda(error, "the number of multiprocessors");
+}
+
+CurrentDevice::CurrentDevice(int device) {
+  cudaError_t error = cudaGetDevice(&before_);
+  if (error == cudaSuccess) error = cudaSetDevice(device);
+  status_ = FromCuda(error, "choosing a device");
+}
+
+CurrentDevice::~CurrentDevice() { static_cast<void>(cudaSetDevice(before_)); }
+
+}  // namespace jax_ep

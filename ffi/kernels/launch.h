@@ -1,0 +1,35 @@
+// What every launch asks of the CUDA runtime, with errors that say what failed.
+#ifndef JAX_EP_KERNELS_LAUNCH_H_
+#define JAX_EP_KERNELS_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+Status FromCuda(cudaError_t error, const char* what);
+
+// Of the current device.
+Status CountMultiprocessors(int64_t* count);
+
+// Makes `device` current for this thread until the end of the scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice();
+
+  const Status& status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  Status status_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_LAUNCH_H_

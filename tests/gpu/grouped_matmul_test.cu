@@ -1,0 +1,273 @@
+// Compares the kernels of ffi/kernels/grouped_matmul.h with loops in float64, on the current GPU.
+//
+//   grouped_matmul_test [MODE [N]]
+//
+//   check   every check (the default). N: only every Nth of the random cases
+//   small   small checks, each buffer an allocation of its own: for compute-sanitizer
+//   time    TFLOP/s, on inputs that the L2 cache does not hold
+//   all     check, then time
+//
+// Needs 12 GB of free memory for check and 20 GB for time.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/matmul_runner.h"
+#include "tests/gpu/matmul_timing.h"
+
+namespace harness {
+namespace {
+
+int failures = 0;
+
+void Report(bool ok, const std::string& what, const std::string& details) {
+  std::printf("%s %s%s%s\n", ok ? "PASS" : "FAIL", what.c_str(), details.empty() ? "" : ": ",
+              details.c_str());
+  std::fflush(stdout);
+  if (!ok) ++failures;
+}
+
+std::string Describe(const Case& c, const std::string& pattern) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%s M=%lld K=%lld N=%lld G=%zu %s zero_tail=%d num_sms=%lld%s",
+                c.kind.Name().c_str(), static_cast<long long>(c.m), static_cast<long long>(c.k),
+                static_cast<long long>(c.n), c.sizes.size(), pattern.c_str(), c.zero_tail,
+                static_cast<long long>(c.num_sms), c.misaligned ? " misaligned" : "");
+  return text;
+}
+
+// ---- every kind on many shapes and group sizes
+
+struct Total {
+  int cases = 0;
+  int failed = 0;
+  double excess = 0;
+  double error = 0;
+};
+
+struct Shape {
+  int64_t m, k, n;
+  bool misaligned = false;
+};
+
+void CheckPatterns(const std::vector<Shape>& shapes, const std::vector<int>& group_counts,
+                   int every) {
+  uint64_t index = 0;
+  for (const Kind& kind : Kinds()) {
+    Total total;
+    Case c{.kind = kind, .m = 0, .k = 0, .n = 0, .sizes = {}};
+    Runner runner({.kind = kind, .m = 1, .k = 1, .n = 1, .sizes = {1}});
+    for (const Shape& shape : shapes) {
+      for (int groups : group_counts) {
+        for (const Pattern& pattern : Patterns(shape.m, groups)) {
+          ++index;
+          if (every > 1 && Hash(77, index) % every != 0) continue;
+          c.m = shape.m, c.k = shape.k, c.n = shape.n;
+          c.sizes = pattern.sizes;
+          c.misaligned = shape.misaligned;
+          c.zero_tail = kind.is_gradient || index % 2 == 0;
+          c.num_sms = index % 3 == 0 ? 0 : index % 3 == 1 ? 1 : 5;
+          runner.Prepare(c);
+          const Outcome outcome = runner.Run();
+          ++total.cases;
+          total.excess = std::max(total.excess, outcome.excess);
+          total.error = std::max(total.error, outcome.error);
+          if (!outcome.ok && total.failed++ < 3) {
+            std::printf("  %s: %s\n", Describe(c, pattern.name).c_str(), outcome.problem.c_str());
+          }
+        }
+      }
+    }
+    char text[160];
+    std::snprintf(text, sizeof text,
+                  "%d of %d cases; worst error %.2g of the sum of absolute products, %.2f of the "
+                  "tolerance",
+                  total.cases - total.failed, total.cases, total.error, total.excess);
+    Report(total.failed == 0, kind.Name(), text);
+  }
+}
+
+// ---- single properties
+
+void CheckEmptyShapes() {
+  int failed = 0;
+  int cases = 0;
+  for (const Kind& kind : Kinds()) {
+    for (const Shape& s : {Shape{0, 64, 64}, {70, 0, 64}, {70, 64, 0}, {0, 0, 0}}) {
+      Runner runner({.kind = kind, .m = s.m, .k = s.k, .n = s.n, .sizes = {30, 0, 20}});
+      ++cases;
+      if (const Outcome outcome = runner.Run(); !outcome.ok) {
+        ++failed;
+        std::printf("  %s M=%d K=%d N=%d: %s\n", kind.Name().c_str(), int(s.m), int(s.k), int(s.n),
+                    outcome.problem.c_str());
+      }
+    }
+  }
+  Report(failed == 0, "sizes of zero", std::to_string(cases) + " cases");
+}
+
+void CheckDeterminism(int64_t m, int64_t k, int64_t n) {
+  bool same = true;
+  for (const Kind& kind : Kinds()) {
+    Runner runner({.kind = kind, .m = m, .k = k, .n = n, .sizes = Cut(m * 9 / 10, 7, 5)});
+    std::vector<std::vector<uint8_t>> results;
+    for (int64_t num_sms : {0, 0, 1, 3, 1000}) {
+      runner.SetNumSms(num_sms);
+      runner.ClearOut();
+      if (!runner.Launch().ok()) same = false;
+      results.push_back(runner.Result());
+      same = same && results.back() == results.front();
+    }
+  }
+  Report(same, "bits do not depend on the run or num_sms", "");
+}
+
+void CheckMessages() {
+  using jax_ep::GroupedMatmulSizes;
+  bool ok = true;
+  jax_ep::GroupedMatmulConfig config;
+  const auto expect = [&](const char* what, GroupedMatmulSizes sizes, bool gradient) {
+    const jax_ep::Status status =
+        (gradient ? jax_ep::LaunchGroupedMatmulRhsGradient : jax_ep::LaunchGroupedMatmul)(
+            config, sizes, nullptr, nullptr, nullptr, nullptr, nullptr);
+    std::printf("  %s: %s\n", what, status.message.c_str());
+    ok = ok && !status.ok();
+  };
+  expect("f32 lhs, bf16 rhs", {2, 8, 8, 8, kF32, kBF16, kF32}, false);
+  expect("f16 lhs, bf16 rhs", {2, 8, 8, 8, kF16, kBF16, kF16}, false);
+  expect("bf16 lhs, f16 result", {2, 8, 8, 8, kBF16, kBF16, kF16}, false);
+  expect("bf16 lhs, f32 out_gradient", {2, 8, 8, 8, kBF16, kBF16, kF32}, true);
+  expect("no type", {2, 8, 8, 8, jax_ep::kOther, kBF16, kF32}, true);
+  expect("too many rows", {2, int64_t{1} << 31, 8, 8, kBF16, kBF16, kBF16}, false);
+  config.num_sms = -1;
+  expect("num_sms of -1", {2, 8, 8, 8, kBF16, kBF16, kBF16}, false);
+  Report(ok, "what cannot run is an error with a message", "");
+}
+
+void CheckGraph() {
+  bool ok = true;
+  for (const Kind& kind : Kinds()) {
+    Case c{.kind = kind, .m = 700, .k = 136, .n = 264, .sizes = Cut(600, 9, 6)};
+    for (int32_t& size : c.sizes) ++size;  // every matrix of rhs has numbers
+    Runner runner(c);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    Require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    ok = ok && runner.Launch(stream).ok();
+    Require(cudaStreamEndCapture(stream, &graph), "capture");
+    Require(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    const auto end = Rows(c.sizes, c.m).end;  // rows past it are NaN
+    for (const std::vector<int32_t>& sizes :
+         {c.sizes, Cut(end, 9, 7), Cut(end / 2, 9, 8), std::vector<int32_t>(9, 0)}) {
+      runner.SetSizes(sizes);
+      runner.ClearOut();
+      Require(cudaDeviceSynchronize(), "setting up");
+      Require(cudaGraphLaunch(executable, stream), "replay");
+      ok = ok && runner.Check().ok;
+    }
+    Require(cudaGraphExecDestroy(executable), "destroy");
+    Require(cudaGraphDestroy(graph), "destroy");
+    Require(cudaStreamDestroy(stream), "destroy");
+  }
+  Report(ok, "a captured launch follows the group sizes", "");
+}
+
+// More than 2^31 elements, and 4 times as many bytes, in every operand and result.
+void CheckLarge() {
+  const auto check = [](const char* what, const Case& c) {
+    Runner runner(c);
+    const Outcome outcome = runner.Run();
+    char text[128];
+    std::snprintf(text, sizeof text, "worst error %.2g, %.2f of the tolerance %s", outcome.error,
+                  outcome.excess, outcome.problem.c_str());
+    Report(outcome.ok, what, text);
+  };
+  const int64_t rows = (int64_t{1} << 20) + 77;
+  const int64_t samples = 1 << 18;
+  check("large lhs", {.kind = {false, false, kBF16, kBF16, kBF16},
+                      .m = rows,
+                      .k = 2304,
+                      .n = 64,
+                      .sizes = Cut(rows - 1000, 512, 9),
+                      .num_samples = samples});
+  check("large result", {.kind = {false, true, kBF16, kBF16, kBF16},
+                         .m = rows,
+                         .k = 64,
+                         .n = 2304,
+                         .sizes = Cut(rows - 1000, 500, 10),
+                         .num_samples = samples});
+  check("large rhs", {.kind = {false, false, kBF16, kBF16, kBF16},
+                      .m = 4096,
+                      .k = 2304,
+                      .n = 2048,
+                      .sizes = Cut(4000, 512, 11),
+                      .num_samples = samples});
+  check("large float32 rhs", {.kind = {false, true, kBF16, kF32, kBF16},
+                              .m = 4096,
+                              .k = 2304,
+                              .n = 2048,
+                              .sizes = Cut(4000, 512, 11),
+                              .num_samples = samples});
+  check("large gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
+                           .m = 65536,
+                           .k = 2304,
+                           .n = 2048,
+                           .sizes = Cut(65000, 512, 12),
+                           .num_samples = samples});
+  check("large float32", {.kind = {false, false, kF32, kF32, kF32},
+                          .m = rows,
+                          .k = 2304,
+                          .n = 16,
+                          .sizes = Cut(rows - 1000, 512, 9),
+                          .num_samples = samples});
+  check("large float32 gradient", {.kind = {true, true, kF32, kF32, kF32},
+                                   .m = 4096,
+                                   .k = 2304,
+                                   .n = 2048,
+                                   .sizes = Cut(4000, 512, 12),
+                                   .num_samples = samples});
+}
+
+int Main(const std::string& mode, int every) {
+  const bool checks = mode == "check" || mode == "all";
+  if (!checks && mode != "small" && mode != "time") {
+    std::printf("FAIL there is no mode %s; expected check, small, time or all\n", mode.c_str());
+    return 1;
+  }
+  if (const jax_ep::Status status = jax_ep::LoadGroupedMatmul(); !status.ok()) {
+    Report(false, "loading", status.message);
+  } else if (mode == "small") {
+    GuardedBuffer::exact = true;
+    CheckPatterns({{200, 72, 264, false}, {130, 33, 35, false}, {70, 40, 48, true}}, {3},
+                  std::max(every, 4));
+    CheckEmptyShapes();
+  } else if (checks) {
+    // Multiples of 16 bytes; whole tiles; nothing even; single elements; misaligned addresses.
+    CheckPatterns({{300, 64, 72, false},
+                   {257, 200, 520, false},
+                   {513, 96, 256, false},
+                   {130, 33, 7, false},
+                   {200, 71, 261, false},
+                   {140, 36, 132, false},
+                   {64, 1, 1, false},
+                   {150, 40, 264, true}},
+                  {1, 5, 40, 64}, every);
+    CheckEmptyShapes();
+    CheckMessages();
+    CheckDeterminism(300, 136, 272);
+    CheckGraph();
+    CheckLarge();
+  }
+  if (failures == 0 && (mode == "time" || mode == "all")) TimeAll();
+  std::printf("%s grouped_matmul_test: %s\n", failures == 0 ? "PASS" : "FAIL", mode.c_str());
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace harness
+
+int main(int argc, char** argv) {
+  return harness::Main(argc > 1 ? argv[1] : "check", argc > 2 ? std::atoi(argv[2]) : 1);
+}
