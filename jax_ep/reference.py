@@ -178,11 +178,14 @@ def _make_plan(
     local = sent_expert - rank * num_local
     is_mine = (local >= 0) & (local < num_local) & (sent_expert >= 0)
     row = first_row.at[source, local].get(mode="clip") + sent_position
+    place = jnp.where(is_mine, row, num_rows)
     row_source = (
         jnp.full((num_rows, 3), -1)
-        .at[jnp.where(is_mine, row, num_rows)]
+        .at[place]
         .set(jnp.stack([source, token, choice], 1), mode="drop")
     )
+    slot = _slots(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
+    row_slot = jnp.full(num_rows, -1).at[place].set(jnp.repeat(slot, top_k), mode="drop")
 
     num_bad = jnp.sum((topk_ids < -1) | (topk_ids >= num_experts))
     arrays = PlanArrays(
@@ -190,7 +193,9 @@ def _make_plan(
         real_group_sizes=real_sizes,
         row_offsets=offsets,
         row_source=row_source,
+        row_slot=row_slot,
         kept=kept.reshape(num_tokens, top_k),
+        destination=jnp.where(kept, expert // num_local, -1).reshape(num_tokens, top_k),
         num_received=demand[None],
         num_dropped=(demand - real_sizes.sum())[None],
         num_bad_ids=num_bad[None],
@@ -208,6 +213,13 @@ def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Arra
     first = jnp.cumsum(counts) - counts
     position = jnp.arange(expert.size) - first[expert[order]]
     return jnp.zeros_like(expert).at[order].set(position.astype(expert.dtype)), counts[:-1]
+
+
+def _slots(expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array) -> jax.Array:
+    """Of the ranks that each token [tokens, choices] visits, how many are below `rank`."""
+    destination = jnp.where(expert >= 0, expert // num_local, num_ranks)
+    is_visited = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
+    return (is_visited & (jnp.arange(num_ranks) < rank)).sum(1)
 
 
 def _kept_counts(counts: jax.Array, num_rows: int, row_align: int) -> jax.Array:
