@@ -40,8 +40,7 @@ def dispatch_backward(sizes: Sizes, zero_tail: bool):
 @functools.cache
 def combine_backward(sizes: Sizes, zero_tail: bool):
     def f(ids, y, row_weights, out_bar):
-        nothing = jnp.zeros((sizes.num_tokens, 1), y.dtype)
-        plan = sizes.dispatch(nothing, ids, None, zero_tail=zero_tail).plan
+        plan = sizes.dispatch(sizes.nothing(y.dtype), ids, None, zero_tail=zero_tail).plan
         forward = lambda y, row_weights: jax_ep.combine(y, plan, row_weights)
         return jax.vjp(forward, y, row_weights)[1](out_bar)
 

@@ -164,7 +164,7 @@ def check_combine(dtype=np.float32, sizes=SIZES):
 
     def f(ids, y, row_weights):
         # The plan is made by numpy: only combine is under test.
-        plan = sizes.dispatch(jnp.zeros((sizes.num_tokens, 1), y.dtype), ids, None).plan
+        plan = sizes.dispatch(sizes.nothing(y.dtype), ids, None).plan
         return jax_ep.combine(y, plan, row_weights, implementation="xla")
 
     out = testing.sharded(f, sizes.mesh)(*testing.merge_ranks((ids, y, row_weights)))
