@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import tier
 from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec as P
 from testing import Sizes
 
 import jax_ep
@@ -110,8 +111,10 @@ def a_device_is_full(full: int):
         rows, _, _, plan = sizes.dispatch(x, ids, None)
         return jax_ep.combine(rows, plan, None), plan.num_received
 
+    small = Layer()
+    small.check()  # kernels are loaded, communicators are made
     run = testing.sharded(f, sizes.mesh)
-    place = lambda a: jax.device_put(a, jax.NamedSharding(sizes.mesh, jax.P("expert")))
+    place = lambda a: jax.device_put(a, jax.NamedSharding(sizes.mesh, P("expert")))
     x = place(jnp.ones((RANKS * sizes.num_tokens, sizes.hidden), jnp.bfloat16))
     ids = np.full((RANKS * sizes.num_tokens, 2), -1, np.int32)
     ids[:: sizes.num_tokens, 0] = 0  # one token of each rank, to rank 0
@@ -130,6 +133,7 @@ def a_device_is_full(full: int):
                 raise AssertionError("the workspace cannot have fitted")
             assert f"jax_ep: out of memory on GPU {full}: " in text, text
             assert f" {needed} bytes" in text and "XLA_PYTHON_CLIENT_MEM_FRACTION" in text, text
+    small.check()
     out, received = run(x, ids)
     np.testing.assert_array_equal(np.asarray(out[:: sizes.num_tokens, 0], np.float32), 1)
     assert int(received.sum()) == RANKS
@@ -140,7 +144,7 @@ CHILDREN = {f.__name__: f for f in (a_rank_never_enters, a_device_is_full)}
 
 
 class FaultTest(parameterized.TestCase):
-    @parameterized.parameters(*sorted({0, RANKS - 1}))
+    @parameterized.parameters((0,), (RANKS - 1,))
     @tier.needs_gpus(2)
     def test_a_rank_never_enters(self, missing):
         # Replays of a captured graph do not ask who is absent.
