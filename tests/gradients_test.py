@@ -217,7 +217,8 @@ class WholeTest(parameterized.TestCase):
             testing.assert_close(got, expected, steps=256)
 
     def test_finite_differences(self):
-        sizes = Sizes(ODD, num_local=2, num_tokens=4, top_k=2, row_align=2, recv_capacity=8)
+        # on any number of ranks there are 8 choices a rank, and room for 6
+        sizes = Sizes(ODD, num_local=2, num_tokens=4, top_k=2, row_align=2, recv_capacity=6)
         ids, floats = self.arguments(sizes, "uniform")
         self.assertGreater(sum(int(plan.num_dropped[0]) for plan in sizes.plans(ids)), 0)
         layer = scaled_and_biased(sizes)
