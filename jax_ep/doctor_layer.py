@@ -32,11 +32,10 @@ def run(
     environment = {
         "JAX_EP_ENTRY_TIMEOUT_S": str(deadline / 2),
         "JAX_EP_PROGRESS_TIMEOUT_S": str(deadline / 2),
-        "JAX_EP_DOCTOR_DEADLINE_S": str(deadline),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
     with subprocess.Popen(
-        command,
+        [*command, str(deadline)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -69,7 +68,7 @@ def _how_it_ended(status: int) -> str:
 # ---- in the process
 
 
-def main() -> None:
+def main(deadline: float = DEADLINE_SECONDS) -> None:
     """Goes through the stages."""
     import jax
 
@@ -85,7 +84,6 @@ def main() -> None:
     say(stage="compile", implementation=implementation, reason=reason, probes=probes())
     layer = Layer()
     say(stage="run")
-    deadline = float(os.environ.get("JAX_EP_DOCTOR_DEADLINE_S", DEADLINE_SECONDS))
     faulthandler.dump_traceback_later(deadline, exit=True)
     error = layer.largest_error()
     faulthandler.cancel_dump_traceback_later()
@@ -169,4 +167,4 @@ class Layer:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(float, sys.argv[1:2]))

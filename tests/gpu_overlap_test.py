@@ -79,7 +79,7 @@ def train_step(parameters, statistics, step):
         ids = lax.top_k(scores, TOP_K)[1].astype(jnp.int32)
         x = jax.random.normal(key, (TOKENS, HIDDEN))
         loss, gradients = jax.value_and_grad(loss_of_rank)(parameters, x, ids)
-        update = lambda p, g: p - 0.01 * g
+        update = lambda p, g: p - 0.5 * g
         parameters = jax.tree.map(update, parameters, gradients)
         return parameters, lax.psum(statistics, BOTH)[None], lax.pmean(loss, BOTH)
 
@@ -127,7 +127,7 @@ class OverlapTest(parameterized.TestCase):
         losses = self.losses(MODES[mode], JAX_EP_TEST_DELAY_US="50")
         same = np.mean(losses == self.expected)
         print(f"{mode}: {self.steps} steps, {same:.1%} of the losses equal in all bits")
-        np.testing.assert_allclose(losses, self.expected, rtol=1e-5)
+        np.testing.assert_allclose(losses, self.expected, rtol=1e-4)
 
 
 if __name__ == "__main__":

@@ -298,6 +298,21 @@ def assert_close(actual, expected, message="", *, dtype=None, steps=8):
     )
 
 
+def assert_sums(actual, exact, magnitudes, num_terms, message=""):
+    """Sums of `num_terms` products in float32 in any order, rounded once to the result's dtype.
+
+    A step of such a sum errs by at most one unit in the last place of the sum of magnitudes: half for float32 as it is
+    specified, one for tensor cores, which cut off. `exact` and `magnitudes` are float64.
+    """
+    actual = np.asarray(actual)
+    bound = num_terms * np.finfo(np.float32).eps * magnitudes
+    if actual.dtype != np.float32:
+        info = jnp.finfo(actual.dtype)
+        bound = bound + float(info.eps) / 2 * (np.abs(exact) + bound) + float(info.tiny)
+    error = np.abs(actual.astype(np.float64) - exact)
+    assert (error <= bound).all(), f"{message}: {np.max(error / np.maximum(bound, 1e-300))} bounds"
+
+
 def assert_plan(plan: jax_ep.Plan | dict, plans: list[numpy_moe.Plan], message=""):
     """Every field of a plan that came out by P(axis), as all ranks hold it."""
     arrays = plan if isinstance(plan, dict) else plan_arrays(plan)
