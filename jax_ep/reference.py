@@ -85,10 +85,9 @@ def combine(
     results = [_poison(_sum_over_ranks(partial_sums, axis).astype(y.dtype), plan)]
 
     if has_scalars:
-        scalars = jnp.zeros(num_slots).at[slot].set(optional[-1], mode="drop")
-        # At most one rank has a row of a choice, so the sum over ranks is exact.
-        by_choice = _sum_over_ranks(scalars.reshape(axis.size, num_tokens, top_k), axis)
-        results.append(_poison(by_choice, plan))
+        scalars = jnp.zeros(num_slots, jnp.float32).at[slot].set(optional[-1], mode="drop")
+        arrived = lax.all_to_all(scalars.reshape(axis.size, num_tokens, top_k), axis.name, 0, 0)
+        results.append(_poison(_choose_rank(arrived, plan.destination), plan))
     return tuple(results)
 
 
@@ -285,7 +284,16 @@ def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
     total = jnp.zeros(values.shape[1:], jnp.float32)
     for rank in range(axis.size):
         total = total + arrived[rank].astype(jnp.float32)
-    return total
+    # A sum that begins with zero is never -0, but XLA leaves the zero out.
+    return jnp.where(total == 0, 0, total)
+
+
+def _choose_rank(values: jax.Array, destination: jax.Array) -> jax.Array:
+    """values[destination] of every choice, bit by bit; zero where there is none."""
+    chosen = jnp.zeros_like(values[0])
+    for rank in range(values.shape[0]):
+        chosen = jnp.where(destination == rank, values[rank], chosen)
+    return chosen
 
 
 def _fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -26,12 +25,11 @@ def run(file: str, *arguments: str, flags: str = "", timeout: float = 300, **env
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # what catches SIGTERM would live on
+        process.kill()  # it may hold on to SIGTERM
         output, errors = process.communicate()
         raise AssertionError(
             f"no end after {timeout} s: {changed}\n{output}\n{errors[-8000:]}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest.mock
 
@@ -31,6 +34,21 @@ class TierTest(parameterized.TestCase):
         self.assertEqual(of_cpu | of_gpu, every)
         self.assertEqual(of_gpu - of_cpu, {name for name in every if name.startswith("gpu_")})
         self.assertContainsSubset({f"{name}_test.py" for name in tier.ON_BOTH}, of_cpu)
+
+    @parameterized.parameters(1, 2, 4)
+    def test_suites_of_gpus_can_be_imported_with_so_many_devices(self, gpus):
+        """With CPU devices in their place: what a suite derives from the number of devices can be made."""
+        code = (
+            f"import sys; sys.path.insert(0, {str(tier.FOLDER)!r}); import importlib, tier, testing\n"
+            "for path in tier.suites(): importlib.import_module(path.stem)\n"
+            f"assert testing.NUM_DEVICES == {gpus} and len(tier.suites()) > 15"
+        )
+        rehearsal = {
+            "JAX_EP_TEST_TIER": f"gpu{gpus}",
+            "JAX_PLATFORMS": "cpu",
+            "JAX_EP_IMPLEMENTATION": "xla",
+        }
+        subprocess.run([sys.executable, "-c", code], env=os.environ | rehearsal, check=True)
 
     def test_marks(self):
         @tier.only_on_cpu
