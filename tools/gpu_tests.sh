@@ -5,8 +5,10 @@
 #   tools/gpu_tests.sh 2 tests/plan_test.py  some files, or any arguments of pytest; nothing goes on record
 #
 #   PYTHON=...   the interpreter that has jax_ep, jax, pytest, pytest-xdist, absl-py, hypothesis, flax (python3)
-#   JOBS=...     processes that share the GPUs (default 4); what measures or breaks them runs alone afterwards
-#   LIMIT=...    seconds after which either of the two parts is killed (default 560)
+#   JOBS=...     processes that share the GPUs (default 4) in the part "shared"; what measures or breaks
+#                them, or takes long, is the part "alone"
+#   PARTS=...    which of the two to run (default "shared alone"); the other's report is taken as it is
+#   LIMIT=...    seconds after which a part is killed (default 1200)
 #   RESULTS=...  where pytest's reports and the log go (default build/gpu_tests)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +17,8 @@ gpus=${1:?how many GPUs: tools/gpu_tests.sh 1, 2 or 4}
 shift
 python=${PYTHON:-python3}
 jobs=${JOBS:-4}
-limit=${LIMIT:-560}
+parts=${PARTS:-shared alone}
+limit=${LIMIT:-1200}
 results=${RESULTS:-build/gpu_tests}
 export JAX_EP_TEST_TIER=gpu$gpus PYTHONUNBUFFERED=1
 mkdir -p "$results"
@@ -37,10 +40,15 @@ if [ $# -gt 0 ]; then
   run chosen "$@"
   exit
 fi
-rm -f "$results/gpu$gpus"-{shared,alone}.xml
-processes=()
-[ "$jobs" -le 1 ] || processes=(-n "$jobs" --dist loadfile)
-run shared "${processes[@]}" "${alone[@]/#/--ignore=}" || status=1
-run alone "${alone[@]}" || status=1
+shared=("${alone[@]/#/--ignore=}")
+[ "$jobs" -le 1 ] || shared+=(-n "$jobs" --dist loadfile)
+for part in $parts; do
+  rm -f "$results/gpu$gpus-$part.xml"
+  case $part in
+    shared) run shared "${shared[@]}" ;;
+    alone) run alone "${alone[@]}" ;;
+    *) echo "PARTS=$parts: expected shared, alone, or both" >&2 && false ;;
+  esac || status=1
+done
 "$python" -P tools/gpu_record.py "gpu$gpus" "$results/gpu$gpus"-{shared,alone}.xml || status=1
 exit $status
