@@ -114,14 +114,22 @@ def old_driver(facts: Facts) -> Verdict | None:
 
 
 def jax_without_cuda(facts: Facts) -> Verdict | None:
-    """JAX for CPUs on a machine with a GPU."""
+    """JAX that runs on the CPU of a machine with a GPU."""
     platform = facts["trial"].get("platform")
     if not has_gpu(facts) or platform is None or platform in ("gpu", "cuda"):
         return None
+    summary = f"there is a GPU, but JAX runs on {platform}"
+    chosen = facts["environment"].get("JAX_PLATFORMS")
+    if chosen:
+        return broken(f"{summary}: JAX_PLATFORMS={chosen}", "Unset JAX_PLATFORMS.")
+    for name, version in facts["versions"].items():
+        if version and name.startswith("jax-cuda"):
+            return broken(
+                f"{summary}, though {name} is installed",
+                "See why it does not start: python -c \"import jax; jax.devices('cuda')\".",
+            )
     return broken(
-        f"there is a GPU, but JAX runs on {platform}",
-        "Install JAX for it: pip install 'jax-ep[cuda13]', or [cuda12] for CUDA 12. If it is "
-        "installed, unset JAX_PLATFORMS.",
+        summary, "Install JAX for it: pip install 'jax-ep[cuda13]', or [cuda12] for CUDA 12."
     )
 
 

@@ -19,6 +19,8 @@ from jax_ep import _ffi
 
 PACKAGES = ("jax-ep", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "numpy")
 DEVICE_FILES = ("nvidiactl", "nvidia-uvm")  # besides one for each GPU
+ENVIRONMENT = ("JAX_EP_", "JAX_PLATFORMS", "NVIDIA_VISIBLE", "CUDA_VISIBLE", "NCCL_", "XLA_")
+
 # What containers get by default is too little.
 SMALL_SHM_BYTES = 64 * 2**20
 SMALL_LOCKED_BYTES = 64 * 2**10
@@ -45,9 +47,7 @@ def collect() -> dict[str, Any]:
         "build": jax_ep.build_info(),
         "driver_problem": _ffi.driver_problem(),
         "environment": {
-            name: value
-            for name, value in os.environ.items()
-            if name.startswith(("JAX_EP_", "NVIDIA_VISIBLE", "CUDA_VISIBLE", "NCCL_"))
+            name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)
         },
         "container": container(),
         **nvml(),

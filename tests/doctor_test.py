@@ -33,6 +33,7 @@ CRASHED = ON_GPU | FAILED | {"stage": "run"}
 HUNG = CRASHED | {"timed_out": True}
 
 CPU_MACHINE = {
+    "versions": {"jax": "0.11.2", "jax-cuda13-plugin": None},
     "build": {"cuda": True, "cuda_version": "13.0"},
     "driver_problem": "no NVIDIA driver can be loaded; this build of jax_ep needs one",
     "environment": {},
@@ -84,7 +85,14 @@ CAUSES = {
         changed(GPU_MACHINE, driver_problem="the NVIDIA driver supports CUDA 12.4; this build needs 13.0", trial=CRASHED),
         "CUDA 12.4.*driver 580.1", "Update the NVIDIA driver",
     ),
-    "jax_without_cuda": (changed(GPU_MACHINE, trial=ON_CPU), "JAX runs on cpu", "cuda13"),
+    "jax_without_cuda": (changed(GPU_MACHINE, trial=ON_CPU), "JAX runs on cpu$", "cuda13"),
+    "jax_without_cuda: chosen": (
+        changed(GPU_MACHINE, environment={"JAX_PLATFORMS": "cpu"}, trial=ON_CPU), "JAX_PLATFORMS=cpu", "Unset",
+    ),
+    "jax_without_cuda: its plugin does not start": (
+        changed(GPU_MACHINE, versions={"jax-cuda13-plugin": "0.11.2"}, trial=ON_CPU),
+        "though jax-cuda13-plugin is installed", "See why",
+    ),
     "no_code_for_the_gpu": (
         changed(GPU_MACHINE, trial=CRASHED | {"probes": [{"ordinal": 1, "name": "V100", "error": "no code for 7.0"}]}),
         "GPU 1 .V100. runs no kernel: no code for 7.0", "CMAKE_CUDA_ARCHITECTURES",
