@@ -4,11 +4,12 @@
 
 TESTS ?= tests
 JOBS ?= 2
+GPUS ?= $(shell nvidia-smi -L 2>/dev/null | wc -l)
 ARGS ?=
 CC_FILES = find ffi tests/ffi -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .DEFAULT_GOAL := help
-.PHONY: help environment example test cc_test wheel lint format ci clean
+.PHONY: help environment example test cc_test gpu_test wheel lint format ci clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z_]*\):.*  ## /  make \1#/p' Makefile | awk -F '#' '{printf "%-16s %s\n", $$1, $$2}'
@@ -25,6 +26,9 @@ cc_test: environment  ## run the C++ unit tests alone
 	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python -DJAX_EP_CUDA=OFF -DJAX_EP_BUILD_MODULE=OFF -DJAX_EP_BUILD_TESTS=ON
 	@.venv/bin/cmake --build build/cc_test -- --quiet
 	.venv/bin/ctest --test-dir build/cc_test --output-on-failure
+
+gpu_test: environment  ## run the tests of this machine's GPUs, and write tests/gpu_record.json (GPUS=1, 2 or 4)
+	PYTHON=.venv/bin/python tools/gpu_tests.sh $(GPUS)
 
 lint: environment  ## check formatting and types
 	.venv/bin/ruff check .

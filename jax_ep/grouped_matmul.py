@@ -154,7 +154,10 @@ def _rhs_gradient_attributes(avals: list[Aval], params: MatmulParams) -> dict[st
 
 
 def _unsupported(avals: list[Aval], params: MatmulParams) -> str | None:
-    return None
+    left, right, groups = (aval.shape for aval in avals)
+    return lowering.too_many(
+        num_rows=left[0], num_groups=groups[0], matrix_size=max(left[1], *right[1:])
+    )
 
 
 grouped_matmul_p = lowering.define_primitive(

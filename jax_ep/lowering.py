@@ -17,6 +17,8 @@ from jax_ep import compat, runtime
 from jax_ep.errors import ArgumentError, DtypeError, UnavailableError
 
 ROW_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+MAX_ITEMS = 2**30
+"""Rows, choices or experts that the kernels take: they count them in 32 bits."""
 
 
 def define_primitive(
@@ -140,6 +142,14 @@ def check_num_sms(operation: str, num_sms: int | None) -> int:
 
 
 # ---- lowering
+
+
+def too_many(**counts: int) -> str | None:
+    """The reason that one of these is more than the kernels take, for `unsupported`."""
+    for name, count in counts.items():
+        if count > MAX_ITEMS:
+            return f"{name} is {count}; the kernels take up to {MAX_ITEMS}"
+    return None
 
 
 def _no_cuda_build() -> str | None:

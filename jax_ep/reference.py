@@ -85,10 +85,9 @@ def combine(
     results = [_poison(_sum_over_ranks(partial_sums, axis).astype(y.dtype), plan)]
 
     if has_scalars:
-        scalars = jnp.zeros(num_slots).at[slot].set(optional[-1], mode="drop")
-        # At most one rank has a row of a choice, so the sum over ranks is exact.
-        by_choice = _sum_over_ranks(scalars.reshape(axis.size, num_tokens, top_k), axis)
-        results.append(_poison(by_choice, plan))
+        scalars = jnp.zeros(num_slots, jnp.float32).at[slot].set(optional[-1], mode="drop")
+        arrived = lax.all_to_all(scalars.reshape(axis.size, num_tokens, top_k), axis.name, 0, 0)
+        results.append(_poison(_choose_rank(arrived, plan.destination), plan))
     return tuple(results)
 
 
@@ -178,11 +177,14 @@ def _make_plan(
     local = sent_expert - rank * num_local
     is_mine = (local >= 0) & (local < num_local) & (sent_expert >= 0)
     row = first_row.at[source, local].get(mode="clip") + sent_position
+    place = jnp.where(is_mine, row, num_rows)
     row_source = (
         jnp.full((num_rows, 3), -1)
-        .at[jnp.where(is_mine, row, num_rows)]
+        .at[place]
         .set(jnp.stack([source, token, choice], 1), mode="drop")
     )
+    slot = _slots(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
+    row_slot = jnp.full(num_rows, -1).at[place].set(jnp.repeat(slot, top_k), mode="drop")
 
     num_bad = jnp.sum((topk_ids < -1) | (topk_ids >= num_experts))
     arrays = PlanArrays(
@@ -190,7 +192,9 @@ def _make_plan(
         real_group_sizes=real_sizes,
         row_offsets=offsets,
         row_source=row_source,
+        row_slot=row_slot,
         kept=kept.reshape(num_tokens, top_k),
+        destination=jnp.where(kept, expert // num_local, -1).reshape(num_tokens, top_k),
         num_received=demand[None],
         num_dropped=(demand - real_sizes.sum())[None],
         num_bad_ids=num_bad[None],
@@ -208,6 +212,13 @@ def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Arra
     first = jnp.cumsum(counts) - counts
     position = jnp.arange(expert.size) - first[expert[order]]
     return jnp.zeros_like(expert).at[order].set(position.astype(expert.dtype)), counts[:-1]
+
+
+def _slots(expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array) -> jax.Array:
+    """Of the ranks that each token [tokens, choices] visits, how many are below `rank`."""
+    destination = jnp.where(expert >= 0, expert // num_local, num_ranks)
+    is_visited = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
+    return (is_visited & (jnp.arange(num_ranks) < rank)).sum(1)
 
 
 def _kept_counts(counts: jax.Array, num_rows: int, row_align: int) -> jax.Array:
@@ -273,7 +284,16 @@ def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
     total = jnp.zeros(values.shape[1:], jnp.float32)
     for rank in range(axis.size):
         total = total + arrived[rank].astype(jnp.float32)
-    return total
+    # A sum that begins with zero is never -0, but XLA leaves the zero out.
+    return jnp.where(total == 0, 0, total)
+
+
+def _choose_rank(values: jax.Array, destination: jax.Array) -> jax.Array:
+    """values[destination] of every choice, bit by bit; zero where there is none."""
+    chosen = jnp.zeros_like(values[0])
+    for rank in range(values.shape[0]):
+        chosen = jnp.where(destination == rank, values[rank], chosen)
+    return chosen
 
 
 def _fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:

@@ -22,6 +22,12 @@ from jax_ep.plan import PlanArrays, plan_shapes
 MAX_RANKS = 64
 """Ranks that the kernels take."""
 
+MAX_TOP_K = 64
+"""Choices of a token that the kernels take."""
+
+ROW_UNIT = 16
+"""The kernels move rows in pieces of so many bytes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TransferParams:
@@ -130,13 +136,30 @@ def _dispatch_by_plan_attributes(avals: list[Aval], params: TransferParams) -> d
     return _attributes(avals, params, has_weights=len(avals) == 2 + len(PlanArrays._fields))
 
 
-def _unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
-    if params.axis.size > MAX_RANKS:
-        return f"the expert axis has {params.axis.size} ranks; the kernels take up to {MAX_RANKS}"
-    row_bytes = avals[0].shape[1] * avals[0].dtype.itemsize
-    if row_bytes % 16:
-        return f"rows are {row_bytes} bytes; the kernels take multiples of 16"
-    return None
+def _unsupported(choices: tuple[int, int], rows: Aval, params: TransferParams) -> str | None:
+    """`choices` is [T, K] and `rows` has a row's size and dtype."""
+    num_ranks, (num_tokens, top_k) = params.axis.size, choices
+    if num_ranks > MAX_RANKS:
+        return f"the expert axis has {num_ranks} ranks; the kernels take up to {MAX_RANKS}"
+    row_bytes = rows.shape[1] * rows.dtype.itemsize
+    if row_bytes % ROW_UNIT:
+        return f"rows are {row_bytes} bytes; the kernels take multiples of {ROW_UNIT}"
+    if top_k > MAX_TOP_K:
+        return f"a token has {top_k} choices; the kernels take up to {MAX_TOP_K}"
+    return lowering.too_many(
+        num_rows=params.num_rows,
+        num_experts=params.num_experts,
+        num_choices=num_ranks * num_tokens * top_k,
+    )
+
+
+def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:
+    return _unsupported(avals[1].shape, avals[0], params)
+
+
+def _by_plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
+    plan = PlanArrays(*avals[1 : 1 + len(PlanArrays._fields)])
+    return _unsupported(plan.kept.shape, avals[0], params)
 
 
 dispatch_p = lowering.define_primitive(
@@ -144,7 +167,7 @@ dispatch_p = lowering.define_primitive(
     abstract_eval=_dispatch_avals,
     reference=reference.dispatch,
     attributes=_dispatch_attributes,
-    unsupported=_unsupported,
+    unsupported=_dispatch_unsupported,
 )
 
 dispatch_by_plan_p = lowering.define_primitive(
@@ -152,7 +175,7 @@ dispatch_by_plan_p = lowering.define_primitive(
     abstract_eval=_dispatch_by_plan_avals,
     reference=reference.dispatch_by_plan,
     attributes=_dispatch_by_plan_attributes,
-    unsupported=_unsupported,
+    unsupported=_by_plan_unsupported,
 )
 
 combine_p = lowering.define_primitive(
@@ -160,5 +183,5 @@ combine_p = lowering.define_primitive(
     abstract_eval=_combine_avals,
     reference=reference.combine,
     attributes=_attributes,
-    unsupported=_unsupported,
+    unsupported=_by_plan_unsupported,
 )

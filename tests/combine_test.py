@@ -33,8 +33,7 @@ def combiner(sizes: Sizes, zero_tail: bool = True, **kwargs):
     """(ids, y, row_weights) -> out, one compiled function for all data of these sizes."""
 
     def f(ids, y, row_weights):
-        nothing = jnp.zeros((sizes.num_tokens, 1), y.dtype)
-        plan = sizes.dispatch(nothing, ids, None, zero_tail=zero_tail).plan
+        plan = sizes.dispatch(sizes.nothing(y.dtype), ids, None, zero_tail=zero_tail).plan
         return jax_ep.combine(y, plan, row_weights, **kwargs)
 
     return testing.sharded(f, sizes.mesh)
@@ -139,10 +138,10 @@ class SpecialValuesTest(parameterized.TestCase):
         """fma(w, y, acc): the product is not rounded, so huge terms of opposite sign may cancel."""
         sizes = Sizes(1, num_local=1, num_tokens=1, top_k=2, hidden=1, recv_capacity=2)
         ids = np.zeros((1, 1, 2), np.int32)
-        y = np.float32([[[-(2.0**127)], [2.0**127]]])
+        y = np.float32([[[-(2.0**127)], [2.0**127]]]).repeat(sizes.hidden, 2)
         row_weights = np.float32([[1, 2]])
         got = run(sizes, ids, y, row_weights)
-        testing.assert_bitwise(got, np.float32([[[2.0**127]]]))
+        testing.assert_bitwise(got, np.full_like(got, 2.0**127))
 
 
 class DeterminismTest(parameterized.TestCase):
@@ -163,7 +162,7 @@ class PlanFromElsewhereTest(parameterized.TestCase):
     @functools.cached_property
     def functions(self):
         """(ids -> plan, combine), compiled once."""
-        make = lambda ids: self.sizes.dispatch(jnp.zeros((6, 1)), ids, None).plan
+        make = lambda ids: self.sizes.dispatch(self.sizes.nothing(), ids, None).plan
         return testing.sharded(make, self.sizes.mesh), testing.sharded(
             jax_ep.combine, self.sizes.mesh
         )

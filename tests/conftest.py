@@ -1,3 +1,20 @@
-"""Sets the number of devices before any test module can start a JAX backend."""
+"""Prepares the tier before any test module can start a JAX backend, and collects what belongs to it."""
 
-import testing  # noqa: F401
+import testing  # noqa: F401  starts the backend of the tier
+import tier
+
+tier.check_installation()
+
+_OF_TIER = set(tier.suites())
+collect_ignore = [str(path) for path in tier.FOLDER.glob("*_test.py") if path not in _OF_TIER]
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers."""
+    of_tier, others = [], []
+    for item in items:
+        parts = getattr(item, "function", None), getattr(item, "cls", None)
+        (of_tier if tier.is_collected(*parts) else others).append(item)
+    if others:
+        items[:] = of_tier
+        config.hook.pytest_deselected(items=others)

@@ -376,15 +376,20 @@ class ProducedTest(absltest.TestCase):
         patterns = [to_regex(reason) for reason in reasons]
         wide = AbstractMesh((100,), ("expert",), axis_types=(AxisType.Auto,))
 
-        def f(x, ids):
-            return jax_ep.dispatch(
-                x, ids, None, num_experts=jax.lax.axis_size("expert"), axis_name="expert"
-            ).rows
+        def on(mesh, hidden=8, top_k=2, recv_capacity=None, **kwargs):
+            def f(x, ids):
+                return jax_ep.dispatch(
+                    x,
+                    ids,
+                    None,
+                    num_experts=jax.lax.axis_size("expert"),
+                    axis_name="expert",
+                    recv_capacity=recv_capacity,
+                ).rows
 
-        def on(mesh, hidden=8, **kwargs):
             tokens = mesh.shape["expert"]
             mapped = jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
-            x, ids = programs.struct((tokens, hidden)), programs.struct((tokens, 2), np.int32)
+            x, ids = programs.struct((tokens, hidden)), programs.struct((tokens, top_k), np.int32)
             programs.lower_for_cuda(mapped, x, ids, **kwargs)
 
         with (
@@ -394,6 +399,8 @@ class ProducedTest(absltest.TestCase):
             on(MESH, cuda_build=False)
             on(MESH, hidden=3)
             on(wide)
+            on(MESH, top_k=65)
+            on(MESH, recv_capacity=2**30 + 1)
         (template,) = documented()["Warnings"]
         for pattern in patterns:
             self.assertTrue(

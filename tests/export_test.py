@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import programs
+import tier
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 from programs import struct
@@ -84,6 +85,7 @@ class ExportTest(parameterized.TestCase):
             got, expected = jax.jit(restored.call)(*placed), f(*placed)
             jax.tree.map(testing.assert_bitwise, got, expected)
 
+    @tier.only_on_cpu  # with JAX_EP_IMPLEMENTATION=cuda there is only one
     def test_for_both_platforms(self):
         with testing.pretend_cuda_build():
             exported = jax.export.export(

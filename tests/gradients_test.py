@@ -40,8 +40,7 @@ def dispatch_backward(sizes: Sizes, zero_tail: bool):
 @functools.cache
 def combine_backward(sizes: Sizes, zero_tail: bool):
     def f(ids, y, row_weights, out_bar):
-        nothing = jnp.zeros((sizes.num_tokens, 1), y.dtype)
-        plan = sizes.dispatch(nothing, ids, None, zero_tail=zero_tail).plan
+        plan = sizes.dispatch(sizes.nothing(y.dtype), ids, None, zero_tail=zero_tail).plan
         forward = lambda y, row_weights: jax_ep.combine(y, plan, row_weights)
         return jax.vjp(forward, y, row_weights)[1](out_bar)
 
@@ -73,6 +72,7 @@ class DispatchTest(parameterized.TestCase):
             weights = testing.random_values(rng, ids.shape, weights_dtype)
             rows_bar = poisoned(rng, plans, (sizes.hidden,), dtype)
             row_weights_bar = poisoned(rng, plans, ())
+            row_weights_bar[:, ::5] *= 0  # of both signs
             arguments = testing.merge_ranks((x, ids, weights, rows_bar, row_weights_bar))
             got = testing.split_ranks(backward(*arguments), sizes.num_ranks)
             expected = numpy_moe.dispatch_gradient(rows_bar, row_weights_bar, plans, weights_dtype)
@@ -218,7 +218,8 @@ class WholeTest(parameterized.TestCase):
             testing.assert_close(got, expected, steps=256)
 
     def test_finite_differences(self):
-        sizes = Sizes(ODD, num_local=2, num_tokens=4, top_k=2, row_align=2, recv_capacity=8)
+        # on any number of ranks there are 8 choices a rank, and room for 6
+        sizes = Sizes(ODD, num_local=2, num_tokens=4, top_k=2, row_align=2, recv_capacity=6)
         ids, floats = self.arguments(sizes, "uniform")
         self.assertGreater(sum(int(plan.num_dropped[0]) for plan in sizes.plans(ids)), 0)
         layer = scaled_and_biased(sizes)

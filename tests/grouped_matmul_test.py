@@ -109,6 +109,24 @@ class ValuesTest(parameterized.TestCase):
         testing.assert_close(got[0], expected[0], steps=64)
         testing.assert_close(got[1], expected[1], steps=64)
 
+    @parameterized.product(dtype=testing.ROW_DTYPES, transpose_rhs=[False, True])
+    def test_errors_are_those_of_float32_sums(self, dtype, transpose_rhs):
+        """Every element within the bound of its own sum, small ones of large terms included."""
+        options = dict(transpose_rhs=transpose_rhs)
+        lhs, rhs, sizes, bar, _ = problem(
+            [64, 0, 100, 36], num_rows=200, k=520, n=96, dtype=dtype, **options
+        )
+        exact = numpy_moe.grouped_matmul(lhs, rhs, sizes, **options)
+        magnitudes = numpy_moe.grouped_matmul(np.abs(lhs), np.abs(rhs), sizes, **options)
+        testing.assert_sums(matmul(**options)(lhs, rhs, sizes), exact, magnitudes, 520, "out")
+        got = gradients(**options)(lhs, rhs, sizes, bar)
+        exact = numpy_moe.grouped_matmul_gradient(lhs, rhs, sizes, bar, **options)
+        magnitudes = numpy_moe.grouped_matmul_gradient(
+            *map(np.abs, (lhs, rhs)), sizes, np.abs(bar), **options
+        )
+        testing.assert_sums(got[0], exact[0], magnitudes[0], 96, "lhs gradient")
+        testing.assert_sums(got[1], exact[1], magnitudes[1], 100, "rhs gradient")
+
     def test_agrees_with_ragged_dot(self):
         lhs, rhs, sizes, _, end = problem([5, 0, 7, 3])
         lhs[end:] = 0

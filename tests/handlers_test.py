@@ -43,7 +43,9 @@ def plan(tokens=16, choices=3, rows=40, experts=2):
     return [
         *(s32(n) for n in (experts, experts, experts + 1)),
         s32((rows, 3)),
+        s32(rows),
         jnp.zeros((tokens, choices), bool),
+        s32((tokens, choices)),
         *[s32(1)] * 4,
     ]
 

@@ -31,7 +31,9 @@ PLAN = (
     "4xi32",
     "5xi32",
     f"{NUM_ROWS}x3xi32",
+    f"{NUM_ROWS}xi32",
     "16x2xi1",
+    "16x2xi32",
     "1xi32",
     "1xi32",
     "1xi32",
@@ -401,18 +403,62 @@ class ChoiceTest(parameterized.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "no CUDA kernels"):
             lower_for_cuda(self.forward(implementation="cuda"), *arguments(), cuda_build=False)
 
-    def test_many_ranks(self):
-        """An abstract mesh of a hundred ranks: more than the kernels take."""
-        mesh = AbstractMesh((100,), ("expert",), axis_types=(AxisType.Auto,))
-        shapes = struct((200, 2), np.int32), struct((200, 64), jnp.bfloat16)
+    @parameterized.parameters(
+        (dict(num_ranks=100), "axis has 100 ranks; .* 64"),
+        (dict(top_k=65), "a token has 65 choices; .* 64"),
+        (dict(hidden=4), "rows are 8 bytes; .* 16"),
+        (dict(recv_capacity=2**30 + 1), "num_rows is 1073741825; .* 1073741824"),
+        (dict(num_experts=2**30 + 2), "num_experts is 1073741826; .* 1073741824"),
+        (dict(num_tokens=2**24 + 1, top_k=32), "num_choices is 1073741888; .* 1073741824"),
+    )
+    def test_what_the_transfer_kernels_do_not_take(self, change, reason):
+        """On an abstract mesh: the choice looks at shapes alone. Every operation decides alike."""
+        sizes = dict(num_ranks=2, num_tokens=16, top_k=2, hidden=64) | change
+        num_ranks, num_tokens = sizes["num_ranks"], sizes["num_tokens"]
+        mesh = AbstractMesh((num_ranks,), ("expert",), axis_types=(AxisType.Auto,))
+        shapes = (
+            struct((num_ranks * num_tokens, sizes["top_k"]), np.int32),
+            struct((num_ranks * num_tokens, sizes["hidden"]), jnp.bfloat16),
+        )
 
-        def f(ids, x):
-            return jax_ep.dispatch(
-                x, ids, None, num_experts=100, axis_name="expert", implementation="cuda"
-            ).rows
+        def f(ids, x, implementations=(None, None, None)):
+            call = functools.partial(
+                jax_ep.dispatch,
+                num_experts=sizes.get("num_experts", 2 * num_ranks),
+                axis_name="expert",
+                recv_capacity=sizes.get("recv_capacity", 64),
+            )
+            first, again, back = implementations
+            dispatched = call(x, ids, None, implementation=first)
+            rows = call(2 * x, None, None, plan=dispatched.plan, implementation=again).rows
+            return jax_ep.combine(rows, dispatched.plan, None, implementation=back)
 
-        with self.assertRaisesRegex(NotImplementedError, "100 ranks"):
-            lower_for_cuda(mapped(f, mesh), *shapes)
+        with (
+            unittest.mock.patch.object(jax_ep.lowering, "_warned", set()),
+            self.assertLogs("jax_ep", "WARNING") as logs,
+        ):
+            self.assertEmpty(lower_for_cuda(mapped(f, mesh), *shapes).calls)
+        self.assertLen(logs.output, 3)  # dispatch, dispatch_by_plan, combine
+        for line in logs.output:
+            self.assertRegex(line, reason)
+        for index in range(3):
+            chosen = ["cuda" if i == index else "xla" for i in range(3)]
+            refused = functools.partial(f, implementations=chosen)
+            with self.assertRaisesRegex(NotImplementedError, reason):
+                lower_for_cuda(mapped(refused, mesh), *shapes)
+
+    @parameterized.parameters(
+        (dict(m=2**30 + 1), "num_rows is 1073741825"),
+        (dict(n=2**30 + 1), "matrix_size is 1073741825"),
+        (dict(k=2**30 + 1), "matrix_size is 1073741825"),
+    )
+    def test_what_the_matmul_kernels_do_not_take(self, change, reason):
+        size = dict(m=8, k=8, n=8) | change
+        shapes = struct((size["m"], size["k"])), struct((2, size["k"], size["n"]))
+        call = functools.partial(jax_ep.grouped_matmul, implementation="cuda")
+        for f in call, jax.grad(lambda lhs, rhs, sizes: call(lhs, rhs, sizes).sum(), (0, 1)):
+            with self.assertRaisesRegex(NotImplementedError, reason):
+                lower_for_cuda(f, *shapes, struct((2,), np.int32))
 
 
 def layer_with(ids, x, topk_weights, matrices, *, implementation=None):

@@ -24,7 +24,7 @@ SIZES = Sizes(
 # One rank holds all of a token's choices, so that the order and rounding within a rank show on any number of devices.
 ONE_RANK = Sizes(1, num_local=4, num_tokens=32, top_k=4, row_align=4, recv_capacity=132)
 
-positions, kept_counts, largest = reference._positions, reference._kept_counts, reference._largest
+positions, kept_counts, slots = reference._positions, reference._kept_counts, reference._slots
 gather_rows, sum_over_ranks = reference._gather_rows, reference._sum_over_ranks
 is_real, matmul = reference._is_real, reference._matmul
 
@@ -73,6 +73,15 @@ def first_come_first_served(counts, num_rows, row_align):
     return jnp.clip(kept.sum(0, keepdims=True) - before, 0, counts)
 
 
+def count_every_choice(expert, num_local, num_ranks, rank):
+    """Instead of every rank once."""
+    return ((expert >= 0) & (expert // num_local < rank)).sum(1)
+
+
+def count_this_rank(expert, num_local, num_ranks, rank):
+    return slots(expert, num_local, num_ranks, rank + 1)
+
+
 def add_in_another_order(values, axis):
     arrived = lax.all_to_all(values, axis.name, 0, 0)
     total = jnp.zeros(values.shape[1:], jnp.float32)
@@ -109,6 +118,7 @@ DISPATCH = {
     "_kept_counts": [
         quota_one_too_small, quota_one_too_large, capacity_without_alignment, first_come_first_served
     ],
+    "_slots": [count_every_choice, count_this_rank],
     "_round_up": [lambda value, multiple: value],
 }  # fmt: skip
 COMBINE = [
@@ -154,7 +164,7 @@ def check_combine(dtype=np.float32, sizes=SIZES):
 
     def f(ids, y, row_weights):
         # The plan is made by numpy: only combine is under test.
-        plan = sizes.dispatch(jnp.zeros((sizes.num_tokens, 1), y.dtype), ids, None).plan
+        plan = sizes.dispatch(sizes.nothing(y.dtype), ids, None).plan
         return jax_ep.combine(y, plan, row_weights, implementation="xla")
 
     out = testing.sharded(f, sizes.mesh)(*testing.merge_ranks((ids, y, row_weights)))

@@ -9,6 +9,7 @@ import testing  # isort: skip
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tier
 from absl.testing import absltest, parameterized
 from flax import nnx
 from jax.sharding import AxisType
@@ -20,6 +21,7 @@ from jax_ep.nnx import MoE, MoEStats
 HIDDEN, EXPERT_HIDDEN, NUM_EXPERTS, TOP_K = 32, 24, 8, 2
 BATCH = 16
 
+# The axes for 8 devices; `testing.fit` makes them smaller where there are fewer.
 MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
     "expert": ((8,), ("expert",), {}),
     "data_expert": ((2, 4), ("data", "expert"), {}),
@@ -37,7 +39,7 @@ MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
 
 def make_mesh(name: str, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
     shape, names, _ = MESHES[name]
-    return testing.mesh_of(shape, names, axis_type=kind)
+    return testing.mesh_of(testing.fit(shape), names, axis_type=kind)
 
 
 def make_layer(**options: Any) -> MoE:
@@ -134,7 +136,7 @@ class MeshTest(parameterized.TestCase):
 
     def test_mixed_kinds_of_axes(self):
         kinds = (AxisType.Explicit, AxisType.Auto)
-        mesh = jax.make_mesh((2, 4), ("data", "expert"), axis_types=kinds)
+        mesh = jax.make_mesh(testing.fit((2, 4)), ("data", "expert"), axis_types=kinds)
         with jax.set_mesh(mesh):
             got = make_layer()(tokens())
         assert_close(jax.tree.map(np.asarray, got), make_layer()(tokens()))
@@ -161,7 +163,8 @@ class MeshTest(parameterized.TestCase):
     def test_made_in_jit(self):
         with jax.set_mesh(make_mesh("data_expert")):
             made = nnx.jit(lambda: make_layer())()
-        self.assertEqual(made.w_up[...].sharding.spec[0], "expert")
+        expected = jax.NamedSharding(make_mesh("data_expert"), P("expert"))
+        self.assertTrue(made.w_up[...].sharding.is_equivalent_to(expected, made.w_up[...].ndim))
         np.testing.assert_array_equal(made.w_up[...], make_layer().w_up[...])
 
 
@@ -264,12 +267,13 @@ class OptionsTest(parameterized.TestCase):
             layer = make_layer(capacity_factor=1.5, **MESHES[mesh][2])
             layer.router_kernel[...] = jnp.zeros_like(layer.router_kernel[...])
             y, stats = layer(tokens())
-        shape = dict(zip(MESHES[mesh][1], MESHES[mesh][0], strict=True))
+        shape = dict(make_mesh(mesh).shape)
         num_groups, num_ranks = shape.get("data", 1), shape["expert"]
         # A rank has room for 1.5 times its even share; the group's ranks share it evenly.
         room = num_choices // num_groups // num_ranks * 3 // 2
         experts_there = 1 if num_ranks == NUM_EXPERTS else 2
-        quota = room // experts_there // num_ranks
+        wanted = num_choices // 2 // num_groups // num_ranks  # by one source of one expert
+        quota = min(room // experts_there // num_ranks, wanted)
         self.assertEqual(stats.num_dropped, num_choices - num_groups * 2 * num_ranks * quota)
         np.testing.assert_array_equal(stats.expert_load, [num_choices // 2] * 2 + [0] * 6)
         self.assertTrue(np.isfinite(y).all())
@@ -280,6 +284,7 @@ class OptionsTest(parameterized.TestCase):
         self.assertEqual(layer(tokens())[1].num_dropped, 0)
 
 
+@tier.only_on_cpu
 class ErrorTest(parameterized.TestCase):
     def test_batch_does_not_divide(self):
         with jax.set_mesh(make_mesh("data_expert")):

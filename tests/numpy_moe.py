@@ -18,7 +18,9 @@ class Plan:
     real_group_sizes: np.ndarray  # i32[L]
     row_offsets: np.ndarray  # i32[L+1]
     row_source: np.ndarray  # i32[M,3]
+    row_slot: np.ndarray  # i32[M]
     kept: np.ndarray  # bool[T,K]
+    destination: np.ndarray  # i32[T,K]
     num_received: np.ndarray  # i32[1]
     num_dropped: np.ndarray  # i32[1]
     num_bad_ids: np.ndarray  # i32[1]
@@ -78,6 +80,7 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
                     bad_ids[source] += 1
 
     kept = np.zeros((num_ranks, num_tokens, top_k), bool)
+    destination = np.full((num_ranks, num_tokens, top_k), -1, np.int32)
     plans = []
     for rank in range(num_ranks):
         here = wanted[rank * num_local : (rank + 1) * num_local]
@@ -90,6 +93,7 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
             for source, choices in enumerate(sources):
                 for token, choice in choices[:quota]:
                     kept[source, token, choice] = True
+                    destination[source, token, choice] = rank
                     group.append((source, token, choice))
             padding = round_up(len(group), row_align) - len(group)
             real_group_sizes.append(len(group))
@@ -105,13 +109,18 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
                     [sum(group_sizes[:e]) for e in range(num_local + 1)], np.int32
                 ),
                 row_source=np.array(rows, np.int32).reshape(recv_capacity, 3),
+                row_slot=np.full(recv_capacity, -1, np.int32),  # filled in below
                 kept=kept[rank],
+                destination=destination[rank],
                 num_received=np.array([sum(sizes)], np.int32),
                 num_dropped=np.array([sum(sizes) - sum(real_group_sizes)], np.int32),
                 num_bad_ids=np.array([bad_ids[rank]], np.int32),
                 status=np.array([0], np.int32),
             )
         )
+    for rank, row, source, token, _ in real_rows(plans):
+        visited = set(destination[source, token].tolist()) - {-1}
+        plans[rank].row_slot[row] = sorted(visited).index(rank)
     return plans
 
 

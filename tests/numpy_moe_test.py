@@ -140,9 +140,23 @@ class PlanTest(parameterized.TestCase):
                 self.assertTrue((group[len(real) :] == -1).all())
                 self.assertEqual(real.tolist(), sorted(real.tolist()))
                 self.assertTrue((ids[tuple(real.T)] == rank * 2 + expert).all())
+            np.testing.assert_array_equal(plan.destination, np.where(plan.kept, ids[rank] // 2, -1))
         for source, expert in itertools.product(range(3), range(6)):
             kept = plans[source].kept.ravel()[(ids[source] == expert).ravel()]
             self.assertEqual(kept.tolist(), sorted(kept.tolist(), reverse=True))
+
+    @parameterized.parameters(None, 5)
+    def test_slots_of_a_token_count_the_ranks_that_have_its_rows(self, recv_capacity):
+        ids = random_ids(np.random.default_rng(7), 4, 5, 3, 8)
+        plans = numpy_moe.make_plans(ids, num_experts=8, recv_capacity=recv_capacity)
+        ranks_of = {}  # (source, token) -> {rank: slot}
+        for rank, row, source, token, _ in numpy_moe.real_rows(plans):
+            slot = int(plans[rank].row_slot[row])
+            self.assertEqual(ranks_of.setdefault((source, token), {}).setdefault(rank, slot), slot)
+        for slots in ranks_of.values():
+            self.assertEqual([slots[rank] for rank in sorted(slots)], list(range(len(slots))))
+        for plan in plans:
+            np.testing.assert_array_equal(plan.row_slot < 0, plan.row_source[:, 0] < 0)
 
 
 class AlgebraTest(parameterized.TestCase):

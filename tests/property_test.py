@@ -84,6 +84,8 @@ class RoutesTest(absltest.TestCase):
         self.assertEqual(plan["num_dropped"].sum(), good.sum() - plan["kept"].sum())
         self.assertEqual(plan["real_group_sizes"].sum(), plan["kept"].sum())
         self.assertEqual((plan["row_source"][:, 0] >= 0).sum(), plan["kept"].sum())
+        destination = np.where(plan["kept"], testing.merge_ranks(ids) // SIZES.num_local, -1)
+        np.testing.assert_array_equal(plan["destination"], destination)
         np.testing.assert_array_equal(plan["num_bad_ids"], bad.reshape(SIZES.num_ranks, -1).sum(1))
         self.assertFalse((plan["kept"] & ~testing.merge_ranks(good)).any())
 

@@ -1,7 +1,7 @@
 """What the suites share: devices, meshes, routings, data, and comparisons with the numpy oracle.
 
-Import this before anything that starts a JAX backend: it sets the number of CPU devices.
-JAX_EP_TEST_DEVICES says how many devices to use; by default 8 on CPU, and all that there are on GPUs.
+Import this before anything that starts a JAX backend: it sets the devices of the tier. On CPUs JAX_EP_TEST_DEVICES says
+how many; by default 8.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import os
 import unittest.mock
+
+import tier  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +22,11 @@ from jax.sharding import PartitionSpec as P
 
 import jax_ep
 
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+if not tier.ON_GPU and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_EP_TEST_DEVICES", "8")))
 NUM_DEVICES = int(os.environ.get("JAX_EP_TEST_DEVICES", jax.device_count()))
+# Elements of which a row is a multiple: the kernels move whole 16-byte pieces, the reference anything.
+ROW_UNIT = 8 if tier.ON_GPU else 1
 ROW_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
@@ -43,6 +47,14 @@ def mesh_of(shape, names, *, axis_type=AxisType.Auto, devices=None) -> Mesh:
 @functools.cache
 def expert_mesh(num_ranks: int | None = None) -> Mesh:
     return mesh_of((num_ranks or NUM_DEVICES,), ("expert",))
+
+
+def fit(shape) -> tuple[int, ...]:
+    """A shape of a mesh for 8 devices, with as many devices as there are: the largest axis is halved, the first of equals."""
+    shape = list(shape)
+    while np.prod(shape) > NUM_DEVICES:
+        shape[int(np.argmax(shape))] //= 2
+    return tuple(shape)
 
 
 def two_axes() -> tuple[int, int]:
@@ -82,7 +94,7 @@ def pretend_build_without_cuda():
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The static sizes of a call: what a compiled function depends on."""
+    """The static sizes of a call: what a compiled function depends on. `hidden` is rounded up to `ROW_UNIT`."""
 
     num_ranks: int
     num_local: int = 2
@@ -91,6 +103,9 @@ class Sizes:
     hidden: int = 8
     row_align: int = 1
     recv_capacity: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "hidden", -(-self.hidden // ROW_UNIT) * ROW_UNIT)
 
     @property
     def num_experts(self) -> int:
@@ -111,6 +126,10 @@ class Sizes:
             recv_capacity=self.recv_capacity,
             row_align=self.row_align,
         )
+
+    def nothing(self, dtype=jnp.float32) -> jax.Array:
+        """The smallest tokens that can be dispatched, where only the plan matters."""
+        return jnp.zeros((self.num_tokens, ROW_UNIT), dtype)
 
     def dispatch(self, x, topk_ids, topk_weights, **kwargs) -> jax_ep.Dispatched:
         """`jax_ep.dispatch` with these sizes, to be called inside shard_map."""
@@ -277,6 +296,21 @@ def assert_close(actual, expected, message="", *, dtype=None, steps=8):
         atol=steps * step * scale,
         err_msg=message,
     )
+
+
+def assert_sums(actual, exact, magnitudes, num_terms, message=""):
+    """Sums of `num_terms` products in float32 in any order, rounded once to the result's dtype.
+
+    A step of such a sum errs by at most one unit in the last place of the sum of magnitudes: half for float32 as it is
+    specified, one for tensor cores, which cut off. `exact` and `magnitudes` are float64.
+    """
+    actual = np.asarray(actual)
+    bound = num_terms * np.finfo(np.float32).eps * magnitudes
+    if actual.dtype != np.float32:
+        info = jnp.finfo(actual.dtype)
+        bound = bound + float(info.eps) / 2 * (np.abs(exact) + bound) + float(info.tiny)
+    error = np.abs(actual.astype(np.float64) - exact)
+    assert (error <= bound).all(), f"{message}: {np.max(error / np.maximum(bound, 1e-300))} bounds"
 
 
 def assert_plan(plan: jax_ep.Plan | dict, plans: list[numpy_moe.Plan], message=""):

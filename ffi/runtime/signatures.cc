@@ -26,7 +26,9 @@ struct TransferSymbols {
     expect("plan.real_group_sizes", s32, {&l});
     expect("plan.row_offsets", s32, {&l1});
     expect("plan.row_source", s32, {&m, &three});
+    expect("plan.row_slot", s32, {&m});
     expect("plan.kept", pred, {&t, &k});
+    expect("plan.destination", s32, {&t, &k});
     expect("plan.num_received", s32, {&one});
     expect("plan.num_dropped", s32, {&one});
     expect("plan.num_bad_ids", s32, {&one});

@@ -41,8 +41,9 @@ const OwnedBuffer kRows{kBF16, {40, 64}};
 const OwnedBuffer kIds{kS32, {16, 3}};
 const OwnedBuffer kChoiceValues{kF32, {16, 3}};
 const OwnedBuffer kRowValues{kF32, {40}};
-const List kPlan = {{kS32, {2}}, {kS32, {2}}, {kS32, {3}}, {kS32, {40, 3}}, {kPred, {16, 3}},
-                    {kS32, {1}}, {kS32, {1}}, {kS32, {1}}, {kS32, {1}}};
+const List kPlan = {{kS32, {2}},  {kS32, {2}},      {kS32, {3}},     {kS32, {40, 3}},
+                    {kS32, {40}}, {kPred, {16, 3}}, {kS32, {16, 3}}, {kS32, {1}},
+                    {kS32, {1}},  {kS32, {1}},      {kS32, {1}}};
 
 template <typename Check, typename Config, typename Sizes>
 Status Run(const Check& check, const Config& config, const List& operands, const List& results,
@@ -76,8 +77,14 @@ void TestDispatchRefused() {
   plan[2].dims = {2};
   CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.row_offsets) is s32[2]");
   plan = kPlan;
-  plan[4].type = kS32;
+  plan[4].dims = {41};
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.row_slot) is s32[41]");
+  plan = kPlan;
+  plan[5].type = kS32;
   CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.kept) is s32[16,3]");
+  plan = kPlan;
+  plan[6].type = kPred;
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.destination) is pred[16,3]");
   plan = kPlan;
   plan.pop_back();
   CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.status) is missing");
@@ -91,7 +98,7 @@ void TestDispatchByPlan() {
   CHECK_OK(Run(CheckDispatchByPlan, Config(true), List{kTokens} + kPlan + List{kChoiceValues},
                {kRows, kRowValues}, &sizes));
   CHECK_FAILS(Run(CheckDispatchByPlan, Config(true), List{kTokens} + kPlan, {kRows}, &sizes),
-              "operand 10 (topk_weights) is missing");
+              "operand 12 (topk_weights) is missing");
 }
 
 void TestCombine() {

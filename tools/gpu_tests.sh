@@ -1,0 +1,54 @@
+#!/bin/bash
+# Runs the GPU tier of the test suite on the installed package, and puts the result on record.
+#
+#   tools/gpu_tests.sh 4                     on 4 GPUs (the first of CUDA_VISIBLE_DEVICES, if that is set)
+#   tools/gpu_tests.sh 2 tests/plan_test.py  some files, or any arguments of pytest; nothing goes on record
+#
+#   PYTHON=...   the interpreter that has jax_ep, jax, pytest, pytest-xdist, absl-py, hypothesis, flax (python3)
+#   JOBS=...     processes that share the GPUs (default 4) in the part "shared"; what measures or breaks
+#                them, or takes long, is the part "alone"
+#   PARTS=...    which of the two to run (default "shared alone"); the other's report is taken as it is
+#   LIMIT=...    seconds after which a part is killed (default 1200)
+#   RESULTS=...  where pytest's reports and the log go (default build/gpu_tests)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+gpus=${1:?how many GPUs: tools/gpu_tests.sh 1, 2 or 4}
+shift
+python=${PYTHON:-python3}
+jobs=${JOBS:-4}
+parts=${PARTS:-shared alone}
+limit=${LIMIT:-1200}
+results=${RESULTS:-build/gpu_tests}
+export JAX_EP_TEST_TIER=gpu$gpus PYTHONUNBUFFERED=1
+mkdir -p "$results"
+
+alone=(gpu_fault gpu_memory gpu_overlap gpu_rounds)
+alone=("${alone[@]/#/tests/}")
+alone=("${alone[@]/%/_test.py}")
+
+# Name, then arguments. -P: jax_ep is the installed one, never the checkout's. A hang says where it is.
+run() {
+  local name=$1
+  shift
+  timeout -k 10 "$limit" "$python" -P -m pytest -p no:cacheprovider -o faulthandler_timeout=150 \
+    --durations=10 --junitxml="$results/gpu$gpus-$name.xml" "$@" 2>&1 | tee "$results/gpu$gpus-$name.log"
+}
+
+status=0
+if [ $# -gt 0 ]; then
+  run chosen "$@"
+  exit
+fi
+shared=("${alone[@]/#/--ignore=}")
+[ "$jobs" -le 1 ] || shared+=(-n "$jobs" --dist loadfile)
+for part in $parts; do
+  rm -f "$results/gpu$gpus-$part.xml"
+  case $part in
+    shared) run shared "${shared[@]}" ;;
+    alone) run alone "${alone[@]}" ;;
+    *) echo "PARTS=$parts: expected shared, alone, or both" >&2 && false ;;
+  esac || status=1
+done
+"$python" -P tools/gpu_record.py "gpu$gpus" "$results/gpu$gpus"-{shared,alone}.xml || status=1
+exit $status
