@@ -37,7 +37,6 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/grouped_matmul_16bit.cu
     ffi/kernels/grouped_matmul_float32.cu
     ffi/kernels/index.cu
-    ffi/kernels/launch.cc
     ffi/kernels/place.cu
     ffi/kernels/plan.cu
     ffi/kernels/probe.cu
@@ -46,7 +45,10 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/reduce.cu
     ffi/kernels/sum.cu
     ffi/kernels/transfer.cc
-    ffi/runtime/driver_cuda.cc)
+    ffi/runtime/device_cuda.cc
+    ffi/runtime/driver_cuda.cc
+    ffi/runtime/group_cuda.cc
+    ffi/runtime/site_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

@@ -17,7 +17,8 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   if (IsAbsent(device)) return ffi::Error::Success();
   const TransferConfig& config = state->config;
   TransferSizes sizes;
-  CombineCall call = {.has_weights = config.has_weights, .has_scalars = config.has_scalars};
+  CombineCall call = {
+      .transfer = {}, .has_weights = config.has_weights, .has_scalars = config.has_scalars};
   Status status = CheckCallBuffers(CheckCombine, config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
   if (!status.ok()) return ToError(status);

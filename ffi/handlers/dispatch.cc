@@ -24,7 +24,8 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   if (IsAbsent(device)) return ffi::Error::Success();
   const TransferConfig& config = state->config;
   TransferSizes sizes;
-  DispatchCall call = {.row_align = config.row_align,
+  DispatchCall call = {.transfer = {},
+                       .row_align = config.row_align,
                        .zero_tail = config.zero_tail,
                        .has_weights = config.has_weights};
   Status status = CheckCallBuffers(CheckDispatch, config, operands, results, &sizes);
@@ -46,7 +47,8 @@ ffi::Error ExecuteByPlan(TransferState* state, cudaStream_t stream, int32_t devi
   if (IsAbsent(device)) return ffi::Error::Success();
   const TransferConfig& config = state->config;
   TransferSizes sizes;
-  DispatchByPlanCall call = {.zero_tail = config.zero_tail, .has_weights = config.has_weights};
+  DispatchByPlanCall call = {
+      .transfer = {}, .zero_tail = config.zero_tail, .has_weights = config.has_weights};
   Status status = CheckCallBuffers(CheckDispatchByPlan, config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
   if (!status.ok()) return ToError(status);

@@ -6,7 +6,7 @@
 
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/operations.h"
-#include "ffi/kernels/launch.h"
+#include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 namespace {

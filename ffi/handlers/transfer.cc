@@ -52,8 +52,8 @@ ffi::Error Prepare(TransferState* state, int32_t device, Communicator communicat
 
 ffi::ErrorOr<int64_t> LogicalId(const Site& site, Communicator& communicator) {
   if (site.num_devices() == 1) return 0;
-  auto lent = communicator.GetCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(site),
-                                           kCommunicationId);
+  auto lent =
+      communicator.GetCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(site), kCommunicationId);
   if (lent.has_error()) return ffi::Unexpected(lent.error());
   int64_t rank = 0;
   if (Status status = RankIn(*lent, &rank); !status.ok()) return ffi::Unexpected(ToError(status));

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "ffi/kernels/grouped_matmul_kernels.h"
-#include "ffi/kernels/launch.h"
+#include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 namespace {

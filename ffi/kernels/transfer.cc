@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "ffi/kernels/launch.h"
 #include "ffi/kernels/stages.h"
+#include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 namespace {

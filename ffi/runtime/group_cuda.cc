@@ -1,7 +1,6 @@
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-
+#include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/failure.h"
 #include "ffi/runtime/group.h"
 #include "ffi/runtime/settings.h"
@@ -9,33 +8,14 @@
 namespace jax_ep {
 namespace {
 
-Status FromCuda(cudaError_t error, const char* what, int device) {
-  if (error == cudaSuccess) return {};
-  static_cast<void>(cudaGetLastError());  // not to be found by whoever asks next
-  return FailedPrecondition("jax_ep: ", what, " failed on GPU ", device, ": ",
-                            cudaGetErrorName(error), " (", cudaGetErrorString(error), ")");
+Status OnGpu(int device, const Status& status) {
+  if (status.ok()) return status;
+  return {status.code, Concatenate("jax_ep: GPU ", device, ": ", status.message)};
 }
-
-// Returns to the device that was current.
-class CurrentDevice {
- public:
-  CurrentDevice() { known_ = cudaGetDevice(&device_) == cudaSuccess; }
-  ~CurrentDevice() {
-    if (known_) static_cast<void>(cudaSetDevice(device_));
-  }
-
- private:
-  int device_ = 0;
-  bool known_;
-};
 
 Status EnablePeerAccess(int device, int peer) {
   int can_access = 0;
-  if (Status status = FromCuda(cudaDeviceCanAccessPeer(&can_access, device, peer),
-                               "cudaDeviceCanAccessPeer", device);
-      !status.ok()) {
-    return status;
-  }
+  static_cast<void>(cudaDeviceCanAccessPeer(&can_access, device, peer));
   if (!can_access) {
     return FailedPrecondition("jax_ep: GPU ", device, " cannot access the memory of GPU ", peer,
                               ", which the CUDA kernels need. `nvidia-smi topo -p2p r` shows which "
@@ -46,7 +26,12 @@ Status EnablePeerAccess(int device, int peer) {
     static_cast<void>(cudaGetLastError());
     return {};
   }
-  return FromCuda(error, "cudaDeviceEnablePeerAccess", device);
+  return OnGpu(device, FromCuda(error, "enabling peer access"));
+}
+
+template <typename T>
+cudaError_t Allocate(T** address, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(address), bytes);
 }
 
 Status OutOfMemory(int64_t bytes, int device) {
@@ -63,7 +48,6 @@ Status OutOfMemory(int64_t bytes, int device) {
 }  // namespace
 
 Status Group::Reserve(int64_t workspace_bytes, LoadKernels load_kernels) {
-  const CurrentDevice restore;
   if (Status status = AllocateOnce(load_kernels); !status.ok()) return status;
   if (workspace_bytes <= workspace_bytes_) return {};
   FreeWorkspaces();
@@ -74,7 +58,6 @@ Status Group::Reserve(int64_t workspace_bytes, LoadKernels load_kernels) {
 }
 
 int64_t Group::Release() {
-  const CurrentDevice restore;
   if (members_.empty()) return 0;
   const int64_t freed = FreeWorkspaces();
   static_cast<void>(StartGeneration());  // what is wrong will be said by the next call
@@ -101,11 +84,12 @@ Status Group::AllocateOnce(LoadKernels load_kernels) {
   std::vector<Member> members(devices_.size());
   for (size_t rank = 0; rank < devices_.size(); ++rank) {
     const int device = devices_[rank];
-    Status status = FromCuda(cudaSetDevice(device), "cudaSetDevice", device);
+    const CurrentDevice current(device);
+    Status status = OnGpu(device, current.status());
     for (int peer : devices_) {
       if (status.ok() && peer != device) status = EnablePeerAccess(device, peer);
     }
-    if (status.ok()) status = load_kernels();
+    if (status.ok()) status = OnGpu(device, load_kernels());
     if (status.ok()) status = AllocateMember(device, &members[rank]);
     // What was allocated is small, and the call may be tried again; it is not worth undoing.
     if (!status.ok()) return status;
@@ -115,26 +99,26 @@ Status Group::AllocateOnce(LoadKernels load_kernels) {
 }
 
 Status Group::AllocateMember(int device, Member* member) const {
-  cudaError_t error = cudaMalloc(&member->control, sizeof(ControlBlock));
+  cudaError_t error = Allocate(&member->control, sizeof(ControlBlock));
   if (error == cudaSuccess) {
-    error = cudaHostAlloc(&member->report, sizeof(AbortRecord),
+    error = cudaHostAlloc(reinterpret_cast<void**>(&member->report), sizeof(AbortRecord),
                           cudaHostAllocPortable | cudaHostAllocMapped);
   }
   if (error == cudaErrorMemoryAllocation) return OutOfMemory(sizeof(ControlBlock), device);
   if (error == cudaSuccess) *member->report = {};
-  return FromCuda(error, "allocating a control block", device);
+  return OnGpu(device, FromCuda(error, "allocating a control block"));
 }
 
 Status Group::AllocateWorkspaces(int64_t bytes) {
   for (size_t rank = 0; rank < devices_.size(); ++rank) {
     const int device = devices_[rank];
-    static_cast<void>(cudaSetDevice(device));
-    const cudaError_t error = cudaMalloc(&members_[rank].workspace, bytes);
+    const CurrentDevice current(device);
+    const cudaError_t error = Allocate(&members_[rank].workspace, bytes);
     if (error == cudaSuccess) continue;
     members_[rank].workspace = nullptr;
     Status status = error == cudaErrorMemoryAllocation
                         ? OutOfMemory(bytes, device)
-                        : FromCuda(error, "allocating a workspace", device);
+                        : OnGpu(device, FromCuda(error, "allocating a workspace"));
     FreeWorkspaces();
     return status;
   }
@@ -167,15 +151,13 @@ Status Group::StartGeneration() {
     for (size_t peer = 0; peer < devices_.size(); ++peer) {
       block->peers[peer] = {members_[peer].control, members_[peer].workspace};
     }
-    cudaError_t error = cudaSetDevice(device);
-    if (error == cudaSuccess) {
-      error = cudaMemcpy(member.control, block.get(), sizeof *block, cudaMemcpyHostToDevice);
-    }
+    const CurrentDevice current(device);
+    cudaError_t error =
+        cudaMemcpy(member.control, block.get(), sizeof *block, cudaMemcpyHostToDevice);
     // XLA's streams do not wait for the default stream, where the copy is.
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
-    if (Status status = FromCuda(error, "starting a generation", device); !status.ok()) {
-      return status;
-    }
+    Status status = OnGpu(device, FromCuda(error, "starting a generation"));
+    if (!status.ok()) return status;
   }
   return {};
 }
@@ -183,14 +165,14 @@ Status Group::StartGeneration() {
 int64_t Group::FreeWorkspaces() {
   // All devices first: a peer may still read what is freed next.
   for (int device : devices_) {
-    static_cast<void>(cudaSetDevice(device));
+    const CurrentDevice current(device);
     static_cast<void>(cudaDeviceSynchronize());
   }
   int64_t freed = 0;
   for (size_t rank = 0; rank < devices_.size(); ++rank) {
     Member& member = members_[rank];
     if (member.workspace == nullptr) continue;
-    static_cast<void>(cudaSetDevice(devices_[rank]));
+    const CurrentDevice current(devices_[rank]);
     static_cast<void>(cudaFree(member.workspace));
     member.workspace = nullptr;
     freed += workspace_bytes_;

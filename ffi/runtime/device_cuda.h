@@ -1,6 +1,6 @@
-// What every launch asks of the CUDA runtime, with errors that say what failed.
-#ifndef JAX_EP_KERNELS_LAUNCH_H_
-#define JAX_EP_KERNELS_LAUNCH_H_
+// What is asked of the CUDA runtime, with errors that say what failed. Only in builds with CUDA.
+#ifndef JAX_EP_RUNTIME_DEVICE_CUDA_H_
+#define JAX_EP_RUNTIME_DEVICE_CUDA_H_
 
 #include <cuda_runtime_api.h>
 
@@ -32,4 +32,4 @@ class CurrentDevice {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_KERNELS_LAUNCH_H_
+#endif  // JAX_EP_RUNTIME_DEVICE_CUDA_H_

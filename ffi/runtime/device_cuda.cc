@@ -1,4 +1,4 @@
-#include "ffi/kernels/launch.h"
+#include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 
