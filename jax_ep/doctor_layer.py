@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "jax_ep.doctor_layer")
+# -P: the installed package, also from a checkout
+COMMAND = (sys.executable, "-P", "-m", "jax_ep.doctor_layer")
 DEADLINE_SECONDS = 20
 START_SECONDS = 180  # for JAX to start and to compile
 

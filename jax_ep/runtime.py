@@ -10,7 +10,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from jax_ep.errors import ArgumentError, MissingExtensionError, PeerTimeoutError
+from jax_ep.errors import ArgumentError, Error, MissingExtensionError, PeerTimeoutError
 
 try:
     from jax_ep import _ffi
@@ -108,16 +108,41 @@ def workspace_nbytes(
 def check() -> None:
     """Raises what went wrong on this process's devices since the last check, if anything did.
 
+    Results that are still being computed may go wrong after it: block on them first.
+
     Raises:
       PeerTimeoutError: a rank waited for a peer until the deadline.
+      Error: ranks ran different calls at the same time, or `release` came between them.
     """
     reports = _ffi.take_reports()
-    if reports:
-        raise PeerTimeoutError(*reports[0])
+    if not reports:
+        return
+    rank, peer, phase, epoch = reports[0]
+    operation, _, what = phase.rpartition(".")
+    if what == "mismatch":
+        raise Error(
+            f"rank {rank} ran {operation} (epoch {epoch}) while rank {peer} ran another call, or "
+            f"the same with other shapes. {AFTERWARDS}"
+        )
+    if what == "workspace":
+        raise Error(
+            f"rank {rank} had no workspace for {operation} (epoch {epoch}): it was released while "
+            f"calls were running. {AFTERWARDS}"
+        )
+    raise PeerTimeoutError(rank, peer, phase, epoch)
+
+
+AFTERWARDS = (
+    "Every later call of this generation returns NaN at once. Find out why, then call "
+    "jax_ep.release() on every rank to start again."
+)
 
 
 def release() -> int:
     """Frees the workspaces and starts a new generation. Collective: call it on every process.
+
+    Waits for what runs on the devices. No thread may start a program with jax_ep's calls meanwhile.
+    The next call makes its workspace again; compiled programs and CUDA graphs stay valid.
 
     Returns:
       The bytes freed on this process's devices.

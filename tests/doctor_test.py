@@ -271,7 +271,7 @@ class TrialTest(parameterized.TestCase):
 
     def test_on_this_machine(self):
         facts = doctor.collect()
-        self.assertEqual(facts["trial"]["stage"], "done", facts)
+        self.assertEqual(facts["trial"]["stage"], "done", str(facts))
         self.assertLess(facts["trial"]["largest_error"], 1e-5)
         self.assertNotEmpty(facts["trial"]["devices"])
         verdict = doctor.judge(facts)

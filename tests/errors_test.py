@@ -33,6 +33,7 @@ BUILTIN = {
     "UnavailableError": NotImplementedError,
     "MissingExtensionError": ImportError,
     "PeerTimeoutError": RuntimeError,
+    "Error": Exception,
 }
 
 
@@ -85,7 +86,8 @@ def template_of(node: ast.expr) -> str:
 def compiled_templates() -> set[str]:
     """The messages of ffi/: string literals as they are, other arguments as <>."""
     found = set()
-    for path in (REPOSITORY / "ffi").rglob("*.cc"):
+    sources = set((REPOSITORY / "ffi").rglob("*.cc")) | set((REPOSITORY / "ffi").rglob("*.h"))
+    for path in sources - {REPOSITORY / "ffi/runtime/status.h"}:  # which defines these functions
         for match in re.finditer(
             r"\b(?:InvalidArgument|FailedPrecondition|Unimplemented)\(", path.read_text()
         ):
@@ -247,8 +249,8 @@ def import_without_module():
     raise jax_ep.MissingExtensionError(message[1])
 
 
-def time_out():
-    assert jax_ep.runtime._ffi.post_report(1, 2, "dispatch.entry", 3)
+def fail(phase="entry"):
+    assert jax_ep.runtime._ffi.post_report(1, 2, f"dispatch.{phase}", 3)
     jax_ep.check()
 
 
@@ -323,7 +325,8 @@ PRODUCERS = {
         lambda: lower("cuda", patches=[testing.pretend_cuda_build], x=X[:, :3]),
     ],
     "MissingExtensionError": [import_without_module],
-    "PeerTimeoutError": [time_out],
+    "PeerTimeoutError": [fail],
+    "Error": [lambda: fail("mismatch"), lambda: fail("workspace")],
 }
 
 
@@ -363,7 +366,7 @@ class ProducedTest(absltest.TestCase):
 
     def test_peer_timeout_has_its_parts(self):
         with self.assertRaises(jax_ep.PeerTimeoutError) as caught:
-            time_out()
+            fail()
         error = caught.exception
         self.assertEqual(
             (error.rank, error.peer, error.phase, error.epoch), (1, 2, "dispatch.entry", 3)

@@ -93,12 +93,11 @@ class HandlersTest(parameterized.TestCase):
         self.assertEqual(set(CALLS), set(_ffi.registrations()))
 
     @parameterized.parameters(*CALLS)
-    def test_a_good_call_gets_as_far_as_the_driver_and_the_kernels(self, target):
-        with self.assertRaisesRegex(
-            Exception, "no NVIDIA driver|has no CUDA kernels for"
-        ) as caught:
+    def test_a_good_call_gets_as_far_as_the_driver(self, target):
+        if not _ffi.driver_problem():
+            self.skipTest("with a driver, a good call would be launched on memory of the host")
+        with self.assertRaisesRegex(Exception, "no NVIDIA driver"):
             call(target, *CALLS[target])
-        print(caught.exception)
 
     @parameterized.parameters(
         ({"group_size": np.int64(0)}, "group_size is 0"),

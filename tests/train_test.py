@@ -138,7 +138,12 @@ class ClaimsTest(parameterized.TestCase):
         load[1, 4] += 1000 - load[1, 3]
         history = History([3.0, 2.5], [load, load], {1: 5.0, 2: held_out})
         claims = train_moe_lm.check_claims(
-            history, {"bigram": 2.4, "trigram": 1.8}, [3.0, 2.5 + difference], hlo, on_gpu
+            history,
+            {"bigram": 2.4, "trigram": 1.8},
+            [3.0, 2.5 + difference],
+            [3.0, 2.5],
+            hlo,
+            on_gpu,
         )
         failed = [claim.text for claim in claims if not claim.holds]
         self.assertLen(failed, len(expected))

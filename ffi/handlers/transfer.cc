@@ -11,9 +11,10 @@
 namespace jax_ep {
 namespace {
 
-// Of the communicator over the whole mesh, in which a device's rank is its logical id. XLA numbers
-// its own communicators from 0; this one is jax_ep's alone.
-constexpr int64_t kCommunicationId = 0x6a61785f6570;
+// XLA's own communicator over the whole mesh, the one that a psum over all its axes uses: another
+// would cost some 200 MiB of every GPU. A device's rank in it is its logical id; nothing else is
+// asked of it.
+constexpr int64_t kCommunicationId = 0;
 
 std::vector<std::vector<int64_t>> WholeMesh(const Site& site) {
   std::vector<int64_t> ids(site.num_devices());

@@ -18,7 +18,7 @@ Status EnablePeerAccess(int device, int peer) {
   static_cast<void>(cudaDeviceCanAccessPeer(&can_access, device, peer));
   if (!can_access) {
     return FailedPrecondition("jax_ep: GPU ", device, " cannot access the memory of GPU ", peer,
-                              ", which the CUDA kernels need. `nvidia-smi topo -p2p r` shows which "
+                              ", which the CUDA kernels need. nvidia-smi topo -p2p r shows which "
                               "GPUs can; otherwise set JAX_EP_IMPLEMENTATION=xla");
   }
   const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
