@@ -148,7 +148,7 @@ class FaultTest(parameterized.TestCase):
     @tier.needs_gpus(2)
     def test_a_rank_never_enters(self, missing):
         # Replays of a captured graph do not ask who is absent.
-        gpu.run(
+        process = gpu.run(
             __file__,
             "--child",
             "a_rank_never_enters",
@@ -157,6 +157,11 @@ class FaultTest(parameterized.TestCase):
             timeout=120,
             JAX_EP_ENTRY_TIMEOUT_S="4",
             JAX_EP_PROGRESS_TIMEOUT_S="4",
+            JAX_EP_WARN_AFTER_S="1",
+        )
+        self.assertRegex(
+            process.stderr,
+            rf"jax_ep: rank \d+ has waited 1 s for rank {missing} in dispatch\.entry \(epoch \d+\)",
         )
 
     def test_a_device_is_full(self):

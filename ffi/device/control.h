@@ -36,10 +36,11 @@ struct alignas(128) FlagLine {
   uint64_t poisoned;     // 1 if the peer's plan has a status; ready lines only
 };
 
-// Host-mapped memory. The device writes it at most once a generation.
+// Host-mapped memory: whom a rank waits for, or why it gave up. The device writes one of the second
+// kind at most once a generation, and one of the first kind when the host has read the last.
 struct AbortRecord {
   uint32_t posted;  // written last, with release
-  int32_t rank;     // that waited
+  int32_t rank;     // that waits, or waited
   int32_t peer;     // that it waited for; itself if the outcome is kNoWorkspace
   Operation operation;
   Gate gate;
@@ -64,8 +65,10 @@ struct ControlBlock {
   uint64_t workspace_bytes;  // of every rank; 0 while there is none
   uint64_t entry_deadline_ns;
   uint64_t progress_deadline_ns;
+  uint64_t warning_ns;    // a wait that takes longer is told to the host, and goes on
   uint64_t max_delay_ns;  // for tests: waits and signals are late by up to this; 0 normally
   AbortRecord* report;    // or null
+  AbortRecord* warning;   // or null
   Peer peers[kMaxPeers];  // by rank, mine included
 
   // Written by kernels of this device.
@@ -73,6 +76,7 @@ struct ControlBlock {
   alignas(
       128) uint64_t verdicts[kNumGates];  // epoch << kOutcomeBits | Outcome, one decision a call
   alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
+  alignas(128) uint64_t warned;           // the latest gate and epoch that the host was told of
 
   // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
   alignas(128) uint32_t abort;

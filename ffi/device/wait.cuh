@@ -33,6 +33,33 @@ __device__ inline void Delay(const Call& call, uint64_t epoch, uint32_t salt) {
   for (const uint64_t start = Nanoseconds(); Nanoseconds() - start < delay;) __nanosleep(200);
 }
 
+// By one thread.
+__device__ inline void WriteRecord(const Call& call, AbortRecord* record, Outcome outcome,
+                                   Gate gate, int peer, uint64_t epoch) {
+  const ControlBlock* const control = call.control;
+  record->rank = control->rank;
+  record->peer = peer;
+  record->operation = call.operation;
+  record->gate = gate;
+  record->outcome = outcome;
+  record->epoch = epoch;
+  record->generation = control->generation;
+  // Release: the host that sees it posted sees the fields.
+  StoreReleaseSystem(&record->posted, 1u);
+}
+
+// Tells the host whom this rank waits for, once a gate and device. By one thread.
+__device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t epoch) {
+  ControlBlock* const control = call.control;
+  if (control->warning == nullptr) return;
+  const uint64_t key = epoch * kNumGates + static_cast<uint64_t>(gate);
+  const uint64_t before = LoadAcquireSystem(&control->warned);
+  if (before == key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
+  // The host has yet to read another: it will be told of that one.
+  if (LoadAcquireSystem(&control->warning->posted) != 0) return;
+  WriteRecord(call, control->warning, Outcome::kArrived, gate, peer, epoch);
+}
+
 // Ends this call and all later ones of the generation, on all ranks. By one warp.
 __device__ inline void AbortGroup(const Call& call, Outcome outcome, Gate gate, int peer,
                                   uint64_t epoch) {
@@ -41,16 +68,7 @@ __device__ inline void AbortGroup(const Call& call, Outcome outcome, Gate gate, 
   const auto word = static_cast<uint32_t>(outcome);
   // The first of this device reports. Who finds the word set by a peer leaves the report to that.
   if (lane == 0 && CompareAndSwapSystem(&control->abort, 0, word) == 0 && control->report) {
-    AbortRecord* const report = control->report;
-    report->rank = control->rank;
-    report->peer = peer;
-    report->operation = call.operation;
-    report->gate = gate;
-    report->outcome = outcome;
-    report->epoch = epoch;
-    report->generation = control->generation;
-    // Release: the host that sees it posted sees the fields.
-    StoreReleaseSystem(&report->posted, 1u);
+    WriteRecord(call, control->report, outcome, gate, peer, epoch);
   }
   for (int other = lane; other < control->num_ranks; other += 32) {
     if (other == control->rank) continue;
@@ -68,6 +86,7 @@ __device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epo
   const uint64_t target = for_ready ? epoch : epoch - 1;
   const uint64_t limit = for_ready ? control->entry_deadline_ns : control->progress_deadline_ns;
   const uint64_t start = Nanoseconds();
+  bool warned = false;
   while (true) {
     // Acquire: what the peer did before it released this epoch has happened. At kReady that is its
     // data and, at kFree, that its last reads of my memory and mine of its are over.
@@ -80,9 +99,14 @@ __device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epo
     const uint32_t aborted = __shfl_sync(kWholeWarp, LoadAcquireSystem(&control->abort), 0);
     if (aborted != 0) return static_cast<Outcome>(aborted);
     if (missing == kMaxPeers) break;
-    if (__shfl_sync(kWholeWarp, Nanoseconds() - start, 0) > limit) {
+    const uint64_t waited = __shfl_sync(kWholeWarp, Nanoseconds() - start, 0);
+    if (waited > limit) {
       AbortGroup(call, Outcome::kTimeout, gate, missing, epoch);
       return Outcome::kTimeout;
+    }
+    if (waited > control->warning_ns && !warned) {
+      warned = true;
+      if (lane == 0) WarnHost(call, gate, missing, epoch);
     }
     __nanosleep(100);
   }

@@ -45,6 +45,12 @@ TimeoutReport ToReport(const AbortRecord& record) {
           static_cast<int64_t>(record.epoch)};
 }
 
+std::string DescribeWaiting(const AbortRecord& record, double seconds) {
+  return Concatenate("jax_ep: rank ", record.rank, " has waited ", seconds, " s for rank ",
+                     record.peer, " in ", ToReport(record).phase, " (epoch ", record.epoch,
+                     ") and goes on waiting. Is that rank still compiling, or did it fail?");
+}
+
 Status Describe(const AbortRecord& record) {
   const TimeoutReport report = ToReport(record);
   switch (record.outcome) {

@@ -2,6 +2,8 @@
 #ifndef JAX_EP_RUNTIME_FAILURE_H_
 #define JAX_EP_RUNTIME_FAILURE_H_
 
+#include <string>
+
 #include "ffi/device/control.h"
 #include "ffi/runtime/mailbox.h"
 #include "ffi/runtime/status.h"
@@ -12,6 +14,9 @@ namespace jax_ep {
 bool IsPosted(const AbortRecord& record);
 
 TimeoutReport ToReport(const AbortRecord& record);
+
+// What a user is told while a rank waits for another.
+std::string DescribeWaiting(const AbortRecord& record, double seconds);
 
 // The error that calls of this generation end with. jax_ep.check() says the same.
 Status Describe(const AbortRecord& record);

@@ -44,10 +44,19 @@ class Group {
   // Reports that were not yet posted go to the mailbox.
   void PostReports(Mailbox& mailbox);
 
+  // Prints who has been waiting for whom, to stderr like XLA's own warnings.
+  void PrintWarnings();
+
  private:
+  // In host memory.
+  struct Records {
+    AbortRecord report;
+    AbortRecord warning;
+  };
   struct Member {
     ControlBlock* control = nullptr;
-    AbortRecord* report = nullptr;  // in host memory
+    Records* records = nullptr;
+    Records* records_on_device = nullptr;  // the same, as kernels see it
     unsigned char* workspace = nullptr;
     bool posted = false;
   };
@@ -62,6 +71,7 @@ class Group {
   std::vector<Member> members_;  // by rank; empty until everything else is there
   int64_t workspace_bytes_ = 0;
   uint64_t generation_ = 0;
+  double warning_seconds_ = 0;
 };
 
 // The groups of this process.
@@ -80,6 +90,9 @@ class Groups {
   void PostReports(Mailbox& mailbox);
 
  private:
+  void Watch();
+
+  std::once_flag watching_;
   std::mutex mutex_;
   std::map<std::vector<int>, std::unique_ptr<Group>> groups_;
 };

@@ -1,5 +1,10 @@
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
 #include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/failure.h"
 #include "ffi/runtime/group.h"
@@ -66,16 +71,26 @@ int64_t Group::Release() {
 
 Status Group::Failure() const {
   for (const Member& member : members_) {
-    if (IsPosted(*member.report)) return Describe(*member.report);
+    if (IsPosted(member.records->report)) return Describe(member.records->report);
   }
   return {};
 }
 
 void Group::PostReports(Mailbox& mailbox) {
   for (Member& member : members_) {
-    if (member.posted || !IsPosted(*member.report)) continue;
-    mailbox.Post(ToReport(*member.report));
+    if (member.posted || !IsPosted(member.records->report)) continue;
+    mailbox.Post(ToReport(member.records->report));
     member.posted = true;
+  }
+}
+
+void Group::PrintWarnings() {
+  for (Member& member : members_) {
+    AbortRecord& warning = member.records->warning;
+    if (!IsPosted(warning)) continue;
+    std::fprintf(stderr, "%s\n", DescribeWaiting(warning, warning_seconds_).c_str());
+    // Release: the device writes the next one after this was read.
+    std::atomic_ref(warning.posted).store(0, std::memory_order_release);
   }
 }
 
@@ -101,11 +116,16 @@ Status Group::AllocateOnce(LoadKernels load_kernels) {
 Status Group::AllocateMember(int device, Member* member) const {
   cudaError_t error = Allocate(&member->control, sizeof(ControlBlock));
   if (error == cudaSuccess) {
-    error = cudaHostAlloc(reinterpret_cast<void**>(&member->report), sizeof(AbortRecord),
-                          cudaHostAllocPortable | cudaHostAllocMapped);
+    // Not cudaHostAlloc: the driver would free it at exit, while a thread of ours looks at it.
+    member->records = new Records{};
+    error = cudaHostRegister(member->records, sizeof(Records),
+                             cudaHostRegisterPortable | cudaHostRegisterMapped);
+  }
+  if (error == cudaSuccess) {
+    error = cudaHostGetDevicePointer(reinterpret_cast<void**>(&member->records_on_device),
+                                     member->records, 0);
   }
   if (error == cudaErrorMemoryAllocation) return OutOfMemory(sizeof(ControlBlock), device);
-  if (error == cudaSuccess) *member->report = {};
   return OnGpu(device, FromCuda(error, "allocating a control block"));
 }
 
@@ -134,10 +154,11 @@ Status Group::StartGeneration() {
     workspace_bytes_ = 0;  // so that the next call comes here again
     return status;
   }
+  warning_seconds_ = static_cast<double>(settings.warning_ns) * 1e-9;
   for (size_t rank = 0; rank < devices_.size(); ++rank) {
     const int device = devices_[rank];
     Member& member = members_[rank];
-    *member.report = {};
+    *member.records = {};
     member.posted = false;
     auto block = std::make_unique<ControlBlock>();
     block->generation = generation_;
@@ -146,8 +167,10 @@ Status Group::StartGeneration() {
     block->workspace_bytes = static_cast<uint64_t>(workspace_bytes_);
     block->entry_deadline_ns = settings.entry_deadline_ns;
     block->progress_deadline_ns = settings.progress_deadline_ns;
+    block->warning_ns = settings.warning_ns;
     block->max_delay_ns = settings.max_delay_ns;
-    block->report = member.report;  // unified addressing: the same address on the device
+    block->report = &member.records_on_device->report;
+    block->warning = &member.records_on_device->warning;
     for (size_t peer = 0; peer < devices_.size(); ++peer) {
       block->peers[peer] = {members_[peer].control, members_[peer].workspace};
     }
@@ -194,6 +217,7 @@ Group* Groups::Find(const std::vector<int>& devices) {
 }
 
 Status Groups::Reserve(Group& group, int64_t workspace_bytes, Group::LoadKernels load_kernels) {
+  std::call_once(watching_, [this] { std::thread([this] { Watch(); }).detach(); });
   const std::lock_guard lock(mutex_);
   return group.Reserve(workspace_bytes, load_kernels);
 }
@@ -213,6 +237,14 @@ int64_t Groups::Release() {
   int64_t freed = 0;
   for (auto& [devices, group] : groups_) freed += group->Release();
   return freed;
+}
+
+void Groups::Watch() {
+  while (true) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    const std::lock_guard lock(mutex_);
+    for (auto& [devices, group] : groups_) group->PrintWarnings();
+  }
 }
 
 void Groups::PostReports(Mailbox& mailbox) {

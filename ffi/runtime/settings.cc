@@ -29,6 +29,7 @@ Status ReadSettings(Settings* settings) {
   if (status.ok()) {
     status = ReadPositive("JAX_EP_PROGRESS_TIMEOUT_S", 1e9, &settings->progress_deadline_ns);
   }
+  if (status.ok()) status = ReadPositive("JAX_EP_WARN_AFTER_S", 1e9, &settings->warning_ns);
   if (status.ok()) status = ReadPositive("JAX_EP_TEST_DELAY_US", 1e3, &settings->max_delay_ns);
   return status;
 }

@@ -11,6 +11,7 @@ namespace jax_ep {
 struct Settings {
   uint64_t entry_deadline_ns = 600'000'000'000;    // JAX_EP_ENTRY_TIMEOUT_S
   uint64_t progress_deadline_ns = 30'000'000'000;  // JAX_EP_PROGRESS_TIMEOUT_S
+  uint64_t warning_ns = 30'000'000'000;            // JAX_EP_WARN_AFTER_S
   uint64_t max_delay_ns = 0;                       // JAX_EP_TEST_DELAY_US
 };
 

@@ -28,6 +28,8 @@ void TestWords() {
   const AbortRecord released = Record(Outcome::kNoWorkspace, Gate::kFree);
   CHECK_FAILS(Describe(released), "rank 3 has no workspace for dispatch_by_plan");
   CHECK(ToReport(released).phase == "dispatch_by_plan.workspace");
+  CHECK(testing::Contains(DescribeWaiting(late, 30),
+                          "rank 3 has waited 30 s for rank 1 in dispatch_by_plan.entry"));
   CHECK_FAILS(Describe(late), "jax_ep.release() on every rank");
 }
 

@@ -13,6 +13,7 @@ void TestDefaults() {
   CHECK_OK(ReadSettings(&settings));
   CHECK(settings.entry_deadline_ns == 600'000'000'000);
   CHECK(settings.progress_deadline_ns == 30'000'000'000);
+  CHECK(settings.warning_ns == 30'000'000'000);
   CHECK(settings.max_delay_ns == 0);
 }
 
