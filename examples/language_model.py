@@ -43,7 +43,7 @@ class Losses(NamedTuple):
 
     def total(self) -> jax.Array:
         """What the optimiser minimises."""
-        return self.cross_entropy + 0.01 * self.balancing + 0.001 * self.z
+        return self.cross_entropy + 0.03 * self.balancing + 0.001 * self.z
 
 
 class LanguageModel(nnx.Module):

@@ -48,7 +48,7 @@ class TierTest(parameterized.TestCase):
             "JAX_PLATFORMS": "cpu",
             "JAX_EP_IMPLEMENTATION": "xla",
         }
-        subprocess.run([sys.executable, "-c", code], env=os.environ | rehearsal, check=True)
+        subprocess.run([sys.executable, "-P", "-c", code], env=os.environ | rehearsal, check=True)
 
     def test_marks(self):
         @tier.only_on_cpu
