@@ -36,6 +36,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/grouped_matmul.cc
     ffi/kernels/grouped_matmul_16bit.cu
     ffi/kernels/grouped_matmul_float32.cu
+    ffi/kernels/grouped_matmul_sm90.cu
     ffi/kernels/index.cu
     ffi/kernels/place.cu
     ffi/kernels/plan.cu
@@ -44,6 +45,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/pull.cu
     ffi/kernels/reduce.cu
     ffi/kernels/sum.cu
+    ffi/kernels/tensor_maps.cc
     ffi/kernels/transfer.cc
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc

@@ -24,6 +24,15 @@ __device__ inline void StoreChunk(uint32_t to, uint4 chunk) {
                : "memory");
 }
 
+__device__ inline uint4 LoadChunk(uint32_t from) {
+  uint4 chunk;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
+               : "r"(from)
+               : "memory");
+  return chunk;
+}
+
 // Copies kBytes. If !valid it writes zeros instead and reads nothing, wherever `from` points. Both
 // addresses are multiples of kBytes.
 template <int kBytes>

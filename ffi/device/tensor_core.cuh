@@ -24,6 +24,13 @@ __device__ inline void LoadMatrices(uint32_t address, uint32_t (&matrices)[4]) {
   }
 }
 
+// The reverse, on sm_90 and newer.
+__device__ inline void StoreMatrices(uint32_t address, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
 // sums[16x8] += left[16x16] * right[16x8]. With g = lane / 4 and t = 2 * (lane % 4), a lane holds,
 // as pairs of neighbours along the contraction k (left, right) or along n (sums):
 //   left   {m=g, k=t}, {m=g+8, k=t}, {m=g, k=t+8}, {m=g+8, k=t+8}

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ffi/kernels/grouped_matmul_kernels.h"
+#include "ffi/kernels/tensor_maps.h"
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
@@ -32,13 +33,24 @@ GroupRows Rows(const GroupedMatmulSizes& sizes, const int32_t* group_sizes, bool
           .with_tail = with_tail};
 }
 
-MatmulKernel ChooseKernel(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
+bool IsCopied(const MatmulOperand& operand) { return operand.is_aligned && !operand.is_float32; }
+
+MatmulKernel PortableKernel(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
   if (type == kF32) return Float32MatmulKernel(kind);
-  const auto is_copied = [](const MatmulOperand& operand) {
-    return operand.is_aligned && !operand.is_float32;
-  };
   return SixteenBitMatmulKernel(type == kBF16, kind,
-                                is_copied(problem.left) && is_copied(problem.right));
+                                IsCopied(problem.left) && IsCopied(problem.right));
+}
+
+// Whether sm_90's kernel takes the problem and is the faster. With a few rows a group the time goes
+// into reading the matrices, which the portable kernel does at the memory's rate; sm_90's tile has
+// 64 rows at the least.
+bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
+  constexpr int64_t kFewRows = 32;
+  const GroupRows& rows = problem.rows;
+  return type != kF32 && IsCopied(problem.left) && IsCopied(problem.right) &&
+         problem.num_n % 8 == 0 && IsAligned(problem.out, 16) &&
+         (kind == MatmulKind::kGradient ? problem.num_m : problem.num_k) > 0 &&
+         rows.num_groups > 0 && rows.num_rows > kFewRows * rows.num_groups;
 }
 
 // No group, nor the tail, has more than one tile along m that is not full.
@@ -50,20 +62,45 @@ int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProbl
   return tiles_m * CeilDivide(problem.num_n, kernel.tile_n);
 }
 
+Status MakeTensorMaps(MatmulKind kind, ElementType type, const MatmulProblem& problem,
+                      CUtensorMap* left, CUtensorMap* right) {
+  const bool is_bfloat16 = type == kBF16;
+  const int64_t rows = problem.rows.num_rows;
+  Status status = MakeTensorMap(problem.left.data, is_bfloat16, problem.left.pitch, rows, 1,
+                                Sm90LinesOfLeft(kind), left);
+  if (!status.ok()) return status;
+  const bool is_stack = kind != MatmulKind::kGradient;
+  const int64_t lines = !is_stack                      ? rows
+                        : kind == MatmulKind::kForward ? problem.num_k
+                                                       : problem.num_n;
+  return MakeTensorMap(problem.right.data, is_bfloat16, problem.right.pitch, lines,
+                       is_stack ? problem.rows.num_groups : 1, Sm90LinesOfRight(kind), right);
+}
+
 // What depends on the kernel is still to be set in `problem`.
 Status Launch(const GroupedMatmulConfig& config, MatmulKind kind, ElementType type,
               ElementType out_type, MatmulProblem problem, cudaStream_t stream) {
-  const MatmulKernel kernel = ChooseKernel(kind, type, problem);
+  CUtensorMap left, right;
+  bool is_sm90 = false;
+  Status status;
+  if (IsForSm90(kind, type, problem)) status = IsComputeCapability(9, 0, &is_sm90);
+  if (status.ok() && is_sm90) status = MakeTensorMaps(kind, type, problem, &left, &right);
+  if (!status.ok()) return status;
+  const MatmulKernel kernel =
+      is_sm90 ? Sm90MatmulKernel(type == kBF16, kind) : PortableKernel(kind, type, problem);
   problem.out_is_float32 = out_type == kF32;
   problem.out_is_aligned = problem.num_n % kernel.stored_elements == 0 &&
                            IsAligned(problem.out, kernel.stored_elements * ElementBytes(out_type));
 
   int64_t blocks = config.num_sms;
   if (blocks == 0) {
-    if (Status status = CountMultiprocessors(&blocks); !status.ok()) return status;
+    status = CountMultiprocessors(&blocks);
+    if (!status.ok()) return status;
   }
   blocks = std::min({blocks, MostTiles(kind, kernel, problem), kMaxMatmulSize});
-  void* arguments[] = {&problem};
+  void* maps_and_problem[] = {&left, &right, &problem};
+  void* only_problem[] = {&problem};
+  void** const arguments = is_sm90 ? maps_and_problem : only_problem;
   return FromCuda(cudaLaunchKernel(kernel.address, dim3(static_cast<unsigned>(blocks)),
                                    dim3(static_cast<unsigned>(kernel.threads)), arguments,
                                    static_cast<size_t>(kernel.shared_bytes), stream),
@@ -124,9 +161,15 @@ Status LoadGroupedMatmul() {
                              kernel.shared_bytes),
         "loading grouped matmul");
   };
+  bool is_sm90 = false;
+  if (Status status = IsComputeCapability(9, 0, &is_sm90); !status.ok()) return status;
   for (MatmulKind kind : kKinds) {
     if (Status status = load(Float32MatmulKernel(kind)); !status.ok()) return status;
     for (bool is_bfloat16 : {false, true}) {
+      if (is_sm90) {
+        Status status = load(Sm90MatmulKernel(is_bfloat16, kind));
+        if (!status.ok()) return status;
+      }
       for (bool copied : {false, true}) {
         Status status = load(SixteenBitMatmulKernel(is_bfloat16, kind, copied));
         if (!status.ok()) return status;

@@ -19,6 +19,12 @@ struct MatmulKernel {
 #ifndef __CUDACC_RTC__
 MatmulKernel Float32MatmulKernel(MatmulKind kind);
 
+// On sm_90a: both operands as above, and of rows of more than nothing. Its parameters are the
+// tensor maps of left and right, in boxes of so many lines, and the MatmulProblem.
+MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
+int Sm90LinesOfLeft(MatmulKind kind);
+int Sm90LinesOfRight(MatmulKind kind);
+
 // `copied`: both operands are aligned and of 16 bits, which is faster.
 MatmulKernel SixteenBitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool copied);
 #endif

@@ -19,6 +19,21 @@ Status CountMultiprocessors(int64_t* count) {
   return FromCuda(error, "the number of multiprocessors");
 }
 
+Status IsComputeCapability(int major, int minor, bool* is) {
+  int device = 0;
+  int found_major = 0;
+  int found_minor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&found_major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&found_minor, cudaDevAttrComputeCapabilityMinor, device);
+  }
+  *is = found_major == major && found_minor == minor;
+  return FromCuda(error, "the compute capability");
+}
+
 CurrentDevice::CurrentDevice(int device) {
   cudaError_t error = cudaGetDevice(&before_);
   if (error == cudaSuccess) error = cudaSetDevice(device);

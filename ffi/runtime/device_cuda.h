@@ -15,6 +15,9 @@ Status FromCuda(cudaError_t error, const char* what);
 // Of the current device.
 Status CountMultiprocessors(int64_t* count);
 
+// Whether the current device is of exactly this compute capability.
+Status IsComputeCapability(int major, int minor, bool* is);
+
 // Makes `device` current for this thread until the end of the scope.
 class CurrentDevice {
  public:

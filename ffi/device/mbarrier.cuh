@@ -1,0 +1,83 @@
+// Barriers in shared memory that bulk copies complete, and the copies (sm_90).
+#ifndef JAX_EP_DEVICE_MBARRIER_CUH_
+#define JAX_EP_DEVICE_MBARRIER_CUH_
+
+#include "ffi/device/integers.h"
+
+namespace jax_ep {
+
+// All addresses are of the shared space.
+__device__ inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// After InitBarrier, before other threads and the copy engine see the barriers.
+__device__ inline void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ inline void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and makes the phase wait for so many bytes of copies.
+__device__ inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Returns when the phase of this parity is complete: what was copied for it can be read.
+__device__ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Copies a box of a tensor map, whose first coordinate is the innermost. What is outside of the
+// tensor becomes zeros and counts as bytes, too. By one thread.
+__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier, int x,
+                               int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(x), "r"(y)
+      : "memory");
+}
+
+__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier, int x, int y,
+                               int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ inline void PrefetchTensorMap(const void* tensor_map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
+}
+
+// What this thread stored to shared memory is seen by copies and matrix instructions that follow.
+__device__ inline void FenceAsyncProxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Of `threads` threads of the block, by number 1 to 15.
+__device__ inline void NamedBarrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Counts for a named barrier without waiting there.
+__device__ inline void ArriveNamed(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_MBARRIER_CUH_

@@ -1,0 +1,134 @@
+// The grouped matmul of sm_90a: its tiles, what is where in a block's shared memory, and the two
+// rings that lead from the warp that copies to those that multiply.
+#ifndef JAX_EP_DEVICE_SM90_PIPELINE_CUH_
+#define JAX_EP_DEVICE_SM90_PIPELINE_CUH_
+
+#include "ffi/device/async_copy.cuh"
+#include "ffi/device/group_tiles.cuh"
+#include "ffi/device/matmul_problem.h"
+#include "ffi/device/result_rows.cuh"
+
+namespace jax_ep::sm90 {
+
+// A block computes a tile of 128 x 256, each of two groups of four warps 64 x 256 of it.
+inline constexpr int kTileM = 128;
+inline constexpr int kTileN = 256;
+static_assert(kTileN == kResultN);
+inline constexpr int kTileK = 64;
+inline constexpr int kStages = 4;
+inline constexpr int kGroupThreads = 128;
+inline constexpr int kConsumers = 2;
+inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
+inline constexpr int kGroupM = kTileM / kConsumers;
+static_assert(kGroupM == 64, "rows of one instruction");
+
+// 168 registers a thread at launch; those that copy leave most of theirs to those that multiply.
+inline constexpr int kProducerRegisters = 40;
+inline constexpr int kConsumerRegisters = 232;
+static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <= 65536);
+
+// Named barriers of those that multiply.
+inline constexpr int kCleared = 1;
+inline constexpr int kLater = 2;
+
+inline constexpr int kLine = 64;  // elements of a line of 128 bytes
+inline constexpr int kLeftBytes = kTileM * kTileK * 2;
+inline constexpr int kRightBytes = kTileN * kTileK * 2;
+inline constexpr int kStageBytes = kLeftBytes + kRightBytes;
+inline constexpr int kBlockBytes = kTileK * kLine * 2;  // 64 x 64 elements
+inline constexpr int kStaging = kStages * kStageBytes;  // of results
+inline constexpr int kBarriers = kStaging + kConsumers * kGroupThreads / 32 * kStagedBytes;
+inline constexpr int kTileSlots = 4;
+inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots);
+inline constexpr int kTiles = kBarriers + kNumBarriers * 8;
+inline constexpr int kSharedBytes = kTiles + kTileSlots * 32;
+static_assert(kSharedBytes <= 227 * 1024);
+static_assert(kBlockBytes % 1024 == 0 && kLeftBytes % 1024 == 0, "swizzle atoms are aligned");
+
+// Where one is in a ring of `kCount`; both sides go round it in the same order.
+template <int kCount>
+struct Position {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ void Advance() {
+    if (++index < kCount) return;
+    index = 0;
+    parity ^= 1;
+  }
+};
+
+// Of the ring of stages, and of the ring of tiles.
+__device__ inline uint32_t Full(uint32_t shared, int stage) {
+  return shared + kBarriers + stage * 8;
+}
+__device__ inline uint32_t Empty(uint32_t shared, int stage) {
+  return Full(shared, kStages + stage);
+}
+__device__ inline uint32_t TileFull(uint32_t shared, int slot) {
+  return Full(shared, 2 * kStages + slot);
+}
+__device__ inline uint32_t TileEmpty(uint32_t shared, int slot) {
+  return Full(shared, 2 * kStages + kTileSlots + slot);
+}
+
+template <MatmulKind kKind>
+inline constexpr bool kIsGradient = kKind == MatmulKind::kGradient;
+
+// A tile's part of the problem.
+struct Tile {
+  int32_t group;
+  int32_t row;    // of the input: the tile's first; of the gradient, the group's first
+  int32_t m;      // gradient: first row of the result
+  int32_t n;      // first column of the result
+  int32_t num_m;  // rows of the result from there on; may reach past the tile
+  int32_t num_k;  // 0: the result is zeros; negative: there are no more tiles
+};
+static_assert(sizeof(Tile) <= 32);
+
+__device__ inline Tile* TileSlot(int slot) {
+  return reinterpret_cast<Tile*>(DynamicSharedMemory() + kTiles + slot * 32);
+}
+
+template <MatmulKind kKind>
+class Tiles {
+ public:
+  __device__ explicit Tiles(const MatmulProblem& problem)
+      : problem_(problem),
+        groups_(problem.rows, (problem.num_m + kTileM - 1) / kTileM,
+                (problem.num_n + kTileN - 1) / kTileN),
+        index_(blockIdx.x) {}
+
+  // By whole warps.
+  __device__ bool Next(Tile* tile) {
+    GroupTile at;
+    if (!groups_.Find(index_, &at)) {
+      tile->num_k = -1;
+      return false;
+    }
+    index_ += gridDim.x;
+    tile->group = at.group;
+    tile->n = at.n * kTileN;
+    if constexpr (kIsGradient<kKind>) {
+      tile->row = at.first_row;
+      tile->m = at.m * kTileM;
+      tile->num_m = problem_.num_m - tile->m;
+      tile->num_k = at.end_row - at.first_row;
+    } else {
+      tile->row = at.first_row + at.m * kTileM;
+      tile->m = 0;
+      tile->num_m = at.end_row - tile->row;
+      tile->num_k = at.group == problem_.rows.num_groups ? 0 : problem_.num_k;
+    }
+    return true;
+  }
+
+ private:
+  const MatmulProblem& problem_;
+  GroupTiles<kIsGradient<kKind> ? 0 : kTileM> groups_;
+  int64_t index_;
+};
+
+}  // namespace jax_ep::sm90
+
+#endif  // JAX_EP_DEVICE_SM90_PIPELINE_CUH_
