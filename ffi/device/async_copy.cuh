@@ -24,6 +24,11 @@ __device__ inline void StoreChunk(uint32_t to, uint4 chunk) {
                : "memory");
 }
 
+__device__ inline void StorePair(uint32_t to, const float* values) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(values[0]), "f"(values[1])
+               : "memory");
+}
+
 __device__ inline uint4 LoadChunk(uint32_t from) {
   uint4 chunk;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

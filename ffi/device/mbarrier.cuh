@@ -39,6 +39,19 @@ __device__ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+// Whether that phase is complete; may also say so of none, late.
+__device__ inline bool IsComplete(uint32_t barrier, uint32_t parity) {
+  uint32_t is_complete;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(is_complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return is_complete != 0;
+}
+
 // Copies a box of a tensor map, whose first coordinate is the innermost. What is outside of the
 // tensor becomes zeros and counts as bytes, too. By one thread.
 __device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier, int x,
@@ -57,6 +70,29 @@ __device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t bar
       " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
       "l"(tensor_map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
+}
+
+// Copies a box to a tensor; what is outside of it is left out. By one thread.
+__device__ inline void StoreBox(const void* tensor_map, uint32_t from, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          tensor_map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// Closes a batch of this thread's copies to tensors.
+__device__ inline void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits for all of this thread's batches but the last kPending: until their shared memory may be
+// written again, or until they are complete.
+template <int kPending>
+__device__ inline void WaitStoresRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+template <int kPending>
+__device__ inline void WaitStores() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 __device__ inline void PrefetchTensorMap(const void* tensor_map) {

@@ -1,4 +1,4 @@
-// Results of 16 rows and 256 columns in the registers of one warp, stored to memory (sm_90).
+// Results of 16 rows and 256 columns in the registers of one warp, on their way to memory (sm_90).
 //
 // The registers are those of wgmma.cuh: of lane l, sums[4 * j + 2 * h + i] is row 8 * h + l / 4,
 // column 8 * j + 2 * (l % 4) + i.
@@ -6,73 +6,170 @@
 #define JAX_EP_DEVICE_RESULT_ROWS_CUH_
 
 #include "ffi/device/async_copy.cuh"
-#include "ffi/device/matmul_problem.h"
+#include "ffi/device/mbarrier.cuh"
 #include "ffi/device/numbers.cuh"
 #include "ffi/device/tensor_core.cuh"
 
 namespace jax_ep {
 
+inline constexpr int kResultM = 16;
 inline constexpr int kResultN = 256;
 
-// Half of the columns at once, on their way from registers to memory in whole lines.
-inline constexpr int kStagedN = kResultN / 2;
-inline constexpr int kStagedLine = kStagedN * 2;  // bytes
-inline constexpr int kStagedBytes = 16 * kStagedLine;
+// A warp stages two boxes of 16 lines of 128 bytes, and the copy engine takes them from there while
+// the warp goes on.
+inline constexpr int kStagedLine = 128;  // bytes
+inline constexpr int kStagedBoxBytes = kResultM * kStagedLine;
+inline constexpr int kStagedBoxes = 2;
+inline constexpr int kStagedBytes = kStagedBoxes * kStagedBoxBytes;
 
-// Where a chunk of 16 bytes is. Matrices of 8 rows are written and lines read 8 chunks at a time:
-// the XOR puts each of them into 8 different columns of banks.
-__device__ inline uint32_t StagedChunk(uint32_t staging, int row, int chunk) {
-  return staging + row * kStagedLine + (chunk ^ row % 8) * 16;
-}
+// A stack of row-major matrices.
+struct ResultMatrix {
+  const void* tensor_map;  // boxes of 16 lines of 128 bytes
+  void* data;
+  int32_t num_m;  // of one matrix
+  int32_t num_n;
+};
 
-// In 16 bits. `at` is the first element in the result; only num_m rows and num_n columns are
-// stored, num_n a multiple of 8. `staging` is the warp's own, of kStagedBytes.
-template <typename T>
-__device__ void StoreRounded(const MatmulProblem& problem, uint32_t staging, int64_t at, int num_m,
-                             int num_n, const float (&sums)[128]) {
-  const int lane = threadIdx.x % 32;
+// Where in it a warp's rows are.
+struct ResultPlace {
+  int32_t group;  // which matrix
+  int32_t m;      // first row there
+  int32_t n;      // first column
+  int32_t num_m;  // rows to store; may be more than there are here, or none
+};
+
+class ResultRows {
+ public:
+  // `staging`: the warp's own, kStagedBytes at a multiple of 1024.
+  __device__ explicit ResultRows(uint32_t staging) : staging_(staging) {}
+
+  // In 16 bits. Takes the sums' values, so that they can be written again at once, and leaves most
+  // of the work to Continue.
+  template <typename T>
+  __device__ void StoreRounded(const ResultMatrix& matrix, const ResultPlace& place,
+                               const float (&sums)[kResultN / 2]) {
+    Finish(matrix);
+    uint32_t words[kWords];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < kWords; ++i) words[i] = T::Pack(sums + 2 * i);
+    Write(words);
 #pragma unroll
-    for (int j = 0; j < kStagedN / 8; j += 2) {
-      const float* const from = &sums[4 * (half * kStagedN / 8 + j)];
-      const uint32_t words[4] = {T::Pack(from), T::Pack(from + 2), T::Pack(from + 4),
-                                 T::Pack(from + 6)};
-      StoreMatrices(StagedChunk(staging, lane % 16, j + lane / 16), words);
+    for (int i = 0; i < kWords; ++i) kept_[i] = T::Pack(sums + 2 * kWords + 2 * i);
+    place_ = place;
+    to_do_ = 2;
+  }
+
+  // One of two steps. The second waits for the copies of the first: better some time later.
+  __device__ void Continue(const ResultMatrix& matrix) {
+    if (to_do_ == 0) return;
+    if (to_do_ == 1) Write(kept_);
+    Send<2>(matrix, place_);
+    place_.n += kStagedBoxes * kStagedLine / 2;
+    --to_do_;
+  }
+
+  __device__ void Finish(const ResultMatrix& matrix) {
+    Continue(matrix);
+    Continue(matrix);
+  }
+
+  // As float32.
+  __device__ void StoreFloat32(const ResultMatrix& matrix, ResultPlace place,
+                               const float (&sums)[kResultN / 2]) {
+    constexpr int kColumns = kStagedBoxes * kStagedLine / 4;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int first = 0; first < kResultN; first += kColumns) {
+      WaitForStage();
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int chunk = 2 * j + lane % 4 / 2;
+          StorePair(Chunk(half * 8 + lane / 4, chunk) + lane % 2 * 8,
+                    &sums[first / 2 + 4 * j + 2 * half]);
+        }
+      }
+      Send<4>(matrix, place);
+      place.n += kColumns;
     }
+  }
+
+  // Shared memory must outlive what was stored.
+  __device__ void Close(const ResultMatrix& matrix) {
+    Finish(matrix);
+    if (threadIdx.x % 32 == 0) WaitStores<0>();
+  }
+
+ private:
+  static constexpr int kChunks = kStagedLine / 16;
+  static constexpr int kWords = kStagedBytes / 4 / 32;  // a lane's share of the stage
+
+  // Where a chunk of 16 bytes is: box by box, as the copy engine's swizzle of 128 bytes expects
+  // it. Matrices of 8 lines are written 8 chunks at a time: the XOR puts these into 8 different
+  // columns of banks.
+  __device__ uint32_t Chunk(int line, int chunk) const {
+    return staging_ + chunk / kChunks * kStagedBoxBytes + line * kStagedLine +
+           (chunk % kChunks ^ line % 8) * 16;
+  }
+
+  // Until the copies have read it. Lane 0 has all the warp's copies.
+  __device__ static void WaitForStage() {
+    if (threadIdx.x % 32 == 0) WaitStoresRead<0>();
     __syncwarp();
+  }
+
+  __device__ void Write(const uint32_t (&words)[kWords]) {
+    const int lane = threadIdx.x % 32;
+    WaitForStage();
 #pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-      const int row = i + lane / 16;
-      const int n = half * kStagedN + lane % 16 * 8;
-      const uint4 chunk = LoadChunk(StagedChunk(staging, row, lane % 16));
-      if (row < num_m && n < num_n) {
-        uint16_t* const out = static_cast<uint16_t*>(problem.out);
-        *reinterpret_cast<uint4*>(out + at + int64_t{row} * problem.num_n + n) = chunk;
+    for (int i = 0; i < kWords; i += 4) {
+      const uint32_t matrices[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+      StoreMatrices(Chunk(lane % 16, i / 2 + lane / 16), matrices);
+    }
+  }
+
+  template <int kElementBytes>
+  __device__ void Send(const ResultMatrix& matrix, const ResultPlace& place) {
+    constexpr int kColumns = kStagedLine / kElementBytes;  // of a box
+    constexpr int kElements = 16 / kElementBytes;          // of a chunk
+    const int lane = threadIdx.x % 32;
+    if (place.num_m >= kResultM) {
+      FenceAsyncProxy();
+      __syncwarp();
+      if (lane == 0) {
+        for (int i = 0; i < kStagedBoxes; ++i) {
+          const int n = place.n + i * kColumns;
+          if (n >= matrix.num_n) break;
+          StoreBox(matrix.tensor_map, staging_ + i * kStagedBoxBytes, n, place.m, place.group);
+        }
+        CommitStores();
+      }
+      return;
+    }
+    // Lines that follow may be another group's: by hand.
+    __syncwarp();
+    const int64_t first_line = int64_t{place.group} * matrix.num_m + place.m;
+#pragma unroll
+    for (int i = 0; i < kResultM; i += 2) {
+      const int line = i + lane / 16;
+      const int n = place.n + lane % 16 * kElements;
+      const uint4 chunk = LoadChunk(Chunk(line, lane % 16));
+      if (line < place.num_m && n < matrix.num_n) {
+        char* const to = static_cast<char*>(matrix.data) +
+                         ((first_line + line) * matrix.num_n + n) * kElementBytes;
+        *reinterpret_cast<uint4*>(to) = chunk;
       }
     }
     __syncwarp();
   }
-}
+  static_assert(kStagedBoxes * kChunks == 16, "a half warp reads a line of the stage");
 
-// As float32: four neighbouring lanes fill a sector of 32 bytes.
-__device__ inline void StoreFloat32(const MatmulProblem& problem, int64_t at, int num_m, int num_n,
-                                    const float (&sums)[128]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = half * 8 + lane / 4;
-    float* const to = static_cast<float*>(problem.out) + at + int64_t{row} * problem.num_n;
-#pragma unroll
-    for (int j = 0; j < kResultN / 8; ++j) {
-      const int n = 8 * j + lane % 4 * 2;
-      if (row < num_m && n < num_n) {
-        *reinterpret_cast<float2*>(to + n) =
-            make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
-      }
-    }
-  }
-}
+  uint32_t staging_;
+  int to_do_ = 0;
+  ResultPlace place_ = {};
+  uint32_t kept_[kWords] = {};
+};
 
 }  // namespace jax_ep
 

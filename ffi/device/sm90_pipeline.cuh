@@ -19,6 +19,7 @@ inline constexpr int kStages = 4;
 inline constexpr int kGroupThreads = 128;
 inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
+inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
 inline constexpr int kGroupM = kTileM / kConsumers;
 static_assert(kGroupM == 64, "rows of one instruction");
 
@@ -29,7 +30,6 @@ static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThr
 
 // Named barriers of those that multiply.
 inline constexpr int kCleared = 1;
-inline constexpr int kLater = 2;
 
 inline constexpr int kLine = 64;  // elements of a line of 128 bytes
 inline constexpr int kLeftBytes = kTileM * kTileK * 2;
@@ -37,7 +37,7 @@ inline constexpr int kRightBytes = kTileN * kTileK * 2;
 inline constexpr int kStageBytes = kLeftBytes + kRightBytes;
 inline constexpr int kBlockBytes = kTileK * kLine * 2;  // 64 x 64 elements
 inline constexpr int kStaging = kStages * kStageBytes;  // of results
-inline constexpr int kBarriers = kStaging + kConsumers * kGroupThreads / 32 * kStagedBytes;
+inline constexpr int kBarriers = kStaging + kConsumerWarps * kStagedBytes;
 inline constexpr int kTileSlots = 4;
 inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots);
 inline constexpr int kTiles = kBarriers + kNumBarriers * 8;
@@ -78,16 +78,26 @@ inline constexpr bool kIsGradient = kKind == MatmulKind::kGradient;
 // A tile's part of the problem.
 struct Tile {
   int32_t group;
-  int32_t row;    // of the input: the tile's first; of the gradient, the group's first
-  int32_t m;      // gradient: first row of the result
+  int32_t m;      // first row of the result; of the gradient, in its group's matrix
   int32_t n;      // first column of the result
   int32_t num_m;  // rows of the result from there on; may reach past the tile
-  int32_t num_k;  // 0: the result is zeros; negative: there are no more tiles
+  int32_t k;      // first of the contraction; past the operands' end where the result is zeros
+  int32_t num_k;  // 0: there are no more tiles
 };
 static_assert(sizeof(Tile) <= 32);
 
 __device__ inline Tile* TileSlot(int slot) {
   return reinterpret_cast<Tile*>(DynamicSharedMemory() + kTiles + slot * 32);
+}
+
+// The value of lane 0, which the compiler then knows to be one for the warp.
+__device__ inline int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// By whole warps.
+__device__ inline Tile ReadTile(int slot) {
+  const Tile tile = *TileSlot(slot);
+  return {Uniform(tile.group), Uniform(tile.m), Uniform(tile.n),
+          Uniform(tile.num_m), Uniform(tile.k), Uniform(tile.num_k)};
 }
 
 template <MatmulKind kKind>
@@ -100,27 +110,30 @@ class Tiles {
         index_(blockIdx.x) {}
 
   // By whole warps.
-  __device__ bool Next(Tile* tile) {
+  __device__ Tile Next() {
     GroupTile at;
-    if (!groups_.Find(index_, &at)) {
-      tile->num_k = -1;
-      return false;
-    }
+    if (!groups_.Find(index_, &at)) return {};
     index_ += gridDim.x;
-    tile->group = at.group;
-    tile->n = at.n * kTileN;
+    Tile tile = {.group = at.group, .m = at.m * kTileM, .n = at.n * kTileN};
+    bool is_zero = false;
     if constexpr (kIsGradient<kKind>) {
-      tile->row = at.first_row;
-      tile->m = at.m * kTileM;
-      tile->num_m = problem_.num_m - tile->m;
-      tile->num_k = at.end_row - at.first_row;
+      tile.num_m = problem_.num_m - tile.m;
+      tile.k = at.first_row;
+      tile.num_k = at.end_row - at.first_row;
+      is_zero = tile.num_k == 0;
     } else {
-      tile->row = at.first_row + at.m * kTileM;
-      tile->m = 0;
-      tile->num_m = at.end_row - tile->row;
-      tile->num_k = at.group == problem_.rows.num_groups ? 0 : problem_.num_k;
+      tile.m += at.first_row;
+      tile.num_m = at.end_row - tile.m;
+      tile.num_k = problem_.num_k;
+      is_zero = at.group == problem_.rows.num_groups;
     }
-    return true;
+    // One step of what the copies put where there are no operands.
+    if (is_zero) {
+      tile.group = min(tile.group, problem_.rows.num_groups - 1);
+      tile.k = kIsGradient<kKind> ? problem_.rows.num_rows : problem_.num_k;
+      tile.num_k = kTileK;
+    }
+    return tile;
   }
 
  private:

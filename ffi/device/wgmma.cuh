@@ -14,13 +14,10 @@ enum class TileLayout {
   kOuter   // a line has 64 elements along m or n; lines follow along k. Blocks of 64 m or n follow
 };
 
-// What an instruction knows of a tile. `block_bytes` are from 64 elements of m or n to the next, if
-// these are in another block (kOuter).
-__device__ inline uint64_t TileDescriptor(uint32_t address, uint32_t block_bytes) {
-  constexpr uint64_t kAtomBytes = 1024;
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | (kAtomBytes >> 4) << 32 | uint64_t{block_bytes >> 4} << 16 |
-         (address & 0x3ffff) >> 4;
+// What an instruction knows of a tile: where it is, in units of 16 bytes, and from 64 elements of m
+// or n to the next, if these are in another block (kOuter). The rest is the same for all.
+__device__ inline uint32_t TileDescriptor(uint32_t address, uint32_t block_bytes) {
+  return block_bytes >> 4 << 16 | (address & 0x3ffff) >> 4;
 }
 
 // Before the first instruction, and before one that uses registers which other code has changed.
@@ -40,7 +37,10 @@ __device__ inline void WaitWgmma() {
 // sums[64 x 256] = left[64 x 16] * right[16 x 256], plus sums if `add`. Of lane l in warp w of the
 // four, sums[4 * j + 2 * h + i] is row 16 * w + 8 * h + l / 4, column 8 * j + 2 * (l % 4) + i.
 template <typename T, TileLayout kLeft, TileLayout kRight>
-__device__ void MultiplyTiles(float (&sums)[128], uint64_t left, uint64_t right, bool add);
+__device__ void MultiplyTiles(float (&sums)[128], uint32_t left, uint32_t right, bool add);
+
+// The upper half of a descriptor: atoms of 1024 bytes, and the swizzle of 128 bytes.
+#define JAX_EP_DESCRIPTOR "0x40000040"
 
 #define JAX_EP_SUMS8(i)                                                                      \
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
@@ -51,9 +51,13 @@ __device__ void MultiplyTiles(float (&sums)[128], uint64_t left, uint64_t right,
 #define JAX_EP_MULTIPLY_TILES(TYPE, NAME, LEFT, RIGHT)                                           \
   template <>                                                                                    \
   __device__ inline void MultiplyTiles<TYPE, TileLayout::LEFT, TileLayout::RIGHT>(               \
-      float (&sums)[128], uint64_t left, uint64_t right, bool add) {                             \
+      float (&sums)[128], uint32_t left, uint32_t right, bool add) {                             \
     asm volatile(                                                                                \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                        \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n.reg .b64 left, right;\n"                \
+        "mov.b64 left, {%128, " JAX_EP_DESCRIPTOR                                                \
+        "};\n"                                                                                   \
+        "mov.b64 right, {%129, " JAX_EP_DESCRIPTOR                                               \
+        "};\n"                                                                                   \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." NAME "." NAME                             \
         " {"                                                                                     \
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                 \
@@ -66,9 +70,9 @@ __device__ void MultiplyTiles(float (&sums)[128], uint64_t left, uint64_t right,
         "%111, "                                                                                 \
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
         "%126, %127 "                                                                            \
-        "}, %128, %129, add, 1, 1, %131, %132;\n}"                                               \
+        "}, left, right, add, 1, 1, %131, %132;\n}"                                              \
         : JAX_EP_SUMS32(0), JAX_EP_SUMS32(32), JAX_EP_SUMS32(64), JAX_EP_SUMS32(96)              \
-        : "l"(left), "l"(right), "r"(static_cast<int>(add)),                                     \
+        : "r"(left), "r"(right), "r"(static_cast<int>(add)),                                     \
           "n"(TileLayout::LEFT == TileLayout::kOuter),                                           \
           "n"(TileLayout::RIGHT == TileLayout::kOuter));                                         \
   }
@@ -79,6 +83,7 @@ JAX_EP_MULTIPLY_TILES(Float16, "f16", kInner, kInner)
 JAX_EP_MULTIPLY_TILES(Float16, "f16", kInner, kOuter)
 JAX_EP_MULTIPLY_TILES(Float16, "f16", kOuter, kOuter)
 #undef JAX_EP_MULTIPLY_TILES
+#undef JAX_EP_DESCRIPTOR
 #undef JAX_EP_SUMS32
 #undef JAX_EP_SUMS8
 

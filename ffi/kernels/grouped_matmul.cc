@@ -62,29 +62,36 @@ int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProbl
   return tiles_m * CeilDivide(problem.num_n, kernel.tile_n);
 }
 
-Status MakeTensorMaps(MatmulKind kind, ElementType type, const MatmulProblem& problem,
-                      CUtensorMap* left, CUtensorMap* right) {
-  const bool is_bfloat16 = type == kBF16;
+struct TensorMaps {
+  CUtensorMap left, right, out;
+};
+
+Status MakeTensorMaps(MatmulKind kind, ElementType type, ElementType out_type,
+                      const MatmulProblem& problem, TensorMaps* maps) {
+  const bool is_gradient = kind == MatmulKind::kGradient;
   const int64_t rows = problem.rows.num_rows;
-  Status status = MakeTensorMap(problem.left.data, is_bfloat16, problem.left.pitch, rows, 1,
-                                Sm90LinesOfLeft(kind), left);
+  const int64_t groups = problem.rows.num_groups;
+  Status status = MakeTensorMap(problem.left.data, type, problem.left.pitch, rows, 1,
+                                Sm90LinesOfLeft(kind), &maps->left);
   if (!status.ok()) return status;
-  const bool is_stack = kind != MatmulKind::kGradient;
-  const int64_t lines = !is_stack                      ? rows
+  const int64_t lines = is_gradient                    ? rows
                         : kind == MatmulKind::kForward ? problem.num_k
                                                        : problem.num_n;
-  return MakeTensorMap(problem.right.data, is_bfloat16, problem.right.pitch, lines,
-                       is_stack ? problem.rows.num_groups : 1, Sm90LinesOfRight(kind), right);
+  status = MakeTensorMap(problem.right.data, type, problem.right.pitch, lines,
+                         is_gradient ? 1 : groups, Sm90LinesOfRight(kind), &maps->right);
+  if (!status.ok()) return status;
+  return MakeTensorMap(problem.out, out_type, problem.num_n, is_gradient ? problem.num_m : rows,
+                       is_gradient ? groups : 1, kSm90LinesOfOut, &maps->out);
 }
 
 // What depends on the kernel is still to be set in `problem`.
 Status Launch(const GroupedMatmulConfig& config, MatmulKind kind, ElementType type,
               ElementType out_type, MatmulProblem problem, cudaStream_t stream) {
-  CUtensorMap left, right;
+  TensorMaps maps;
   bool is_sm90 = false;
   Status status;
   if (IsForSm90(kind, type, problem)) status = IsComputeCapability(9, 0, &is_sm90);
-  if (status.ok() && is_sm90) status = MakeTensorMaps(kind, type, problem, &left, &right);
+  if (status.ok() && is_sm90) status = MakeTensorMaps(kind, type, out_type, problem, &maps);
   if (!status.ok()) return status;
   const MatmulKernel kernel =
       is_sm90 ? Sm90MatmulKernel(type == kBF16, kind) : PortableKernel(kind, type, problem);
@@ -98,7 +105,7 @@ Status Launch(const GroupedMatmulConfig& config, MatmulKind kind, ElementType ty
     if (!status.ok()) return status;
   }
   blocks = std::min({blocks, MostTiles(kind, kernel, problem), kMaxMatmulSize});
-  void* maps_and_problem[] = {&left, &right, &problem};
+  void* maps_and_problem[] = {&maps.left, &maps.right, &maps.out, &problem};
   void* only_problem[] = {&problem};
   void** const arguments = is_sm90 ? maps_and_problem : only_problem;
   return FromCuda(cudaLaunchKernel(kernel.address, dim3(static_cast<unsigned>(blocks)),

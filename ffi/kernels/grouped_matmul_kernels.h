@@ -20,10 +20,11 @@ struct MatmulKernel {
 MatmulKernel Float32MatmulKernel(MatmulKind kind);
 
 // On sm_90a: both operands as above, and of rows of more than nothing. Its parameters are the
-// tensor maps of left and right, in boxes of so many lines, and the MatmulProblem.
+// tensor maps of left, right and out, in boxes of so many lines, and the MatmulProblem.
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
 int Sm90LinesOfLeft(MatmulKind kind);
 int Sm90LinesOfRight(MatmulKind kind);
+inline constexpr int kSm90LinesOfOut = 16;
 
 // `copied`: both operands are aligned and of 16 bits, which is faster.
 MatmulKernel SixteenBitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool copied);

@@ -18,14 +18,14 @@ __device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, cons
   const uint32_t to = stage + kLeftBytes;
   if constexpr (kIsGradient<kKind>) {
     for (int i = 0; i < kTileM / kLine; ++i) {
-      CopyBox(stage + i * kBlockBytes, &left, barrier, tile.m + i * kLine, tile.row + k, 0);
+      CopyBox(stage + i * kBlockBytes, &left, barrier, tile.m + i * kLine, k, 0);
     }
     for (int i = 0; i < kTileN / kLine; ++i) {
-      CopyBox(to + i * kBlockBytes, &right, barrier, tile.n + i * kLine, tile.row + k, 0);
+      CopyBox(to + i * kBlockBytes, &right, barrier, tile.n + i * kLine, k, 0);
     }
   } else {
     // Rows past the group's end are copied, multiplied, and not stored.
-    CopyBox(stage, &left, barrier, k, tile.row, 0);
+    CopyBox(stage, &left, barrier, k, tile.m, 0);
     if constexpr (kKind == MatmulKind::kForwardTransposed) {
       CopyBox(to, &right, barrier, k, tile.n, tile.group);
     } else {
@@ -36,29 +36,38 @@ __device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, cons
   }
 }
 
+// Finding a tile takes about a microsecond: one warp does it for the others, ahead of them.
 template <MatmulKind kKind>
-__device__ void Produce(const CUtensorMap& left, const CUtensorMap& right,
-                        const MatmulProblem& problem, uint32_t shared) {
-  const bool is_leader = threadIdx.x % 32 == 0;
+__device__ void Schedule(const MatmulProblem& problem, uint32_t shared) {
   Tiles<kKind> tiles(problem);
-  Position<kStages> at;
   Position<kTileSlots> slot;
   for (bool is_last = false; !is_last; slot.Advance()) {
-    // Finding a tile takes about a microsecond: this warp does it for the others, ahead of them.
-    Tile tile;
-    is_last = !tiles.Next(&tile);
-    if (is_leader) {
-      // The first round finds rings empty: it waits for the phase before the first.
+    const Tile tile = tiles.Next();
+    is_last = tile.num_k == 0;
+    if (threadIdx.x % 32 == 0) {
+      // The first round finds the ring empty: it waits for the phase before the first.
       WaitBarrier(TileEmpty(shared, slot.index), slot.parity ^ 1);
       *TileSlot(slot.index) = tile;
       Arrive(TileFull(shared, slot.index));
     }
+  }
+}
+
+// By one thread.
+template <MatmulKind kKind>
+__device__ void Produce(const CUtensorMap& left, const CUtensorMap& right, uint32_t shared) {
+  Position<kStages> at;
+  Position<kTileSlots> slot;
+  while (true) {
+    WaitBarrier(TileFull(shared, slot.index), slot.parity);
+    const Tile tile = *TileSlot(slot.index);
+    Arrive(TileEmpty(shared, slot.index));
+    slot.Advance();
+    if (tile.num_k == 0) return;
     for (int k = 0; k < tile.num_k; k += kTileK) {
-      if (is_leader) {
-        WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
-        CopyStep<kKind>(left, right, tile, k, shared + at.index * kStageBytes,
-                        Full(shared, at.index));
-      }
+      WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
+      CopyStep<kKind>(left, right, tile, tile.k + k, shared + at.index * kStageBytes,
+                      Full(shared, at.index));
       at.Advance();
     }
   }
@@ -91,113 +100,111 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
   // From one k of 16 to the next: 16 elements of a line, or 16 lines.
   constexpr int kLeftStep = kLeft == TileLayout::kInner ? 32 : 2048;
   constexpr int kRightStep = kRight == TileLayout::kInner ? 32 : 2048;
-  const uint64_t left = TileDescriptor(stage + consumer * (kLeftBytes / kConsumers), kBlockBytes);
-  const uint64_t right = TileDescriptor(stage + kLeftBytes, kBlockBytes);
+  const uint32_t left = TileDescriptor(stage + consumer * (kLeftBytes / kConsumers), kBlockBytes);
+  const uint32_t right = TileDescriptor(stage + kLeftBytes, kBlockBytes);
+  FenceWgmma();
 #pragma unroll
   for (int i = 0; i < kTileK / 16; ++i) {
     MultiplyTiles<T, kLeft, kRight>(sums, left + i * (kLeftStep >> 4),
                                     right + i * (kRightStep >> 4), add || i > 0);
   }
-}
-
-// By each warp, its 16 rows.
-template <typename T, MatmulKind kKind>
-__device__ void Store(const MatmulProblem& problem, const Tile& tile, uint32_t shared,
-                      const float (&sums)[128]) {
-  const int warp = threadIdx.x / 32 - kGroupThreads / 32;  // of those that multiply
-  const int m = warp * 16;
-  const int64_t row =
-      m + (kIsGradient<kKind> ? int64_t{tile.group} * problem.num_m + tile.m : int64_t{tile.row});
-  const int64_t at = row * problem.num_n + tile.n;
-  const int num_n = problem.num_n - tile.n;
-  if (problem.out_is_float32) {
-    StoreFloat32(problem, at, tile.num_m - m, num_n, sums);
-  } else {
-    StoreRounded<T>(problem, shared + kStaging + warp * kStagedBytes, at, tile.num_m - m, num_n,
-                    sums);
-  }
+  CommitWgmma();
 }
 
 template <typename T, MatmulKind kKind>
-__device__ void Consume(const MatmulProblem& problem, uint32_t shared) {
-  constexpr int kAll = kConsumers * kGroupThreads;
-  const int consumer = threadIdx.x / kGroupThreads - 1;
-  const bool arrives = threadIdx.x % kGroupThreads == 0;
-  // One group begins two steps later than the other, so that one multiplies while the other stores.
-  bool is_awaited = consumer == 0;
-  bool is_later = consumer == 1;
+__device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem, uint32_t shared) {
+  const int warp = Uniform(threadIdx.x / 32) - kGroupThreads / 32;  // of those that multiply
+  const int consumer = warp / (kGroupThreads / 32);
+  const bool arrives = threadIdx.x % 32 == 0;
+  const ResultMatrix out = {&out_map, problem.out, problem.num_m, problem.num_n};
+  ResultRows rows(shared + kStaging + warp * kStagedBytes);
   Position<kStages> at;
   Position<kTileSlots> slot;
-  float sums[128];
-  while (true) {
+  const auto next_tile = [&] {
     WaitBarrier(TileFull(shared, slot.index), slot.parity);
-    const Tile tile = *TileSlot(slot.index);
-    Arrive(TileEmpty(shared, slot.index));
+    const Tile tile = ReadTile(slot.index);
+    if (arrives) Arrive(TileEmpty(shared, slot.index));
     slot.Advance();
-    if (is_later) NamedBarrier(kLater, kAll);
-    is_later = false;
+    return tile;
+  };
+  bool is_full = false;
+  float sums[128];
+  for (Tile tile = next_tile(), next; tile.num_k > 0; tile = next) {
     // Rows past the end of the group are only padding: often this half has no others.
     const bool has_rows = consumer * kGroupM < tile.num_m;
     int before = -1;
     for (int k = 0; k < tile.num_k; k += kTileK) {
       const uint32_t stage = shared + at.index * kStageBytes;
-      WaitBarrier(Full(shared, at.index), at.parity);
-      const int left = tile.num_k - k;
-      if (is_awaited && (k > 0 || left <= kTileK)) {
-        ArriveNamed(kLater, kAll);
-        is_awaited = false;
+      if (!is_full) WaitBarrier(Full(shared, at.index), at.parity);
+      if constexpr (kIsGradient<kKind>) {
+        const int left = tile.num_k - k;
+        if (left < kTileK) ClearLines(stage, consumer, left);
       }
-      if (kIsGradient<kKind> && left < kTileK) ClearLines(stage, consumer, left);
+      const int current = at.index;
+      at.Advance();
       if (has_rows) {
-        FenceWgmma();
         MultiplyStep<T, kKind>(sums, stage, consumer, k > 0);
-        CommitWgmma();
+        // While the matrix units are at work: what the tile before has left to do.
+        if (k == 0 || k == kStages * kTileK) rows.Continue(out);
+        is_full = IsComplete(Full(shared, at.index), at.parity);
         WaitWgmma<1>();
+      } else {
+        is_full = false;
       }
       // The batch before this one has read its stage.
+      __syncwarp();
       if (before >= 0 && arrives) Arrive(Empty(shared, before));
-      before = at.index;
-      at.Advance();
+      before = current;
     }
+    next = next_tile();
     WaitWgmma<0>();
-    if (before >= 0 && arrives) Arrive(Empty(shared, before));
-    if (is_awaited) ArriveNamed(kLater, kAll);
-    is_awaited = false;
-    if (tile.num_k < 0) return;
-    if (tile.num_k == 0) {
-#pragma unroll
-      for (float& sum : sums) sum = 0;
+    __syncwarp();
+    if (arrives) Arrive(Empty(shared, before));
+    if (!has_rows) continue;
+    const int m = warp * kResultM;
+    const ResultPlace place = {.group = kIsGradient<kKind> ? tile.group : 0,
+                               .m = tile.m + m,
+                               .n = tile.n,
+                               .num_m = tile.num_m - m};
+    if (problem.out_is_float32) {
+      rows.StoreFloat32(out, place, sums);
+    } else {
+      rows.template StoreRounded<T>(out, place, sums);
     }
-    if (has_rows) Store<T, kKind>(problem, tile, shared, sums);
   }
+  rows.Close(out);
 }
 
 template <typename T, MatmulKind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     Sm90Kernel(const __grid_constant__ CUtensorMap left, const __grid_constant__ CUtensorMap right,
+               const __grid_constant__ CUtensorMap out,
                const __grid_constant__ MatmulProblem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const uint32_t shared = SharedAddress(DynamicSharedMemory());
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&left);
     PrefetchTensorMap(&right);
+    PrefetchTensorMap(&out);
     for (int stage = 0; stage < kStages; ++stage) {
       InitBarrier(Full(shared, stage), 1);
-      InitBarrier(Empty(shared, stage), kConsumers);
+      InitBarrier(Empty(shared, stage), kConsumerWarps);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       InitBarrier(TileFull(shared, slot), 1);
-      InitBarrier(TileEmpty(shared, slot), kConsumers * kGroupThreads);
+      InitBarrier(TileEmpty(shared, slot), kConsumerWarps + 1);
     }
     FenceBarrierInit();
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
-    if (threadIdx.x < 32) Produce<kKind>(left, right, problem, shared);
+    const int warp = Uniform(threadIdx.x / 32);
+    if (warp == 0 && threadIdx.x == 0) Produce<kKind>(left, right, shared);
+    if (warp == 1) Schedule<kKind>(problem, shared);
   } else {
     GrowRegisters<kConsumerRegisters>();
-    Consume<T, kKind>(problem, shared);
+    Consume<T, kKind>(out, problem, shared);
   }
 #endif
 }
@@ -231,6 +238,8 @@ int Sm90LinesOfLeft(MatmulKind kind) { return kind == MatmulKind::kGradient ? kT
 int Sm90LinesOfRight(MatmulKind kind) {
   return kind == MatmulKind::kForwardTransposed ? kTileN : kTileK;
 }
+
+static_assert(kSm90LinesOfOut == kResultM);
 
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
   return {.address = is_bfloat16 ? Address<BFloat16>(kind) : Address<Float16>(kind),

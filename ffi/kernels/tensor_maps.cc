@@ -28,18 +28,23 @@ Status FindEncode(Encode* encode) {
 
 }  // namespace
 
-Status MakeTensorMap(const void* base, bool is_bfloat16, int64_t columns, int64_t rows,
+Status MakeTensorMap(const void* base, ElementType type, int64_t columns, int64_t rows,
                      int64_t depth, int lines, CUtensorMap* map) {
   Encode encode = nullptr;
   if (Status status = FindEncode(&encode); !status.ok()) return status;
-  const auto row_bytes = static_cast<cuuint64_t>(columns) * 2;
+  const int64_t element_bytes = ElementBytes(type);
+  const auto row_bytes = static_cast<cuuint64_t>(columns * element_bytes);
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(depth)};
   const cuuint64_t strides[] = {row_bytes, row_bytes * static_cast<cuuint64_t>(rows)};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(lines), 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / element_bytes),
+                            static_cast<cuuint32_t>(lines), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult error =
-      encode(map, is_bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      encode(map,
+             type == kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+             : type == kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
              3, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

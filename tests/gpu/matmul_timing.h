@@ -4,6 +4,7 @@
 #define JAX_EP_TESTS_GPU_MATMUL_TIMING_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -32,29 +33,27 @@ inline int CountSets(const Case& c) {
   return 2 + static_cast<int>(4.0 * l2_bytes / BytesOf(c));
 }
 
-// In milliseconds, after two launches that are not counted.
+// In milliseconds, after two launches that are not counted. Launches follow each other without a
+// wait, so that what is between two events is the kernel.
 inline std::vector<float> TimeLaunches(const Case& c, int iterations) {
   std::vector<std::unique_ptr<Runner>> sets;
   for (int i = CountSets(c); i > 0; --i) sets.push_back(std::make_unique<Runner>(c));
-  cudaEvent_t begin, end;
-  Require(cudaEventCreate(&begin), "an event");
-  Require(cudaEventCreate(&end), "an event");
-  std::vector<float> times;
-  for (int i = -2; i < iterations; ++i) {
-    const Runner& runner = *sets[(i + 2) % sets.size()];
-    Require(cudaEventRecord(begin), "an event");
-    if (const jax_ep::Status status = runner.Launch(); !status.ok()) {
+  std::vector<cudaEvent_t> events(2 * (iterations + 2));
+  for (cudaEvent_t& event : events) Require(cudaEventCreate(&event), "an event");
+  for (int i = 0; i < iterations + 2; ++i) {
+    Require(cudaEventRecord(events[2 * i]), "an event");
+    if (const jax_ep::Status status = sets[i % sets.size()]->Launch(); !status.ok()) {
       std::printf("FAIL timing: %s\n", status.message.c_str());
       std::_Exit(1);
     }
-    Require(cudaEventRecord(end), "an event");
-    Require(cudaEventSynchronize(end), "the kernel");
-    float milliseconds = 0;
-    Require(cudaEventElapsedTime(&milliseconds, begin, end), "an event");
-    if (i >= 0) times.push_back(milliseconds);
+    Require(cudaEventRecord(events[2 * i + 1]), "an event");
   }
-  Require(cudaEventDestroy(begin), "an event");
-  Require(cudaEventDestroy(end), "an event");
+  Require(cudaDeviceSynchronize(), "the kernels");
+  std::vector<float> times(iterations);
+  for (int i = 0; i < iterations; ++i) {
+    Require(cudaEventElapsedTime(&times[i], events[2 * i + 4], events[2 * i + 5]), "an event");
+  }
+  for (cudaEvent_t event : events) Require(cudaEventDestroy(event), "an event");
   return times;
 }
 
@@ -71,6 +70,23 @@ inline void Time(const Case& c, const char* groups, int iterations = 20) {
   std::fflush(stdout);
 }
 
+// Sizes as `rows` choices among groups leave them: each group equally likely, or with
+// probabilities that fall as rank^-exponent, the ranks in a random order.
+inline std::vector<int32_t> Draw(int64_t rows, int groups, double exponent) {
+  std::vector<double> ends;
+  double total = 0;
+  for (int i = 0; i < groups; ++i) {
+    const int rank = 1 + (i * 29 + 11) % groups;
+    ends.push_back(total += std::pow(rank, -exponent));
+  }
+  std::vector<int32_t> sizes(groups);
+  for (int64_t row = 0; row < rows; ++row) {
+    const double at = Hash(21, row) * 0x1p-32 * total;
+    ++sizes[std::lower_bound(ends.begin(), ends.end() - 1, at) - ends.begin()];
+  }
+  return sizes;
+}
+
 inline void TimeAll() {
   struct Shape {
     int64_t m, k, n;
@@ -79,37 +95,32 @@ inline void TimeAll() {
   const auto even = [](int64_t rows, int groups) {
     return std::vector<int32_t>(groups, static_cast<int32_t>(rows / groups));
   };
-  for (const Shape& s :
-       {Shape{32768, 7168, 4096, 64}, {32768, 2048, 7168, 64}, {32768, 768, 2048, 32}}) {
-    const auto time = [&](Kind kind, bool ragged = false) {
-      Time({.kind = kind,
-            .m = s.m,
-            .k = s.k,
-            .n = s.n,
-            .sizes = ragged ? Cut(s.m, s.groups, 13) : even(s.m, s.groups)},
-           ragged ? "ragged groups" : "even groups");
+  const Kind kForward = {false, false, kBF16, kBF16, kBF16};
+  const Kind kTransposed = {false, true, kBF16, kBF16, kBF16};
+  const Kind kGradient = {true, false, kBF16, kBF16, kBF16};
+  for (const Shape& s : {Shape{32768, 7168, 4096, 64},
+                         {32768, 2048, 7168, 64},
+                         {32768, 2048, 1536, 32},
+                         {32768, 768, 2048, 32},
+                         {8192, 4096, 28672, 2}}) {
+    const auto time = [&](Kind kind, const char* name, std::vector<int32_t> sizes) {
+      Time({.kind = kind, .m = s.m, .k = s.k, .n = s.n, .sizes = std::move(sizes)}, name);
     };
-    for (bool ragged : {false, true}) {
-      time({false, false, kBF16, kBF16, kBF16}, ragged);
-      time({false, true, kBF16, kBF16, kBF16}, ragged);
-      time({true, false, kBF16, kBF16, kBF16}, ragged);
+    for (const Kind& kind : {kForward, kTransposed, kGradient}) {
+      time(kind, "even", even(s.m, s.groups));
+      if (s.k == 7168) {
+        time(kind, "multinomial", Draw(s.m, s.groups, 0));
+        time(kind, "Zipf 1.2", Draw(s.m, s.groups, 1.2));
+      }
     }
-    time({true, true, kBF16, kBF16, kBF16});
-    time({true, false, kBF16, kBF16, kF32});
-    time({false, false, kF16, kF16, kF16});
-    time({false, false, kBF16, kF32, kBF16});
-    time({false, true, kBF16, kF32, kBF16});
+    if (s.k == 7168) {
+      time({true, false, kBF16, kBF16, kF32}, "even", even(s.m, s.groups));
+      time({false, false, kBF16, kF32, kBF16}, "even", even(s.m, s.groups));
+    }
   }
   for (bool transpose : {false, true}) {  // what decoding looks like: bytes count
     const Kind kind = {false, transpose, kBF16, kBF16, kBF16};
     Time({.kind = kind, .m = 512, .k = 7168, .n = 4096, .sizes = even(512, 64)}, "8 rows each");
-  }
-  for (bool is_gradient : {false, true}) {
-    for (bool transpose : {false, true}) {
-      const Kind kind = {is_gradient, transpose, kF32, kF32, kF32};
-      Time({.kind = kind, .m = 4096, .k = 2048, .n = 4096, .sizes = even(4096, 16)}, "even groups",
-           5);
-    }
   }
 }
 
