@@ -16,7 +16,7 @@ from jax import lax
 from testing import Sizes
 
 import jax_ep
-from jax_ep import reference
+from jax_ep import reference, reference_matmul
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=12, top_k=4, row_align=4, recv_capacity=48
@@ -26,7 +26,7 @@ ONE_RANK = Sizes(1, num_local=4, num_tokens=32, top_k=4, row_align=4, recv_capac
 
 positions, kept_counts, slots = reference._positions, reference._kept_counts, reference._slots
 gather_rows, sum_over_ranks = reference._gather_rows, reference._sum_over_ranks
-is_real, matmul = reference._is_real, reference._matmul
+is_real, matmul = reference._is_real, reference_matmul._matmul
 
 
 def swap_two_rows(values, index, plan, params):
@@ -191,11 +191,11 @@ def check_matmul():
 
 class MutationTest(parameterized.TestCase):
     @contextlib.contextmanager
-    def broken(self, name, replacement):
+    def broken(self, name, replacement, module=reference):
         """Until the end, the reference is broken, and a comparison fails."""
-        self.assertTrue(hasattr(reference, name))
+        self.assertTrue(hasattr(module, name))
         with (
-            unittest.mock.patch.object(reference, name, replacement),
+            unittest.mock.patch.object(module, name, replacement),
             self.assertRaises(AssertionError),
         ):
             yield
@@ -233,7 +233,7 @@ class MutationTest(parameterized.TestCase):
     @parameterized.parameters(*MATMUL.items())
     def test_grouped_matmul(self, name, replacement):
         check_matmul()
-        with self.broken(name, replacement):
+        with self.broken(name, replacement, reference_matmul):
             check_matmul()
 
 
