@@ -151,7 +151,7 @@ def _sum_of_groups(
         parts = [jnp.ones(rows.shape[0], rows.dtype)]
     else:
         parts = _split(row_weights, rows.dtype)
-    lhs, rows = compat.vary_together((_narrow(parts, axis=1), rows))
+    lhs, rows = compat.vary_together((_narrow(parts), rows))
     rows = rows.astype(lhs.dtype)
     sums = bind_rhs_gradient(lhs, rows, group_sizes, options.plain(jnp.float32))
     return sums[:, : len(parts)].sum(1)
@@ -162,16 +162,16 @@ def _dots_with_group(
 ) -> jax.Array:
     """The product of each row [M, H] with its group's float32 vector [L, H], float32[M]."""
     parts = _split(vectors, rows.dtype)
-    rhs = _narrow(parts, axis=1)
+    rhs = _narrow(parts)
     lhs = rows.astype(rhs.dtype)
     params = options.plain(jnp.float32, transpose_rhs=True)
     return bind_matmul(lhs, rhs, group_sizes, params)[:, : len(parts)].sum(1)
 
 
-def _narrow(parts: list[jax.Array], axis: int) -> jax.Array:
-    """Stacks, and fills up to `BIAS_COLUMNS` with zeros."""
+def _narrow(parts: list[jax.Array]) -> jax.Array:
+    """[n, ...] each -> [n, BIAS_COLUMNS, ...], the last ones zeros."""
     missing = [jnp.zeros_like(parts[0])] * (BIAS_COLUMNS - len(parts))
-    return jnp.stack([*parts, *missing], axis)
+    return jnp.stack([*parts, *missing], axis=1)
 
 
 def _split(values: jax.Array, dtype: Any) -> list[jax.Array]:

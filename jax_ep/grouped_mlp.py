@@ -139,7 +139,7 @@ def checked_activation(operation: str, activation: Activation, w_up: jax.Array) 
 def unfused_up(
     rows: jax.Array, w_up: jax.Array, group_sizes: jax.Array, options: MlpOptions
 ) -> jax.Array:
-    """Rows @ w_up[g], [M, N]."""
+    """The first matmul: [M, N]."""
     # Zero tails here and below: a function's parameters get gradients from all rows.
     return grouped_matmul(rows, w_up, group_sizes, **_matmul_options(options))
 
@@ -159,8 +159,9 @@ def unfused_down(
     The weight multiplies the activation, so that no output row is kept for its gradient.
     """
     dtype = pre_activation.dtype
-    scale = jnp.ones(pre_activation.shape[0]) if row_weights is None else row_weights
-    scale = jnp.where(rows_in_groups(group_sizes, scale.shape[0]), scale, 0)
+    scale = rows_in_groups(group_sizes, pre_activation.shape[0]).astype(jnp.float32)
+    if row_weights is not None:
+        scale = jnp.where(scale > 0, row_weights, 0)
 
     def bias_rows(scale: jax.Array, bias: jax.Array) -> jax.Array:
         # A matmul of inner size 1: its gradients sum over each group in a fixed order.

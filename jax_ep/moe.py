@@ -99,7 +99,7 @@ def moe_mlp(
         mlp=MlpOptions(
             activation=activation if isinstance(activation, str) else "none",
             zero_tail=False,  # combine, dispatch's gradient, does not read it
-            num_sms=0,  # matmuls take what transfers leave
+            num_sms=0,  # a limit is for transfers
             implementation=runtime.resolve_implementation("moe_mlp", implementation),
         ),
     )
