@@ -184,7 +184,7 @@ def _split(values: jax.Array, dtype: Any) -> list[jax.Array]:
         return [values]
     parts = []
     for _ in range(3):
-        # Not a cast there and back, which XLA removes.
+        # Not a cast there and back, which XLA may remove.
         part = lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7)
         parts.append(part.astype(jnp.bfloat16))
         values = values - part

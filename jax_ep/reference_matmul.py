@@ -200,7 +200,7 @@ def _matmul(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax
 
 
 def _round(values: jax.Array, dtype: Any) -> jax.Array:
-    """A cast that stays: XLA removes one to a narrower dtype and back, for more precision."""
+    """A cast that stays: XLA may remove one to a narrower dtype and back, for more precision."""
     return lax.optimization_barrier(values.astype(dtype))
 
 
