@@ -16,6 +16,7 @@ from jax_ep.errors import (
     UnavailableError,
 )
 from jax_ep.grouped_matmul import grouped_matmul
+from jax_ep.grouped_mlp import grouped_mlp
 from jax_ep.moe import moe_mlp
 from jax_ep.plan import REMAT_NAMES, Dispatched, Plan
 from jax_ep.runtime import build_info, check, export_checks, release, workspace_nbytes
@@ -41,6 +42,7 @@ __all__ = [
     "dispatch",
     "export_checks",
     "grouped_matmul",
+    "grouped_mlp",
     "mask_tail",
     "moe_mlp",
     "nnx",

@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep import compat, lowering, reference, runtime
+from jax_ep import compat, lowering, reference_matmul, runtime
 from jax_ep.compat import Aval
-from jax_ep.errors import ArgumentError, DtypeError
+from jax_ep.errors import DtypeError
+
+CAST_ROWS = 32
+"""Average rows of a group above which a float32 matrix is cast before the product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,26 +88,12 @@ def _check_operands(
 ) -> None:
     operation = "grouped_matmul"
     lowering.check_shape(operation, "lhs", lhs.shape, ("rows", "K"))
-    lowering.check_shape(operation, "group_sizes", group_sizes.shape, ("groups",))
+    lowering.check_group_sizes(operation, group_sizes)
     contracted = lhs.shape[1]
     expected = ("N", contracted) if transpose_rhs else (contracted, "N")
     lowering.check_shape(operation, "rhs", rhs.shape, (group_sizes.shape[0], *expected))
-    if group_sizes.shape[0] < 1:
-        raise ArgumentError(
-            f"jax_ep.grouped_matmul: group_sizes has shape {group_sizes.shape}; expected at least "
-            "one group. Give one size for each matrix of rhs."
-        )
     lowering.check_row_dtype(operation, "lhs", lhs.dtype)
-    if rhs.dtype not in (lhs.dtype, jnp.float32):
-        raise DtypeError(
-            f"jax_ep.grouped_matmul: rhs has dtype {rhs.dtype} and lhs {lhs.dtype}; expected rhs "
-            f"in lhs's dtype or float32. Cast it with rhs.astype({lhs.dtype})."
-        )
-    if group_sizes.dtype != jnp.int32:
-        raise DtypeError(
-            f"jax_ep.grouped_matmul: group_sizes has dtype {group_sizes.dtype}; expected int32. "
-            "Cast it with group_sizes.astype(jnp.int32)."
-        )
+    lowering.check_matrix_dtype(operation, "rhs", rhs, "lhs", lhs)
 
 
 def _out_dtype(lhs: jax.Array, preferred_element_type: Any) -> np.dtype[Any]:
@@ -163,7 +152,7 @@ def _unsupported(avals: list[Aval], params: MatmulParams) -> str | None:
 grouped_matmul_p = lowering.define_primitive(
     "grouped_matmul",
     abstract_eval=_grouped_matmul_avals,
-    reference=reference.grouped_matmul,
+    reference=reference_matmul.grouped_matmul,
     attributes=_attributes,
     unsupported=_unsupported,
 )
@@ -171,10 +160,44 @@ grouped_matmul_p = lowering.define_primitive(
 grouped_matmul_rhs_gradient_p = lowering.define_primitive(
     "grouped_matmul_rhs_gradient",
     abstract_eval=_rhs_gradient_avals,
-    reference=reference.grouped_matmul_rhs_gradient,
+    reference=reference_matmul.grouped_matmul_rhs_gradient,
     attributes=_rhs_gradient_attributes,
     unsupported=_unsupported,
 )
+
+
+# ---- binding, for the derivatives here and of others
+
+
+def bind_matmul(
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, params: MatmulParams
+) -> jax.Array:
+    """The primitive, with rhs as its kernel reads it best."""
+    (out,) = grouped_matmul_p.bind(lhs, kernel_rhs(lhs, rhs), group_sizes, params=params)
+    return out
+
+
+def bind_rhs_gradient(
+    lhs: jax.Array, out_bar: jax.Array, group_sizes: jax.Array, params: MatmulParams
+) -> jax.Array:
+    """The primitive."""
+    (rhs_bar,) = grouped_matmul_rhs_gradient_p.bind(lhs, out_bar, group_sizes, params=params)
+    return rhs_bar
+
+
+def kernel_rhs(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """A float32 rhs in lhs's dtype, where that is faster; the values are those of the primitive.
+
+    With many rows a group, the kernel that reads operands of 16 bits only makes up for the cast.
+    With few, the time goes into reading the matrices, and a cast would read them once more.
+    """
+    return rhs.astype(lhs.dtype) if lhs.shape[0] > CAST_ROWS * rhs.shape[0] else rhs
+
+
+def rows_in_groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+    """Which rows are in a group, as the primitives count them: bool[M]."""
+    total = jnp.clip(group_sizes, 0, num_rows).sum()
+    return jnp.arange(num_rows) < total
 
 
 # ---- derivative: two grouped matmuls over the same groups
@@ -184,8 +207,7 @@ grouped_matmul_rhs_gradient_p = lowering.define_primitive(
 def _grouped_matmul(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, params: MatmulParams
 ) -> jax.Array:
-    (out,) = grouped_matmul_p.bind(lhs, rhs, group_sizes, params=params)
-    return out
+    return bind_matmul(lhs, rhs, group_sizes, params)
 
 
 def _grouped_matmul_forward(
@@ -201,10 +223,9 @@ def _grouped_matmul_backward(params: MatmulParams, residuals: Any, out_bar: jax.
     to_lhs = dataclasses.replace(
         params, transpose_rhs=not params.transpose_rhs, out_dtype=jnp.dtype(lhs.dtype)
     )
-    (lhs_bar,) = grouped_matmul_p.bind(out_bar, rhs, group_sizes, params=to_lhs)
+    lhs_bar = bind_matmul(out_bar, rhs, group_sizes, to_lhs)
     to_rhs = dataclasses.replace(params, out_dtype=jnp.dtype(rhs.dtype))
-    (rhs_bar,) = grouped_matmul_rhs_gradient_p.bind(lhs, out_bar, group_sizes, params=to_rhs)
-    return lhs_bar, rhs_bar, None
+    return lhs_bar, bind_rhs_gradient(lhs, out_bar, group_sizes, to_rhs), None
 
 
 _grouped_matmul.defvjp(_grouped_matmul_forward, _grouped_matmul_backward)

@@ -131,6 +131,33 @@ def check_weights(
     return weights.astype(jnp.float32)
 
 
+def check_group_sizes(operation: str, group_sizes: jax.Array) -> None:
+    """Raises if these are not sizes of one or more groups, int32."""
+    check_shape(operation, "group_sizes", group_sizes.shape, ("groups",))
+    if group_sizes.shape[0] < 1:
+        raise ArgumentError(
+            f"jax_ep.{operation}: group_sizes has shape {group_sizes.shape}; expected at least "
+            "one group. Give one size for each matrix."
+        )
+    if group_sizes.dtype != jnp.int32:
+        raise DtypeError(
+            f"jax_ep.{operation}: group_sizes has dtype {group_sizes.dtype}; expected int32. "
+            "Cast it with group_sizes.astype(jnp.int32)."
+        )
+
+
+def check_matrix_dtype(
+    operation: str, name: str, matrix: jax.Array, rows_name: str, rows: jax.Array
+) -> None:
+    """Raises if `rows` cannot be multiplied by `matrix`."""
+    if matrix.dtype not in (rows.dtype, jnp.float32):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} has dtype {matrix.dtype} and {rows_name} {rows.dtype}; "
+            f"expected {name} in {rows_name}'s dtype or float32. Cast it with "
+            f"{name}.astype({rows.dtype})."
+        )
+
+
 def check_num_sms(operation: str, num_sms: int | None) -> int:
     """The attribute's form: 0 stands for the heuristic's choice."""
     if num_sms is not None and num_sms < 1:

@@ -5,31 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_ep import compat, lowering
+from jax_ep import compat, lowering, runtime
+from jax_ep.activations import Activation
 from jax_ep.combine import combine
 from jax_ep.dispatch import dispatch
 from jax_ep.errors import ArgumentError
-from jax_ep.grouped_matmul import grouped_matmul
+from jax_ep.fused_mlp import (
+    Experts,
+    MlpOptions,
+    fused_mlp,
+    fused_mlp_backward,
+    fused_mlp_forward,
+)
+from jax_ep.grouped_mlp import checked_activation, checked_experts, unfused_down, unfused_up
 from jax_ep.mesh import AxisName, expert_axis
 from jax_ep.plan import Plan
-
-GATED_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "swiglu": lambda gate: jax.nn.silu(gate),
-    "geglu": lambda gate: jax.nn.gelu(gate),
-}
-PLAIN_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda up: jax.nn.gelu(up),
-    "relu": lambda up: jax.nn.relu(up),
-    "relu2": lambda up: jnp.square(jax.nn.relu(up)),
-    "silu": lambda up: jax.nn.silu(up),
-}
-
-Activation = str | Callable[[jax.Array], jax.Array]
 
 
 def moe_mlp(
@@ -53,8 +48,9 @@ def moe_mlp(
 
     For each token the sum over its choices k of
     ``topk_weights[k] * (activation(x @ w_up[e_k] + b_up[e_k]) @ w_down[e_k] + b_down[e_k])``.
-    The routing weight multiplies the activation, before the second matmul, so that no output row
-    has to be kept for the backward pass. Activations are computed in float32.
+    It is `dispatch`, `grouped_mlp` and `combine`. The routing weight multiplies in the second
+    matmul's kernel; its gradient is a row dot product of hidden rows, so that no output row is kept
+    for the backward pass. Activations are computed in float32.
 
     R ranks, L local experts, T tokens a rank, K choices a token, H hidden, F expert hidden.
 
@@ -67,14 +63,16 @@ def moe_mlp(
       w_down: [L, F, H], in x's dtype or float32.
       axis_name: the expert axis, or a tuple of mesh axes that are it together.
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
-        ``"relu2"``, ``"silu"``; or a function from float32 [M, 2, F] or [M, F] to [M, F].
-      b_up: [L, 2, F] or [L, F], or None.
-      b_down: [L, H], or None.
+        ``"relu2"``, ``"silu"``; or a function from float32 [M, 2, F] or [M, F] to [M, F], as in
+        `grouped_mlp`.
+      b_up: [L, 2, F] or [L, F] of any float dtype, or None.
+      b_down: [L, H] of any float dtype, or None.
       recv_capacity: the rows this rank can receive, as in `dispatch`, shared by all chunks.
       num_chunks: splits the tokens into this many calls, so that one's transfer can overlap
         another's matmuls, and to bound memory. T must be a multiple of it.
-      remat: ``"dispatch"`` does not keep the dispatched rows and the activations for the backward
-        pass: it sends x again along the plan, and recomputes the activations. None keeps both.
+      remat: ``"dispatch"`` does not keep the dispatched rows for the backward pass: it sends x
+        again along the plan. None keeps them. Both keep the pre-activation, and recompute the
+        activation (None keeps the result of a function of one's own).
       num_sms: as in `dispatch`.
       implementation: as in `dispatch`.
 
@@ -86,8 +84,11 @@ def moe_mlp(
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    _check_weights(x, w_up, w_down, b_up, b_down)
-    _check_options(x, activation, w_up, num_chunks, remat)
+    lowering.check_shape("moe_mlp", "x", x.shape, ("tokens", "hidden"))
+    lowering.check_row_dtype("moe_mlp", "x", x.dtype)
+    experts = checked_experts("moe_mlp", "x", x, w_up, w_down, b_up, b_down)
+    activation = checked_activation("moe_mlp", activation, w_up)
+    _check_options(x, num_chunks, remat)
     axis = expert_axis("moe_mlp", axis_name)
     options = _Options(
         num_experts=w_up.shape[0] * axis.size,
@@ -95,26 +96,22 @@ def moe_mlp(
         recv_capacity=None if recv_capacity is None else -(-recv_capacity // num_chunks),
         num_sms=num_sms,
         implementation=implementation,
+        mlp=MlpOptions(
+            activation=activation if isinstance(activation, str) else "none",
+            zero_tail=False,  # combine, dispatch's gradient, does not read it
+            num_sms=0,  # a limit is for transfers
+            implementation=runtime.resolve_implementation("moe_mlp", implementation),
+        ),
     )
-    x, topk_ids, topk_weights, w_up, w_down, b_up, b_down = compat.vary_together(
-        (x, topk_ids, topk_weights, w_up, w_down, b_up, b_down), axis.names
+    x, topk_ids, topk_weights, experts = compat.vary_together(
+        (x, topk_ids, topk_weights, experts), axis.names
     )
 
     def one_chunk(
         x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None
     ) -> tuple[jax.Array, Plan]:
-        flat_w_up = w_up.reshape(*w_up.shape[:2], -1)
-        up = _dispatch_matmul if remat is None else _dispatch_matmul_again
-        pre_activation, row_weights, plan = up(x, topk_ids, topk_weights, flat_w_up, options)
-        pre_activation = pre_activation.reshape(-1, *w_up.shape[2:])
-        activate = functools.partial(_activate, activation)
-        hidden = (activate if remat is None else jax.checkpoint(activate))(
-            pre_activation, row_weights, b_up, plan
-        )
-        y = options.matmul(hidden, w_down, plan)
-        if b_down is not None:
-            scale = jnp.ones(y.shape[0]) if row_weights is None else row_weights
-            y = y + _expert_rows(scale, b_down, plan).astype(y.dtype)
+        layer = _layer if isinstance(activation, str) else functools.partial(_unfused, activation)
+        y, plan = layer(x, topk_ids, topk_weights, experts, remat, options)
         out = combine(y, plan, None, num_sms=num_sms, implementation=implementation)
         return out, plan
 
@@ -134,37 +131,7 @@ def moe_mlp(
 # ---- checks
 
 
-def _check_weights(
-    x: jax.Array,
-    w_up: jax.Array,
-    w_down: jax.Array,
-    b_up: jax.Array | None,
-    b_down: jax.Array | None,
-) -> None:
-    lowering.check_shape("moe_mlp", "x", x.shape, ("tokens", "hidden"))
-    hidden = x.shape[1]
-    gated = (2,) if w_up.ndim == 4 else ()
-    expected = ("local experts", hidden, *gated, "expert hidden")
-    lowering.check_shape("moe_mlp", "w_up", w_up.shape, expected)
-    num_local, expert_hidden = w_up.shape[0], w_up.shape[-1]
-    lowering.check_shape("moe_mlp", "w_down", w_down.shape, (num_local, expert_hidden, hidden))
-    if b_up is not None:
-        lowering.check_shape("moe_mlp", "b_up", b_up.shape, (num_local, *gated, expert_hidden))
-    if b_down is not None:
-        lowering.check_shape("moe_mlp", "b_down", b_down.shape, (num_local, hidden))
-
-
-def _check_options(
-    x: jax.Array, activation: Activation, w_up: jax.Array, num_chunks: int, remat: str | None
-) -> None:
-    if isinstance(activation, str):
-        known = GATED_ACTIVATIONS if w_up.ndim == 4 else PLAIN_ACTIVATIONS
-        if activation not in known:
-            raise ArgumentError(
-                f"jax_ep.moe_mlp: activation={activation!r} with w_up of shape {w_up.shape}; "
-                f"expected one of {tuple(GATED_ACTIVATIONS)} with w_up [L, H, 2, F], one of "
-                f"{tuple(PLAIN_ACTIVATIONS)} with w_up [L, H, F], or a function."
-            )
+def _check_options(x: jax.Array, num_chunks: int, remat: str | None) -> None:
     if not 1 <= num_chunks <= max(1, x.shape[0]) or x.shape[0] % num_chunks:
         raise ArgumentError(
             f"jax_ep.moe_mlp: num_chunks={num_chunks} with {x.shape[0]} tokens a rank; expected a "
@@ -178,7 +145,7 @@ def _check_options(
         )
 
 
-# ---- up: dispatch and the first matmul
+# ---- dispatch and the experts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +157,7 @@ class _Options:
     recv_capacity: int | None
     num_sms: int | None
     implementation: str | None
+    mlp: MlpOptions
 
     def dispatch(
         self,
@@ -212,94 +180,134 @@ class _Options:
         )
         return rows, row_weights, plan
 
-    def matmul(self, lhs: jax.Array, rhs: jax.Array, plan: Plan) -> jax.Array:
-        return grouped_matmul(
-            lhs, rhs, plan.group_sizes, zero_tail=False, implementation=self.implementation
-        )
 
-
-def _dispatch_matmul(
+def _layer(
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
-    w_up: jax.Array,
+    experts: Experts,
+    remat: str | None,
     options: _Options,
-) -> tuple[jax.Array, jax.Array | None, Plan]:
+) -> tuple[jax.Array, Plan]:
+    """The experts' outputs, weighted, and the plan."""
+    if remat == "dispatch":
+        return _dispatch_again(x, topk_ids, topk_weights, experts, _MLP, options)
     rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
-    return options.matmul(rows, w_up, plan), row_weights, plan
+    return fused_mlp(rows, experts, plan.group_sizes, row_weights, options.mlp), plan
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _dispatch_matmul_again(
+def _unfused(
+    function: Callable[[jax.Array], jax.Array],
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
-    w_up: jax.Array,
+    experts: Experts,
+    remat: str | None,
     options: _Options,
-) -> tuple[jax.Array, jax.Array | None, Plan]:
-    """`_dispatch_matmul`, whose backward pass dispatches x again rather than keep the rows."""
-    return _dispatch_matmul(x, topk_ids, topk_weights, w_up, options)
+) -> tuple[jax.Array, Plan]:
+    """`_layer` with a function as the activation."""
+    if remat == "dispatch":
+        (pre_activation, row_weights), plan = _dispatch_again(
+            x, topk_ids, topk_weights, experts.w_up, _UP, options
+        )
+    else:
+        rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
+        pre_activation = unfused_up(rows, experts.w_up, plan.group_sizes, options.mlp)
+    y = unfused_down(
+        pre_activation,
+        experts,
+        plan.group_sizes,
+        row_weights,
+        function,
+        options.mlp,
+        keep_hidden=remat is None,
+    )
+    return y, plan
+
+
+# ---- remat="dispatch": a derivative that dispatches x again rather than keep the rows
+
+
+class _Rule(NamedTuple):
+    """A function of rows, and its derivative: `_MLP` or `_UP`.
+
+    Args of both are rows, parameters, group_sizes, row_weights and options. `forward` returns the
+    result, and what `backward` takes with these and the cotangent to return the gradients of rows,
+    parameters and row weights.
+    """
+
+    forward: Callable[..., tuple[Any, jax.Array | None]]
+    backward: Callable[..., tuple[jax.Array, Any, jax.Array | None]]
+
+
+def _up_forward(
+    rows: jax.Array,
+    w_up: jax.Array,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    options: MlpOptions,
+    *,
+    keep: bool,
+) -> tuple[Any, None]:
+    return (unfused_up(rows, w_up, group_sizes, options), row_weights), None
+
+
+def _up_backward(options: MlpOptions, residuals: Any, results_bar: Any) -> Any:
+    rows, w_up, group_sizes, *_ = residuals
+    pre_activation_bar, row_weights_bar = results_bar
+    _, backward = jax.vjp(lambda r, w: unfused_up(r, w, group_sizes, options), rows, w_up)
+    return *backward(pre_activation_bar), row_weights_bar
+
+
+_MLP = _Rule(fused_mlp_forward, fused_mlp_backward)
+_UP = _Rule(_up_forward, _up_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _dispatch_again(
+    x: jax.Array,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    parameters: Any,
+    rule: _Rule,
+    options: _Options,
+) -> tuple[Any, Plan]:
+    """`rule` of x dispatched, and the plan."""
+    rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
+    result, _ = rule.forward(
+        rows, parameters, plan.group_sizes, row_weights, options.mlp, keep=False
+    )
+    return result, plan
 
 
 def _again_forward(
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
-    w_up: jax.Array,
+    parameters: Any,
+    rule: _Rule,
     options: _Options,
 ) -> Any:
-    results = _dispatch_matmul(x, topk_ids, topk_weights, w_up, options)
-    return results, (x, topk_weights, w_up, results[2])
+    rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
+    result, kept = rule.forward(
+        rows, parameters, plan.group_sizes, row_weights, options.mlp, keep=True
+    )
+    return (result, plan), (x, topk_weights, parameters, plan, kept)
 
 
-def _again_backward(options: _Options, residuals: Any, cotangents: Any) -> Any:
-    x, topk_weights, w_up, plan = residuals
-    pre_activation_bar, row_weights_bar, _ = cotangents
+def _again_backward(rule: _Rule, options: _Options, residuals: Any, cotangents: Any) -> Any:
+    x, topk_weights, parameters, plan, kept = residuals
+    result_bar, _ = cotangents
 
     def along_plan(x: jax.Array, topk_weights: jax.Array | None) -> Any:
         return options.dispatch(x, None, topk_weights, plan)[:2]
 
-    (rows, _), dispatch_backward = jax.vjp(along_plan, x, topk_weights)
-    _, matmul_backward = jax.vjp(lambda r, w: options.matmul(r, w, plan), rows, w_up)
-    rows_bar, w_up_bar = matmul_backward(pre_activation_bar)
-    x_bar, topk_weights_bar = dispatch_backward((rows_bar, row_weights_bar))
-    return x_bar, None, topk_weights_bar, w_up_bar
-
-
-_dispatch_matmul_again.defvjp(_again_forward, _again_backward)
-
-
-# ---- activation
-
-
-def _activate(
-    activation: Activation,
-    pre_activation: jax.Array,
-    row_weights: jax.Array | None,
-    b_up: jax.Array | None,
-    plan: Plan,
-) -> jax.Array:
-    """The activation times the row weight, [M, F], in the dtype of the pre-activation."""
-    wide = pre_activation.astype(jnp.float32)
-    if b_up is not None:
-        rows = _expert_rows(jnp.ones(wide.shape[0]), b_up.reshape(b_up.shape[0], -1), plan)
-        wide = wide + rows.reshape(wide.shape)
-    if not isinstance(activation, str):
-        hidden = activation(wide)
-    elif activation in GATED_ACTIVATIONS:
-        hidden = GATED_ACTIVATIONS[activation](wide[:, 0]) * wide[:, 1]
-    else:
-        hidden = PLAIN_ACTIVATIONS[activation](wide)
-    if row_weights is not None:
-        hidden = hidden * row_weights[:, None]
-    return hidden.astype(pre_activation.dtype)
-
-
-def _expert_rows(scale: jax.Array, bias: jax.Array, plan: Plan) -> jax.Array:
-    """scale[m] * bias[the expert of row m], float32 [M, N].
-
-    A matmul of inner size 1: its gradients sum over each group in a fixed order.
-    """
-    return grouped_matmul(
-        scale[:, None], bias.astype(jnp.float32)[:, None, :], plan.group_sizes, zero_tail=False
+    (rows, row_weights), dispatch_backward = jax.vjp(along_plan, x, topk_weights)
+    rows_bar, parameters_bar, row_weights_bar = rule.backward(
+        options.mlp, (rows, parameters, plan.group_sizes, row_weights, kept), result_bar
     )
+    x_bar, topk_weights_bar = dispatch_backward((rows_bar, row_weights_bar))
+    return x_bar, None, topk_weights_bar, parameters_bar
+
+
+_dispatch_again.defvjp(_again_forward, _again_backward)

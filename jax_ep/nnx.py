@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jax_ep import moe, routing
+from jax_ep.activations import GATED_ACTIVATIONS, Activation
 from jax_ep.errors import ArgumentError
 from jax_ep.mesh import AxisName
 
@@ -77,7 +78,7 @@ class MoE(nnx.Module):
         fsdp_axis: str | None = None,
         tensor_axis: str | None = None,
         router: str | Router = "softmax",
-        activation: moe.Activation = "swiglu",
+        activation: Activation = "swiglu",
         capacity_factor: float | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
@@ -132,7 +133,7 @@ class MoE(nnx.Module):
             ),
             router=ROUTERS[router] if isinstance(router, str) else router,
             activation=activation,
-            is_gated=isinstance(activation, str) and activation in moe.GATED_ACTIVATIONS,
+            is_gated=isinstance(activation, str) and activation in GATED_ACTIVATIONS,
             capacity_factor=capacity_factor,
             dtype=None if dtype is None else jnp.dtype(dtype),
         )
@@ -210,7 +211,7 @@ class _Config:
     top_k: int
     axes: _Axes
     router: Router
-    activation: moe.Activation
+    activation: Activation
     is_gated: bool
     capacity_factor: float | None
     dtype: Any

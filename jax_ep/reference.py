@@ -1,4 +1,4 @@
-"""The pure-JAX implementation: the semantic oracle, and what runs where there is no CUDA kernel.
+"""The pure-JAX transfers: the semantic oracle, and what runs where there is no CUDA kernel.
 
 One function per primitive, with the primitive's operands and parameters. Exchange is by standard
 collectives (all-gather in, all-to-all out); everything else follows from the gathered counts.
@@ -7,22 +7,18 @@ collectives (all-gather in, all-to-all out); everything else follows from the ga
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_ep import compat
 from jax_ep.mesh import ExpertAxis
 from jax_ep.plan import PlanArrays
+from jax_ep.reference_matmul import fori_loop
 
 if TYPE_CHECKING:
-    from jax_ep.grouped_matmul import MatmulParams
     from jax_ep.transfer import TransferParams
-
-ROWS_PER_BLOCK = 128
-"""Rows of one step of `grouped_matmul`: large enough to keep a CPU's matrix unit busy."""
 
 
 def dispatch(
@@ -89,59 +85,6 @@ def combine(
         arrived = lax.all_to_all(scalars.reshape(axis.size, num_tokens, top_k), axis.name, 0, 0)
         results.append(_poison(_choose_rank(arrived, plan.destination), plan))
     return tuple(results)
-
-
-def grouped_matmul(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    *,
-    params: MatmulParams,
-) -> tuple[jax.Array]:
-    """One matmul per group of rows, block by block: the cost follows the rows that there are."""
-    num_rows = lhs.shape[0]
-    blocks = _blocks(group_sizes, num_rows)
-    lhs = jnp.pad(lhs, ((0, ROWS_PER_BLOCK), (0, 0)))
-    rhs = rhs.astype(lhs.dtype)
-
-    def body(block: jax.Array, out: jax.Array) -> jax.Array:
-        group, start, in_group = blocks.at(block)
-        rows = _rows_at(lhs, start, in_group)
-        matrix = lax.dynamic_index_in_dim(rhs, group, keepdims=False)
-        product = _matmul(rows, matrix, contract=(1, 1 if params.transpose_rhs else 0))
-        # Rows of the block past the group's end are overwritten by the next group's first block.
-        return lax.dynamic_update_slice_in_dim(out, product.astype(params.out_dtype), start, 0)
-
-    num_columns = rhs.shape[1 if params.transpose_rhs else 2]
-    out = jnp.zeros((num_rows + ROWS_PER_BLOCK, num_columns), params.out_dtype)
-    out = _fori_loop(blocks.count, body, out, like=lhs, also_like=rhs)[:num_rows]
-    in_tail = jnp.arange(num_rows) >= blocks.group_ends[-1]
-    tail = 0 if params.zero_tail else jnp.nan
-    return (jnp.where(in_tail[:, None], tail, out).astype(params.out_dtype),)
-
-
-def grouped_matmul_rhs_gradient(
-    lhs: jax.Array,
-    out_gradient: jax.Array,
-    group_sizes: jax.Array,
-    *,
-    params: MatmulParams,
-) -> tuple[jax.Array]:
-    """The contraction over each group's rows; groups without rows get zeros."""
-    blocks = _blocks(group_sizes, lhs.shape[0])
-    left, right = (out_gradient, lhs) if params.transpose_rhs else (lhs, out_gradient)
-    left, right = (jnp.pad(m, ((0, ROWS_PER_BLOCK), (0, 0))) for m in (left, right))
-
-    def body(block: jax.Array, gradient: jax.Array) -> jax.Array:
-        group, start, in_group = blocks.at(block)
-        product = _matmul(
-            _rows_at(left, start, in_group), _rows_at(right, start, in_group), contract=(0, 0)
-        )
-        return gradient.at[group].add(product)
-
-    gradient = jnp.zeros((group_sizes.shape[0], left.shape[1], right.shape[1]), jnp.float32)
-    gradient = _fori_loop(blocks.count, body, gradient, like=left, also_like=right)
-    return (gradient.astype(params.out_dtype),)
 
 
 # ---- routing
@@ -246,7 +189,7 @@ def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Arr
         larger = value + lax.shift_right_logical(jnp.int32(1 << 29), step.astype(jnp.int32))
         return jnp.where(fits(larger), larger, value)
 
-    return _fori_loop(30, body, jnp.zeros_like(like), like=like)
+    return fori_loop(30, body, jnp.zeros_like(like), like=like)
 
 
 # ---- moving rows
@@ -319,66 +262,8 @@ def _poison(values: jax.Array, plan: PlanArrays) -> jax.Array:
     return jnp.where(plan.status[0] == 0, values, jnp.nan).astype(values.dtype)
 
 
-# ---- grouped matmul
-
-
-class _Blocks:
-    """The rows of all groups, cut into blocks of `ROWS_PER_BLOCK` that never span two groups."""
-
-    def __init__(self, group_sizes: jax.Array, num_rows: int):
-        # Sizes come from the device: negative ones and sums past the end must stay harmless.
-        ends = jnp.minimum(jnp.cumsum(jnp.clip(group_sizes, 0, num_rows)), num_rows)
-        self.group_ends = ends
-        self.group_starts = jnp.append(0, ends[:-1]).astype(ends.dtype)
-        num_blocks = (ends - self.group_starts + ROWS_PER_BLOCK - 1) // ROWS_PER_BLOCK
-        self.block_ends = jnp.cumsum(num_blocks)
-        self.count = self.block_ends[-1]
-
-    def at(self, block: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(group, first row, which of the block's rows are in the group: bool[rows, 1])."""
-        group = (self.block_ends <= block).sum()
-        previous = jnp.where(group > 0, self.block_ends[group - 1], 0)
-        start = self.group_starts[group] + (block - previous) * ROWS_PER_BLOCK
-        rows_left = self.group_ends[group] - start
-        return group, start, (jnp.arange(ROWS_PER_BLOCK) < rows_left)[:, None]
-
-
-def _blocks(group_sizes: jax.Array, num_rows: int) -> _Blocks:
-    return _Blocks(group_sizes, num_rows)
-
-
-def _rows_at(matrix: jax.Array, start: jax.Array, in_group: jax.Array) -> jax.Array:
-    rows = lax.dynamic_slice_in_dim(matrix, start, ROWS_PER_BLOCK)
-    return jnp.where(in_group, rows, 0)
-
-
-def _matmul(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax.Array:
-    return lax.dot_general(
-        left,
-        right,
-        (((contract[0],), (contract[1],)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
-
-
 # ---- small helpers
 
 
 def _round_up(value: jax.Array, multiple: int) -> jax.Array:
     return (value + multiple - 1) // multiple * multiple
-
-
-def _fori_loop(
-    count: Any,
-    body: Callable[[jax.Array, jax.Array], jax.Array],
-    initial: jax.Array,
-    *,
-    like: jax.Array,
-    also_like: jax.Array | None = None,
-) -> jax.Array:
-    """`lax.fori_loop` whose carry varies over the mesh axes of the arrays that it reads."""
-    axes = compat.varying_axes(like)
-    if also_like is not None:
-        axes |= compat.varying_axes(also_like)
-    return lax.fori_loop(0, count, body, compat.vary_over(initial, axes))

@@ -165,4 +165,6 @@ FFI_TARGETS = (
     "jax_ep.combine.v1",
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",
+    "jax_ep.grouped_matmul_activation.v1",
+    "jax_ep.grouped_matmul_activation_gradient.v1",
 )

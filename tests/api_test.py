@@ -152,6 +152,9 @@ class ApiTest(absltest.TestCase):
             first = [p for p in parameters if p.kind != inspect.Parameter.KEYWORD_ONLY]
             self.assertEqual(tuple(p.name for p in first), names)
             self.assertTrue(all(p.default is inspect.Parameter.empty for p in first), name)
+        # Its weights may be left to combine.
+        names = ("rows", "w_up", "w_down", "group_sizes", "row_weights")
+        self.assertEqual(tuple(inspect.signature(jax_ep.grouped_mlp).parameters)[:5], names)
 
     def test_everything_public_is_documented(self):
         for module in MODULES:
@@ -165,7 +168,7 @@ class ApiTest(absltest.TestCase):
             self.assertTrue(hasattr(jax_ep, name), name)
         self.assertContainsSubset(
             {
-                "dispatch", "combine", "grouped_matmul", "moe_mlp", "Plan", "Dispatched", "mask_tail",
+                "dispatch", "combine", "grouped_matmul", "grouped_mlp", "moe_mlp", "Plan", "Dispatched", "mask_tail",
                 "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
                 "routing", "Error",
             },

@@ -78,6 +78,13 @@ def matmul(lhs=np.float32, rhs=np.float32, sizes=np.int32, num_groups=2, **optio
     )
 
 
+def grouped_mlp(sizes=1, w_down=np.float32, **options):
+    shapes = (4, 8), (1, 8, 2, 4), (1, 4, 8)
+    rows, w_up, w_down = map(programs.struct, shapes, (np.float32, np.float32, w_down))
+    f = functools.partial(jax_ep.grouped_mlp, **options)
+    jax.eval_shape(f, rows, w_up, w_down, programs.struct((sizes,), np.int32))
+
+
 def moe_mlp(up=(1, 8, 2, 4), **options):
     def f(x, ids, weights):
         call = {"axis_name": "expert"} | options
@@ -198,6 +205,9 @@ PRODUCERS = {
         lambda: by_plan(combine=True, change=lambda a: (a[0][:-1], *a[1:])),
         lambda: by_plan(combine=True, change=lambda a: (*a[:2], jnp.ones(3))),
         lambda: matmul(num_groups=0),
+        lambda: grouped_mlp(sizes=2),
+        lambda: grouped_mlp(activation="relu"),
+        lambda: grouped_mlp(num_sms=0),
         lambda: moe_mlp(activation="gelu"),
         lambda: moe_mlp(up=(1, 8, 4)),
         lambda: moe_mlp(up=(1, 7, 2, 4)),
@@ -223,6 +233,8 @@ PRODUCERS = {
         lambda: matmul(lhs=jnp.float8_e4m3fn),
         lambda: matmul(lhs=jnp.bfloat16, rhs=jnp.float16),
         lambda: matmul(sizes=np.uint32),
+        lambda: grouped_mlp(w_down=jnp.bfloat16),
+        lambda: grouped_mlp(b_down=jnp.ones((1, 8), np.int32)),
         lambda: matmul(preferred_element_type=jnp.bfloat16),
     ],
     "UnavailableError": [

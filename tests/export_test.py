@@ -22,13 +22,22 @@ TARGETS = (
     "jax_ep.combine.v1",
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",
+    "jax_ep.grouped_matmul_activation.v1",
+    "jax_ep.grouped_matmul_activation_gradient.v1",
 )
 
 
 def loss_and_gradients(*arguments):
     """Uses every target."""
+
+    def two_layers(ids, x, topk_weights, matrices):
+        x = testing.expert_layer(ids, x, topk_weights, matrices)
+        return jax_ep.moe_mlp(
+            x, ids, topk_weights, matrices, matrices, axis_name="expert", activation="silu"
+        )[0]
+
     layer = jax.shard_map(
-        testing.expert_layer,
+        two_layers,
         mesh=testing.expert_mesh(),
         in_specs=P("expert"),
         out_specs=P("expert"),

@@ -12,20 +12,10 @@ import jax.test_util
 import numpy as np
 import numpy_moe
 from absl.testing import absltest, parameterized
+from grouped import GROUP_SIZES
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
-
-GROUP_SIZES = {
-    "usual": [5, 0, 7, 3],
-    "full": [20, 4, 6, 2],
-    "one_group_has_all": [0, 32, 0, 0],
-    "empty": [0, 0, 0, 0],
-    "negative": [5, -3, 8, 2],
-    "very_negative": [-(2**31), 3, -(2**31), 4],
-    "past_the_end": [20, 20, 5, 1],
-    "far_past_the_end": [2**31 - 1, 2**31 - 1, 2**31 - 1, 5],
-}
 
 
 @functools.cache

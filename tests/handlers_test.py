@@ -79,6 +79,33 @@ CALLS = {
         [jnp.zeros((2, 64, 32))],
         {k: v for k, v in MATMUL.items() if k != "zero_tail"},
     ),
+    "jax_ep.grouped_matmul_activation.v1": (
+        [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32), jnp.zeros((2, 32)), jnp.zeros(40)],
+        [jnp.zeros((40, 16), jnp.bfloat16), jnp.zeros((40, 32), jnp.bfloat16)],
+        {
+            "activation": "swiglu",
+            "has_bias": np.bool_(True),
+            "has_row_weights": np.bool_(True),
+            "keep_pre_activation": np.bool_(True),
+            "num_sms": np.int64(0),
+        },
+    ),
+    "jax_ep.grouped_matmul_activation_gradient.v1": (
+        [
+            *(ROWS, jnp.zeros((2, 16, 64)), jnp.zeros(2, jnp.int32)),
+            *(jnp.zeros((40, 32), jnp.bfloat16), jnp.zeros(40)),
+        ],
+        [
+            jnp.zeros((40, 32), jnp.bfloat16),
+            jnp.zeros((40, 16), jnp.bfloat16),
+            jnp.zeros((40, 1)),
+        ],
+        {
+            "activation": "swiglu",
+            "has_row_weights": np.bool_(True),
+            "num_sms": np.int64(0),
+        },
+    ),
 }
 
 

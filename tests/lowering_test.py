@@ -161,22 +161,6 @@ class CallsTest(parameterized.TestCase):
         self.assertEqual(call.attributes["has_weights"], ("bool", True))
         self.assertEqual(program.call("dispatch").attributes["has_weights"], ("bool", False))
 
-    def test_moe_mlp(self):
-        def f(ids, x, topk_weights, w_up, w_down):
-            return jax_ep.moe_mlp(x, ids, topk_weights, w_up, w_down, axis_name="expert")[0]
-
-        ids, x, weights, _matrices = arguments()
-        up = struct((SIZES.num_experts, 64, 2, 32), jnp.bfloat16)
-        down = struct((SIZES.num_experts, 32, 64), jnp.bfloat16)
-        program = lower_for_cuda(mapped(f), ids, x, weights, up, down)
-        self.assertEqual(program.targets, {"dispatch": 1, "grouped_matmul": 2, "combine": 1})
-        self.assertEqual(program.call("dispatch").attributes["zero_tail"], ("bool", False))
-        backward = lower_for_cuda(gradient(mapped(f), (1, 2, 3, 4)), ids, x, weights, up, down)
-        self.assertEqual(backward.targets["dispatch"], 1)
-        self.assertEqual(backward.targets["grouped_matmul_rhs_gradient"], 2)
-        self.assertEmpty(backward.collectives())
-        self.assertNotIn("transpose", backward.operations_on(BIG))
-
     def test_no_value_of_a_process_is_in_the_program(self):
         """Permuted devices give the same text, and so does a mesh without any."""
         devices = jax.devices()[:RANKS]

@@ -234,6 +234,21 @@ class GradientsTest(parameterized.TestCase):
                 if b is not None:
                     testing.assert_close(a, b, f"{kind} {name}", steps=256)
 
+    @parameterized.parameters("dispatch", None)
+    def test_a_function_is_differentiated_as_well(self, remat):
+        """Written out, swiglu has the gradients of the named one."""
+        p = parameters()
+        ids = testing.merge_ranks(testing.routings(SIZES)["half"])
+        swiglu = lambda h: jax.nn.silu(h[:, 0]) * h[:, 1]
+        got, expected = (
+            jax.jit(
+                jax.grad(lambda floats, f: jnp.sin(f(ids, *floats)[0]).sum()), static_argnums=1
+            )(p.floats, layer(activation=activation, remat=remat))
+            for activation in (swiglu, "swiglu")
+        )
+        for name, a, b in zip(vars(p), got, expected, strict=True):
+            testing.assert_close(a, np.asarray(b), name, steps=256)
+
     def test_dtypes(self):
         """Master weights: bfloat16 tokens, float32 experts; every gradient has its primal's dtype."""
         p = parameters(dtype=jnp.bfloat16, weight_dtype=jnp.float32)

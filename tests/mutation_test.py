@@ -7,6 +7,7 @@ import unittest.mock
 
 import testing  # isort: skip
 
+import grouped
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from jax import lax
 from testing import Sizes
 
 import jax_ep
-from jax_ep import reference
+from jax_ep import fused_matmul, reference, reference_matmul
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=12, top_k=4, row_align=4, recv_capacity=48
@@ -26,7 +27,8 @@ ONE_RANK = Sizes(1, num_local=4, num_tokens=32, top_k=4, row_align=4, recv_capac
 
 positions, kept_counts, slots = reference._positions, reference._kept_counts, reference._slots
 gather_rows, sum_over_ranks = reference._gather_rows, reference._sum_over_ranks
-is_real, matmul = reference._is_real, reference._matmul
+is_real, matmul = reference._is_real, reference_matmul._matmul
+reference_activate = reference_matmul.activate
 
 
 def swap_two_rows(values, index, plan, params):
@@ -139,6 +141,13 @@ MATMUL = {
 }
 
 
+FUSED = {
+    "activate": lambda name, pre: reference_activate(name, pre * (1 + 2.0**-9)),  # not what is kept
+    "_group_of_rows": lambda sizes, num_rows: jnp.zeros(num_rows, jnp.int32),
+    "_matmul": MATMUL["_matmul"],
+}
+
+
 def check_dispatch(sizes=SIZES):
     rng = np.random.default_rng(0)
     ids = testing.routings(sizes, seed=1)["repeats"]
@@ -189,13 +198,29 @@ def check_matmul():
     testing.assert_close(gradients[1], expected[1])
 
 
+def check_fused():
+    """The kept pre-activation is that of numpy, and the output its square, rounded once."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.standard_normal(shape).astype(jnp.bfloat16)
+    lhs, rhs, bias = draw(64, 40), draw(2, 40, 24), draw(2, 24).astype(np.float32)
+    sizes = np.array([30, 34], np.int32)
+    params = fused_matmul.FusedParams("relu2", 0, "xla")
+    call = lambda *a: fused_matmul.bind_activation(*a, None, params, keep_pre_activation=True)
+    out, pre = jax.jit(call)(lhs, rhs, sizes, bias)
+    _, exact = grouped.matmul_activation("relu2", lhs, rhs, sizes, bias)
+    magnitudes, _ = grouped.matmul_activation("none", abs(lhs), abs(rhs), sizes, abs(bias))
+    testing.assert_sums(pre, exact, magnitudes, 41)
+    square = np.maximum(np.asarray(pre, np.float32), 0) ** 2
+    testing.assert_bitwise(out, square.astype(jnp.bfloat16))
+
+
 class MutationTest(parameterized.TestCase):
     @contextlib.contextmanager
-    def broken(self, name, replacement):
+    def broken(self, name, replacement, module=reference):
         """Until the end, the reference is broken, and a comparison fails."""
-        self.assertTrue(hasattr(reference, name))
+        self.assertTrue(hasattr(module, name))
         with (
-            unittest.mock.patch.object(reference, name, replacement),
+            unittest.mock.patch.object(module, name, replacement),
             self.assertRaises(AssertionError),
         ):
             yield
@@ -233,8 +258,14 @@ class MutationTest(parameterized.TestCase):
     @parameterized.parameters(*MATMUL.items())
     def test_grouped_matmul(self, name, replacement):
         check_matmul()
-        with self.broken(name, replacement):
+        with self.broken(name, replacement, reference_matmul):
             check_matmul()
+
+    @parameterized.parameters(*FUSED.items())
+    def test_fused_matmul(self, name, replacement):
+        check_fused()
+        with self.broken(name, replacement, reference_matmul):
+            check_fused()
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def _types(text: str) -> tuple[str, ...]:
 
 
 def _attributes(text: str) -> dict[str, object]:
-    """Scalars with their type, e.g. ("i64", 4) or ("bool", True); arrays as (type, list)."""
+    """Scalars with their type, e.g. ("i64", 4) or ("bool", True); strings alone; arrays as (type, list)."""
     found: dict[str, object] = {}
     for name, value in re.findall(r"(\w+) = (dense<[^>]*> : tensor<\w+>|[^,]+)", text):
         dense = re.fullmatch(r"dense<\[?([^\]]*?)\]?> : tensor<(\d+)xi64>", value)
@@ -130,6 +130,8 @@ def _attributes(text: str) -> dict[str, object]:
             found[name] = ("i64[]", numbers * (int(dense[2]) // len(numbers)))
         elif scalar:
             found[name] = (scalar[2], int(scalar[1]))
+        elif value.startswith('"'):
+            found[name] = value.strip('" ')
         else:
             found[name] = ("bool", {"true": True, "false": False}[value.strip()])
     return found

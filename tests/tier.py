@@ -18,8 +18,8 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 # Suites of the CPU tier that run on GPUs as well. The others test what does not depend on a device: the build, lowering,
 # messages, numpy's oracle, routers. tests/gpu_*_test.py run on GPUs only.
 ON_BOTH = (
-    "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "meshes", "moe", "nnx", "plan", "property",
-    "reference", "transforms",
+    "combine", "dispatch", "doctor", "export", "fused_matmul", "gradients", "grouped_matmul", "grouped_mlp", "meshes", "moe",
+    "nnx", "plan", "property", "reference", "transforms",
 )  # fmt: skip
 
 SETTINGS = {

@@ -1,0 +1,36 @@
+"""The activations that have a name, on float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+GATED_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "swiglu": lambda gate: jax.nn.silu(gate),
+    "geglu": lambda gate: jax.nn.gelu(gate),
+}
+"""By name, the function of the gate; it multiplies the up half."""
+
+PLAIN_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda up: jax.nn.gelu(up),
+    "relu": lambda up: jax.nn.relu(up),
+    "relu2": lambda up: jnp.square(jax.nn.relu(up)),
+    "silu": lambda up: jax.nn.silu(up),
+}
+
+Activation = str | Callable[[jax.Array], jax.Array]
+
+
+def num_outputs(activation: str, num_columns: int) -> int:
+    """F, of N columns of the pre-activation."""
+    return num_columns // 2 if activation in GATED_ACTIVATIONS else num_columns
+
+
+def activate(activation: str, pre_activation: jax.Array) -> jax.Array:
+    """[M, N] -> [M, F]. Of a gated activation, the first F columns are the gate."""
+    if activation in GATED_ACTIVATIONS:
+        gate, up = jnp.split(pre_activation, 2, axis=1)
+        return GATED_ACTIVATIONS[activation](gate) * up
+    return PLAIN_ACTIVATIONS[activation](pre_activation)

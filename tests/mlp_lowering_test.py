@@ -1,0 +1,196 @@
+"""What an MLP is lowered to for CUDA, checked without one: its calls, forward and backward, and nothing else that costs."""
+
+from __future__ import annotations
+
+import functools
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec as P
+from programs import lower_for_cuda, struct
+
+import jax_ep
+
+M, H, F, L = 96, 64, 32, 4
+RANKS = testing.NUM_DEVICES
+BF16, F32 = jnp.bfloat16, jnp.float32
+FORWARD = {
+    "activation": "swiglu",
+    "has_bias": ("bool", False),
+    "has_row_weights": ("bool", False),
+    "keep_pre_activation": ("bool", False),
+    "num_sms": ("i64", 0),
+}
+
+
+def mlp(sizes, rows, w_up, w_down, row_weights, b_up, b_down, **options):
+    return jax_ep.grouped_mlp(
+        rows, w_up, w_down, sizes, row_weights, b_up=b_up, b_down=b_down, **options
+    )
+
+
+def shapes(*, weights=True, biases=True, weight_dtype=BF16, num_rows=M):
+    """group_sizes and the float arguments of `mlp`."""
+    return (
+        struct((L,), np.int32),
+        struct((num_rows, H), BF16),
+        struct((L, H, 2, F), weight_dtype),
+        struct((L, F, H), weight_dtype),
+        struct((num_rows,), F32) if weights else None,
+        struct((L, 2, F), F32) if biases else None,
+        struct((L, H), F32) if biases else None,
+    )
+
+
+def value_and_gradients(f):
+    def run(sizes, *floats):
+        y, backward = jax.vjp(lambda *floats: f(sizes, *floats), *floats)
+        return y, backward(y)
+
+    return run
+
+
+class GroupedMlpTest(parameterized.TestCase):
+    def test_forward(self):
+        program = lower_for_cuda(mlp, *shapes())
+        first, second = program.calls
+        self.assertEqual(program.targets, {"grouped_matmul_activation": 2})
+        self.assertEqual(first.attributes, FORWARD | {"has_bias": ("bool", True)})
+        self.assertEqual(first.operands, ("96x64xbf16", "4x64x64xbf16", "4xi32", "4x64xf32"))
+        self.assertEqual(first.results, ("96x32xbf16",))
+        of_second = {
+            "activation": "none",
+            "has_bias": ("bool", True),
+            "has_row_weights": ("bool", True),
+        }
+        self.assertEqual(second.attributes, FORWARD | of_second)
+        self.assertEqual(
+            second.operands, ("96x32xbf16", "4x32x64xbf16", "4xi32", "4x64xf32", "96xf32")
+        )
+        self.assertEqual(second.results, ("96x64xbf16",))
+        self.assertEmpty(program.operations_on(M))
+
+    def test_without_bias_and_weights_the_second_matmul_is_plain(self):
+        program = lower_for_cuda(
+            functools.partial(mlp, num_sms=7), *shapes(weights=False, biases=False)
+        )
+        self.assertEqual(program.targets, {"grouped_matmul_activation": 1, "grouped_matmul": 1})
+        self.assertEqual(program.call("grouped_matmul").attributes["zero_tail"], ("bool", False))
+        for call in program.calls:
+            self.assertEqual(call.attributes["num_sms"], ("i64", 7))
+
+    @parameterized.product(weights=[False, True], biases=[False, True])
+    def test_backward(self, weights, biases):
+        program = lower_for_cuda(value_and_gradients(mlp), *shapes(weights=weights, biases=biases))
+        expected = {
+            "grouped_matmul_activation": 1 + (weights or biases),
+            "grouped_matmul_activation_gradient": 1,
+            "grouped_matmul": 1 + (not weights and not biases) + (weights and biases),
+            "grouped_matmul_rhs_gradient": 2 + 2 * biases,
+        }
+        self.assertEqual(program.targets, expected)
+        gradient = program.call("grouped_matmul_activation_gradient")
+        flags = {
+            "activation": "swiglu",
+            "num_sms": ("i64", 0),
+            "has_row_weights": ("bool", weights),
+        }
+        self.assertEqual(gradient.attributes, flags)
+        operands = ("96x64xbf16", "4x32x64xbf16", "4xi32", "96x64xbf16")
+        self.assertEqual(gradient.operands, (*operands, "96xf32") if weights else operands)
+        self.assertEqual(gradient.results, ("96x64xbf16", "96x32xbf16", "96x1xf32"))
+        first = program.calls[0]
+        self.assertEqual(first.attributes["keep_pre_activation"], ("bool", True))
+        self.assertEqual(first.results, ("96x32xbf16", "96x64xbf16"))
+        self.assertEmpty(program.operations_on(M * F))
+
+    @parameterized.parameters((4 * 32, False), (4 * 32 + 8, True))
+    def test_float32_matrices_are_cast_where_there_are_many_rows(self, num_rows, cast):
+        """On from 32 rows a group: the fast kernel reads 16 bits only. Their gradients are float32 sums."""
+        for f in (
+            mlp,
+            lambda sizes, rows, w, *_: jax_ep.grouped_matmul(rows, w.reshape(L, H, -1), sizes),
+        ):
+            arguments = shapes(weight_dtype=F32, num_rows=num_rows)
+            program = lower_for_cuda(value_and_gradients(f), *arguments)
+            converted = program.operations_on(L * H * F)
+            self.assertEqual("convert" in converted, cast)
+            short = "bf16" if cast else "f32"
+            for call in program.calls:
+                if "rhs_gradient" in call.target:
+                    self.assertEndsWith(call.results[0], "xf32")
+                elif "x8x" not in call.operands[1]:
+                    self.assertEndsWith(call.operands[1], f"x{short}")
+
+    def test_a_function_runs_between_plain_matmuls(self):
+        function = lambda h: jnp.tanh(h[:, 0]) * h[:, 1]
+        program = lower_for_cuda(
+            functools.partial(mlp, activation=function), *shapes(weights=False, biases=False)
+        )
+        self.assertEqual(program.targets, {"grouped_matmul": 2})
+
+
+class MoeMlpTest(parameterized.TestCase):
+    def arguments(self):
+        tokens, experts = 16 * RANKS, L * RANKS
+        return (
+            struct((tokens, 2), np.int32),
+            struct((tokens, H), BF16),
+            struct((tokens, 2), F32),
+            struct((experts, H, 2, F), BF16),
+            struct((experts, F, H), BF16),
+        )
+
+    def layer(self, **options):
+        def f(ids, x, topk_weights, w_up, w_down):
+            return jax_ep.moe_mlp(
+                x, ids, topk_weights, w_up, w_down, axis_name="expert", **options
+            )[0]
+
+        mesh = testing.expert_mesh()
+        return jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+
+    def test_forward(self):
+        program = lower_for_cuda(self.layer(), *self.arguments())
+        expected = {"dispatch": 1, "grouped_matmul_activation": 2, "combine": 1}
+        self.assertEqual(program.targets, expected)
+        self.assertEqual(program.call("dispatch").attributes["zero_tail"], ("bool", False))
+        self.assertEmpty(program.operations_on(16 * H))
+
+    @parameterized.parameters((None, 1), ("dispatch", 2))
+    def test_backward(self, remat, dispatches_by_plan):
+        """Of combine, and with remat of x again. Large arrays see nothing but the calls."""
+        program = lower_for_cuda(value_and_gradients(self.layer(remat=remat)), *self.arguments())
+        expected = {
+            "dispatch": 1,
+            "dispatch_by_plan": dispatches_by_plan,
+            "combine": 2,
+            "grouped_matmul_activation": 2,
+            "grouped_matmul_activation_gradient": 1,
+            "grouped_matmul": 1,
+            "grouped_matmul_rhs_gradient": 2,
+        }
+        self.assertEqual(program.targets, expected)
+        self.assertEmpty(program.collectives())
+        self.assertEmpty(program.operations_on(16 * H))
+
+    @parameterized.parameters((None, 1), ("dispatch", 2))
+    def test_backward_of_a_function(self, remat, dispatches_by_plan):
+        layer = self.layer(remat=remat, activation=lambda h: jnp.tanh(h[:, 0]) * h[:, 1])
+        program = lower_for_cuda(value_and_gradients(layer), *self.arguments())
+        expected = {
+            "dispatch": 1,
+            "dispatch_by_plan": dispatches_by_plan,
+            "combine": 2,
+            "grouped_matmul": 4,
+            "grouped_matmul_rhs_gradient": 2,
+        }
+        self.assertEqual(program.targets, expected)
+
+
+if __name__ == "__main__":
+    absltest.main()
