@@ -42,6 +42,7 @@ struct MatmulProblem {
   int32_t num_n;
   int32_t num_k;  // forward only
   GroupRows rows;
+  int32_t tile_counter;  // of this launch alone, see TileClaims; negative: there is none
 };
 
 }  // namespace jax_ep

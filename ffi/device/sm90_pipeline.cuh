@@ -24,7 +24,7 @@ inline constexpr int kGroupM = kTileM / kConsumers;
 static_assert(kGroupM == 64, "rows of one instruction");
 
 // 168 registers a thread at launch; those that copy leave most of theirs to those that multiply.
-inline constexpr int kProducerRegisters = 40;
+inline constexpr int kProducerRegisters = 48;
 inline constexpr int kConsumerRegisters = 232;
 static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <= 65536);
 
@@ -33,14 +33,15 @@ inline constexpr int kCleared = 1;
 
 inline constexpr int kLine = 64;  // elements of a line of 128 bytes
 inline constexpr int kLeftBytes = kTileM * kTileK * 2;
+inline constexpr int kLeftHalfBytes = kLeftBytes / kConsumers;  // a consumer's
 inline constexpr int kRightBytes = kTileN * kTileK * 2;
 inline constexpr int kStageBytes = kLeftBytes + kRightBytes;
 inline constexpr int kBlockBytes = kTileK * kLine * 2;  // 64 x 64 elements
 inline constexpr int kStaging = kStages * kStageBytes;  // of results
 inline constexpr int kBarriers = kStaging + kConsumerWarps * kStagedBytes;
-inline constexpr int kTileSlots = 4;
-inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots);
-inline constexpr int kTiles = kBarriers + kNumBarriers * 8;
+inline constexpr int kTileSlots = 2;
+inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 1;
+inline constexpr int kTiles = kBarriers + (kNumBarriers + 1) / 2 * 16;
 inline constexpr int kSharedBytes = kTiles + kTileSlots * 32;
 static_assert(kSharedBytes <= 227 * 1024);
 static_assert(kBlockBytes % 1024 == 0 && kLeftBytes % 1024 == 0, "swizzle atoms are aligned");
@@ -70,6 +71,11 @@ __device__ inline uint32_t TileFull(uint32_t shared, int slot) {
 }
 __device__ inline uint32_t TileEmpty(uint32_t shared, int slot) {
   return Full(shared, 2 * kStages + kTileSlots + slot);
+}
+
+// That the next tile is to be found.
+__device__ inline uint32_t TileWanted(uint32_t shared) {
+  return Full(shared, 2 * (kStages + kTileSlots));
 }
 
 template <MatmulKind kKind>
@@ -106,14 +112,12 @@ class Tiles {
   __device__ explicit Tiles(const MatmulProblem& problem)
       : problem_(problem),
         groups_(problem.rows, (problem.num_m + kTileM - 1) / kTileM,
-                (problem.num_n + kTileN - 1) / kTileN),
-        index_(blockIdx.x) {}
+                (problem.num_n + kTileN - 1) / kTileN) {}
 
-  // By whole warps.
-  __device__ Tile Next() {
+  // By whole warps, with growing indices.
+  __device__ Tile Find(int64_t index) {
     GroupTile at;
-    if (!groups_.Find(index_, &at)) return {};
-    index_ += gridDim.x;
+    if (!groups_.Find(index, &at)) return {};
     Tile tile = {.group = at.group, .m = at.m * kTileM, .n = at.n * kTileN};
     bool is_zero = false;
     if constexpr (kIsGradient<kKind>) {
@@ -139,7 +143,6 @@ class Tiles {
  private:
   const MatmulProblem& problem_;
   GroupTiles<kIsGradient<kKind> ? 0 : kTileM> groups_;
-  int64_t index_;
 };
 
 }  // namespace jax_ep::sm90

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ffi/handlers/targets.h"
+#include "ffi/kernels/grouped_matmul.h"
 #include "ffi/runtime/buffers.h"
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/driver.h"
@@ -45,6 +46,8 @@ struct GroupedMatmulState {
 
   const char* target;
   Config config;
+  // A device runs a call site's launches one after another.
+  const int32_t tile_counter = NewTileCounter();
 };
 
 ffi::Error ToError(const Status& status);

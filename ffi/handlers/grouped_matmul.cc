@@ -77,7 +77,7 @@ ffi::Error ExecuteMatmul(Check check, Launch launch, GroupedMatmulState* state, 
   const auto operand = [&](size_t i) { return operands.get<ffi::AnyBuffer>(i)->untyped_data(); };
   void* const result = (**results.get<ffi::AnyBuffer>(0)).untyped_data();
   status = launch(state->config, sizes, operand(0), operand(1),
-                  static_cast<const int32_t*>(operand(2)), result, stream);
+                  static_cast<const int32_t*>(operand(2)), result, state->tile_counter, stream);
   return ToError(At(state->target, status));
 }
 

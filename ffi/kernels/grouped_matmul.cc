@@ -1,6 +1,7 @@
 #include "ffi/kernels/grouped_matmul.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "ffi/kernels/grouped_matmul_kernels.h"
@@ -104,7 +105,9 @@ Status Launch(const GroupedMatmulConfig& config, MatmulKind kind, ElementType ty
     status = CountMultiprocessors(&blocks);
     if (!status.ok()) return status;
   }
-  blocks = std::min({blocks, MostTiles(kind, kernel, problem), kMaxMatmulSize});
+  const int64_t tiles = MostTiles(kind, kernel, problem);
+  blocks = std::min({blocks, tiles, kMaxMatmulSize});
+  if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
   void* maps_and_problem[] = {&maps.left, &maps.right, &maps.out, &problem};
   void* only_problem[] = {&problem};
   void** const arguments = is_sm90 ? maps_and_problem : only_problem;
@@ -186,9 +189,17 @@ Status LoadGroupedMatmul() {
   return {};
 }
 
+int32_t NewTileCounter() {
+  static std::atomic<int32_t> next = 0;
+  const int32_t number = next.fetch_add(1);
+  if (number < kNumSm90TileCounters) return number;
+  next = kNumSm90TileCounters;
+  return -1;
+}
+
 Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmulSizes& sizes,
                            const void* lhs, const void* rhs, const int32_t* group_sizes, void* out,
-                           cudaStream_t stream) {
+                           int32_t tile_counter, cudaStream_t stream) {
   Status status = CheckGroupedMatmulLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
@@ -200,6 +211,7 @@ Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmu
   problem.num_n = static_cast<int32_t>(sizes.columns);
   problem.num_k = static_cast<int32_t>(sizes.contracted);
   problem.rows = Rows(sizes, group_sizes, config.zero_tail);
+  problem.tile_counter = tile_counter;
   return Launch(config,
                 config.transpose_rhs ? MatmulKind::kForwardTransposed : MatmulKind::kForward,
                 sizes.lhs_type, sizes.result_type, problem, stream);
@@ -208,7 +220,8 @@ Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmu
 Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
                                       const GroupedMatmulSizes& sizes, const void* lhs,
                                       const void* out_gradient, const int32_t* group_sizes,
-                                      void* rhs_gradient, cudaStream_t stream) {
+                                      void* rhs_gradient, int32_t tile_counter,
+                                      cudaStream_t stream) {
   Status status = CheckGroupedMatmulRhsGradientLaunch(config, sizes);
   if (!status.ok() || sizes.num_groups == 0 || sizes.contracted == 0 || sizes.columns == 0) {
     return status;
@@ -225,6 +238,7 @@ Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
   problem.num_m = static_cast<int32_t>(left.pitch);
   problem.num_n = static_cast<int32_t>(right.pitch);
   problem.rows = Rows(sizes, group_sizes, false);
+  problem.tile_counter = tile_counter;
   return Launch(config, MatmulKind::kGradient, sizes.lhs_type, sizes.rhs_type, problem, stream);
 }
 

@@ -17,6 +17,10 @@ Status CheckGroupedMatmulLaunch(const GroupedMatmulConfig& config, const Grouped
 Status CheckGroupedMatmulRhsGradientLaunch(const GroupedMatmulConfig& config,
                                            const GroupedMatmulSizes& sizes);
 
+// A number for LaunchGroupedMatmul*: every launch that may run while another does, on the same
+// device, has its own. Negative once there are no more: slower, and as good.
+int32_t NewTileCounter();
+
 // Loads the kernels on the current device. To be called there once before the first launch, while
 // no kernel runs that waits for another GPU: loading code may wait for all of them.
 Status LoadGroupedMatmul();
@@ -29,14 +33,15 @@ Status LoadGroupedMatmul();
 // bfloat16, float16 or float32; rhs and out may be float32 where lhs is not. Sums are float32.
 Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmulSizes& sizes,
                            const void* lhs, const void* rhs, const int32_t* group_sizes, void* out,
-                           cudaStream_t stream);
+                           int32_t tile_counter, cudaStream_t stream);
 
 // rhs_gradient[g] = transpose(lhs[rows of group g]) * out_gradient[rows of group g], transposed if
 // config.transpose_rhs; zeros for a group without rows. The rest is as above.
 Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
                                       const GroupedMatmulSizes& sizes, const void* lhs,
                                       const void* out_gradient, const int32_t* group_sizes,
-                                      void* rhs_gradient, cudaStream_t stream);
+                                      void* rhs_gradient, int32_t tile_counter,
+                                      cudaStream_t stream);
 
 }  // namespace jax_ep
 

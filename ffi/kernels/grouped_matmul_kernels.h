@@ -25,6 +25,7 @@ MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
 int Sm90LinesOfLeft(MatmulKind kind);
 int Sm90LinesOfRight(MatmulKind kind);
 inline constexpr int kSm90LinesOfOut = 16;
+inline constexpr int kNumSm90TileCounters = 1 << 16;
 
 // `copied`: both operands are aligned and of 16 bits, which is faster.
 MatmulKernel SixteenBitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool copied);

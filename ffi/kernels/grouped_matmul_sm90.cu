@@ -4,6 +4,7 @@
 #include "ffi/device/result_rows.cuh"
 #include "ffi/device/sm90_pipeline.cuh"
 #include "ffi/device/tensor_map.h"
+#include "ffi/device/tile_claims.cuh"
 #include "ffi/device/wgmma.cuh"
 #include "ffi/kernels/grouped_matmul_kernels.h"
 
@@ -14,24 +15,22 @@ namespace sm90 {
 template <MatmulKind kKind>
 __device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, const Tile& tile, int k,
                          uint32_t stage, uint32_t barrier) {
-  ArriveExpecting(barrier, kStageBytes);
+  // Without rows for the second consumer its half of left is left out.
+  const int num_halves = tile.num_m > kGroupM ? 2 : 1;
+  ArriveExpecting(barrier, kRightBytes + num_halves * kLeftHalfBytes);
   const uint32_t to = stage + kLeftBytes;
-  if constexpr (kIsGradient<kKind>) {
-    for (int i = 0; i < kTileM / kLine; ++i) {
-      CopyBox(stage + i * kBlockBytes, &left, barrier, tile.m + i * kLine, k, 0);
-    }
-    for (int i = 0; i < kTileN / kLine; ++i) {
-      CopyBox(to + i * kBlockBytes, &right, barrier, tile.n + i * kLine, k, 0);
-    }
-  } else {
+  for (int i = 0; i < num_halves; ++i) {
+    const int m = tile.m + i * kGroupM;
     // Rows past the group's end are copied, multiplied, and not stored.
-    CopyBox(stage, &left, barrier, k, tile.m, 0);
-    if constexpr (kKind == MatmulKind::kForwardTransposed) {
-      CopyBox(to, &right, barrier, k, tile.n, tile.group);
-    } else {
-      for (int i = 0; i < kTileN / kLine; ++i) {
-        CopyBox(to + i * kBlockBytes, &right, barrier, tile.n + i * kLine, k, tile.group);
-      }
+    CopyBox(stage + i * kLeftHalfBytes, &left, barrier, kIsGradient<kKind> ? m : k,
+            kIsGradient<kKind> ? k : m, 0);
+  }
+  if constexpr (kKind == MatmulKind::kForwardTransposed) {
+    CopyBox(to, &right, barrier, k, tile.n, tile.group);
+  } else {
+    for (int i = 0; i < kTileN / kLine; ++i) {
+      CopyBox(to + i * kBlockBytes, &right, barrier, tile.n + i * kLine, k,
+              kIsGradient<kKind> ? 0 : tile.group);
     }
   }
 }
@@ -39,18 +38,28 @@ __device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, cons
 // Finding a tile takes about a microsecond: one warp does it for the others, ahead of them.
 template <MatmulKind kKind>
 __device__ void Schedule(const MatmulProblem& problem, uint32_t shared) {
+  const bool is_leader = threadIdx.x % 32 == 0;
   Tiles<kKind> tiles(problem);
+  TileClaims claims(problem.tile_counter);
   Position<kTileSlots> slot;
-  for (bool is_last = false; !is_last; slot.Advance()) {
-    const Tile tile = tiles.Next();
-    is_last = tile.num_k == 0;
-    if (threadIdx.x % 32 == 0) {
+  Position<1> wanted;
+  while (true) {
+    const Tile tile = tiles.Find(__shfl_sync(0xffffffffu, claims.index(), 0));
+    if (is_leader) {
       // The first round finds the ring empty: it waits for the phase before the first.
       WaitBarrier(TileEmpty(shared, slot.index), slot.parity ^ 1);
       *TileSlot(slot.index) = tile;
       Arrive(TileFull(shared, slot.index));
     }
+    if (tile.num_k == 0) break;
+    if (is_leader) {
+      WaitBarrier(TileWanted(shared), wanted.parity);
+      claims.Next();
+    }
+    slot.Advance();
+    wanted.Advance();
   }
+  if (is_leader) claims.Finish();
 }
 
 // By one thread.
@@ -64,11 +73,14 @@ __device__ void Produce(const CUtensorMap& left, const CUtensorMap& right, uint3
     Arrive(TileEmpty(shared, slot.index));
     slot.Advance();
     if (tile.num_k == 0) return;
+    // Claimed as late as it can be: a tile that waits would begin after its neighbours.
+    const int want_at = max((tile.num_k - 1) / kTileK - kStages, 0) * kTileK;
     for (int k = 0; k < tile.num_k; k += kTileK) {
       WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
       CopyStep<kKind>(left, right, tile, tile.k + k, shared + at.index * kStageBytes,
                       Full(shared, at.index));
       at.Advance();
+      if (k == want_at) Arrive(TileWanted(shared));
     }
   }
 }
@@ -100,7 +112,7 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
   // From one k of 16 to the next: 16 elements of a line, or 16 lines.
   constexpr int kLeftStep = kLeft == TileLayout::kInner ? 32 : 2048;
   constexpr int kRightStep = kRight == TileLayout::kInner ? 32 : 2048;
-  const uint32_t left = TileDescriptor(stage + consumer * (kLeftBytes / kConsumers), kBlockBytes);
+  const uint32_t left = TileDescriptor(stage + consumer * kLeftHalfBytes, kBlockBytes);
   const uint32_t right = TileDescriptor(stage + kLeftBytes, kBlockBytes);
   FenceWgmma();
 #pragma unroll
@@ -123,6 +135,7 @@ __device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem
   const auto next_tile = [&] {
     WaitBarrier(TileFull(shared, slot.index), slot.parity);
     const Tile tile = ReadTile(slot.index);
+    __syncwarp();
     if (arrives) Arrive(TileEmpty(shared, slot.index));
     slot.Advance();
     return tile;
@@ -194,6 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       InitBarrier(TileFull(shared, slot), 1);
       InitBarrier(TileEmpty(shared, slot), kConsumerWarps + 1);
     }
+    InitBarrier(TileWanted(shared), 1);
     FenceBarrierInit();
   }
   __syncthreads();
@@ -233,13 +247,14 @@ const void* Address(MatmulKind kind) {
 
 }  // namespace
 
-int Sm90LinesOfLeft(MatmulKind kind) { return kind == MatmulKind::kGradient ? kTileK : kTileM; }
+int Sm90LinesOfLeft(MatmulKind kind) { return kind == MatmulKind::kGradient ? kTileK : kGroupM; }
 
 int Sm90LinesOfRight(MatmulKind kind) {
   return kind == MatmulKind::kForwardTransposed ? kTileN : kTileK;
 }
 
 static_assert(kSm90LinesOfOut == kResultM);
+static_assert(kNumSm90TileCounters == kNumTileCounters);
 
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
   return {.address = is_bfloat16 ? Address<BFloat16>(kind) : Address<Float16>(kind),

@@ -67,6 +67,7 @@ void CheckPatterns(const std::vector<Shape>& shapes, const std::vector<int>& gro
           c.misaligned = shape.misaligned;
           c.zero_tail = kind.is_gradient || index % 2 == 0;
           c.num_sms = index % 3 == 0 ? 0 : index % 3 == 1 ? 1 : 5;
+          c.tile_counter = index % 5 == 0 ? -1 : static_cast<int32_t>(index % 7);
           runner.Prepare(c);
           const Outcome outcome = runner.Run();
           ++total.cases;
@@ -129,7 +130,7 @@ void CheckMessages() {
   const auto expect = [&](const char* what, GroupedMatmulSizes sizes, bool gradient) {
     const jax_ep::Status status =
         (gradient ? jax_ep::LaunchGroupedMatmulRhsGradient : jax_ep::LaunchGroupedMatmul)(
-            config, sizes, nullptr, nullptr, nullptr, nullptr, nullptr);
+            config, sizes, nullptr, nullptr, nullptr, nullptr, -1, nullptr);
     std::printf("  %s: %s\n", what, status.message.c_str());
     ok = ok && !status.ok();
   };

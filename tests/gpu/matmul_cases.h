@@ -112,6 +112,7 @@ struct Case {
   bool zero_tail = true;
   int64_t num_sms = 0;
   bool misaligned = false;  // operands and result begin at odd elements
+  int32_t tile_counter = 0;
   int64_t num_samples = 0;  // 0: every element is checked
 };
 

@@ -88,7 +88,8 @@ class Runner {
     const auto* group_sizes = reinterpret_cast<const int32_t*>(sizes_.data());
     return (kind.is_gradient ? jax_ep::LaunchGroupedMatmulRhsGradient
                              : jax_ep::LaunchGroupedMatmul)(
-        config, sizes, lhs_.data(), right_.data(), group_sizes, out_.data(), stream);
+        config, sizes, lhs_.data(), right_.data(), group_sizes, out_.data(),
+        case_.tile_counter, stream);
   }
 
   Outcome Check() {
