@@ -27,17 +27,21 @@ if(JAX_EP_WITH_CUDA)
 
   add_library(
     jax_ep_cuda STATIC
+    ffi/handlers/activation_matmul.cc
     ffi/handlers/call.cc
     ffi/handlers/combine.cc
     ffi/handlers/dispatch.cc
     ffi/handlers/grouped_matmul.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
+    ffi/kernels/activation_gradient.cu
+    ffi/kernels/activation_matmul.cc
     ffi/kernels/grouped_matmul.cc
     ffi/kernels/grouped_matmul_16bit.cu
     ffi/kernels/grouped_matmul_float32.cu
     ffi/kernels/grouped_matmul_sm90.cu
     ffi/kernels/index.cu
+    ffi/kernels/matmul_launch.cc
     ffi/kernels/place.cu
     ffi/kernels/plan.cu
     ffi/kernels/probe.cu

@@ -13,8 +13,42 @@ inline constexpr int64_t kMaxMatmulSize = int64_t{1} << 30;
 enum class MatmulKind {
   kForward,            // m: the group's rows; left is lhs, right is rhs[group]
   kForwardTransposed,  // the same, but rhs[group] is stored as [n, k]
-  kGradient            // k: the group's rows; left is stored as [k, m], out is [group, m, n]
+  kGradient,           // k: the group's rows; left is stored as [k, m], out is [group, m, n]
+  kActivation,         // kForward, and what Epilogue says
+  kActivationGradient  // kForwardTransposed, and what Epilogue says
 };
+
+template <MatmulKind kKind>
+inline constexpr bool kIsGradient = kKind == MatmulKind::kGradient;
+constexpr bool IsTransposed(MatmulKind kind) {
+  return kind == MatmulKind::kForwardTransposed || kind == MatmulKind::kActivationGradient;
+}
+template <MatmulKind kKind>
+inline constexpr bool kIsTransposed = IsTransposed(kKind);
+template <MatmulKind kKind>
+inline constexpr bool kIsActivation = kKind == MatmulKind::kActivation;
+
+// f(gate) * up if there are two halves of columns, gate and up, else f of the one.
+struct ActivationFunction {
+  bool is_identity;
+  bool is_gated;
+  bool is_smooth;   // f(x) = x * sigmoid(linear * x + cubic * x^3), else max(x, 0)
+  bool is_squared;  // or max(x, 0)^2
+  float linear;
+  float cubic;
+};
+
+// What kActivation and kActivationGradient make of sums. `out` has F columns; pre-activations have
+// F, or 2F if the activation is gated: F of gate, F of up.
+struct Epilogue {
+  ActivationFunction activation;
+  const float* bias;         // kActivation: [groups, pre-activations], or null
+  const float* row_weights;  // of every row, or null
+  void* pre_activation;      // kActivation: where they are kept, or null. Else: those kept
+  void* gradient;            // kActivationGradient: of the pre-activations
+  float* row_dots;           // kActivationGradient: [rows, blocks of kColumnsPerDot of F]
+};
+inline constexpr int kColumnsPerDot = 128;
 
 // A row-major matrix.
 struct MatmulOperand {
@@ -40,8 +74,10 @@ struct MatmulProblem {
   bool out_is_aligned;  // a lane's neighbouring elements may be stored at once
   int32_t num_m;        // kGradient only
   int32_t num_n;
-  int32_t num_k;  // forward only
+  int32_t num_k;   // forward only
+  int32_t tile_n;  // columns of the result in a tile: the kernel's, half of them if there are gates
   GroupRows rows;
+  Epilogue epilogue;
   int32_t tile_counter;  // of this launch alone, see TileClaims; negative: there is none
 };
 

@@ -8,6 +8,9 @@ namespace jax_ep {
 
 // out[0:num_m, 0:num_n] of a tile, and the offsets in elements where it and its operands begin.
 struct MatmulTile {
+  int32_t group;
+  int32_t row;  // first of the result
+  int32_t n;    // first column
   int64_t left;
   int64_t right;
   int64_t out;
@@ -17,13 +20,13 @@ struct MatmulTile {
 };
 
 // A block's tiles: every gridDim.x-th. All warps of a block go through the same.
-template <MatmulKind kKind, int kTileM, int kTileN>
+template <MatmulKind kKind, int kTileM>
 class MatmulTiles {
  public:
   __device__ explicit MatmulTiles(const MatmulProblem& problem)
       : problem_(problem),
         groups_(problem.rows, (problem.num_m + kTileM - 1) / kTileM,
-                (problem.num_n + kTileN - 1) / kTileN),
+                (problem.num_n + problem.tile_n - 1) / problem.tile_n),
         index_(blockIdx.x) {}
 
   __device__ bool Next(MatmulTile* tile) {
@@ -31,11 +34,14 @@ class MatmulTiles {
     if (!groups_.Find(index_, &at)) return false;
     index_ += gridDim.x;
     const int64_t m = int64_t{at.m} * kTileM;
-    const int64_t n = int64_t{at.n} * kTileN;
+    const int64_t n = int64_t{at.n} * problem_.tile_n;
     const int64_t group = at.group;
     const int64_t num_n = problem_.num_n;
+    tile->group = at.group;
+    tile->row = at.first_row + at.m * kTileM;
+    tile->n = static_cast<int32_t>(n);
     tile->num_n = static_cast<int32_t>(num_n - n);
-    if constexpr (kKind == MatmulKind::kGradient) {
+    if constexpr (kIsGradient<kKind>) {
       tile->left = at.first_row * problem_.left.pitch + m;
       tile->right = at.first_row * problem_.right.pitch + n;
       tile->out = (group * problem_.num_m + m) * num_n + n;
@@ -44,8 +50,9 @@ class MatmulTiles {
     } else {
       const int64_t row = at.first_row + m;
       tile->left = row * problem_.left.pitch;
-      tile->right = group * problem_.num_k * num_n +
-                    (kKind == MatmulKind::kForwardTransposed ? n * problem_.right.pitch : n);
+      // A matrix has the pitch's columns, or, transposed, its own number of rows.
+      tile->right = kIsTransposed<kKind> ? (group * num_n + n) * problem_.right.pitch
+                                         : group * problem_.num_k * problem_.right.pitch + n;
       tile->out = row * num_n + n;
       tile->num_m = static_cast<int32_t>(at.end_row - row);
       const bool is_tail = at.group == problem_.rows.num_groups;
@@ -56,7 +63,7 @@ class MatmulTiles {
 
  private:
   const MatmulProblem& problem_;
-  GroupTiles<kKind == MatmulKind::kGradient ? 0 : kTileM> groups_;
+  GroupTiles<kIsGradient<kKind> ? 0 : kTileM> groups_;
   int64_t index_;
 };
 

@@ -41,7 +41,22 @@ __device__ inline uint4 ReadChunk(const float4* from, int count) {
   return PackChunk<T>(values);
 }
 
-// kLines lines of kElements elements, which are neighbours in global memory too.
+// Which elements of a line a tile takes: neighbours, or 32 of a gate and then the 32 that it
+// multiplies, which are `up` further, and so on.
+struct TileColumns {
+  int count;  // of the matrix, from the tile's first on; of the gate, if there is one
+  int up;     // 0: neighbours
+
+  __device__ int Place(int element) const {
+    return up == 0 ? element : element / 64 * 32 + element % 32;
+  }
+  __device__ int Offset(int element) const {
+    return Place(element) + (element % 64 >= 32 ? up : 0);
+  }
+  __device__ int Left(int element) const { return count - Place(element); }
+};
+
+// kLines lines of kElements elements, which are neighbours in global memory too, or in TileColumns.
 template <int kLines, int kElements, int kThreads>
 struct OperandTile {
   static constexpr int kBytes = kLines * kElements * 2;
@@ -70,20 +85,20 @@ struct OperandTile {
   // WaitForCopies and a barrier. kCopied: the matrix is known to be aligned and of 16 bits.
   template <typename T, bool kCopied, bool kMayBeFloat32>
   __device__ static void Fill(uint32_t tile, const MatmulOperand& matrix, int64_t from, int lines,
-                              int elements) {
+                              TileColumns columns) {
     if (kMayBeFloat32 && !kCopied && matrix.is_float32) {
       const float* const data = static_cast<const float*>(matrix.data) + from;
       if (matrix.is_aligned) {
-        Store<T, float4>(tile, data, matrix.pitch, lines, elements);
+        Store<T, float4>(tile, data, matrix.pitch, lines, columns);
       } else {
-        Store<T, float>(tile, data, matrix.pitch, lines, elements);
+        Store<T, float>(tile, data, matrix.pitch, lines, columns);
       }
     } else {
       const uint16_t* const data = static_cast<const uint16_t*>(matrix.data) + from;
       if (kCopied || matrix.is_aligned) {
-        Copy(tile, data, matrix.pitch, lines, elements);
+        Copy(tile, data, matrix.pitch, lines, columns);
       } else {
-        Store<T, uint16_t>(tile, data, matrix.pitch, lines, elements);
+        Store<T, uint16_t>(tile, data, matrix.pitch, lines, columns);
       }
     }
   }
@@ -106,28 +121,31 @@ struct OperandTile {
 
   // Aligned rows end at a multiple of a chunk, so a chunk is all in or all out.
   __device__ static void Copy(uint32_t tile, const uint16_t* from, int64_t pitch, int lines,
-                              int elements) {
+                              TileColumns columns) {
     const int chunk = threadIdx.x % kChunksOfLine;
+    const int offset = columns.Offset(chunk * kChunk);
+    const bool is_there = columns.Left(chunk * kChunk) > 0;
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {
       const int line = threadIdx.x / kChunksOfLine + i * kLinesAtOnce;
-      CopyAsync<16>(tile + Offset(line, chunk), from + line * pitch + chunk * kChunk,
-                    line < lines && chunk * kChunk < elements);
+      CopyAsync<16>(tile + Offset(line, chunk), from + line * pitch + offset,
+                    line < lines && is_there);
     }
   }
 
   // Reads all before it stores, because what it reads may be far.
   template <typename T, typename Source, typename Element>
   __device__ static void Store(uint32_t tile, const Element* from, int64_t pitch, int lines,
-                               int elements) {
+                               TileColumns columns) {
     const int chunk = threadIdx.x % kChunksOfLine;
+    const int offset = columns.Offset(chunk * kChunk);
+    const int count = columns.Left(chunk * kChunk);
     uint4 chunks[kChunksOfThread];
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {
       const int line = threadIdx.x / kChunksOfLine + i * kLinesAtOnce;
-      chunks[i] =
-          ReadChunk<T>(reinterpret_cast<const Source*>(from + line * pitch + chunk * kChunk),
-                       line < lines ? elements - chunk * kChunk : 0);
+      chunks[i] = ReadChunk<T>(reinterpret_cast<const Source*>(from + line * pitch + offset),
+                               line < lines ? count : 0);
     }
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {

@@ -24,10 +24,11 @@ inline constexpr int kStagedBytes = kStagedBoxes * kStagedBoxBytes;
 
 // A stack of row-major matrices.
 struct ResultMatrix {
-  const void* tensor_map;  // boxes of 16 lines of 128 bytes
+  const void* tensor_map;  // boxes of 16 lines of 128 bytes; not needed where it is not said
   void* data;
   int32_t num_m;  // of one matrix
   int32_t num_n;
+  int32_t pitch;  // elements from row to row
 };
 
 // Where in it a warp's rows are.
@@ -48,21 +49,31 @@ class ResultRows {
   template <typename T>
   __device__ void StoreRounded(const ResultMatrix& matrix, const ResultPlace& place,
                                const float (&sums)[kResultN / 2]) {
+    StoreHalfRounded<T>(matrix, place, sums);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) kept_[i] = T::Pack(sums + 2 * kWords + 2 * i);
+    to_do_ = 2;
+  }
+
+  // The first half of the columns only.
+  template <typename T>
+  __device__ void StoreHalfRounded(const ResultMatrix& matrix, const ResultPlace& place,
+                                   const float (&sums)[kResultN / 2]) {
     Finish(matrix);
     uint32_t words[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = T::Pack(sums + 2 * i);
     Write(words);
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) kept_[i] = T::Pack(sums + 2 * kWords + 2 * i);
     place_ = place;
-    to_do_ = 2;
+    to_do_ = 1;
+    is_kept_ = false;
   }
 
   // One of two steps. The second waits for the copies of the first: better some time later.
   __device__ void Continue(const ResultMatrix& matrix) {
     if (to_do_ == 0) return;
-    if (to_do_ == 1) Write(kept_);
+    if (is_kept_) Write(kept_);
+    is_kept_ = to_do_ == 2;
     Send<2>(matrix, place_);
     place_.n += kStagedBoxes * kStagedLine / 2;
     --to_do_;
@@ -71,6 +82,7 @@ class ResultRows {
   __device__ void Finish(const ResultMatrix& matrix) {
     Continue(matrix);
     Continue(matrix);
+    to_do_ = 0;  // as it is: for the compiler, which then needs no registers for what is kept
   }
 
   // As float32.
@@ -95,6 +107,49 @@ class ResultRows {
     }
   }
 
+  // The rest is for what reads or writes more than one matrix, and does it at once. After Finish.
+
+  // Half of the columns, in 16 bits, as words of two.
+  __device__ void StoreWords(const ResultMatrix& matrix, const ResultPlace& place,
+                             const uint32_t (&words)[kResultN / 8]) {
+    Write(words);
+    SendByHand<2, kStagedBoxes>(matrix, place, 0);
+  }
+
+  // A quarter of the columns in each of two matrices, or only in the first.
+  __device__ void StoreQuarters(const ResultMatrix& first, const ResultMatrix& second,
+                                bool has_second, const ResultPlace& place,
+                                const uint32_t (&words)[kResultN / 8]) {
+    Write(words);
+    SendByHand<2, 1>(first, place, 0);
+    if (has_second) SendByHand<2, 1>(second, place, 1);
+  }
+
+  // The reverse. What is not there becomes zeros.
+  __device__ void LoadQuarters(const ResultMatrix& first, const ResultMatrix& second,
+                               bool has_second, const ResultPlace& place,
+                               uint32_t (&words)[kResultN / 8]) {
+    WaitForStage();
+    const auto copy = [&](const ResultMatrix& matrix, int box) {
+      ForEachChunk<2, 1>(matrix, place, [&](int line, int chunk, const uint4* memory) {
+        StoreChunk(Chunk(line, box * kChunks + chunk),
+                   memory != nullptr ? *memory : make_uint4(0, 0, 0, 0));
+      });
+    };
+    copy(first, 0);
+    if (has_second) copy(second, 1);
+    __syncwarp();
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      uint32_t matrices[4];
+      LoadMatrices<false>(Chunk(lane % 16, i / 2 + lane / 16), matrices);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[i + j] = matrices[j];
+    }
+    __syncwarp();
+  }
+
   // Shared memory must outlive what was stored.
   __device__ void Close(const ResultMatrix& matrix) {
     Finish(matrix);
@@ -111,6 +166,27 @@ class ResultRows {
   __device__ uint32_t Chunk(int line, int chunk) const {
     return staging_ + chunk / kChunks * kStagedBoxBytes + line * kStagedLine +
            (chunk % kChunks ^ line % 8) * 16;
+  }
+
+  // f(line, chunk, address or null) for this lane's chunks of kBoxes boxes side by side.
+  template <int kElementBytes, int kBoxes, typename F>
+  __device__ static void ForEachChunk(const ResultMatrix& matrix, const ResultPlace& place,
+                                      const F& f) {
+    constexpr int kPerLine = kBoxes * kChunks;
+    constexpr int kElements = 16 / kElementBytes;  // of a chunk
+    const int lane = threadIdx.x % 32;
+    const int64_t first_line = int64_t{place.group} * matrix.num_m + place.m;
+#pragma unroll
+    for (int i = 0; i < kResultM; i += 32 / kPerLine) {
+      const int line = i + lane / kPerLine;
+      const int n = place.n + lane % kPerLine * kElements;
+      char* const data = static_cast<char*>(matrix.data);
+      f(line, lane % kPerLine,
+        line < place.num_m && n < matrix.num_n
+            ? reinterpret_cast<uint4*>(data +
+                                       ((first_line + line) * matrix.pitch + n) * kElementBytes)
+            : nullptr);
+    }
   }
 
   // Until the copies have read it. Lane 0 has all the warp's copies.
@@ -132,7 +208,6 @@ class ResultRows {
   template <int kElementBytes>
   __device__ void Send(const ResultMatrix& matrix, const ResultPlace& place) {
     constexpr int kColumns = kStagedLine / kElementBytes;  // of a box
-    constexpr int kElements = 16 / kElementBytes;          // of a chunk
     const int lane = threadIdx.x % 32;
     if (place.num_m >= kResultM) {
       FenceAsyncProxy();
@@ -147,26 +222,23 @@ class ResultRows {
       }
       return;
     }
-    // Lines that follow may be another group's: by hand.
+    // Lines that follow may be another group's.
+    SendByHand<kElementBytes, 2>(matrix, place, 0);
+  }
+
+  // kBoxes from box `first` on.
+  template <int kElementBytes, int kBoxes>
+  __device__ void SendByHand(const ResultMatrix& matrix, const ResultPlace& place, int first) {
     __syncwarp();
-    const int64_t first_line = int64_t{place.group} * matrix.num_m + place.m;
-#pragma unroll
-    for (int i = 0; i < kResultM; i += 2) {
-      const int line = i + lane / 16;
-      const int n = place.n + lane % 16 * kElements;
-      const uint4 chunk = LoadChunk(Chunk(line, lane % 16));
-      if (line < place.num_m && n < matrix.num_n) {
-        char* const to = static_cast<char*>(matrix.data) +
-                         ((first_line + line) * matrix.num_n + n) * kElementBytes;
-        *reinterpret_cast<uint4*>(to) = chunk;
-      }
-    }
+    ForEachChunk<kElementBytes, kBoxes>(matrix, place, [&](int line, int chunk, uint4* memory) {
+      if (memory != nullptr) *memory = LoadChunk(Chunk(line, first * kChunks + chunk));
+    });
     __syncwarp();
   }
-  static_assert(kStagedBoxes * kChunks == 16, "a half warp reads a line of the stage");
 
   uint32_t staging_;
-  int to_do_ = 0;
+  int to_do_ = 0;         // steps of Continue
+  bool is_kept_ = false;  // the next has to write what is kept first
   ResultPlace place_ = {};
   uint32_t kept_[kWords] = {};
 };

@@ -78,9 +78,6 @@ __device__ inline uint32_t TileWanted(uint32_t shared) {
   return Full(shared, 2 * (kStages + kTileSlots));
 }
 
-template <MatmulKind kKind>
-inline constexpr bool kIsGradient = kKind == MatmulKind::kGradient;
-
 // A tile's part of the problem.
 struct Tile {
   int32_t group;
@@ -112,13 +109,13 @@ class Tiles {
   __device__ explicit Tiles(const MatmulProblem& problem)
       : problem_(problem),
         groups_(problem.rows, (problem.num_m + kTileM - 1) / kTileM,
-                (problem.num_n + kTileN - 1) / kTileN) {}
+                (problem.num_n + problem.tile_n - 1) / problem.tile_n) {}
 
   // By whole warps, with growing indices.
   __device__ Tile Find(int64_t index) {
     GroupTile at;
     if (!groups_.Find(index, &at)) return {};
-    Tile tile = {.group = at.group, .m = at.m * kTileM, .n = at.n * kTileN};
+    Tile tile = {.group = at.group, .m = at.m * kTileM, .n = at.n * problem_.tile_n};
     bool is_zero = false;
     if constexpr (kIsGradient<kKind>) {
       tile.num_m = problem_.num_m - tile.m;

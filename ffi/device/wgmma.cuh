@@ -34,6 +34,12 @@ __device__ inline void WaitWgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Nothing moves across it that uses the sums, which the waits above do not name.
+__device__ inline void FenceSums(float (&sums)[128]) {
+#pragma unroll
+  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+}
+
 // sums[64 x 256] = left[64 x 16] * right[16 x 256], plus sums if `add`. Of lane l in warp w of the
 // four, sums[4 * j + 2 * h + i] is row 16 * w + 8 * h + l / 4, column 8 * j + 2 * (l % 4) + i.
 template <typename T, TileLayout kLeft, TileLayout kRight>

@@ -2,15 +2,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <string>
 
 #include "ffi/kernels/grouped_matmul.h"
 #include "ffi/kernels/transfer.h"
+#include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 
 ffi::TypeId TransferState::id = {};
 ffi::TypeId GroupedMatmulState::id = {};
+ffi::TypeId ActivationMatmulState::id = {};
 
 namespace {
 
@@ -88,6 +92,18 @@ Status LoadAllKernels() {
   return status.ok() ? LoadGroupedMatmul() : status;
 }
 
+Status LoadMatmulsOnce(int32_t device) {
+  static std::mutex mutex;
+  static auto& loaded = *new std::set<int32_t>;  // never destroyed: threads may outlive main
+  const std::lock_guard lock(mutex);
+  if (loaded.contains(device)) return {};
+  const CurrentDevice current(device);
+  Status status = current.status();
+  if (status.ok()) status = LoadGroupedMatmul();
+  if (status.ok()) loaded.insert(device);
+  return status;
+}
+
 Addresses::Addresses(const ffi::RemainingArgs& operands) {
   for (size_t i = 0; i < operands.size(); ++i) {
     auto buffer = operands.get<ffi::AnyBuffer>(i);
@@ -156,6 +172,25 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("num_sms", &config->num_sms);
   if (target == kGroupedMatmulTarget) reader.Read("zero_tail", &config->zero_tail);
   if (Status status = reader.Finish(); !status.ok()) return status;
+  return CheckConfig(target, *config);
+}
+
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    ActivationMatmulConfig* config) {
+  AttributeReader reader(target, attributes);
+  std::string_view activation;
+  reader.Read("activation", &activation);
+  reader.Read("has_row_weights", &config->has_row_weights);
+  reader.Read("num_sms", &config->num_sms);
+  if (target == kActivationMatmulTarget) {
+    reader.Read("has_bias", &config->has_bias);
+    reader.Read("keep_pre_activation", &config->keep_pre_activation);
+  }
+  if (Status status = reader.Finish(); !status.ok()) return status;
+  if (!ParseActivation(activation, &config->activation)) {
+    return InvalidArgument(target, ": there is no activation ", activation,
+                           "; the caller and this build of jax_ep do not fit together");
+  }
   return CheckConfig(target, *config);
 }
 

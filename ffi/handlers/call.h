@@ -50,6 +50,18 @@ struct GroupedMatmulState {
   const int32_t tile_counter = NewTileCounter();
 };
 
+struct ActivationMatmulState {
+  using Config = ActivationMatmulConfig;
+  static ffi::TypeId id;
+
+  ActivationMatmulState(const char* target, Config config)
+      : target(target), config(std::move(config)) {}
+
+  const char* target;
+  Config config;
+  const int32_t tile_counter = NewTileCounter();
+};
+
 ffi::Error ToError(const Status& status);
 
 // Operands or results. They refer to the call frame and are not to be kept.
@@ -61,6 +73,12 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     TransferConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulConfig* config);
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    ActivationMatmulConfig* config);
+
+// The kernels of all grouped matmuls on a device, once; loading them at every execution would cost
+// as much as a small matmul.
+Status LoadMatmulsOnce(int32_t device);
 
 // All kernels of this build, on the current device.
 Status LoadAllKernels();

@@ -1,12 +1,9 @@
 #include "ffi/kernels/grouped_matmul.h"
 
-#include <mutex>
-#include <set>
 #include <type_traits>
 
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/operations.h"
-#include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 namespace {
@@ -47,23 +44,9 @@ auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets resu
                                              attributes, operands, results);
 }
 
-// Loads the kernels on each device once; loading them at every execution would cost as much as a
-// small matmul.
-Status LoadOnce(int32_t device) {
-  static std::mutex mutex;
-  static auto& loaded = *new std::set<int32_t>;  // never destroyed: threads may outlive main
-  const std::lock_guard lock(mutex);
-  if (loaded.contains(device)) return {};
-  const CurrentDevice current(device);
-  Status status = current.status();
-  if (status.ok()) status = LoadGroupedMatmul();
-  if (status.ok()) loaded.insert(device);
-  return status;
-}
-
 // Once an execution and device, before any device launches.
 ffi::Error Prepare(GroupedMatmulState* state, int32_t device) {
-  return ToError(At(state->target, LoadOnce(device)));
+  return ToError(At(state->target, LoadMatmulsOnce(device)));
 }
 
 ffi::Error Initialize(GroupedMatmulState* /*state*/) { return ffi::Error::Success(); }

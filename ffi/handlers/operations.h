@@ -11,6 +11,8 @@ Target DispatchByPlanHandlers();
 Target CombineHandlers();
 Target GroupedMatmulHandlers();
 Target GroupedMatmulRhsGradientHandlers();
+Target ActivationMatmulHandlers();
+Target ActivationMatmulGradientHandlers();
 
 }  // namespace jax_ep
 

@@ -17,13 +17,19 @@ StateType MakeStateType(const char* name) {
 }  // namespace
 
 std::vector<Target> Targets() {
-  return {DispatchHandlers(), DispatchByPlanHandlers(), CombineHandlers(), GroupedMatmulHandlers(),
-          GroupedMatmulRhsGradientHandlers()};
+  return {DispatchHandlers(),
+          DispatchByPlanHandlers(),
+          CombineHandlers(),
+          GroupedMatmulHandlers(),
+          GroupedMatmulRhsGradientHandlers(),
+          ActivationMatmulHandlers(),
+          ActivationMatmulGradientHandlers()};
 }
 
 std::vector<StateType> StateTypes() {
   return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
-          MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1")};
+          MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1"),
+          MakeStateType<ActivationMatmulState>("jax_ep.ActivationMatmulState.v1")};
 }
 
 void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }

@@ -1,5 +1,6 @@
 // Grouped matmuls of 16-bit elements by the tensor core instructions that all GPUs since sm_80
 // have.
+#include "ffi/device/fused_element.cuh"
 #include "ffi/device/matmul_tiles.cuh"
 #include "ffi/device/operand_tile.cuh"
 #include "ffi/kernels/grouped_matmul_kernels.h"
@@ -32,8 +33,8 @@ static_assert(kStages >= 3, "a stage is filled while another is read and a third
 // The tiles of one step along k, for each way that the operands may be stored.
 template <MatmulKind kKind>
 struct Stage {
-  static constexpr bool kLeftHasKInside = kKind != MatmulKind::kGradient;  // is [m, k], not [k, m]
-  static constexpr bool kRightHasKInside = kKind == MatmulKind::kForwardTransposed;
+  static constexpr bool kLeftHasKInside = !kIsGradient<kKind>;  // is [m, k], not [k, m]
+  static constexpr bool kRightHasKInside = kIsTransposed<kKind>;
   using Left =
       OperandTile<kLeftHasKInside ? kTileM : kTileK, kLeftHasKInside ? kTileK : kTileM, kThreads>;
   using Right =
@@ -48,13 +49,14 @@ struct Stage {
     const int left_k = tile.num_k - k;
     const int64_t left = tile.left + (kLeftHasKInside ? k : k * problem.left.pitch);
     const int64_t right = tile.right + (kRightHasKInside ? k : k * problem.right.pitch);
-    constexpr bool kMayBeFloat32 = kKind != MatmulKind::kGradient;
+    constexpr bool kMayBeFloat32 = !kIsGradient<kKind>;
+    const bool is_gated = kIsActivation<kKind> && problem.epilogue.activation.is_gated;
     Left::template Fill<T, kCopied, false>(stage, problem.left, left,
                                            kLeftHasKInside ? tile.num_m : left_k,
-                                           kLeftHasKInside ? left_k : tile.num_m);
-    Right::template Fill<T, kCopied, kMayBeFloat32>(stage + Left::kBytes, problem.right, right,
-                                                    kRightHasKInside ? tile.num_n : left_k,
-                                                    kRightHasKInside ? left_k : tile.num_n);
+                                           {kLeftHasKInside ? left_k : tile.num_m, 0});
+    Right::template Fill<T, kCopied, kMayBeFloat32>(
+        stage + Left::kBytes, problem.right, right, kRightHasKInside ? tile.num_n : left_k,
+        {kRightHasKInside ? left_k : tile.num_n, is_gated ? problem.num_n : 0});
   }
 };
 
@@ -142,6 +144,31 @@ __device__ void Store(const MatmulProblem& problem, const MatmulTile& tile, int 
   }
 }
 
+// TileColumns puts the sums of gate and up into one lane.
+template <typename T>
+__device__ void StoreActivated(const MatmulProblem& problem, const MatmulTile& tile, int warp_m,
+                               int warp_n, const Sums& sums) {
+  const int lane = threadIdx.x % 32;
+  const bool is_gated = problem.epilogue.activation.is_gated;
+#pragma unroll
+  for (int i = 0; i < 2 * kFragmentsM; ++i) {
+    const int m = warp_m + 8 * i + lane / 4;
+    if (m >= tile.num_m) break;
+#pragma unroll
+    for (int j = 0; j < 2 * kFragmentsN; ++j) {
+      if (is_gated && j >= kFragmentsN) break;
+      const float* const gate = &sums[i / 2][j][i % 2 * 2];
+      const float* const up = &sums[i / 2][(j + kFragmentsN) % (2 * kFragmentsN)][i % 2 * 2];
+      const int n = (is_gated ? warp_n / 2 : warp_n) + 8 * j + lane % 4 * 2;
+      for (int column = 0; column < min(2, tile.num_n - n); ++column) {
+        StoreActivated<T>(problem, tile.group, tile.row + m, tile.n + n + column, gate[column],
+                          up[column]);
+      }
+    }
+  }
+}
+static_assert(kWarpN == 64, "of TileColumns");
+
 }  // namespace
 
 template <typename T, MatmulKind kKind, bool kCopied>
@@ -153,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp_m = warp / kWarpsN * kWarpM;
   const int warp_n = warp % kWarpsN * kWarpN;
 
-  MatmulTiles<kKind, kTileM, kTileN> tiles(problem);
+  MatmulTiles<kKind, kTileM> tiles(problem);
   for (MatmulTile tile; tiles.Next(&tile);) {
     const int num_steps = (tile.num_k + kTileK - 1) / kTileK;
     // Zeros for steps past the end.
@@ -200,7 +227,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     // All are done with the stages, and so are the copies of zeros: the next tile fills them.
     WaitForCopies<0>();
     __syncthreads();
-    Store<T>(problem, tile, warp_m, warp_n, sums);
+    if constexpr (kIsActivation<kKind>) {
+      StoreActivated<T>(problem, tile, warp_m, warp_n, sums);
+    } else {
+      Store<T>(problem, tile, warp_m, warp_n, sums);
+    }
   }
 }
 
@@ -212,9 +243,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 JAX_EP_INSTANTIATE(BFloat16, kForward)
 JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
 JAX_EP_INSTANTIATE(BFloat16, kGradient)
+JAX_EP_INSTANTIATE(BFloat16, kActivation)
 JAX_EP_INSTANTIATE(Float16, kForward)
 JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
 JAX_EP_INSTANTIATE(Float16, kGradient)
+JAX_EP_INSTANTIATE(Float16, kActivation)
 #undef JAX_EP_INSTANTIATE
 
 }  // namespace jax_ep
@@ -244,6 +277,10 @@ MatmulKernel Describe(MatmulKind kind, bool copied) {
       return Describe<T, MatmulKind::kForwardTransposed>(copied);
     case MatmulKind::kGradient:
       return Describe<T, MatmulKind::kGradient>(copied);
+    case MatmulKind::kActivation:
+      return Describe<T, MatmulKind::kActivation>(copied);
+    case MatmulKind::kActivationGradient:
+      break;  // in two kernels
   }
   return {};
 }

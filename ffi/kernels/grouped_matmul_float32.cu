@@ -1,5 +1,6 @@
 // Grouped matmuls of float32 by plain multiply-adds: no operand is rounded to fewer bits.
 #include "ffi/device/async_copy.cuh"
+#include "ffi/device/fused_element.cuh"
 #include "ffi/device/matmul_tiles.cuh"
 #include "ffi/kernels/grouped_matmul_kernels.h"
 
@@ -28,16 +29,21 @@ constexpr int kSharedBytes = kStages * sizeof(Stage);
 static_assert(kSharedBytes <= 48 * 1024, "what a block has without asking");
 
 // Element by element, which any alignment allows: a copy is one instruction for 64 multiply-adds.
-// `from` is the element of row or column 0 at k = 0; there are `num` of them, and num_k of k.
+// `from` is the element of row or column 0 at k = 0; there are `num` of them, and num_k of k. If
+// there is `up`, the second half of the tile is the first's columns so much further.
 template <bool kHasKInside>
-__device__ void Fill(float (*tile)[kPitch], const float* from, int64_t pitch, int num, int num_k) {
+__device__ void Fill(float (*tile)[kPitch], const float* from, int64_t pitch, int num, int num_k,
+                     int up = 0) {
 #pragma unroll
   for (int i = 0; i < kTile * kTileK / kThreads; ++i) {
     const int index = threadIdx.x + i * kThreads;
     const int k = kHasKInside ? index % kTileK : index / kTile;
     const int at = kHasKInside ? index / kTileK : index % kTile;
+    const int place = up == 0 ? at : at % (kTile / 2);
+    const int offset = place + (at >= kTile / 2 ? up : 0);
     CopyAsync<4>(SharedAddress(&tile[k][at]),
-                 from + (kHasKInside ? at * pitch + k : k * pitch + at), at < num && k < num_k);
+                 from + (kHasKInside ? at * pitch + k : k * pitch + offset),
+                 place < num && k < num_k);
   }
 }
 
@@ -89,20 +95,39 @@ __device__ void Store(const MatmulProblem& problem, const MatmulTile& tile, int 
   }
 }
 
+// A thread's second square along n is the first's, half a tile further: gate and up.
+__device__ void StoreAllActivated(const MatmulProblem& problem, const MatmulTile& tile, int m,
+                                  int n, const Sums& sums) {
+  const bool is_gated = problem.epilogue.activation.is_gated;
+#pragma unroll
+  for (int i = 0; i < 2 * kSquare; ++i) {
+    const int row = m + i / kSquare * (kTile / 2) + i % kSquare;
+    if (row >= tile.num_m) break;
+#pragma unroll
+    for (int j = 0; j < 2 * kSquare; ++j) {
+      const int column = n + j / kSquare * (kTile / 2) + j % kSquare;
+      if (column >= tile.num_n || (is_gated && j >= kSquare)) break;
+      StoreActivated<Float32>(problem, tile.group, tile.row + row, tile.n + column, sums[i][j],
+                              sums[i][(j + kSquare) % (2 * kSquare)]);
+    }
+  }
+}
+
 }  // namespace
 
 template <MatmulKind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     Float32Kernel(const __grid_constant__ MatmulProblem problem) {
-  constexpr bool kLeftHasKInside = kKind != MatmulKind::kGradient;
-  constexpr bool kRightHasKInside = kKind == MatmulKind::kForwardTransposed;
+  constexpr bool kLeftHasKInside = !kIsGradient<kKind>;
+  constexpr bool kRightHasKInside = kIsTransposed<kKind>;
+  const int up = kIsActivation<kKind> && problem.epilogue.activation.is_gated ? problem.num_n : 0;
   Stage* const stages = reinterpret_cast<Stage*>(DynamicSharedMemory());
   const int m = threadIdx.x / kThreadsN * kSquare;
   const int n = threadIdx.x % kThreadsN * kSquare;
   const float* const left = static_cast<const float*>(problem.left.data);
   const float* const right = static_cast<const float*>(problem.right.data);
 
-  MatmulTiles<kKind, kTile, kTile> tiles(problem);
+  MatmulTiles<kKind, kTile> tiles(problem);
   for (MatmulTile tile; tiles.Next(&tile);) {
     // Zeros for steps past the end, so that the count of batches says which have arrived.
     const auto fill = [&](int step) {
@@ -114,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                             problem.left.pitch, tile.num_m, num_k);
       Fill<kRightHasKInside>(stage.right,
                              right + tile.right + k * (kRightHasKInside ? 1 : problem.right.pitch),
-                             problem.right.pitch, tile.num_n, num_k);
+                             problem.right.pitch, tile.num_n, num_k, up);
       CommitCopies();
     };
     const int num_steps = (tile.num_k + kTileK - 1) / kTileK;
@@ -131,7 +156,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     // All are done with the stages, and so are the copies of zeros: the next tile fills them.
     WaitForCopies<0>();
     __syncthreads();
-    Store(problem, tile, m, n, sums);
+    if constexpr (kIsActivation<kKind>) {
+      StoreAllActivated(problem, tile, m, n, sums);
+    } else {
+      Store(problem, tile, m, n, sums);
+    }
   }
 }
 
@@ -139,6 +168,8 @@ template __global__ void Float32Kernel<MatmulKind::kForward>(const __grid_consta
 template __global__ void Float32Kernel<MatmulKind::kForwardTransposed>(
     const __grid_constant__ MatmulProblem);
 template __global__ void Float32Kernel<MatmulKind::kGradient>(
+    const __grid_constant__ MatmulProblem);
+template __global__ void Float32Kernel<MatmulKind::kActivation>(
     const __grid_constant__ MatmulProblem);
 
 }  // namespace jax_ep
@@ -157,6 +188,10 @@ const void* KernelAddress(MatmulKind kind) {
       return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kForwardTransposed>);
     case MatmulKind::kGradient:
       return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kGradient>);
+    case MatmulKind::kActivation:
+      return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kActivation>);
+    case MatmulKind::kActivationGradient:
+      break;  // in two kernels
   }
   return nullptr;
 }

@@ -3,6 +3,9 @@
 #define JAX_EP_KERNELS_GROUPED_MATMUL_KERNELS_H_
 
 #include "ffi/device/matmul_problem.h"
+#ifndef __CUDACC_RTC__
+#include "ffi/runtime/buffers.h"
+#endif
 
 namespace jax_ep {
 
@@ -17,6 +20,7 @@ struct MatmulKernel {
 };
 
 #ifndef __CUDACC_RTC__
+// Neither this nor SixteenBitMatmulKernel has kActivationGradient.
 MatmulKernel Float32MatmulKernel(MatmulKind kind);
 
 // On sm_90a: both operands as above, and of rows of more than nothing. Its parameters are the
@@ -29,6 +33,9 @@ inline constexpr int kNumSm90TileCounters = 1 << 16;
 
 // `copied`: both operands are aligned and of 16 bits, which is faster.
 MatmulKernel SixteenBitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool copied);
+
+// What follows kForwardTransposed where no kernel has kActivationGradient: sm_90's has.
+MatmulKernel ActivationGradientKernelOf(ElementType type);
 #endif
 
 }  // namespace jax_ep

@@ -1,5 +1,6 @@
 // Grouped matmuls of 16-bit elements on sm_90a: one warp copies tiles by the copy engine, eight
 // warps multiply them, four at a time in one instruction.
+#include "ffi/device/fused_rows.cuh"
 #include "ffi/device/mbarrier.cuh"
 #include "ffi/device/result_rows.cuh"
 #include "ffi/device/sm90_pipeline.cuh"
@@ -11,10 +12,10 @@
 namespace jax_ep {
 namespace sm90 {
 
-// One step along k of both operands. By one thread.
+// One step along k of both operands. By one thread. `up_n`: columns from gate to up, or 0.
 template <MatmulKind kKind>
 __device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, const Tile& tile, int k,
-                         uint32_t stage, uint32_t barrier) {
+                         int up_n, uint32_t stage, uint32_t barrier) {
   // Without rows for the second consumer its half of left is left out.
   const int num_halves = tile.num_m > kGroupM ? 2 : 1;
   ArriveExpecting(barrier, kRightBytes + num_halves * kLeftHalfBytes);
@@ -25,12 +26,14 @@ __device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, cons
     CopyBox(stage + i * kLeftHalfBytes, &left, barrier, kIsGradient<kKind> ? m : k,
             kIsGradient<kKind> ? k : m, 0);
   }
-  if constexpr (kKind == MatmulKind::kForwardTransposed) {
+  if constexpr (kIsTransposed<kKind>) {
     CopyBox(to, &right, barrier, k, tile.n, tile.group);
   } else {
     for (int i = 0; i < kTileN / kLine; ++i) {
-      CopyBox(to + i * kBlockBytes, &right, barrier, tile.n + i * kLine, k,
-              kIsGradient<kKind> ? 0 : tile.group);
+      // Beside the columns of a gate, half of the tile, are those that it multiplies.
+      const bool is_up = kIsActivation<kKind> && up_n > 0 && i >= kTileN / kLine / 2;
+      const int n = tile.n + i * kLine + (is_up ? up_n - kTileN / 2 : 0);
+      CopyBox(to + i * kBlockBytes, &right, barrier, n, k, kIsGradient<kKind> ? 0 : tile.group);
     }
   }
 }
@@ -64,7 +67,9 @@ __device__ void Schedule(const MatmulProblem& problem, uint32_t shared) {
 
 // By one thread.
 template <MatmulKind kKind>
-__device__ void Produce(const CUtensorMap& left, const CUtensorMap& right, uint32_t shared) {
+__device__ void Produce(const CUtensorMap& left, const CUtensorMap& right,
+                        const MatmulProblem& problem, uint32_t shared) {
+  const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
   Position<kStages> at;
   Position<kTileSlots> slot;
   while (true) {
@@ -77,7 +82,7 @@ __device__ void Produce(const CUtensorMap& left, const CUtensorMap& right, uint3
     const int want_at = max((tile.num_k - 1) / kTileK - kStages, 0) * kTileK;
     for (int k = 0; k < tile.num_k; k += kTileK) {
       WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
-      CopyStep<kKind>(left, right, tile, tile.k + k, shared + at.index * kStageBytes,
+      CopyStep<kKind>(left, right, tile, tile.k + k, up_n, shared + at.index * kStageBytes,
                       Full(shared, at.index));
       at.Advance();
       if (k == want_at) Arrive(TileWanted(shared));
@@ -107,8 +112,7 @@ __device__ inline void ClearLines(uint32_t stage, int consumer, int first) {
 template <typename T, MatmulKind kKind>
 __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, bool add) {
   constexpr TileLayout kLeft = kIsGradient<kKind> ? TileLayout::kOuter : TileLayout::kInner;
-  constexpr TileLayout kRight =
-      kKind == MatmulKind::kForwardTransposed ? TileLayout::kInner : TileLayout::kOuter;
+  constexpr TileLayout kRight = kIsTransposed<kKind> ? TileLayout::kInner : TileLayout::kOuter;
   // From one k of 16 to the next: 16 elements of a line, or 16 lines.
   constexpr int kLeftStep = kLeft == TileLayout::kInner ? 32 : 2048;
   constexpr int kRightStep = kRight == TileLayout::kInner ? 32 : 2048;
@@ -128,7 +132,7 @@ __device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem
   const int warp = Uniform(threadIdx.x / 32) - kGroupThreads / 32;  // of those that multiply
   const int consumer = warp / (kGroupThreads / 32);
   const bool arrives = threadIdx.x % 32 == 0;
-  const ResultMatrix out = {&out_map, problem.out, problem.num_m, problem.num_n};
+  const ResultMatrix out = {&out_map, problem.out, problem.num_m, problem.num_n, problem.num_n};
   ResultRows rows(shared + kStaging + warp * kStagedBytes);
   Position<kStages> at;
   Position<kTileSlots> slot;
@@ -171,6 +175,7 @@ __device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem
     }
     next = next_tile();
     WaitWgmma<0>();
+    FenceSums(sums);
     __syncwarp();
     if (arrives) Arrive(Empty(shared, before));
     if (!has_rows) continue;
@@ -179,11 +184,16 @@ __device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem
                                .m = tile.m + m,
                                .n = tile.n,
                                .num_m = tile.num_m - m};
-    if (problem.out_is_float32) {
+    if constexpr (kIsActivation<kKind>) {
+      FusedRows(problem, out, place, tile.group).template Activate<T>(rows, sums);
+    } else if constexpr (kKind == MatmulKind::kActivationGradient) {
+      FusedRows(problem, out, place, tile.group).template Gradient<T>(rows, sums);
+    } else if (problem.out_is_float32) {
       rows.StoreFloat32(out, place, sums);
     } else {
       rows.template StoreRounded<T>(out, place, sums);
     }
+    FenceSums(sums);
   }
   rows.Close(out);
 }
@@ -214,12 +224,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     const int warp = Uniform(threadIdx.x / 32);
-    if (warp == 0 && threadIdx.x == 0) Produce<kKind>(left, right, shared);
+    if (warp == 0 && threadIdx.x == 0) Produce<kKind>(left, right, problem, shared);
     if (warp == 1) Schedule<kKind>(problem, shared);
   } else {
     GrowRegisters<kConsumerRegisters>();
     Consume<T, kKind>(out, problem, shared);
   }
+#else
+  __trap();  // a build for compute capability 9.0 has to be one for sm_90a
 #endif
 }
 
@@ -241,6 +253,10 @@ const void* Address(MatmulKind kind) {
       return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kForwardTransposed>);
     case MatmulKind::kGradient:
       return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kGradient>);
+    case MatmulKind::kActivation:
+      return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kActivation>);
+    case MatmulKind::kActivationGradient:
+      return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kActivationGradient>);
   }
   return nullptr;
 }
@@ -249,9 +265,7 @@ const void* Address(MatmulKind kind) {
 
 int Sm90LinesOfLeft(MatmulKind kind) { return kind == MatmulKind::kGradient ? kTileK : kGroupM; }
 
-int Sm90LinesOfRight(MatmulKind kind) {
-  return kind == MatmulKind::kForwardTransposed ? kTileN : kTileK;
-}
+int Sm90LinesOfRight(MatmulKind kind) { return IsTransposed(kind) ? kTileN : kTileK; }
 
 static_assert(kSm90LinesOfOut == kResultM);
 static_assert(kNumSm90TileCounters == kNumTileCounters);

@@ -65,4 +65,24 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
   return CheckNumSms(target, config.num_sms);
 }
 
+Status CheckConfig(std::string_view target, const ActivationMatmulConfig& config) {
+  return CheckNumSms(target, config.num_sms);
+}
+
+bool ParseActivation(std::string_view name, Activation* activation) {
+  static constexpr struct {
+    std::string_view name;
+    Activation activation;
+  } kNamed[] = {{"none", Activation::kNone},   {"relu", Activation::kRelu},
+                {"relu2", Activation::kRelu2}, {"silu", Activation::kSilu},
+                {"gelu", Activation::kGelu},   {"swiglu", Activation::kSwiglu},
+                {"geglu", Activation::kGeglu}};
+  for (const auto& named : kNamed) {
+    if (named.name != name) continue;
+    *activation = named.activation;
+    return true;
+  }
+  return false;
+}
+
 }  // namespace jax_ep

@@ -36,9 +36,29 @@ struct GroupedMatmulConfig {
   int64_t num_sms = 0;         // 0: chosen by the launch
 };
 
+enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };
+
+// Whether half of the columns multiply what the activation makes of the other half.
+constexpr bool IsGated(Activation activation) {
+  return activation == Activation::kSwiglu || activation == Activation::kGeglu;
+}
+
+// The attribute of that name. False: there is none.
+bool ParseActivation(std::string_view name, Activation* activation);
+
+// grouped_matmul_activation and grouped_matmul_activation_gradient.
+struct ActivationMatmulConfig {
+  Activation activation = Activation::kNone;
+  bool has_bias = false;             // forward only: the operand is there
+  bool has_row_weights = false;      // the operand is there
+  bool keep_pre_activation = false;  // forward only: the result is there
+  int64_t num_sms = 0;               // 0: chosen by the launch
+};
+
 // `target` is the name of the custom call, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
+Status CheckConfig(std::string_view target, const ActivationMatmulConfig& config);
 
 }  // namespace jax_ep
 

@@ -122,4 +122,60 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
   return {};
 }
 
+namespace {
+
+// Columns of pre-activations, and blocks of row dots, are not sizes of their own.
+Status CheckColumns(std::string_view target, const ActivationMatmulConfig& config, const Size& f,
+                    const Size& n, const Size* blocks) {
+  constexpr int64_t kColumnsPerDot = 128;
+  const int64_t columns = IsGated(config.activation) ? 2 * f.value : f.value;
+  if (n.value != columns) {
+    return InvalidArgument(target, ": ", n.name, " is ", n.value, " with F = ", f.value,
+                           "; expected ", columns, " for this activation");
+  }
+  const int64_t num_blocks = (f.value + kColumnsPerDot - 1) / kColumnsPerDot;
+  if (blocks != nullptr && blocks->value != num_blocks) {
+    return InvalidArgument(target, ": ", blocks->name, " is ", blocks->value, " with F = ", f.value,
+                           "; expected ", num_blocks);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckActivationMatmul(const ActivationMatmulConfig& config, Buffers operands,
+                             Buffers results, GroupedMatmulSizes* sizes) {
+  BufferChecker check(kActivationMatmulTarget, operands, results);
+  Size m{"M"}, k{"K"}, n{"N"}, f{"F"}, l{"L"};
+  Types lhs{kRowTypes}, rhs{kRowTypes}, s32{kS32}, f32{kF32};
+  check.Operand("lhs", lhs, {&m, &k});
+  check.Operand("rhs", rhs, {&l, &k, &n});
+  check.Operand("group_sizes", s32, {&l});
+  if (config.has_bias) check.Operand("bias", f32, {&l, &n});
+  if (config.has_row_weights) check.Operand("row_weights", f32, {&m});
+  check.Result("out", lhs, {&m, &f});
+  if (config.keep_pre_activation) check.Result("pre_activation", lhs, {&m, &n});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value, m.value, k.value, f.value, lhs.type(), rhs.type(), lhs.type()};
+  return CheckColumns(kActivationMatmulTarget, config, f, n, nullptr);
+}
+
+Status CheckActivationMatmulGradient(const ActivationMatmulConfig& config, Buffers operands,
+                                     Buffers results, GroupedMatmulSizes* sizes) {
+  BufferChecker check(kActivationMatmulGradientTarget, operands, results);
+  Size m{"M"}, k{"K"}, n{"N"}, f{"F"}, l{"L"}, blocks{"the number of row dots"};
+  Types rows{kRowTypes}, rhs{kRowTypes}, s32{kS32}, f32{kF32};
+  check.Operand("out_gradient", rows, {&m, &k});
+  check.Operand("rhs", rhs, {&l, &f, &k});
+  check.Operand("group_sizes", s32, {&l});
+  check.Operand("pre_activation", rows, {&m, &n});
+  if (config.has_row_weights) check.Operand("row_weights", f32, {&m});
+  check.Result("pre_activation_gradient", rows, {&m, &n});
+  check.Result("hidden", rows, {&m, &f});
+  check.Result("row_dots", f32, {&m, &blocks});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value, m.value, k.value, f.value, rows.type(), rhs.type(), rows.type()};
+  return CheckColumns(kActivationMatmulGradientTarget, config, f, n, &blocks);
+}
+
 }  // namespace jax_ep

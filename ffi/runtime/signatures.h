@@ -17,6 +17,9 @@ inline constexpr char kDispatchByPlanTarget[] = "jax_ep.dispatch_by_plan.v1";
 inline constexpr char kCombineTarget[] = "jax_ep.combine.v1";
 inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
+inline constexpr char kActivationMatmulTarget[] = "jax_ep.grouped_matmul_activation.v1";
+inline constexpr char kActivationMatmulGradientTarget[] =
+    "jax_ep.grouped_matmul_activation_gradient.v1";
 
 // The sizes that a launch needs, read from the shapes.
 struct TransferSizes {
@@ -57,6 +60,16 @@ Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, B
 
 // lhs[M,K], out_gradient[M,N], group_sizes[L] -> rhs gradient [L,K,N] or [L,N,K]
 Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers operands,
+                                     Buffers results, GroupedMatmulSizes* sizes);
+
+// lhs[M,K], rhs[L,K,N], group_sizes[L], [bias[L,N]], [row_weights[M]] -> out[M,F], [pre[M,N]]
+// N is 2F if the activation is gated, else F. Sizes have F columns.
+Status CheckActivationMatmul(const ActivationMatmulConfig& config, Buffers operands,
+                             Buffers results, GroupedMatmulSizes* sizes);
+
+// out_gradient[M,K], rhs[L,F,K], group_sizes[L], pre[M,N], [row_weights[M]]
+//   -> pre_gradient[M,N], hidden[M,F], row_dots[M,blocks of 128 of F]
+Status CheckActivationMatmulGradient(const ActivationMatmulConfig& config, Buffers operands,
                                      Buffers results, GroupedMatmulSizes* sizes);
 
 }  // namespace jax_ep

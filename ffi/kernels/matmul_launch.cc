@@ -1,0 +1,189 @@
+#include "ffi/kernels/matmul_launch.h"
+
+#include <algorithm>
+
+#include "ffi/kernels/grouped_matmul_kernels.h"
+#include "ffi/kernels/tensor_maps.h"
+#include "ffi/runtime/device_cuda.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr MatmulKind kKinds[] = {MatmulKind::kForward, MatmulKind::kForwardTransposed,
+                                 MatmulKind::kGradient, MatmulKind::kActivation,
+                                 MatmulKind::kActivationGradient};
+
+int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+bool IsAligned(const void* address, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+bool IsCopied(const MatmulOperand& operand) { return operand.is_aligned && !operand.is_float32; }
+
+// Whether a tile has columns of a gate and, beside them, those that it multiplies.
+bool HasPairs(MatmulKind kind, const MatmulProblem& problem) {
+  return kind == MatmulKind::kActivation && problem.epilogue.activation.is_gated;
+}
+
+MatmulKernel PortableKernel(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
+  if (kind == MatmulKind::kActivationGradient) return ActivationGradientKernelOf(type);
+  if (type == kF32) return Float32MatmulKernel(kind);
+  return SixteenBitMatmulKernel(type == kBF16, kind,
+                                IsCopied(problem.left) && IsCopied(problem.right));
+}
+
+// Whether sm_90's kernel takes the problem and is the faster. With a few rows a group the time goes
+// into reading the matrices, which the portable kernel does at the memory's rate; sm_90's tile has
+// 64 rows at the least.
+bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
+  constexpr int64_t kFewRows = 32;
+  const GroupRows& rows = problem.rows;
+  return type != kF32 && IsCopied(problem.left) && IsCopied(problem.right) &&
+         problem.num_n % 8 == 0 && IsAligned(problem.out, 16) &&
+         IsAligned(problem.epilogue.pre_activation, 16) &&
+         IsAligned(problem.epilogue.gradient, 16) && IsAligned(problem.epilogue.bias, 8) &&
+         (kind == MatmulKind::kGradient ? problem.num_m : problem.num_k) > 0 &&
+         rows.num_groups > 0 && rows.num_rows > kFewRows * rows.num_groups;
+}
+
+// No group, nor the tail, has more than one tile along m that is not full.
+int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProblem& problem) {
+  const int64_t groups = problem.rows.num_groups;
+  const int64_t tiles_m = kind == MatmulKind::kGradient
+                              ? groups * CeilDivide(problem.num_m, kernel.tile_m)
+                              : problem.rows.num_rows / kernel.tile_m + groups + 1;
+  return tiles_m * CeilDivide(problem.num_n, problem.tile_n);
+}
+
+struct TensorMaps {
+  CUtensorMap left, right, out;
+};
+
+Status MakeTensorMaps(MatmulKind kind, ElementType type, ElementType out_type,
+                      const MatmulProblem& problem, TensorMaps* maps) {
+  const bool is_gradient = kind == MatmulKind::kGradient;
+  const int64_t rows = problem.rows.num_rows;
+  const int64_t groups = problem.rows.num_groups;
+  Status status = MakeTensorMap(problem.left.data, type, problem.left.pitch, rows, 1,
+                                Sm90LinesOfLeft(kind), &maps->left);
+  if (!status.ok()) return status;
+  const int64_t lines = is_gradient ? rows : IsTransposed(kind) ? problem.num_n : problem.num_k;
+  status = MakeTensorMap(problem.right.data, type, problem.right.pitch, lines,
+                         is_gradient ? 1 : groups, Sm90LinesOfRight(kind), &maps->right);
+  if (!status.ok()) return status;
+  return MakeTensorMap(problem.out, out_type, problem.num_n, is_gradient ? problem.num_m : rows,
+                       is_gradient ? groups : 1, kSm90LinesOfOut, &maps->out);
+}
+
+}  // namespace
+
+Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes) {
+  if (num_sms < 0) return InvalidArgument("num_sms is ", num_sms);
+  const struct {
+    const char* name;
+    int64_t value;
+  } named[] = {{"L", sizes.num_groups},
+               {"M", sizes.num_rows},
+               {"K", sizes.contracted},
+               {"N", sizes.columns}};
+  for (const auto& [name, value] : named) {
+    if (value < 0 || value > kMaxMatmulSize) {
+      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxMatmulSize);
+    }
+  }
+  const ElementType lhs = sizes.lhs_type;
+  if (lhs != kBF16 && lhs != kF16 && lhs != kF32) {
+    return Unimplemented("lhs is of another type; the kernels take bf16, f16 and f32");
+  }
+  return {};
+}
+
+Status CheckMatmulType(const char* name, ElementType type, ElementType lhs) {
+  if (type == lhs || type == kF32) return {};
+  return Unimplemented(name, " is not of lhs's type; the kernels take that or f32");
+}
+
+MatmulOperand Operand(const void* data, ElementType type, int64_t pitch) {
+  return {.data = data,
+          .pitch = pitch,
+          .is_float32 = type == kF32,
+          .is_aligned = IsAligned(data, 16) && pitch * ElementBytes(type) % 16 == 0};
+}
+
+GroupRows Rows(const GroupedMatmulSizes& sizes, const int32_t* group_sizes, bool with_tail) {
+  return {.sizes = group_sizes,
+          .num_groups = static_cast<int32_t>(sizes.num_groups),
+          .num_rows = static_cast<int32_t>(sizes.num_rows),
+          .with_tail = with_tail};
+}
+
+Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
+                    MatmulProblem problem, cudaStream_t stream) {
+  TensorMaps maps;
+  bool is_sm90 = false;
+  Status status;
+  if (IsForSm90(kind, type, problem)) status = IsComputeCapability(9, 0, &is_sm90);
+  if (status.ok() && is_sm90) status = MakeTensorMaps(kind, type, out_type, problem, &maps);
+  if (!status.ok()) return status;
+  if (!is_sm90 && kind == MatmulKind::kActivationGradient) {
+    status = LaunchMatmul(MatmulKind::kForwardTransposed, type, out_type, num_sms, problem, stream);
+    if (!status.ok()) return status;
+  }
+  const MatmulKernel kernel =
+      is_sm90 ? Sm90MatmulKernel(type == kBF16, kind) : PortableKernel(kind, type, problem);
+  problem.tile_n = HasPairs(kind, problem) ? kernel.tile_n / 2 : kernel.tile_n;
+  problem.out_is_float32 = out_type == kF32;
+  problem.out_is_aligned = problem.num_n % kernel.stored_elements == 0 &&
+                           IsAligned(problem.out, kernel.stored_elements * ElementBytes(out_type));
+
+  int64_t blocks = num_sms;
+  if (blocks == 0) {
+    status = CountMultiprocessors(&blocks);
+    if (!status.ok()) return status;
+  }
+  const int64_t tiles = MostTiles(kind, kernel, problem);
+  blocks = std::min({blocks, tiles, kMaxMatmulSize});
+  if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
+  void* maps_and_problem[] = {&maps.left, &maps.right, &maps.out, &problem};
+  void* only_problem[] = {&problem};
+  void** const arguments = is_sm90 ? maps_and_problem : only_problem;
+  return FromCuda(cudaLaunchKernel(kernel.address, dim3(static_cast<unsigned>(blocks)),
+                                   dim3(static_cast<unsigned>(kernel.threads)), arguments,
+                                   static_cast<size_t>(kernel.shared_bytes), stream),
+                  "grouped matmul");
+}
+
+Status LoadMatmulKernels() {
+  const auto load = [](const MatmulKernel& kernel) {
+    return FromCuda(
+        cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kernel.shared_bytes),
+        "loading grouped matmul");
+  };
+  for (ElementType type : {kBF16, kF16, kF32}) {
+    if (Status status = load(ActivationGradientKernelOf(type)); !status.ok()) return status;
+  }
+  bool is_sm90 = false;
+  if (Status status = IsComputeCapability(9, 0, &is_sm90); !status.ok()) return status;
+  for (MatmulKind kind : kKinds) {
+    const bool is_fused_on_sm90_only = kind == MatmulKind::kActivationGradient;
+    if (!is_fused_on_sm90_only) {
+      if (Status status = load(Float32MatmulKernel(kind)); !status.ok()) return status;
+    }
+    for (bool is_bfloat16 : {false, true}) {
+      if (is_sm90) {
+        Status status = load(Sm90MatmulKernel(is_bfloat16, kind));
+        if (!status.ok()) return status;
+      }
+      for (bool copied : {false, true}) {
+        if (is_fused_on_sm90_only) break;
+        Status status = load(SixteenBitMatmulKernel(is_bfloat16, kind, copied));
+        if (!status.ok()) return status;
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace jax_ep
