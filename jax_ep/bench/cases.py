@@ -61,15 +61,20 @@ SMOKE_SHAPES = (Shape(256, 64, 96, 4), Shape(96, 32, 64, 3))
 def parse_shape(text: str) -> Shape:
     """The shape written as "rows,K,N,groups"; an argparse error if it is none."""
     try:
-        rows, k, n, groups = (int(part) for part in text.split(","))
-    except ValueError:
-        rows, k, n, groups = 0, 0, 0, 0
-    if min(rows, k, n, groups) < 1:
+        rows, k, n, groups = (parse_positive(part) for part in text.split(","))
+    except (ValueError, argparse.ArgumentTypeError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a shape; expected four positive numbers rows,K,N,groups, such as "
             "32768,7168,4096,64"
-        )
+        ) from None
     return Shape(rows, k, n, groups)
+
+
+def parse_positive(text: str) -> int:
+    """The number; an argparse error if it is none, or less than 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 class Case(NamedTuple):

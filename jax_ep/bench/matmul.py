@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--contender", choices=NAMES, action="append", help="may be repeated")
     parser.add_argument(
         "--iterations",
-        type=int,
+        type=cases.parse_positive,
         default=timing.ITERATIONS,
         help="of at least 10 ms each (default: %(default)s; fewer for calls of more than 50 ms)",
     )
@@ -91,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = {
         "benchmark": "matmul",
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
         "smoke": arguments.smoke,
         "device": jax.devices()[0].device_kind,
         "versions": report.versions(),

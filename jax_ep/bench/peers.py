@@ -21,11 +21,9 @@ TUNING_ITERATIONS = 5
 _MOSAIC = {"block_m": 128, "block_n": 64, "block_k": 128, "split_k": 1}
 _MOSAIC_CONFIGS: tuple[dict[str, Any], ...] = (
     _MOSAIC | {"num_stages": 4, "persistent": True, "grid_minor_dim": 1, "grid_tile_width": 8},
-    _MOSAIC | {"num_stages": 4, "persistent": True, "grid_minor_dim": 0, "grid_tile_width": 1},
     _MOSAIC | {"num_stages": 2, "persistent": False, "grid_minor_dim": 0, "grid_tile_width": 1},
 )
 _TRITON_CONFIGS: tuple[dict[str, Any], ...] = (
-    {"block_m": 128, "block_n": 128, "block_k": 32, "num_warps": 4, "num_stages": 4},
     {"block_m": 128, "block_n": 256, "block_k": 64, "num_warps": 8, "num_stages": 3},
 )
 
@@ -41,32 +39,33 @@ class TokamaxMosaic:
         self._fastest: dict[Any, Any] = {}
 
     def start(self, operation: str, operands: list[Operands]) -> Started:
-        """Compiles the configuration that is fastest on these operands, once for each shape."""
-        key = operation, operands[0].rhs.shape, operands[0].lhs.shape
-        if key not in self._fastest:
-            self._fastest[key] = self._tune(operation, operands)
-        config = self._fastest[key]
-        started = self._start(operation, operands, config)
-        started.facts["config"] = "its default" if config is None else config
+        """Compiles the configuration that was fastest for the first groups of such operands."""
+        key = operation, operands[0].lhs.shape, operands[0].rhs.shape
+        if key in self._fastest:
+            return self._start(operation, operands, self._fastest[key])
+        started = self._tune(operation, operands)
+        self._fastest[key] = started.facts["config"]
         return started
 
-    def _tune(self, operation: str, operands: list[Operands]) -> Any:
-        """The fastest configuration, None for tokamax's own choice."""
-        seconds: dict[float, Any] = {}
+    def _tune(self, operation: str, operands: list[Operands]) -> Started:
+        """The fastest configuration."""
+        tried: dict[float, Started] = {}
         errors = []
         for config in (None, *self.configs):
             try:
                 started = self._start(operation, operands, config)
                 times = timing.device_times(started.call, started.arguments, TUNING_ITERATIONS)
             except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
-                errors.append(error)
+                errors.append(error.with_traceback(None))  # which would keep the operands alive
                 continue
-            seconds[timing.Times.of(times).median] = config
-        if not seconds:
+            tried[timing.Times.of(times).median] = started
+        if not tried:
             raise errors[0]
-        return seconds[min(seconds)]
+        return tried[min(tried)]
 
-    def _start(self, operation: str, operands: list[Operands], config: Any) -> Started:
+    def _start(
+        self, operation: str, operands: list[Operands], config: dict[str, Any] | None
+    ) -> Started:
         # It warns of every shape for which it has no tuned configuration.
         logging.getLogger("absl").setLevel(logging.ERROR)
         tokamax = importlib.import_module("tokamax")
@@ -79,8 +78,9 @@ class TokamaxMosaic:
             )
         implementation = implementations[self.implementation]
         if config is not None:
-            config = type(implementation).config_cls(**config)
-            implementation = implementation.replace(config=config, vjp=None)
+            implementation = implementation.replace(
+                config=type(implementation).config_cls(**config), vjp=None
+            )
 
         def compute(x: Operands) -> jax.Array:
             # The gradients are the calls that tokamax.ragged_dot's own vjp makes.
@@ -102,7 +102,9 @@ class TokamaxMosaic:
                 implementation=(implementation,),
             )
 
-        return start_jax(compute, operands)
+        started = start_jax(compute, operands)
+        started.facts["config"] = config  # None is tokamax's own choice
+        return started
 
 
 class TokamaxTriton(TokamaxMosaic):
