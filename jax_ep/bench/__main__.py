@@ -13,9 +13,8 @@ COMMANDS = {"matmul": "grouped_matmul beside dense and grouped matmuls of others
 
 def main() -> int:
     """Runs the command that is named on the command line."""
-    # JAX must leave memory to torch, which runs in the same process. Read when a backend starts.
+    # Leaves memory to torch, which runs in the same process. Read when JAX starts a backend.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")
     parser = argparse.ArgumentParser(prog="python -m jax_ep.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in COMMANDS.items():

@@ -1,4 +1,8 @@
-"""Contenders from outside JAX: tokamax and torch. Imported when they are started, not before."""
+"""Contenders from outside JAX: tokamax and torch. Imported when they are started, not before.
+
+Tokamax 0.0.14 is the newest with both kinds of kernels beside torch 2.11: later ones write their
+Triton kernels for jax-triton, whose current version needs a newer triton than that torch brings.
+"""
 
 from __future__ import annotations
 
