@@ -27,13 +27,14 @@ from jax_ep.bench.cases import Case, Operands
 from jax_ep.bench.contenders import Contender, Dense, Ours, RaggedDot, Started
 from jax_ep.bench.peers import TokamaxMosaic, TokamaxTriton, Torch
 
+# In this order. A kernel that faults leaves nothing to those after it, so what is tuned is last.
 CONTENDERS: tuple[Callable[[], Contender], ...] = (
     Dense,
     Ours,
     RaggedDot,
-    TokamaxMosaic,
-    TokamaxTriton,
     Torch,
+    TokamaxTriton,
+    TokamaxMosaic,
 )
 NAMES = tuple(contender().name for contender in CONTENDERS)
 COPIED_BYTES = 2**31
