@@ -68,6 +68,13 @@ print(json.dumps(time.perf_counter() - start))
     def test_flax_is_not_imported(self):
         run("import jax_ep, sys; assert 'flax' not in sys.modules")
 
+    def test_what_benchmarks_need_is_not_imported(self):
+        run(
+            "import jax_ep, sys\n"
+            "for name in 'jax_ep.bench', 'rich', 'matplotlib', 'torch', 'tokamax':\n"
+            "    assert name not in sys.modules, name"
+        )
+
     def test_flax_is_imported_when_asked_for(self):
         run("import jax_ep; jax_ep.nnx.MoE; import sys; assert 'flax' in sys.modules")
 

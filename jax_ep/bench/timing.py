@@ -1,0 +1,94 @@
+"""How a call is timed: one method for JAX and torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+ITERATIONS = 50
+LONG_CALL_SECONDS = 0.05
+LONG_CALL_ITERATIONS = 10
+BURST_SECONDS = 0.01
+WARM_UP_SECONDS = 0.25  # clocks and temperature settle
+
+# Given the result of the last call of a burst, makes what waits for the burst to end.
+Completion = Callable[[Any], Callable[[], object]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of a call on the device, over iterations."""
+
+    median: float
+    minimum: float
+    maximum: float
+    iterations: int
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> Times:
+        """Their summary."""
+        return Times(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+
+
+def jax_completion(result: Any) -> Callable[[], object]:
+    """The `Completion` of JAX's results."""
+    return functools.partial(jax.block_until_ready, result)
+
+
+def device_times(
+    call: Callable[[Any], Any],
+    argument_sets: Sequence[Any],
+    iterations: int,
+    completion: Completion = jax_completion,
+) -> list[float]:
+    """Seconds that a call takes on the device, once for each iteration.
+
+    An iteration is a burst of at least 10 ms of calls, and its time that from the end of the
+    previous burst to its own end, over its number of calls. The next burst is always enqueued
+    before a burst is waited for, so the device is never idle: neither launching nor waiting is in
+    the time, unless launching takes longer than computing, which is then what a user would see as
+    well. Gaps between the kernels of one call count. The clock is the host's, so that it is the
+    same for every framework: JAX shows neither its streams nor events on them, and what CUPTI says
+    of kernels leaves out the gaps.
+
+    Args:
+      call: enqueues the work on the device and returns its result. Compiled and run once before.
+      argument_sets: arguments of successive calls, used in turn; together larger than the L2 cache.
+      iterations: how many; at most `LONG_CALL_ITERATIONS` if a call takes more than 50 ms.
+      completion: how to wait for a result.
+    """
+    rotation = itertools.cycle(argument_sets)
+
+    def burst(calls: int) -> Callable[[], object]:
+        for _ in range(calls):
+            result = call(next(rotation))
+        return completion(result)
+
+    burst(1)()
+    start = time.perf_counter()
+    burst(2)()
+    estimate = (time.perf_counter() - start) / 2
+    calls = max(1, math.ceil(BURST_SECONDS / estimate))
+    if estimate > LONG_CALL_SECONDS:
+        iterations = min(iterations, LONG_CALL_ITERATIONS)
+
+    warm_up = max(1, math.ceil(WARM_UP_SECONDS / (estimate * calls)))
+    seconds = []
+    running = burst(calls)
+    ended = time.perf_counter()
+    for _ in range(warm_up + iterations):
+        following = burst(calls)
+        running()
+        now = time.perf_counter()
+        seconds.append((now - ended) / calls)
+        ended, running = now, following
+    running()
+    return seconds[warm_up:]

@@ -1,0 +1,284 @@
+"""`python -m jax_ep.bench matmul`: what it computes, what it makes of times, and what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest.mock
+
+import testing  # isort: skip  # noqa: F401  sets the devices
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from jax_ep.bench import __main__ as bench
+from jax_ep.bench import cases, contenders, matmul, peers, report, timing
+
+SHAPE = cases.Shape(rows=24, k=16, n=8, groups=3)
+ON_CPU = (contenders.Dense, contenders.Ours, contenders.RaggedDot)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of the command, without the time for warming up."""
+    printed = io.StringIO()
+    with (
+        unittest.mock.patch("sys.argv", ["bench", "matmul", *arguments]),
+        unittest.mock.patch.dict(os.environ),
+        unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, BURST_SECONDS=0.001),
+        contextlib.redirect_stdout(printed),
+    ):
+        return bench.main(), printed.getvalue()
+
+
+class CasesTest(parameterized.TestCase):
+    @parameterized.product(shape=(*cases.SHAPES, SHAPE), distribution=cases.DISTRIBUTIONS)
+    def test_groups_sum_to_rows(self, shape, distribution):
+        sizes = cases.group_sizes(shape, distribution)
+        self.assertEqual((sizes.dtype, sizes.shape), (np.int32, (shape.groups,)))
+        self.assertEqual(sizes.sum(), shape.rows)
+        self.assertGreaterEqual(sizes.min(), 0)
+        np.testing.assert_array_equal(sizes, cases.group_sizes(shape, distribution))
+
+    def test_distributions(self):
+        shape = cases.SHAPES[0]
+        balanced, multinomial, zipf = (cases.group_sizes(shape, d) for d in cases.DISTRIBUTIONS)
+        self.assertEqual(set(balanced), {512})
+        self.assertEqual(sorted(cases.group_sizes(cases.Shape(8, 1, 1, 3), "balanced")), [2, 3, 3])
+        # 512 rows a group with a standard deviation of 22.4
+        self.assertBetween(multinomial.std(), 15, 30)
+        ranks = np.arange(1, 65) ** -1.2
+        expected = shape.rows * ranks / ranks.sum()
+        np.testing.assert_allclose(np.sort(zipf)[::-1], expected, atol=5 * expected[0] ** 0.5)
+        self.assertGreater(np.argmax(zipf), 0)  # ranks are permuted
+
+    def test_chosen(self):
+        self.assertLen(cases.choose_cases(cases.SHAPES, None, None), (6 + 2) * 3)
+        chosen = cases.choose_cases(cases.SHAPES, ["zipf"], ["forward"])
+        self.assertEqual(chosen, [cases.Case(s, "zipf", "forward") for s in cases.SHAPES])
+
+    def test_parsed(self):
+        self.assertEqual(cases.parse_shape("1,2,3,4"), cases.Shape(1, 2, 3, 4))
+        for text in ("1,2,3", "a,b,c,d", "1,2,3,0", ""):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, "rows,K,N,groups"):
+                cases.parse_shape(text)
+
+    def test_operands_rotate_past_the_cache(self):
+        first, *others = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "zipf"), 3000)
+        self.assertLen(others, 4)  # dense reads out_gradient and a matrix: 640 bytes
+        self.assertEqual([x.shape for x in first], [(24, 16), (3, 16, 8), (24, 8), (3,)])
+        self.assertFalse(np.array_equal(first.rhs, others[0].rhs))
+
+
+class ContendersTest(parameterized.TestCase):
+    @parameterized.product(operation=cases.OPERATIONS, contender=ON_CPU)
+    def test_same_numbers(self, operation, contender):
+        """One group, so that dense computes the same; the others in several as well."""
+        for groups in (1,) if contender is contenders.Dense else (1, 3):
+            shape = cases.Shape(SHAPE.rows, SHAPE.k, SHAPE.n, groups)
+            operands = cases.make_operands(shape, cases.group_sizes(shape, "balanced"), 0)
+            started = contender().start(operation, operands)
+            result = np.asarray(started.to_jax(started.call(started.arguments[0])), np.float64)
+            x = [np.asarray(a, np.float64) for a in operands[0]]
+            rows = np.split(np.arange(shape.rows), groups)
+            expected = {
+                "forward": lambda lhs, rhs, out, g: lhs @ rhs[g],
+                "input_gradient": lambda lhs, rhs, out, g: out @ rhs[g].T,
+                "weight_gradient": lambda lhs, rhs, out, g: lhs.T @ out,
+            }[operation]
+            parts = [expected(x[0][r], x[1], x[2][r], g) for g, r in enumerate(rows)]
+            np.testing.assert_allclose(
+                result.reshape(-1), np.concatenate(parts).reshape(-1), atol=0.1, rtol=0.01
+            )
+
+    @parameterized.parameters(*cases.OPERATIONS)
+    def test_ours_is_one_custom_call_on_cuda(self, operation):
+        """Nothing of the other gradient is in the program."""
+        operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
+        with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
+            lowered = (
+                jax.jit(contenders.Ours().computation(operation))
+                .trace(operands[0])
+                .lower(lowering_platforms=("cuda",))
+            )
+        self.assertEqual(lowered.as_text().count("stablehlo.custom_call @jax_ep"), 1)
+
+    def test_dense_is_measured_before_and_after(self):
+        names = [contender.name for contender in matmul.in_turn([make() for make in ON_CPU])]
+        self.assertEqual(names, ["dense", "jax_ep", "dense", "lax.ragged_dot"])
+
+
+class TimingTest(absltest.TestCase):
+    def test_bursts(self):
+        """Argument sets in turn; one burst always ahead of the one that is waited for."""
+        calls, waited, ahead = [], [], []
+
+        def completion(result):
+            ahead.append(len(ahead) - len(waited))
+            return lambda: waited.append(result)
+
+        with unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, BURST_SECONDS=0):
+            seconds = timing.device_times(lambda x: calls.append(x) or x, ["a", "b"], 5, completion)
+        self.assertLen(seconds, 5)
+        self.assertEqual(calls, (["a", "b"] * len(calls))[: len(calls)])
+        self.assertEqual(ahead[2:], [0] + [1] * (len(ahead) - 3))
+        self.assertLen(waited, len(ahead))
+
+    def test_long_calls_are_repeated_less(self):
+        with unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, LONG_CALL_SECONDS=0):
+            seconds = timing.device_times(lambda x: x, [jnp.ones(1)], 50)
+        self.assertLen(seconds, timing.LONG_CALL_ITERATIONS)
+
+
+class FiguresTest(absltest.TestCase):
+    def results(self, **medians):
+        """Results of one balanced and one uneven case, with these medians in seconds."""
+        shape = cases.Shape(100, 1000, 1000, 2)
+        records = []
+        for distribution, sizes in (("balanced", [50, 50]), ("zipf", [65, 35])):
+            record = report.new_record(cases.Case(shape, distribution, "forward"), np.array(sizes))
+            for name, rounds in medians.items():
+                record["measurements"][name] = {"rounds": [{"median": s} for s in rounds]}
+            records.append(record)
+        return {"cases": records, "copy_bytes_per_second": 4e12, "smoke": False}
+
+    def test_ratios(self):
+        results = self.results(dense=[0.8e-6, 1.2e-6], jax_ep=[2e-6], torch=[3e-6])
+        report.add_figures(results)
+        report.add_figures(results)  # as after every measurement
+        balanced, uneven = (record["measurements"] for record in results["cases"])
+        self.assertAlmostEqual(balanced["dense"]["seconds"], 1e-6)
+        self.assertAlmostEqual(balanced["dense"]["tflops"], 200)
+        self.assertAlmostEqual(balanced["jax_ep"]["tflops"], 100)
+        self.assertAlmostEqual(balanced["dense"]["jax_ep_speedup"], 0.5)
+        self.assertAlmostEqual(balanced["torch"]["jax_ep_speedup"], 1.5)
+        # 4 MB of weights in 2 us, beside 4 TB/s
+        self.assertAlmostEqual(balanced["jax_ep"]["of_copy"], 0.5)
+        self.assertNotIn("rounded_up_tflops", balanced["jax_ep"])
+        # 65 and 35 rows fill 3 tiles of 64
+        self.assertAlmostEqual(uneven["jax_ep"]["rounded_up_tflops"], 100 * 100 / 192)
+
+    def test_missing(self):
+        results = self.results(**{"dense": [1], "jax_ep": [1], "lax.ragged_dot": [1]})
+        results["cases"][0]["measurements"]["torch"] = {"error": "ModuleNotFoundError: no torch"}
+        for record in results["cases"]:
+            record["measurements"]["tokamax triton"] = {"rounds": [{"median": 1}]}
+        report.add_figures(results)
+        self.assertEqual(
+            results["missing"],
+            [
+                {"contender": "torch", "reason": "ModuleNotFoundError: no torch", "cases": 1},
+                {"contender": "torch", "reason": "it was not run", "cases": 1},
+            ],
+        )
+        self.assertFalse(results["counts"])
+        for record in results["cases"]:
+            record["measurements"]["torch"] = {"rounds": [{"median": 1}]}
+        report.add_figures(results)
+        self.assertEqual((results["missing"], results["counts"]), ([], True))
+
+
+class CommandTest(absltest.TestCase):
+    def test_smoke(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shape = ("--shape", "24,16,8,3", "--operation", "forward")
+            status, output = run("--smoke", *shape, "--out", folder)
+            self.assertEqual(status, 0, output)
+            results = json.loads(pathlib.Path(folder, "matmul.json").read_text())
+            png = pathlib.Path(folder, "matmul.png").read_bytes()
+        self.assertTrue(png.startswith(b"\x89PNG"))
+        self.assertEqual(results["versions"].keys() & {"jax", "jax_ep", "tokamax", "torch"},
+                         {"jax", "jax_ep", "tokamax", "torch"})  # fmt: skip
+        self.assertEqual([c["distribution"] for c in results["cases"]], list(cases.DISTRIBUTIONS))
+        self.assertFalse(results["counts"])
+        for record in results["cases"]:
+            self.assertEqual(list(record["measurements"]), list(matmul.NAMES))
+            for contender in ON_CPU:
+                measurement = record["measurements"][contender.name]
+                self.assertGreater(measurement["seconds"], 0)
+                self.assertGreater(measurement["jax_ep_speedup"], 0)
+                times = measurement["rounds"][0]
+                self.assertLessEqual(times["minimum"], times["median"])
+                self.assertLessEqual(times["median"], times["maximum"])
+                self.assertEqual(times["iterations"], 2)
+            self.assertLen(record["measurements"]["dense"]["rounds"], 2)
+        self.assertIn("forward on cpu", output)
+        self.assertIn("smoke test", output)
+
+    def test_missing_contenders_are_reported(self):
+        arguments = ("--smoke", "--shape", "8,8,8,2", "--operation", "forward", "--groups", "zipf")
+        arguments += ("--contender", "jax_ep", "--contender", "torch", "--require-all")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            unittest.mock.patch.dict(sys.modules, {"torch": None}),  # not even if it is installed
+        ):
+            status, output = run(*arguments, "--out", folder)
+            results = json.loads(pathlib.Path(folder, "matmul.json").read_text())
+        self.assertEqual(status, 1)
+        reasons = {gap["contender"]: gap["reason"] for gap in results["missing"]}
+        self.assertIn("ModuleNotFoundError", reasons["torch"])
+        self.assertEqual(reasons["dense"], "it was not run")
+        self.assertNotIn("jax_ep", reasons)
+        self.assertRegex(output, "missing in 1 of 1 cases: torch: ModuleNotFoundError")
+
+    def test_a_wrong_result_is_no_result(self):
+        class Wrong(contenders.RaggedDot):
+            def computation(self, operation):
+                return lambda x: super(Wrong, self).computation(operation)(x) * jnp.bfloat16(1.1)
+
+        operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
+        case = cases.Case(SHAPE, "balanced", "forward")
+        comparison = matmul.Comparison(case, operands, 1, {})
+        with unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, BURST_SECONDS=0):
+            comparison.measure(contenders.Ours())
+            comparison.measure(Wrong())
+        self.assertIn("rounds", comparison.measurements["jax_ep"])
+        self.assertRegex(
+            comparison.measurements["lax.ragged_dot"]["error"], "differs from that of jax_ep by 0.1"
+        )
+
+    def test_tokamax_configurations_are_tried_once_for_a_shape(self):
+        tried = []
+
+        def start(self, operation, operands, config):
+            tried.append(config)
+            if config == self.configs[-1]:
+                raise ValueError("does not fit")
+            started = contenders.start_jax(lambda x: x.lhs, operands)
+            started.facts["config"] = config
+            return started
+
+        operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
+        contender = peers.TokamaxMosaic()
+        with (
+            unittest.mock.patch.object(peers.TokamaxMosaic, "_start", start),
+            unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, BURST_SECONDS=0),
+        ):
+            fastest = contender.start("forward", operands).facts["config"]
+            self.assertEqual(tried, [None, *contender.configs])
+            contender.start("forward", operands)
+            self.assertEqual(tried[-1], fastest)
+            self.assertLen(tried, 2 + len(contender.configs))
+
+    def test_without_a_gpu(self):
+        result = subprocess.run(
+            [sys.executable, "-m", "jax_ep.bench", "matmul"],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("There is no GPU", result.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()
