@@ -160,6 +160,25 @@ class OtherTest(parameterized.TestCase):
                 testing.assert_close(a[:end], b[:end], steps=64)
 
     @parameterized.product(
+        activation=("none", *ACTIVATIONS), dtype=[jnp.bfloat16, jnp.float16], f=[136, 264]
+    )
+    def test_many_rows(self, activation, dtype, f):
+        """Enough rows a group for kernels with large tiles, more than one, none of them whole."""
+        arguments, of_backward, end = problem(
+            [130, 128, 1, 0, 127, 256], activation, num_rows=700, k=200, f=f, dtype=dtype
+        )
+        got = forward(activation)(*arguments)
+        expected = grouped.matmul_activation(activation, *arguments)
+        for a, b in zip(got, expected, strict=True):
+            testing.assert_close(a[:end], b[:end], steps=64)
+        if activation == "none":
+            return
+        got = backward(activation)(*of_backward)
+        expected = grouped.matmul_activation_gradient(activation, *of_backward)
+        for a, b in zip(got, expected, strict=True):
+            testing.assert_close(a[:end], b[:end], steps=64)
+
+    @parameterized.product(
         dtype=[jnp.bfloat16, jnp.float16], sizes=[GROUP_SIZES["usual"], [70, 60]]
     )
     def test_master_weights_are_rounded(self, dtype, sizes):
