@@ -5,6 +5,7 @@
 
 #include "ffi/device/activation.cuh"
 #include "ffi/device/result_rows.cuh"
+#include "ffi/device/wgmma.cuh"
 
 namespace jax_ep {
 
@@ -84,6 +85,7 @@ class FusedRows {
         words[i] = T::Pack(gate);
         words[kResultN / 16 + i] = T::Pack(up);
       }
+      FenceSums(sums);  // the stores take registers: first all that is computed, then they
       rows.StoreQuarters(PreActivation(epilogue_.gradient, 0), PreActivation(epilogue_.gradient, 1),
                          f.is_gated, place, words);
       if (quarter % 2 == 1) StoreDots(quarter / 2, dots);

@@ -23,10 +23,13 @@ inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
 inline constexpr int kGroupM = kTileM / kConsumers;
 static_assert(kGroupM == 64, "rows of one instruction");
 
-// 168 registers a thread at launch; those that copy leave most of theirs to those that multiply.
-inline constexpr int kProducerRegisters = 48;
-inline constexpr int kConsumerRegisters = 232;
-static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <= 65536);
+// A block has what its threads are launched with, in multiples of 8; those that copy leave most of
+// theirs to those that multiply. Whoever asks for more waits for ever.
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+inline constexpr int kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
+static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <=
+              kThreads * kLaunchRegisters);
 
 // Named barriers of those that multiply.
 inline constexpr int kCleared = 1;
