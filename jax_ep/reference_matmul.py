@@ -100,6 +100,7 @@ def grouped_matmul_activation_gradient(
 ) -> tuple[jax.Array, ...]:
     """Gradient of the pre-activation, the weighted hidden rows, and their products by block."""
     sums = _products(out_gradient, rhs, group_sizes, True, jnp.float32)
+    sums = _round(sums, out_gradient.dtype).astype(jnp.float32)
     hidden, backward = jax.vjp(
         functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
     )

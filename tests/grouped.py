@@ -86,13 +86,14 @@ def matmul_activation(name, lhs, rhs, group_sizes, bias=None, weights=None):
 
 
 def matmul_activation_gradient(name, out_bar, rhs, group_sizes, pre, weights=None):
-    """Gradient of the pre-activation, weighted hidden rows, and the dots by blocks of 128."""
+    """Gradient of the pre-activation, weighted hidden rows, the dots by blocks of 128; and the sums of absolute terms."""
     sums = numpy_moe.grouped_matmul(out_bar, rhs, group_sizes, transpose_rhs=True)
     hidden = activate(name, pre)
     blocks = range(0, hidden.shape[1], 128)
-    dots = np.stack([(hidden * sums)[:, i : i + 128].sum(1) for i in blocks], axis=1)
+    by_block = lambda terms: np.stack([terms[:, i : i + 128].sum(1) for i in blocks], axis=1)
+    dots, magnitudes = by_block(hidden * sums), by_block(np.abs(hidden * sums))
     scale = 1.0 if weights is None else weights[:, None].astype(np.float64)
-    return activate_gradient(name, pre, scale * sums), scale * hidden, dots
+    return activate_gradient(name, pre, scale * sums), scale * hidden, dots, magnitudes
 
 
 def mlp(name, rows, w_up, w_down, group_sizes, row_weights=None, b_up=None, b_down=None):

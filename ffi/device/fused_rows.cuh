@@ -1,178 +1,176 @@
-// What a warp makes of 16 rows of sums before it stores them: activations and their gradients
-// (sm_90). Registers are those of result_rows.cuh.
+// What a warp makes of 16 rows of sums on their way to memory: activations (sm_90).
+//
+// A tile's end only rounds the sums to 16 bits, half of them into the stage. The rest comes in
+// steps between the matrix instructions of the next tile, as the two have different units; it takes
+// its words from the stage, so that the sums have the registers.
 #ifndef JAX_EP_DEVICE_FUSED_ROWS_CUH_
 #define JAX_EP_DEVICE_FUSED_ROWS_CUH_
 
 #include "ffi/device/activation.cuh"
-#include "ffi/device/result_rows.cuh"
-#include "ffi/device/wgmma.cuh"
+#include "ffi/device/numbers.cuh"
+#include "ffi/device/staged_rows.cuh"
 
 namespace jax_ep {
 
-class FusedRows {
+// The weights of a lane's two rows.
+struct RowWeights {
+  float of[2];
+
+  __device__ void Read(const float* weights, const ResultPlace& place) {
+    for (int half = 0; half < 2; ++half) {
+      const int m = threadIdx.x % 32 / 4 + 8 * half;
+      of[half] = weights != nullptr && m < place.num_m ? weights[place.m + m] : 1.0f;
+    }
+  }
+};
+
+// Of kActivation. Of gated sums the first half of the columns is the gate; the stage then has 64
+// columns of the gate and beside them those that they multiply.
+template <typename T>
+class ActivationRows {
  public:
-  // `out` and `place` are of the F columns of the result; `group` is that of the rows.
-  __device__ FusedRows(const MatmulProblem& problem, const ResultMatrix& out,
-                       const ResultPlace& place, int group)
-      : epilogue_(problem.epilogue), out_(out), place_(place), group_(group) {
-    const int row = threadIdx.x % 32 / 4;
-    for (int half = 0; half < 2; ++half) {
-      const int m = row + 8 * half;
-      weights_[half] = epilogue_.row_weights != nullptr && m < place.num_m
-                           ? epilogue_.row_weights[place.m + m]
-                           : 1.0f;
+  __device__ ActivationRows(const MatmulProblem& problem, const ResultMatrix& out, uint32_t staging)
+      : epilogue_(problem.epilogue), out_(out), stage_(staging) {}
+
+  __device__ void Store(const ResultPlace& place, int group, float (&sums)[kResultN / 2]) {
+    Finish();
+    place_ = place;
+    weights_.Read(epilogue_.row_weights, place);
+    if (epilogue_.bias != nullptr) AddBias(group, sums);
+    uint32_t words[kStagedWords];
+    if (epilogue_.activation.is_identity) {
+      // Rounded once: the weight comes before.
+      if (epilogue_.pre_activation != nullptr) {
+        Round(sums, 0, words);
+        WriteStage(words);
+        StorePreActivations();
+        Round(sums, 1, words);
+        WriteStage(words);
+        place_.n += kStagedColumns;
+        StorePreActivations();
+        place_.n = place.n;
+      }
+#pragma unroll
+      for (int i = 0; i < kResultN / 2; ++i) sums[i] *= weights_.of[i / 2 % 2];
     }
+    Round(sums, 0, words);
+    WriteStage(words);
+    Round(sums, 1, kept_);
+    half_ = 0;
+    word_ = 0;
   }
 
-  // kActivation. Of gated sums the first half is the gate.
-  template <typename T>
-  __device__ void Activate(ResultRows& rows, float (&sums)[kResultN / 2]) {
-    const ActivationFunction& f = epilogue_.activation;
-    rows.Finish(out_);
-    for (int half = 0; half < 2; ++half) {
-      if (epilogue_.bias != nullptr) AddBias(half, sums);
-    }
-    if (!f.is_identity || epilogue_.pre_activation != nullptr) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) RoundAndKeep<T>(rows, half, sums);
-    }
-    if (f.is_gated) {
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-        const float value = jax_ep::Activate<false>(f, sums[i]).value;
-        sums[i] = weights_[i / 2 % 2] * (value * sums[kHalf + i]);
+  __device__ void Continue() {
+    if (half_ == 2) return;
+    if (word_ == 0) {
+      if (half_ == 1) WriteStage(kept_);
+      if (epilogue_.pre_activation != nullptr && !epilogue_.activation.is_identity) {
+        StorePreActivations();
       }
-      rows.template StoreHalfRounded<T>(out_, place_, sums);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * kHalf; ++i) {
-        const float value = f.is_identity ? sums[i] : jax_ep::Activate<false>(f, sums[i]).value;
-        sums[i] = weights_[i / 2 % 2] * value;
-      }
-      rows.template StoreRounded<T>(out_, place_, sums);
     }
+    for (int i = 0; i < 2; ++i, word_ += 4) {
+      if (!epilogue_.activation.is_identity) Make(word_);
+    }
+    const bool is_gated = epilogue_.activation.is_gated;
+    if (word_ < (is_gated ? kBoxWords : kStagedWords)) return;
+    stage_.Send<2>(out_, place_, is_gated ? 1 : kStagedBoxes);
+    place_.n += is_gated ? kStagedColumns / 2 : kStagedColumns;
+    word_ = 0;
+    ++half_;
   }
 
-  // kActivationGradient: sums are gradients of the hidden rows, without their weight.
-  template <typename T>
-  __device__ void Gradient(ResultRows& rows, float (&sums)[kResultN / 2]) {
-    const ActivationFunction& f = epilogue_.activation;
-    rows.Finish(out_);
-    float dots[2] = {0, 0};
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      ResultPlace place = place_;
-      place.n += quarter * (kResultN / 4);
-      uint32_t words[kResultN / 8];
-      rows.LoadQuarters(PreActivation(epilogue_.pre_activation, 0),
-                        PreActivation(epilogue_.pre_activation, 1), f.is_gated, place, words);
-#pragma unroll
-      for (int i = 0; i < kResultN / 16; ++i) {
-        float* const d = &sums[quarter * (kHalf / 2) + 2 * i];
-        float gate[2], up[2] = {1, 1};
-        T::Unpack(words[i], gate);
-        if (f.is_gated) T::Unpack(words[kResultN / 16 + i], up);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const Activated a = jax_ep::Activate<false>(f, gate[j]);
-          const float weighted = weights_[i % 2] * d[j];
-          const float hidden = a.value * up[j];
-          dots[i % 2] += hidden * d[j];
-          d[j] = weights_[i % 2] * hidden;
-          gate[j] = weighted * up[j] * a.slope;
-          up[j] = weighted * a.value;
-        }
-        words[i] = T::Pack(gate);
-        words[kResultN / 16 + i] = T::Pack(up);
-      }
-      FenceSums(sums);  // the stores take registers: first all that is computed, then they
-      rows.StoreQuarters(PreActivation(epilogue_.gradient, 0), PreActivation(epilogue_.gradient, 1),
-                         f.is_gated, place, words);
-      if (quarter % 2 == 1) StoreDots(quarter / 2, dots);
-    }
-    rows.template StoreRounded<T>(out_, place_, sums);
+  __device__ void Close() {
+    Finish();
+    if (threadIdx.x % 32 == 0) WaitStores<0>();
   }
 
  private:
-  static constexpr int kHalf = kResultN / 4;  // a lane's sums in half of the columns
+  static constexpr int kStagedColumns = kResultN / 2;
 
-  // Half 1 of the pre-activations: up, or without gates what follows half 0 in the tile.
-  __device__ ResultMatrix PreActivation(void* data, int half) const {
+  __device__ void Finish() {
+#pragma unroll 1
+    while (half_ < 2) Continue();
+  }
+
+  __device__ void WriteStage(const uint32_t (&words)[kStagedWords]) {
+    stage_.Wait();
+    stage_.Write(words);
+    __syncwarp();
+  }
+
+  __device__ void Round(const float (&sums)[kResultN / 2], int half,
+                        uint32_t (&words)[kStagedWords]) const {
+    const bool is_gated = epilogue_.activation.is_gated;
+#pragma unroll
+    for (int i = 0; i < kStagedWords; ++i) {
+      // Boxes 0 and 2 of the sums' four with box 1 and 3, or each with its neighbour.
+      const int gated = (i / kBoxWords * 2 + half) * kBoxWords + i % kBoxWords;
+      const int plain = half * kStagedWords + i;
+      const float pair[2] = {is_gated ? sums[2 * gated] : sums[2 * plain],
+                             is_gated ? sums[2 * gated + 1] : sums[2 * plain + 1]};
+      words[i] = T::Pack(pair);
+    }
+  }
+
+  __device__ void StorePreActivations() const {
+    void* const data = epilogue_.pre_activation;
     const int columns = out_.num_n;
-    if (!epilogue_.activation.is_gated) return {nullptr, data, 0, columns, columns};
-    return {nullptr, static_cast<uint16_t*>(data) + half * columns, 0, columns, 2 * columns};
+    if (!epilogue_.activation.is_gated) {
+      stage_.SendByHand<2, 2>({nullptr, data, 0, columns, columns}, place_, 0);
+      return;
+    }
+    void* const up = static_cast<uint16_t*>(data) + columns;
+    stage_.SendByHand<2, 1>({nullptr, data, 0, columns, 2 * columns}, place_, 0);
+    stage_.SendByHand<2, 1>({nullptr, up, 0, columns, 2 * columns}, place_, 1);
   }
 
-  __device__ int ColumnOfHalf(int half) const {
-    return place_.n + (epilogue_.activation.is_gated ? 0 : half * (kResultN / 2));
+  // Four words, in the place of those that they are made of.
+  __device__ void Make(int first) const {
+    const ActivationFunction& f = epilogue_.activation;
+    uint32_t gates[4], ups[4] = {};
+    stage_.ReadWords(first, gates);
+    if (f.is_gated) stage_.ReadWords(kBoxWords + first, ups);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float gate[2], up[2] = {1, 1};
+      T::Unpack(gates[i], gate);
+      if (f.is_gated) T::Unpack(ups[i], up);
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        gate[x] = weights_.of[i % 2] * (Activate<false>(f, gate[x]).value * up[x]);
+      }
+      gates[i] = T::Pack(gate);
+    }
+    __syncwarp();
+    stage_.WriteWords(first, gates);
   }
 
-  __device__ void AddBias(int half, float (&sums)[kResultN / 2]) const {
+  __device__ void AddBias(int group, float (&sums)[kResultN / 2]) const {
     const bool is_gated = epilogue_.activation.is_gated;
     const int columns = out_.num_n;
-    const int first = ColumnOfHalf(half) + threadIdx.x % 4 * 2;
-    const float* const bias = epilogue_.bias + int64_t{group_} * columns * (is_gated ? 2 : 1) +
-                              (is_gated ? half * columns : 0);
+    const float* const bias = epilogue_.bias + int64_t{group} * columns * (is_gated ? 2 : 1);
 #pragma unroll
-    for (int i = 0; i < kHalf; i += 4) {
-      const int column = first + 2 * i;
-      if (column >= columns) break;
-      const float2 pair = *reinterpret_cast<const float2*>(bias + column);
-      float* const to = &sums[i];
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        if (half == 0) {
-          to[2 * row] += pair.x;
-          to[2 * row + 1] += pair.y;
-        } else {
-          to[kHalf + 2 * row] += pair.x;
-          to[kHalf + 2 * row + 1] += pair.y;
-        }
-      }
-    }
-  }
-
-  // The activation reads what a backward pass will read.
-  template <typename T>
-  __device__ void RoundAndKeep(ResultRows& rows, int half, float (&sums)[kResultN / 2]) const {
-    uint32_t words[kResultN / 8];
-#pragma unroll
-    for (int i = 0; i < kResultN / 8; ++i) {
-      float* const pair = &sums[half * kHalf + 2 * i];
-      words[i] = T::Pack(pair);
-      if (!epilogue_.activation.is_identity) T::Unpack(words[i], pair);
-    }
-    if (epilogue_.pre_activation == nullptr) return;
-    ResultPlace place = place_;
-    place.n = ColumnOfHalf(half);
-    rows.StoreWords(PreActivation(epilogue_.pre_activation, half), place, words);
-  }
-
-  // Four lanes have a row.
-  __device__ void StoreDots(int half, float (&dots)[2]) const {
-    const int lane = threadIdx.x % 32;
-    const int num_blocks = (out_.num_n + kColumnsPerDot - 1) / kColumnsPerDot;
-    const int block = place_.n / kColumnsPerDot + half;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float dot = dots[i];
-      dot += __shfl_xor_sync(0xffffffffu, dot, 1);
-      dot += __shfl_xor_sync(0xffffffffu, dot, 2);
-      const int m = lane / 4 + 8 * i;
-      if (lane % 4 == 0 && m < place_.num_m && block < num_blocks) {
-        epilogue_.row_dots[int64_t{place_.m + m} * num_blocks + block] = dot;
-      }
-      dots[i] = 0;
+    for (int i = 0; i < kResultN / 2; i += 4) {
+      const bool is_up = is_gated && i >= kResultN / 4;
+      const int column = place_.n + threadIdx.x % 4 * 2 + 2 * i - (is_up ? kResultN / 2 : 0);
+      if (column >= columns) continue;
+      const float2 pair = *reinterpret_cast<const float2*>(bias + column + (is_up ? columns : 0));
+      sums[i] += pair.x;
+      sums[i + 1] += pair.y;
+      sums[i + 2] += pair.x;
+      sums[i + 3] += pair.y;
     }
   }
 
   const Epilogue& epilogue_;
-  const ResultMatrix& out_;
-  const ResultPlace& place_;
-  const int group_;
-  float weights_[2];
+  const ResultMatrix out_;
+  const StagedRows stage_;
+  ResultPlace place_ = {};
+  RowWeights weights_ = {};
+  int half_ = 2;  // that the stage has; 2: all is done
+  int word_ = 0;  // the next to be made
+  uint32_t kept_[kStagedWords] = {};
 };
-static_assert(kResultN / 2 == kColumnsPerDot);
 
 }  // namespace jax_ep
 

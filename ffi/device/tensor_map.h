@@ -10,4 +10,15 @@ struct alignas(64) CUtensorMap {
 #include <cuda.h>
 #endif
 
+namespace jax_ep {
+
+// Of the operands and results of sm_90's matmul.
+struct MatmulTensorMaps {
+  CUtensorMap left;
+  CUtensorMap right;
+  CUtensorMap out;
+};
+
+}  // namespace jax_ep
+
 #endif  // JAX_EP_DEVICE_TENSOR_MAP_H_

@@ -1,6 +1,7 @@
 // Grouped matmuls of 16-bit elements on sm_90a: one warp copies tiles by the copy engine, eight
 // warps multiply them, four at a time in one instruction.
 #include "ffi/device/fused_rows.cuh"
+#include "ffi/device/gradient_rows.cuh"
 #include "ffi/device/mbarrier.cuh"
 #include "ffi/device/result_rows.cuh"
 #include "ffi/device/sm90_pipeline.cuh"
@@ -127,13 +128,62 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
   CommitWgmma();
 }
 
+// What takes a tile's sums at its end, and goes on after steps of the next.
 template <typename T, MatmulKind kKind>
-__device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem, uint32_t shared) {
+struct Sink {
+  ResultRows rows;
+
+  __device__ Sink(const MatmulProblem& /*problem*/, const ResultMatrix& out, uint32_t staging)
+      : rows(out, staging) {}
+
+  __device__ void Store(const MatmulProblem& problem, const ResultPlace& place, int /*group*/,
+                        const float (&sums)[128]) {
+    if (problem.out_is_float32) {
+      rows.StoreFloat32(place, sums);
+    } else {
+      rows.StoreRounded<T>(place, sums);
+    }
+  }
+
+  // The second step waits for the copies of the first.
+  __device__ void AfterStep(int k) {
+    if (k == 0 || k == kStages * kTileK) rows.Continue();
+  }
+};
+
+template <typename Rows>
+struct FusedSink {
+  Rows rows;
+
+  __device__ FusedSink(const MatmulProblem& problem, const ResultMatrix& out, uint32_t staging)
+      : rows(problem, out, staging) {}
+
+  __device__ void Store(const MatmulProblem& /*problem*/, const ResultPlace& place, int group,
+                        float (&sums)[128]) {
+    rows.Store(place, group, sums);
+  }
+
+  __device__ void AfterStep(int /*k*/) { rows.Continue(); }
+};
+
+template <typename T>
+struct Sink<T, MatmulKind::kActivation> : FusedSink<ActivationRows<T>> {
+  using FusedSink<ActivationRows<T>>::FusedSink;
+};
+
+template <typename T>
+struct Sink<T, MatmulKind::kActivationGradient> : FusedSink<GradientRows<T>> {
+  using FusedSink<GradientRows<T>>::FusedSink;
+};
+
+template <typename T, MatmulKind kKind>
+__device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& problem,
+                        uint32_t shared) {
   const int warp = Uniform(threadIdx.x / 32) - kGroupThreads / 32;  // of those that multiply
   const int consumer = warp / (kGroupThreads / 32);
   const bool arrives = threadIdx.x % 32 == 0;
-  const ResultMatrix out = {&out_map, problem.out, problem.num_m, problem.num_n, problem.num_n};
-  ResultRows rows(shared + kStaging + warp * kStagedBytes);
+  const ResultMatrix out = {&maps.out, problem.out, problem.num_m, problem.num_n, problem.num_n};
+  Sink<T, kKind> sink(problem, out, shared + kStaging + warp * kStagedBytes);
   Position<kStages> at;
   Position<kTileSlots> slot;
   const auto next_tile = [&] {
@@ -162,7 +212,7 @@ __device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem
       if (has_rows) {
         MultiplyStep<T, kKind>(sums, stage, consumer, k > 0);
         // While the matrix units are at work: what the tile before has left to do.
-        if (k == 0 || k == kStages * kTileK) rows.Continue(out);
+        sink.AfterStep(k);
         is_full = IsComplete(Full(shared, at.index), at.parity);
         WaitWgmma<1>();
       } else {
@@ -184,31 +234,22 @@ __device__ void Consume(const CUtensorMap& out_map, const MatmulProblem& problem
                                .m = tile.m + m,
                                .n = tile.n,
                                .num_m = tile.num_m - m};
-    if constexpr (kIsActivation<kKind>) {
-      FusedRows(problem, out, place, tile.group).template Activate<T>(rows, sums);
-    } else if constexpr (kKind == MatmulKind::kActivationGradient) {
-      FusedRows(problem, out, place, tile.group).template Gradient<T>(rows, sums);
-    } else if (problem.out_is_float32) {
-      rows.StoreFloat32(out, place, sums);
-    } else {
-      rows.template StoreRounded<T>(out, place, sums);
-    }
+    sink.Store(problem, place, tile.group, sums);
     FenceSums(sums);
   }
-  rows.Close(out);
+  sink.rows.Close();
 }
 
 template <typename T, MatmulKind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
-    Sm90Kernel(const __grid_constant__ CUtensorMap left, const __grid_constant__ CUtensorMap right,
-               const __grid_constant__ CUtensorMap out,
+    Sm90Kernel(const __grid_constant__ MatmulTensorMaps maps,
                const __grid_constant__ MatmulProblem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const uint32_t shared = SharedAddress(DynamicSharedMemory());
   if (threadIdx.x == 0) {
-    PrefetchTensorMap(&left);
-    PrefetchTensorMap(&right);
-    PrefetchTensorMap(&out);
+    PrefetchTensorMap(&maps.left);
+    PrefetchTensorMap(&maps.right);
+    PrefetchTensorMap(&maps.out);
     for (int stage = 0; stage < kStages; ++stage) {
       InitBarrier(Full(shared, stage), 1);
       InitBarrier(Empty(shared, stage), kConsumerWarps);
@@ -224,11 +265,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     const int warp = Uniform(threadIdx.x / 32);
-    if (warp == 0 && threadIdx.x == 0) Produce<kKind>(left, right, problem, shared);
+    if (warp == 0 && threadIdx.x == 0) Produce<kKind>(maps.left, maps.right, problem, shared);
     if (warp == 1) Schedule<kKind>(problem, shared);
   } else {
     GrowRegisters<kConsumerRegisters>();
-    Consume<T, kKind>(out, problem, shared);
+    Consume<T, kKind>(maps, problem, shared);
   }
 #else
   __trap();  // a build for compute capability 9.0 has to be one for sm_90a

@@ -56,12 +56,8 @@ int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProbl
   return tiles_m * CeilDivide(problem.num_n, problem.tile_n);
 }
 
-struct TensorMaps {
-  CUtensorMap left, right, out;
-};
-
 Status MakeTensorMaps(MatmulKind kind, ElementType type, ElementType out_type,
-                      const MatmulProblem& problem, TensorMaps* maps) {
+                      const MatmulProblem& problem, MatmulTensorMaps* maps) {
   const bool is_gradient = kind == MatmulKind::kGradient;
   const int64_t rows = problem.rows.num_rows;
   const int64_t groups = problem.rows.num_groups;
@@ -120,7 +116,7 @@ GroupRows Rows(const GroupedMatmulSizes& sizes, const int32_t* group_sizes, bool
 
 Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
                     MatmulProblem problem, cudaStream_t stream) {
-  TensorMaps maps;
+  MatmulTensorMaps maps;
   bool is_sm90 = false;
   Status status;
   if (IsForSm90(kind, type, problem)) status = IsComputeCapability(9, 0, &is_sm90);
@@ -145,7 +141,7 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   const int64_t tiles = MostTiles(kind, kernel, problem);
   blocks = std::min({blocks, tiles, kMaxMatmulSize});
   if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
-  void* maps_and_problem[] = {&maps.left, &maps.right, &maps.out, &problem};
+  void* maps_and_problem[] = {&maps, &problem};
   void* only_problem[] = {&problem};
   void** const arguments = is_sm90 ? maps_and_problem : only_problem;
   return FromCuda(cudaLaunchKernel(kernel.address, dim3(static_cast<unsigned>(blocks)),

@@ -1,0 +1,133 @@
+// 16 rows of a matrix on their way between the registers of one warp and memory (sm_90).
+#ifndef JAX_EP_DEVICE_STAGED_ROWS_CUH_
+#define JAX_EP_DEVICE_STAGED_ROWS_CUH_
+
+#include "ffi/device/async_copy.cuh"
+#include "ffi/device/mbarrier.cuh"
+#include "ffi/device/tensor_core.cuh"
+
+namespace jax_ep {
+
+inline constexpr int kResultM = 16;
+inline constexpr int kResultN = 256;
+
+// A warp stages two boxes of 16 lines of 128 bytes; the copy engine takes them from there while the
+// warp goes on.
+inline constexpr int kStagedLine = 128;  // bytes
+inline constexpr int kStagedBoxBytes = kResultM * kStagedLine;
+inline constexpr int kStagedBoxes = 2;
+inline constexpr int kStagedBytes = kStagedBoxes * kStagedBoxBytes;
+inline constexpr int kStagedWords = kStagedBytes / 4 / 32;     // a lane's share
+inline constexpr int kBoxWords = kStagedWords / kStagedBoxes;  // of 64 columns in 16 bits
+
+// A stack of row-major matrices.
+struct ResultMatrix {
+  const void* tensor_map;  // boxes of 16 lines of 128 bytes; not needed by hand
+  void* data;
+  int32_t num_m;  // of one matrix
+  int32_t num_n;  // columns to store
+  int32_t pitch;  // elements from row to row
+};
+
+// Where in it a warp's rows are.
+struct ResultPlace {
+  int32_t group;  // which matrix
+  int32_t m;      // first row there
+  int32_t n;      // first column
+  int32_t num_m;  // rows to store; may be more than there are here, or none
+};
+
+// The stage of one warp. Words are of two neighbouring columns, in the order of a lane's sums:
+// of lane l, word 2 * j + h is row 8 * h + l / 4, columns 8 * j + 2 * (l % 4) and the next.
+class StagedRows {
+ public:
+  // `address`: kStagedBytes at a multiple of 1024.
+  __device__ explicit StagedRows(uint32_t address) : address_(address) {}
+
+  __device__ uint32_t Box(int box) const { return address_ + box * kStagedBoxBytes; }
+
+  // Where a chunk of 16 bytes is: box by box, as the copy engine's swizzle of 128 bytes expects
+  // it. Matrices of 8 lines are written 8 chunks at a time: the XOR puts these into 8 different
+  // columns of banks.
+  __device__ uint32_t Chunk(int line, int chunk) const {
+    return Box(chunk / kChunks) + line * kStagedLine + (chunk % kChunks ^ line % 8) * 16;
+  }
+
+  // Until copies have read the stage. Lane 0 has all the warp's copies.
+  __device__ static void Wait() {
+    if (threadIdx.x % 32 == 0) WaitStoresRead<0>();
+    __syncwarp();
+  }
+
+  // Four words of this lane, from word `first` of the stage on.
+  __device__ void WriteWords(int first, const uint32_t (&words)[4]) const {
+    const int lane = threadIdx.x % 32;
+    StoreMatrices(Chunk(lane % 16, first / 2 + lane / 16), words);
+  }
+  __device__ void ReadWords(int first, uint32_t (&words)[4]) const {
+    const int lane = threadIdx.x % 32;
+    LoadMatrices<false>(Chunk(lane % 16, first / 2 + lane / 16), words);
+  }
+
+  // All words.
+  __device__ void Write(const uint32_t* words) const {
+#pragma unroll
+    for (int i = 0; i < kStagedWords; i += 4) {
+      const uint32_t some[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+      WriteWords(i, some);
+    }
+  }
+
+  // Both boxes side by side, or one.
+  template <int kElementBytes>
+  __device__ void Send(const ResultMatrix& matrix, const ResultPlace& place,
+                       int num_boxes = kStagedBoxes) const {
+    constexpr int kColumns = kStagedLine / kElementBytes;  // of a box
+    // Lines that follow the last may be another group's.
+    if (place.num_m < kResultM) {
+      if (num_boxes == 1) return SendByHand<kElementBytes, 1>(matrix, place, 0);
+      return SendByHand<kElementBytes, kStagedBoxes>(matrix, place, 0);
+    }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    for (int i = 0; i < num_boxes; ++i) {
+      const int n = place.n + i * kColumns;
+      if (n >= matrix.num_n) break;
+      StoreBox(matrix.tensor_map, Box(i), n, place.m, place.group);
+    }
+    CommitStores();
+  }
+
+  // kBoxes from box `first` on, done when it returns.
+  template <int kElementBytes, int kBoxes>
+  __device__ void SendByHand(const ResultMatrix& matrix, const ResultPlace& place,
+                             int first) const {
+    constexpr int kPerLine = kBoxes * kChunks;
+    constexpr int kElements = 16 / kElementBytes;  // of a chunk
+    const int lane = threadIdx.x % 32;
+    const int64_t first_line = int64_t{place.group} * matrix.num_m + place.m;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kResultM; i += 32 / kPerLine) {
+      const int line = i + lane / kPerLine;
+      const int n = place.n + lane % kPerLine * kElements;
+      const uint4 chunk = LoadChunk(Chunk(line, first * kChunks + lane % kPerLine));
+      if (line < place.num_m && n < matrix.num_n) {
+        char* const to = static_cast<char*>(matrix.data) +
+                         ((first_line + line) * matrix.pitch + n) * kElementBytes;
+        *reinterpret_cast<uint4*>(to) = chunk;
+      }
+    }
+    __syncwarp();
+  }
+
+ private:
+  static constexpr int kChunks = kStagedLine / 16;
+
+  uint32_t address_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_STAGED_ROWS_CUH_
