@@ -25,6 +25,8 @@ def params(activation, num_sms=0):
 
 @functools.cache
 def forward(activation, keep=True, **options):
+    keep = keep and activation != "none"  # which has nothing to keep
+
     def f(lhs, rhs, sizes, bias, weights):
         return fused_matmul.bind_activation(
             lhs, rhs, sizes, bias, weights, params(activation, **options), keep_pre_activation=keep
@@ -84,14 +86,15 @@ class ActivationTest(parameterized.TestCase):
     def test_every_kind_of_group_sizes(self, activation, dtype):
         for kind, sizes in GROUP_SIZES.items():
             arguments, _, end = problem(sizes, activation, dtype=dtype)
-            out, pre = forward(activation)(*arguments)
+            results = forward(activation)(*arguments)
             expected = grouped.matmul_activation(activation, *arguments)
-            self.assertEqual((out.dtype, pre.dtype), (dtype, dtype))
-            testing.assert_close(pre[:end], expected[1][:end], kind, steps=16)
-            testing.assert_close(out[:end], expected[0][:end], kind, steps=16)
-            if jax.default_backend() == "cpu":  # the reference marks what nobody may read
-                self.assertTrue(np.isnan(np.asarray(out[end:], np.float32)).all())
-                self.assertTrue(np.isnan(np.asarray(pre[end:], np.float32)).all())
+            for got, want in zip(results, expected, strict=True):
+                if got is None:
+                    continue
+                self.assertEqual(got.dtype, dtype)
+                testing.assert_close(got[:end], want[:end], kind, steps=16)
+                if jax.default_backend() == "cpu":  # the reference marks what nobody may read
+                    self.assertTrue(np.isnan(np.asarray(got[end:], np.float32)).all())
 
     @parameterized.product(given=[(0, 0), (0, 1), (1, 0)], activation=("none", "relu2", "swiglu"))
     def test_optional_operands(self, given, activation):
@@ -99,7 +102,8 @@ class ActivationTest(parameterized.TestCase):
         out, pre = forward(activation)(*arguments)
         expected = grouped.matmul_activation(activation, *arguments)
         testing.assert_close(out[:end], expected[0][:end])
-        testing.assert_close(pre[:end], expected[1][:end])
+        if pre is not None:
+            testing.assert_close(pre[:end], expected[1][:end])
 
     @parameterized.product(dtype=[jnp.bfloat16, jnp.float16], activation=["relu2", "swiglu"])
     def test_reads_the_rounded_pre_activation(self, dtype, activation):
@@ -176,7 +180,8 @@ class OtherTest(parameterized.TestCase):
         got = forward(activation)(*arguments)
         expected = grouped.matmul_activation(activation, *arguments)
         for a, b in zip(got, expected, strict=True):
-            testing.assert_close(a[:end], b[:end], steps=64)
+            if a is not None:
+                testing.assert_close(a[:end], b[:end], steps=64)
         if activation == "none":
             return
         check_gradient(activation, of_backward, end, steps=64)

@@ -6,30 +6,44 @@
 
 namespace jax_ep {
 
-// kExact: to float32's last bits. Otherwise to a few, which no 16-bit result shows.
-template <bool kExact>
-__device__ inline float Sigmoid(float x) {
-  if constexpr (kExact) return 1.0f / (1.0f + expf(-x));
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
 struct Activated {
   float value;
   float slope;
 };
 
 // Whoever needs the value alone leaves the slope to the compiler.
-template <bool kExact>
-__device__ inline Activated Activate(const ActivationFunction& f, float x) {
-  if (f.is_smooth) {
-    const float square = f.cubic * x * x;
-    const float s = Sigmoid<kExact>((f.linear + square) * x);
-    return {x * s, s + x * s * (1.0f - s) * (f.linear + 3.0f * square)};
-  }
+__device__ inline Activated ActivateRelu(const ActivationFunction& f, float x) {
   // NaN stays NaN, as the comparison is false.
   const float positive = x < 0.0f ? 0.0f : x;
   if (f.is_squared) return {positive * positive, 2.0f * positive};
   return {positive, x > 0.0f ? 1.0f : 0.0f};
+}
+
+__device__ inline Activated ActivateSmooth(const ActivationFunction& f, float x, float square,
+                                           float sigmoid) {
+  const float value = x * sigmoid;
+  return {value, sigmoid + value * (1.0f - sigmoid) * (f.linear + 3.0f * f.cubic * square)};
+}
+
+// To float32's last bits.
+__device__ inline Activated Activate(const ActivationFunction& f, float x) {
+  if (!f.is_smooth) return ActivateRelu(f, x);
+  const float square = x * x;
+  const float argument = (f.linear + f.cubic * square) * x;
+  return ActivateSmooth(f, x, square, 1.0f / (1.0f + expf(-argument)));
+}
+
+// To 22 bits, which no 16-bit result shows, and in few instructions. f.is_smooth is kIsSmooth.
+template <bool kIsSmooth>
+__device__ inline Activated ActivateFast(const ActivationFunction& f, float x) {
+  if constexpr (!kIsSmooth) return ActivateRelu(f, x);
+  const float square = x * x;
+  // exp(-argument) as a power of two; an infinite one makes a sigmoid of 0.
+  const float exponent = (f.power_linear + f.power_cubic * square) * x;
+  float power, sigmoid;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + power));
+  return ActivateSmooth(f, x, square, sigmoid);
 }
 
 }  // namespace jax_ep

@@ -44,11 +44,11 @@ __device__ void StoreActivated(const MatmulProblem& problem, int group, int64_t 
     if (epilogue.bias != nullptr) sum += epilogue.bias[group * pitch + column];
     const int64_t at = row * pitch + column;
     if (kIsFloat32<T> && epilogue.pre_activation == nullptr) return sum;
-    const float rounded = StoreElement<T>(epilogue.pre_activation, at, sum);
-    return f.is_identity ? sum : rounded;
+    if (f.is_identity) return sum;
+    return StoreElement<T>(epilogue.pre_activation, at, sum);
   };
   gate = finish(gate, n);
-  float value = f.is_identity ? gate : Activate<kIsFloat32<T>>(f, gate).value;
+  float value = f.is_identity ? gate : Activate(f, gate).value;
   if (f.is_gated) value *= finish(up, columns + n);
   if (epilogue.row_weights != nullptr) value *= epilogue.row_weights[row];
   StoreElement<T>(problem.out, row * columns + n, value);

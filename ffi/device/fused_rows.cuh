@@ -33,23 +33,12 @@ class ActivationRows {
       : epilogue_(problem.epilogue), out_(out), stage_(staging) {}
 
   __device__ void Store(const ResultPlace& place, int group, float (&sums)[kResultN / 2]) {
-    Finish();
     place_ = place;
     weights_.Read(epilogue_.row_weights, place);
     if (epilogue_.bias != nullptr) AddBias(group, sums);
     uint32_t words[kStagedWords];
     if (epilogue_.activation.is_identity) {
       // Rounded once: the weight comes before.
-      if (epilogue_.pre_activation != nullptr) {
-        Round(sums, 0, words);
-        WriteStage(words);
-        StorePreActivations();
-        Round(sums, 1, words);
-        WriteStage(words);
-        place_.n += kStagedColumns;
-        StorePreActivations();
-        place_.n = place.n;
-      }
 #pragma unroll
       for (int i = 0; i < kResultN / 2; ++i) sums[i] *= weights_.of[i / 2 % 2];
     }
@@ -64,14 +53,16 @@ class ActivationRows {
     if (half_ == 2) return;
     if (word_ == 0) {
       if (half_ == 1) WriteStage(kept_);
-      if (epilogue_.pre_activation != nullptr && !epilogue_.activation.is_identity) {
-        StorePreActivations();
-      }
+      if (epilogue_.pre_activation != nullptr) StorePreActivations();
     }
-    for (int i = 0; i < 2; ++i, word_ += 4) {
-      if (!epilogue_.activation.is_identity) Make(word_);
+    const ActivationFunction& f = epilogue_.activation;
+    if (f.is_smooth) {
+      Make<true>(word_);
+    } else if (!f.is_identity) {
+      Make<false>(word_);
     }
-    const bool is_gated = epilogue_.activation.is_gated;
+    word_ += 4;
+    const bool is_gated = f.is_gated;
     if (word_ < (is_gated ? kBoxWords : kStagedWords)) return;
     stage_.Send<2>(out_, place_, is_gated ? 1 : kStagedBoxes);
     place_.n += is_gated ? kStagedColumns / 2 : kStagedColumns;
@@ -79,6 +70,13 @@ class ActivationRows {
     ++half_;
   }
 
+  // To be called before the next Store.
+  __device__ void Finish() {
+#pragma unroll 1
+    while (half_ < 2) Continue();
+  }
+
+  // Shared memory must outlive what was stored.
   __device__ void Close() {
     Finish();
     if (threadIdx.x % 32 == 0) WaitStores<0>();
@@ -86,11 +84,6 @@ class ActivationRows {
 
  private:
   static constexpr int kStagedColumns = kResultN / 2;
-
-  __device__ void Finish() {
-#pragma unroll 1
-    while (half_ < 2) Continue();
-  }
 
   __device__ void WriteStage(const uint32_t (&words)[kStagedWords]) {
     stage_.Wait();
@@ -125,6 +118,7 @@ class ActivationRows {
   }
 
   // Four words, in the place of those that they are made of.
+  template <bool kIsSmooth>
   __device__ void Make(int first) const {
     const ActivationFunction& f = epilogue_.activation;
     uint32_t gates[4], ups[4] = {};
@@ -137,7 +131,7 @@ class ActivationRows {
       if (f.is_gated) T::Unpack(ups[i], up);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        gate[x] = weights_.of[i % 2] * (Activate<false>(f, gate[x]).value * up[x]);
+        gate[x] = weights_.of[i % 2] * (ActivateFast<kIsSmooth>(f, gate[x]).value * up[x]);
       }
       gates[i] = T::Pack(gate);
     }

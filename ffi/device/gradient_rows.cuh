@@ -17,7 +17,6 @@ class GradientRows {
 
   __device__ void Store(const ResultPlace& place, int /*group*/,
                         const float (&sums)[kResultN / 2]) {
-    Finish();
     place_ = place;
     weights_.Read(epilogue_.row_weights, place);
     uint32_t words[kStagedWords];
@@ -26,34 +25,43 @@ class GradientRows {
     WriteStage(words);
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) kept_[i] = T::Pack(sums + 2 * kStagedWords + 2 * i);
-    half_ = 0;
     word_ = 0;
     dots_[0] = dots_[1] = 0;
+    Read();
   }
 
   __device__ void Continue() {
-    if (half_ == 2) return;
-    if (word_ == 0 && half_ == 1) WriteStage(kept_);
-    Make(word_);
+    if (word_ == kDone) return;
+    if (word_ == kStagedWords) WriteStage(kept_);
+    if (epilogue_.activation.is_smooth) {
+      Make<true>();
+    } else {
+      Make<false>();
+    }
     word_ += 4;
-    if (word_ < kStagedWords) return;
-    stage_.Send<2>(out_, place_);
-    StoreDots();
-    place_.n += kResultN / 2;
-    word_ = 0;
-    ++half_;
+    if (word_ % kStagedWords == 0) {
+      ResultPlace place = place_;
+      place.n += (word_ / kStagedWords - 1) * (kResultN / 2);
+      stage_.Send<2>(out_, place);
+      StoreDots(place.n / kColumnsPerDot);
+    }
+    if (word_ < kDone) Read();
   }
 
+  // To be called before the next Store.
+  __device__ void Finish() {
+#pragma unroll 1
+    while (word_ < kDone) Continue();
+  }
+
+  // Shared memory must outlive what was stored.
   __device__ void Close() {
     Finish();
     if (threadIdx.x % 32 == 0) WaitStores<0>();
   }
 
  private:
-  __device__ void Finish() {
-#pragma unroll 1
-    while (half_ < 2) Continue();
-  }
+  static constexpr int kDone = 2 * kStagedWords;
 
   __device__ void WriteStage(const uint32_t (&words)[kStagedWords]) {
     stage_.Wait();
@@ -61,35 +69,47 @@ class GradientRows {
     __syncwarp();
   }
 
-  // Four words. What belongs to them is read and written where it is: four lanes have 16 bytes of a
-  // row, two such steps a sector, which meets in the L2 cache.
-  __device__ void Make(int first) {
-    const ActivationFunction& f = epilogue_.activation;
+  __device__ int Pitch() const {
+    return epilogue_.activation.is_gated ? 2 * out_.num_n : out_.num_n;
+  }
+
+  // Where the pre-activations of a word are, from the first row on; negative: nowhere.
+  __device__ int At(int word) const {
     const int lane = threadIdx.x % 32;
-    const int columns = out_.num_n;
-    const int pitch = f.is_gated ? 2 * columns : columns;
-    int64_t at[4];
-    uint32_t gates[4] = {}, ups[4] = {}, words[4];
+    const int m = lane / 4 + word % 2 * 8;
+    const int n = place_.n + word / 2 * 8 + lane % 4 * 2;
+    return m < place_.num_m && n < out_.num_n ? m * Pitch() + n : -1;
+  }
+
+  // What the next step needs: memory has until then to answer. Four lanes have 16 bytes of a row,
+  // two such steps a sector, which meets in the caches.
+  __device__ void Read() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int m = lane / 4 + i % 2 * 8;
-      const int n = place_.n + (first + i) / 2 * 8 + lane % 4 * 2;
-      at[i] = m < place_.num_m && n < columns ? int64_t{place_.m + m} * pitch + n : -1;
-      if (at[i] < 0) continue;
-      gates[i] = ReadPair(at[i]);
-      if (f.is_gated) ups[i] = ReadPair(at[i] + columns);
+      const int at = At(word_ + i);
+      gates_[i] = ups_[i] = 0;
+      if (at < 0) continue;
+      gates_[i] = ReadPair(at);
+      if (epilogue_.activation.is_gated) ups_[i] = ReadPair(at + out_.num_n);
     }
-    stage_.ReadWords(first, words);
+  }
+
+  // Four words, in the place of those that they are made of.
+  template <bool kIsSmooth>
+  __device__ void Make() {
+    const ActivationFunction& f = epilogue_.activation;
+    uint32_t words[4];
+    stage_.ReadWords(word_ % kStagedWords, words);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float weight = weights_.of[i % 2];
       float d[2], gate[2], up[2] = {1, 1};
       T::Unpack(words[i], d);
-      T::Unpack(gates[i], gate);
-      if (f.is_gated) T::Unpack(ups[i], up);
+      T::Unpack(gates_[i], gate);
+      if (f.is_gated) T::Unpack(ups_[i], up);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        const Activated a = Activate<false>(f, gate[x]);
+        const Activated a = ActivateFast<kIsSmooth>(f, gate[x]);
         const float hidden = a.value * up[x];
         const float weighted = weight * d[x];
         dots_[i % 2] += hidden * d[x];
@@ -98,33 +118,36 @@ class GradientRows {
         up[x] = weighted * a.value;
       }
       words[i] = T::Pack(d);
-      if (at[i] < 0) continue;
-      WritePair(at[i], T::Pack(gate));
-      if (f.is_gated) WritePair(at[i] + columns, T::Pack(up));
+      const int at = At(word_ + i);
+      if (at < 0) continue;
+      WritePair(at, T::Pack(gate));
+      if (f.is_gated) WritePair(at + out_.num_n, T::Pack(up));
     }
     __syncwarp();
-    stage_.WriteWords(first, words);
+    stage_.WriteWords(word_ % kStagedWords, words);
   }
 
   // The steps that follow read the rest of the 128 bytes.
-  __device__ uint32_t ReadPair(int64_t at) const {
+  __device__ uint32_t ReadPair(int at) const {
     uint32_t pair;
     asm volatile("ld.global.L2::128B.u32 %0, [%1];"
                  : "=r"(pair)
-                 : "l"(static_cast<const uint16_t*>(epilogue_.pre_activation) + at)
+                 : "l"(static_cast<const uint16_t*>(epilogue_.pre_activation) +
+                       int64_t{place_.m} * Pitch() + at)
                  : "memory");
     return pair;
   }
 
-  __device__ void WritePair(int64_t at, uint32_t pair) const {
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(epilogue_.gradient) + at) = pair;
+  __device__ void WritePair(int at, uint32_t pair) const {
+    uint16_t* const first =
+        static_cast<uint16_t*>(epilogue_.gradient) + int64_t{place_.m} * Pitch();
+    *reinterpret_cast<uint32_t*>(first + at) = pair;
   }
 
   // Four lanes have a row.
-  __device__ void StoreDots() {
+  __device__ void StoreDots(int block) {
     const int lane = threadIdx.x % 32;
     const int num_blocks = (out_.num_n + kColumnsPerDot - 1) / kColumnsPerDot;
-    const int block = place_.n / kColumnsPerDot;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float dot = dots_[i];
@@ -145,8 +168,9 @@ class GradientRows {
   ResultPlace place_ = {};
   RowWeights weights_ = {};
   float dots_[2] = {};
-  int half_ = 2;  // that the stage has; 2: all is done
-  int word_ = 0;  // the next to be made
+  int word_ = kDone;  // the next to be made; the stage has the first half, then the second
+  uint32_t gates_[4] = {};
+  uint32_t ups_[4] = {};
   uint32_t kept_[kStagedWords] = {};
 };
 

@@ -36,6 +36,8 @@ struct ActivationFunction {
   bool is_squared;  // or max(x, 0)^2
   float linear;
   float cubic;
+  float power_linear;  // the same times -log2(e)
+  float power_cubic;
 };
 
 // What kActivation and kActivationGradient make of sums. `out` has F columns; pre-activations have

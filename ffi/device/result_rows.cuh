@@ -19,7 +19,6 @@ class ResultRows {
   // of the work to Continue.
   template <typename T>
   __device__ void StoreRounded(const ResultPlace& place, const float (&sums)[kResultN / 2]) {
-    Finish();
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
@@ -64,6 +63,13 @@ class ResultRows {
     }
   }
 
+  // To be called before the next Store.
+  __device__ void Finish() {
+    Continue();
+    Continue();
+    to_do_ = 0;  // as it is: for the compiler, which then needs no registers for what is kept
+  }
+
   // Shared memory must outlive what was stored.
   __device__ void Close() {
     Finish();
@@ -71,12 +77,6 @@ class ResultRows {
   }
 
  private:
-  __device__ void Finish() {
-    Continue();
-    Continue();
-    to_do_ = 0;  // as it is: for the compiler, which then needs no registers for what is kept
-  }
-
   const ResultMatrix matrix_;
   const StagedRows stage_;
   int to_do_ = 0;

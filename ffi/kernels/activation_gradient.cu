@@ -41,7 +41,7 @@ __global__ void ActivationGradientKernel(const __grid_constant__ MatmulProblem p
         if (n >= columns) break;
         const int64_t at = row * pitch + n;
         const float d = LoadElement<T>(problem.out, row * columns + n);
-        const Activated a = Activate<kIsFloat32<T>>(f, LoadElement<T>(epilogue.pre_activation, at));
+        const Activated a = Activate(f, LoadElement<T>(epilogue.pre_activation, at));
         const float up = f.is_gated ? LoadElement<T>(epilogue.pre_activation, at + columns) : 1.0f;
         const float hidden = a.value * up;
         dot += hidden * d;

@@ -31,6 +31,9 @@ ActivationFunction Function(Activation activation) {
       f.cubic = 0.044715f * kTwiceRoot;
       break;
   }
+  constexpr float kLog2E = 1.4426950408889634f;
+  f.power_linear = -kLog2E * f.linear;
+  f.power_cubic = -kLog2E * f.cubic;
   return f;
 }
 

@@ -223,6 +223,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       if (before >= 0 && arrives) Arrive(Empty(shared, before));
       before = current;
     }
+    if (has_rows) sink.rows.Finish();
     next = next_tile();
     WaitWgmma<0>();
     FenceSums(sums);

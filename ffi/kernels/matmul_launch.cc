@@ -38,9 +38,10 @@ MatmulKernel PortableKernel(MatmulKind kind, ElementType type, const MatmulProbl
 // 64 rows at the least.
 bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
   constexpr int64_t kFewRows = 32;
+  constexpr int64_t kMostColumns = 1 << 25;  // 16 rows of twice as many, counted in 32 bits
   const GroupRows& rows = problem.rows;
   return type != kF32 && IsCopied(problem.left) && IsCopied(problem.right) &&
-         problem.num_n % 8 == 0 && IsAligned(problem.out, 16) &&
+         problem.num_n % 8 == 0 && problem.num_n <= kMostColumns && IsAligned(problem.out, 16) &&
          IsAligned(problem.epilogue.pre_activation, 16) &&
          IsAligned(problem.epilogue.gradient, 16) && IsAligned(problem.epilogue.bias, 8) &&
          (kind == MatmulKind::kGradient ? problem.num_m : problem.num_k) > 0 &&

@@ -66,6 +66,9 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
 }
 
 Status CheckConfig(std::string_view target, const ActivationMatmulConfig& config) {
+  if (config.keep_pre_activation && config.activation == Activation::kNone) {
+    return InvalidArgument(target, ": keep_pre_activation without an activation; expected one");
+  }
   return CheckNumSms(target, config.num_sms);
 }
 
