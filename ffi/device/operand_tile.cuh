@@ -123,13 +123,12 @@ struct OperandTile {
   __device__ static void Copy(uint32_t tile, const uint16_t* from, int64_t pitch, int lines,
                               TileColumns columns) {
     const int chunk = threadIdx.x % kChunksOfLine;
-    const int offset = columns.Offset(chunk * kChunk);
+    from += columns.Offset(chunk * kChunk);
     const bool is_there = columns.Left(chunk * kChunk) > 0;
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {
       const int line = threadIdx.x / kChunksOfLine + i * kLinesAtOnce;
-      CopyAsync<16>(tile + Offset(line, chunk), from + line * pitch + offset,
-                    line < lines && is_there);
+      CopyAsync<16>(tile + Offset(line, chunk), from + line * pitch, line < lines && is_there);
     }
   }
 
@@ -138,13 +137,13 @@ struct OperandTile {
   __device__ static void Store(uint32_t tile, const Element* from, int64_t pitch, int lines,
                                TileColumns columns) {
     const int chunk = threadIdx.x % kChunksOfLine;
-    const int offset = columns.Offset(chunk * kChunk);
+    from += columns.Offset(chunk * kChunk);
     const int count = columns.Left(chunk * kChunk);
     uint4 chunks[kChunksOfThread];
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {
       const int line = threadIdx.x / kChunksOfLine + i * kLinesAtOnce;
-      chunks[i] = ReadChunk<T>(reinterpret_cast<const Source*>(from + line * pitch + offset),
+      chunks[i] = ReadChunk<T>(reinterpret_cast<const Source*>(from + line * pitch),
                                line < lines ? count : 0);
     }
 #pragma unroll

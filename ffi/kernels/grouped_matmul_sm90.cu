@@ -66,28 +66,33 @@ __device__ void Schedule(const MatmulProblem& problem, uint32_t shared) {
   if (is_leader) claims.Finish();
 }
 
-// By one thread.
+// By one warp, of which one thread copies.
 template <MatmulKind kKind>
 __device__ void Produce(const CUtensorMap& left, const CUtensorMap& right,
                         const MatmulProblem& problem, uint32_t shared) {
+  const bool is_leader = threadIdx.x % 32 == 0;
   const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
   Position<kStages> at;
   Position<kTileSlots> slot;
   while (true) {
     WaitBarrier(TileFull(shared, slot.index), slot.parity);
-    const Tile tile = *TileSlot(slot.index);
-    Arrive(TileEmpty(shared, slot.index));
+    const Tile tile = ReadTile(slot.index);
+    __syncwarp();
+    if (is_leader) Arrive(TileEmpty(shared, slot.index));
     slot.Advance();
     if (tile.num_k == 0) return;
     // Claimed as late as it can be: a tile that waits would begin after its neighbours.
     const int want_at = max((tile.num_k - 1) / kTileK - kStages, 0) * kTileK;
     for (int k = 0; k < tile.num_k; k += kTileK) {
-      WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
-      CopyStep<kKind>(left, right, tile, tile.k + k, up_n, shared + at.index * kStageBytes,
-                      Full(shared, at.index));
+      if (is_leader) {
+        WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
+        CopyStep<kKind>(left, right, tile, tile.k + k, up_n, shared + at.index * kStageBytes,
+                        Full(shared, at.index));
+        if (k == want_at) Arrive(TileWanted(shared));
+      }
       at.Advance();
-      if (k == want_at) Arrive(TileWanted(shared));
     }
+    __syncwarp();
   }
 }
 
@@ -266,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     const int warp = Uniform(threadIdx.x / 32);
-    if (warp == 0 && threadIdx.x == 0) Produce<kKind>(maps.left, maps.right, problem, shared);
+    if (warp == 0) Produce<kKind>(maps.left, maps.right, problem, shared);
     if (warp == 1) Schedule<kKind>(problem, shared);
   } else {
     GrowRegisters<kConsumerRegisters>();
