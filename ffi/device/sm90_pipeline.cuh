@@ -99,9 +99,10 @@ __device__ inline Tile* TileSlot(int slot) {
 // The value of lane 0, which the compiler then knows to be one for the warp.
 __device__ inline int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// By whole warps.
+// By whole warps. Lane 0 has read the slot, and may say so.
 __device__ inline Tile ReadTile(int slot) {
-  const Tile tile = *TileSlot(slot);
+  Tile tile = {};
+  if (threadIdx.x % 32 == 0) tile = *TileSlot(slot);
   return {Uniform(tile.group), Uniform(tile.m), Uniform(tile.n),
           Uniform(tile.num_m), Uniform(tile.k), Uniform(tile.num_k)};
 }

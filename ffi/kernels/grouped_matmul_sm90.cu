@@ -77,7 +77,6 @@ __device__ void Produce(const CUtensorMap& left, const CUtensorMap& right,
   while (true) {
     WaitBarrier(TileFull(shared, slot.index), slot.parity);
     const Tile tile = ReadTile(slot.index);
-    __syncwarp();
     if (is_leader) Arrive(TileEmpty(shared, slot.index));
     slot.Advance();
     if (tile.num_k == 0) return;
@@ -194,7 +193,6 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
   const auto next_tile = [&] {
     WaitBarrier(TileFull(shared, slot.index), slot.parity);
     const Tile tile = ReadTile(slot.index);
-    __syncwarp();
     if (arrives) Arrive(TileEmpty(shared, slot.index));
     slot.Advance();
     return tile;

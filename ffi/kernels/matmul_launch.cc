@@ -35,7 +35,7 @@ MatmulKernel PortableKernel(MatmulKind kind, ElementType type, const MatmulProbl
 
 // Whether sm_90's kernel takes the problem and is the faster. With a few rows a group the time goes
 // into reading the matrices, which the portable kernel does at the memory's rate; sm_90's tile has
-// 64 rows at the least.
+// 64 rows at the least. A gradient has tiles of the same size whatever its groups.
 bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
   constexpr int64_t kFewRows = 32;
   constexpr int64_t kMostColumns = 1 << 25;  // 16 rows of twice as many, counted in 32 bits
@@ -45,7 +45,8 @@ bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) 
          IsAligned(problem.epilogue.pre_activation, 16) &&
          IsAligned(problem.epilogue.gradient, 16) && IsAligned(problem.epilogue.bias, 8) &&
          (kind == MatmulKind::kGradient ? problem.num_m : problem.num_k) > 0 &&
-         rows.num_groups > 0 && rows.num_rows > kFewRows * rows.num_groups;
+         rows.num_groups > 0 && rows.num_rows > 0 &&
+         (kind == MatmulKind::kGradient || rows.num_rows > kFewRows * rows.num_groups);
 }
 
 // No group, nor the tail, has more than one tile along m that is not full.

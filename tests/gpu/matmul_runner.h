@@ -87,9 +87,9 @@ class Runner {
     sizes.result_type = kind.is_gradient ? kind.right : kind.out;
     const auto* group_sizes = reinterpret_cast<const int32_t*>(sizes_.data());
     return (kind.is_gradient ? jax_ep::LaunchGroupedMatmulRhsGradient
-                             : jax_ep::LaunchGroupedMatmul)(
-        config, sizes, lhs_.data(), right_.data(), group_sizes, out_.data(),
-        case_.tile_counter, stream);
+                             : jax_ep::LaunchGroupedMatmul)(config, sizes, lhs_.data(),
+                                                            right_.data(), group_sizes, out_.data(),
+                                                            case_.tile_counter, stream);
   }
 
   Outcome Check() {

@@ -118,8 +118,7 @@ inline void TimeAll() {
       time({false, false, kBF16, kF32, kBF16}, "even", even(s.m, s.groups));
     }
   }
-  for (bool transpose : {false, true}) {  // what decoding looks like: bytes count
-    const Kind kind = {false, transpose, kBF16, kBF16, kBF16};
+  for (const Kind& kind : {kForward, kTransposed, kGradient}) {  // as in decoding: bytes count
     Time({.kind = kind, .m = 512, .k = 7168, .n = 4096, .sizes = even(512, 64)}, "8 rows each");
   }
 }
