@@ -34,6 +34,18 @@ void TestGroups() {
   CHECK(TwoGroupsOfFour().experts_per_rank() == 64);
 }
 
+void TestActivations() {
+  Activation activation = Activation::kNone;
+  CHECK(ParseActivation("geglu", &activation) && activation == Activation::kGeglu);
+  CHECK(IsGated(Activation::kSwiglu) && IsGated(Activation::kGeglu) && !IsGated(Activation::kSilu));
+  CHECK(!ParseActivation("swish", &activation));
+  const char target[] = "jax_ep.grouped_matmul_activation.v1";
+  CHECK_OK(CheckConfig(target, ActivationMatmulConfig{}));
+  CHECK_FAILS(CheckConfig(target, ActivationMatmulConfig{.keep_pre_activation = true}),
+              "without an activation");
+  CHECK_FAILS(CheckConfig(target, ActivationMatmulConfig{.num_sms = -2}), "num_sms is -2");
+}
+
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
@@ -58,6 +70,7 @@ void TestRefused() {
 int main() {
   jax_ep::TestValid();
   jax_ep::TestGroups();
+  jax_ep::TestActivations();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }

@@ -143,6 +143,37 @@ void TestGroupedMatmulRhsGradient() {
               "(rhs_gradient) is f32[2,32,64]");
 }
 
+void TestActivationMatmul() {
+  ActivationMatmulConfig config;
+  config.activation = Activation::kSwiglu;
+  config.has_bias = config.has_row_weights = config.keep_pre_activation = true;
+  const List operands = {
+      {kBF16, {40, 64}}, {kF32, {2, 64, 48}}, {kS32, {2}}, {kF32, {2, 48}}, {kF32, {40}}};
+  GroupedMatmulSizes sizes;
+  CHECK_OK(
+      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes));
+  CHECK(sizes.num_groups == 2 && sizes.contracted == 64 && sizes.columns == 24);
+  CHECK_FAILS(
+      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 48}}, {kBF16, {40, 48}}}, &sizes),
+      "N is 48 with F = 48; expected 96");
+  config.has_bias = false;
+  CHECK_FAILS(
+      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes),
+      "row_weights");
+}
+
+void TestActivationMatmulGradient() {
+  const ActivationMatmulConfig config{.activation = Activation::kRelu2};
+  const List operands = {{kF16, {40, 64}}, {kF16, {2, 136, 64}}, {kS32, {2}}, {kF16, {40, 136}}};
+  const List results = {{kF16, {40, 136}}, {kF16, {40, 136}}, {kF32, {40, 2}}};
+  GroupedMatmulSizes sizes;
+  CHECK_OK(Run(CheckActivationMatmulGradient, config, operands, results, &sizes));
+  CHECK(sizes.columns == 136 && sizes.contracted == 64);
+  CHECK_FAILS(Run(CheckActivationMatmulGradient, config, operands,
+                  {results[0], results[1], {kF32, {40, 1}}}, &sizes),
+              "row dots is 1 with F = 136; expected 2");
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -153,5 +184,7 @@ int main() {
   jax_ep::TestCombine();
   jax_ep::TestGroupedMatmul();
   jax_ep::TestGroupedMatmulRhsGradient();
+  jax_ep::TestActivationMatmul();
+  jax_ep::TestActivationMatmulGradient();
   return jax_ep::testing::Finish();
 }
