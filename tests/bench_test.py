@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unittest.mock
 
-import testing  # isort: skip  # noqa: F401  sets the devices
+import testing  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,8 @@ class ContendersTest(parameterized.TestCase):
     def test_ours_is_one_custom_call_on_cuda(self, operation):
         """Nothing of the other gradient is in the program."""
         operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
-        with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
+        as_on_gpu = unittest.mock.patch.object(jax, "default_backend", lambda: "gpu")
+        with as_on_gpu, testing.pretend_cuda_build():
             lowered = (
                 jax.jit(contenders.Ours().computation(operation))
                 .trace(operands[0])
