@@ -63,9 +63,9 @@ class RunTest(absltest.TestCase):
         path = self.folder / name / "losses.csv"
         if not path.exists():
             return []
-        with path.open() as file:
-            # The last line of a killed run can be cut short.
-            rows = [row for row in csv.DictReader(file) if row["loss"]]
+        # The run may be writing still, or have been killed while it did: only whole lines count.
+        lines = [line for line in path.read_text().splitlines(True) if line.endswith("\n")]
+        rows = list(csv.DictReader(lines))
         self.assertEqual([int(row["step"]) for row in rows], list(range(len(rows))))
         return [float(row["loss"]) for row in rows]
 

@@ -50,6 +50,8 @@ def compile_for(source: str, architecture: str) -> int:
     options = [
         f"--gpu-architecture={architecture}",
         "--std=c++20",
+        # As nvcc has it: what is constexpr needs no __device__ where it is used at compile time.
+        "--device-as-default-execution-space",
         "--include-path=.",
         f"--include-path={site}/nvidia/cuda_runtime/include",
     ]
