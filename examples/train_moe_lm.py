@@ -322,8 +322,9 @@ def main() -> int:
     # Where two experts' scores are all but equal, rounding decides which one a token goes to, and
     # one such token shows after some 20 steps: dense experts then differ from themselves as much.
     for order in range(1, DENSE_ORDERS):
-        if dense and not difference(sharded, dense) <= MAX_DENSE_DIFFERENCE:
-            dense = first_losses(compared, corpus, num_steps, DenseMoE, order=order)
+        if not dense or difference(sharded, dense) <= MAX_DENSE_DIFFERENCE:
+            break
+        dense = first_losses(compared, corpus, num_steps, DenseMoE, order=order)
     claims = check_claims(history, ngrams, dense, sharded, hlo, on_gpu)
     plot(history, ngrams, arguments.output, min_share=MIN_SHARE)
     if arguments.sample_bytes:

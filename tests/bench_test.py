@@ -13,12 +13,13 @@ import sys
 import tempfile
 import unittest.mock
 
-import testing  # isort: skip
+import testing  # isort: skip  # noqa: F401  sets the devices
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from programs import lower_for_cuda
 
 from jax_ep.bench import __main__ as bench
 from jax_ep.bench import cases, contenders, matmul, peers, report, timing
@@ -103,14 +104,9 @@ class ContendersTest(parameterized.TestCase):
     def test_ours_is_one_custom_call_on_cuda(self, operation):
         """Nothing of the other gradient is in the program."""
         operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
-        as_on_gpu = unittest.mock.patch.object(jax, "default_backend", lambda: "gpu")
-        with as_on_gpu, testing.pretend_cuda_build():
-            lowered = (
-                jax.jit(contenders.Ours().computation(operation))
-                .trace(operands[0])
-                .lower(lowering_platforms=("cuda",))
-            )
-        self.assertEqual(lowered.as_text().count("stablehlo.custom_call @jax_ep"), 1)
+        with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
+            program = lower_for_cuda(contenders.Ours().computation(operation), operands[0])
+        self.assertEqual(program.text.count("stablehlo.custom_call @jax_ep"), 1)
 
     def test_dense_is_measured_before_and_after(self):
         names = [contender.name for contender in matmul.in_turn([make() for make in ON_CPU])]

@@ -64,8 +64,8 @@ class RunTest(absltest.TestCase):
         if not path.exists():
             return []
         # The run may be writing still, or have been killed while it did: only whole lines count.
-        lines = [line for line in path.read_text().splitlines(True) if line.endswith("\n")]
-        rows = list(csv.DictReader(lines))
+        whole_lines, _, _ = path.read_text().rpartition("\n")
+        rows = list(csv.DictReader(whole_lines.splitlines()))
         self.assertEqual([int(row["step"]) for row in rows], list(range(len(rows))))
         return [float(row["loss"]) for row in rows]
 
