@@ -14,7 +14,7 @@ from jax_ep import compat, lowering, reference_matmul, runtime
 from jax_ep.compat import Aval
 from jax_ep.errors import DtypeError
 
-CAST_ROWS = 32
+CAST_ROWS = 64
 """Average rows of a group above which a float32 matrix is cast before the product."""
 
 

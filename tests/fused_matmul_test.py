@@ -170,12 +170,16 @@ class OtherTest(parameterized.TestCase):
             self.assertEqual(got[2].shape, (num_rows, -(-f // 128)))
 
     @parameterized.product(
-        activation=("none", *ACTIVATIONS), dtype=[jnp.bfloat16, jnp.float16], f=[136, 264]
+        activation=("none", *ACTIVATIONS),
+        dtype=[jnp.bfloat16, jnp.float16],
+        f=[136, 264],
+        sizes_and_rows=[([130, 128, 1, 0, 127, 256], 700), ([70, 5, 0, 64, 1, 17], 180)],
     )
-    def test_many_rows(self, activation, dtype, f):
-        """Enough rows a group for kernels with large tiles, more than one, none of them whole."""
+    def test_tiles(self, activation, dtype, f, sizes_and_rows):
+        """More than one tile of the kernels for many and for few rows a group, none of them whole."""
+        sizes, num_rows = sizes_and_rows
         arguments, of_backward, end = problem(
-            [130, 128, 1, 0, 127, 256], activation, num_rows=700, k=200, f=f, dtype=dtype
+            sizes, activation, num_rows=num_rows, k=200, f=f, dtype=dtype
         )
         got = forward(activation)(*arguments)
         expected = grouped.matmul_activation(activation, *arguments)
@@ -190,14 +194,18 @@ class OtherTest(parameterized.TestCase):
         dtype=[jnp.bfloat16, jnp.float16], sizes=[GROUP_SIZES["usual"], [70, 60]]
     )
     def test_master_weights_are_rounded(self, dtype, sizes):
-        """A float32 rhs gives the bits of one in lhs's dtype, with few rows a group and with many."""
+        """A float32 rhs gives what one in lhs's dtype gives: the bits with many rows a group, as it is
+        cast, and nearly so with few, where two kernels add in different orders."""
         num_rows = 140 if len(sizes) == 2 else 32
         *both, end = problem(sizes, "swiglu", num_rows=num_rows, dtype=dtype, rhs_dtype=np.float32)
         for f, arguments in zip((forward("swiglu"), backward("swiglu")), both, strict=True):
             lhs, rhs, *others = arguments
             got, expected = f(lhs, rhs, *others), f(lhs, rhs.astype(dtype), *others)
             for a, b in zip(got, expected, strict=True):
-                testing.assert_bitwise(a[:end], np.asarray(b)[:end])
+                if len(sizes) == 2:
+                    testing.assert_bitwise(a[:end], np.asarray(b)[:end])
+                else:
+                    testing.assert_close(a[:end], b[:end], dtype=dtype, steps=1)
 
 
 if __name__ == "__main__":

@@ -99,12 +99,17 @@ class ValuesTest(parameterized.TestCase):
         testing.assert_close(got[0], expected[0], steps=64)
         testing.assert_close(got[1], expected[1], steps=64)
 
-    @parameterized.product(dtype=testing.ROW_DTYPES, transpose_rhs=[False, True])
-    def test_errors_are_those_of_float32_sums(self, dtype, transpose_rhs):
-        """Every element within the bound of its own sum, small ones of large terms included."""
+    @parameterized.product(
+        dtype=testing.ROW_DTYPES, transpose_rhs=[False, True], num_rows=[200, 300]
+    )
+    def test_errors_are_those_of_float32_sums(self, dtype, transpose_rhs, num_rows):
+        """Every element within the bound of its own sum, small ones of large terms included.
+
+        200 rows are few for 4 groups, 300 are many.
+        """
         options = dict(transpose_rhs=transpose_rhs)
         lhs, rhs, sizes, bar, _ = problem(
-            [64, 0, 100, 36], num_rows=200, k=520, n=96, dtype=dtype, **options
+            [64, 0, 100, 36], num_rows=num_rows, k=520, n=96, dtype=dtype, **options
         )
         exact = numpy_moe.grouped_matmul(lhs, rhs, sizes, **options)
         magnitudes = numpy_moe.grouped_matmul(np.abs(lhs), np.abs(rhs), sizes, **options)

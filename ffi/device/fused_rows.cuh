@@ -9,6 +9,7 @@
 #include "ffi/device/activation.cuh"
 #include "ffi/device/numbers.cuh"
 #include "ffi/device/staged_rows.cuh"
+#include "ffi/device/tensor_map.h"
 
 namespace jax_ep {
 
@@ -29,8 +30,12 @@ struct RowWeights {
 template <typename T>
 class ActivationRows {
  public:
-  __device__ ActivationRows(const MatmulProblem& problem, const ResultMatrix& out, uint32_t staging)
-      : epilogue_(problem.epilogue), out_(out), stage_(staging) {}
+  __device__ ActivationRows(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+                            const ResultMatrix& out, uint32_t staging)
+      : epilogue_(problem.epilogue),
+        pre_activation_maps_(maps.pre_activation),
+        out_(out),
+        stage_(staging) {}
 
   __device__ void Store(const ResultPlace& place, int group, float (&sums)[kResultN / 2]) {
     place_ = place;
@@ -43,18 +48,22 @@ class ActivationRows {
       for (int i = 0; i < kResultN / 2; ++i) sums[i] *= weights_.of[i / 2 % 2];
     }
     Round(sums, 0, words);
-    WriteStage(words);
+    stage_.Replace(words);
     Round(sums, 1, kept_);
     half_ = 0;
-    word_ = 0;
+    word_ = kUnsent;
   }
 
   __device__ void Continue() {
     if (half_ == 2) return;
-    if (word_ == 0) {
-      if (half_ == 1) WriteStage(kept_);
-      if (epilogue_.pre_activation != nullptr) StorePreActivations();
+    const bool keeps = epilogue_.pre_activation != nullptr;
+    if (word_ == kUnsent) {
+      if (half_ == 1) stage_.Replace(kept_);
+      if (keeps) SendPreActivations();
+      word_ = 0;
+      if (keeps) return;
     }
+    if (word_ == 0 && keeps) stage_.Wait();
     const ActivationFunction& f = epilogue_.activation;
     if (f.is_smooth) {
       Make<true>(word_);
@@ -66,7 +75,7 @@ class ActivationRows {
     if (word_ < (is_gated ? kBoxWords : kStagedWords)) return;
     stage_.Send<2>(out_, place_, is_gated ? 1 : kStagedBoxes);
     place_.n += is_gated ? kStagedColumns / 2 : kStagedColumns;
-    word_ = 0;
+    word_ = kUnsent;
     ++half_;
   }
 
@@ -76,20 +85,14 @@ class ActivationRows {
     while (half_ < 2) Continue();
   }
 
-  // Shared memory must outlive what was stored.
   __device__ void Close() {
     Finish();
-    if (threadIdx.x % 32 == 0) WaitStores<0>();
+    stage_.Close();
   }
 
  private:
   static constexpr int kStagedColumns = kResultN / 2;
-
-  __device__ void WriteStage(const uint32_t (&words)[kStagedWords]) {
-    stage_.Wait();
-    stage_.Write(words);
-    __syncwarp();
-  }
+  static constexpr int kUnsent = -1;  // that pre-activations are
 
   __device__ void Round(const float (&sums)[kResultN / 2], int half,
                         uint32_t (&words)[kStagedWords]) const {
@@ -105,16 +108,16 @@ class ActivationRows {
     }
   }
 
-  __device__ void StorePreActivations() const {
-    void* const data = epilogue_.pre_activation;
+  __device__ void SendPreActivations() const {
     const int columns = out_.num_n;
+    uint16_t* const data = static_cast<uint16_t*>(epilogue_.pre_activation);
     if (!epilogue_.activation.is_gated) {
-      stage_.SendByHand<2, 2>({nullptr, data, 0, columns, columns}, place_, 0);
-      return;
+      return stage_.Send<2>({pre_activation_maps_, data, 0, columns, columns}, place_);
     }
-    void* const up = static_cast<uint16_t*>(data) + columns;
-    stage_.SendByHand<2, 1>({nullptr, data, 0, columns, 2 * columns}, place_, 0);
-    stage_.SendByHand<2, 1>({nullptr, up, 0, columns, 2 * columns}, place_, 1);
+    for (int box = 0; box < kStagedBoxes; ++box) {
+      stage_.Send<2>({&pre_activation_maps_[box], data + box * columns, 0, columns, 2 * columns},
+                     place_, 1, box);
+    }
   }
 
   // Four words, in the place of those that they are made of.
@@ -157,6 +160,7 @@ class ActivationRows {
   }
 
   const Epilogue& epilogue_;
+  const CUtensorMap* const pre_activation_maps_;
   const ResultMatrix out_;
   const StagedRows stage_;
   ResultPlace place_ = {};

@@ -12,97 +12,100 @@ namespace jax_ep {
 template <typename T>
 class GradientRows {
  public:
-  __device__ GradientRows(const MatmulProblem& problem, const ResultMatrix& out, uint32_t staging)
+  __device__ GradientRows(const MatmulProblem& problem, const MatmulTensorMaps& /*maps*/,
+                          const ResultMatrix& out, uint32_t staging)
       : epilogue_(problem.epilogue), out_(out), stage_(staging) {}
 
   __device__ void Store(const ResultPlace& place, int /*group*/,
                         const float (&sums)[kResultN / 2]) {
     place_ = place;
-    weights_.Read(epilogue_.row_weights, place);
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
-    WriteStage(words);
+    stage_.Replace(words);
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) kept_[i] = T::Pack(sums + 2 * kStagedWords + 2 * i);
-    word_ = 0;
-    dots_[0] = dots_[1] = 0;
+    step_ = 0;
     Read();
   }
 
   __device__ void Continue() {
-    if (word_ == kDone) return;
-    if (word_ == kStagedWords) WriteStage(kept_);
+    if (step_ == 2 * kSteps) return;
+    if (step_ == kSteps) stage_.Replace(kept_);
     if (epilogue_.activation.is_smooth) {
       Make<true>();
     } else {
       Make<false>();
     }
-    word_ += 4;
-    if (word_ % kStagedWords == 0) {
+    ++step_;
+    if (step_ % kSteps == 0) {
       ResultPlace place = place_;
-      place.n += (word_ / kStagedWords - 1) * (kResultN / 2);
+      place.n += (step_ / kSteps - 1) * kHalfColumns;
       stage_.Send<2>(out_, place);
-      StoreDots(place.n / kColumnsPerDot);
     }
-    if (word_ < kDone) Read();
+    if (step_ < 2 * kSteps) Read();
   }
 
   // To be called before the next Store.
   __device__ void Finish() {
 #pragma unroll 1
-    while (word_ < kDone) Continue();
+    while (step_ < 2 * kSteps) Continue();
   }
 
-  // Shared memory must outlive what was stored.
   __device__ void Close() {
     Finish();
-    if (threadIdx.x % 32 == 0) WaitStores<0>();
+    stage_.Close();
   }
 
  private:
-  static constexpr int kDone = 2 * kStagedWords;
+  static constexpr int kHalfColumns = kResultN / 2;
+  static_assert(kHalfColumns == kColumnsPerDot);
 
-  __device__ void WriteStage(const uint32_t (&words)[kStagedWords]) {
-    stage_.Wait();
-    stage_.Write(words);
-    __syncwarp();
+  // A step takes 4 rows of a box, eight lanes the 128 bytes of a row. Steps go from box to box, and
+  // then to the next rows.
+  static constexpr int kLanes = kStagedLine / 16;
+  static constexpr int kSteps = kResultM / (32 / kLanes) * kStagedBoxes;  // of half the columns
+
+  __device__ int Row() const {
+    return step_ / kStagedBoxes * (32 / kLanes) % kResultM + threadIdx.x % 32 / kLanes;
+  }
+  __device__ int Chunk() const { return step_ % kStagedBoxes * kLanes + threadIdx.x % kLanes; }
+
+  // Where this lane's pre-activations are, from the first row on; negative: nowhere.
+  __device__ int At() const {
+    const int row = Row();
+    const int n = place_.n + step_ / kSteps * kHalfColumns + Chunk() * 8;
+    const int pitch = epilogue_.activation.is_gated ? 2 * out_.num_n : out_.num_n;
+    return row < place_.num_m && n < out_.num_n ? row * pitch + n : -1;
   }
 
-  __device__ int Pitch() const {
-    return epilogue_.activation.is_gated ? 2 * out_.num_n : out_.num_n;
+  __device__ int64_t FirstRow() const {
+    return int64_t{place_.m} * out_.num_n * (epilogue_.activation.is_gated ? 2 : 1);
   }
 
-  // Where the pre-activations of a word are, from the first row on; negative: nowhere.
-  __device__ int At(int word) const {
-    const int lane = threadIdx.x % 32;
-    const int m = lane / 4 + word % 2 * 8;
-    const int n = place_.n + word / 2 * 8 + lane % 4 * 2;
-    return m < place_.num_m && n < out_.num_n ? m * Pitch() + n : -1;
-  }
-
-  // What the next step needs: memory has until then to answer. Four lanes have 16 bytes of a row,
-  // two such steps a sector, which meets in the caches.
+  // What the next step needs: memory has until then to answer.
   __device__ void Read() {
+    const int at = At();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = At(word_ + i);
-      gates_[i] = ups_[i] = 0;
-      if (at < 0) continue;
-      gates_[i] = ReadPair(at);
-      if (epilogue_.activation.is_gated) ups_[i] = ReadPair(at + out_.num_n);
-    }
+    for (int i = 0; i < 4; ++i) gates_[i] = ups_[i] = 0;
+    weight_ = 1.0f;
+    if (at < 0) return;
+    const uint16_t* const from = static_cast<const uint16_t*>(epilogue_.pre_activation);
+    ReadChunk(from + FirstRow() + at, gates_);
+    if (epilogue_.activation.is_gated) ReadChunk(from + FirstRow() + at + out_.num_n, ups_);
+    if (epilogue_.row_weights != nullptr) weight_ = epilogue_.row_weights[place_.m + Row()];
   }
 
-  // Four words, in the place of those that they are made of.
+  // Eight elements, in the place of those that they are made of.
   template <bool kIsSmooth>
   __device__ void Make() {
     const ActivationFunction& f = epilogue_.activation;
-    uint32_t words[4];
-    stage_.ReadWords(word_ % kStagedWords, words);
+    const uint32_t staged = stage_.Chunk(Row(), Chunk());
+    const uint4 chunk = LoadChunk(staged);
+    uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    float dot = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float weight = weights_.of[i % 2];
       float d[2], gate[2], up[2] = {1, 1};
       T::Unpack(words[i], d);
       T::Unpack(gates_[i], gate);
@@ -111,66 +114,63 @@ class GradientRows {
       for (int x = 0; x < 2; ++x) {
         const Activated a = ActivateFast<kIsSmooth>(f, gate[x]);
         const float hidden = a.value * up[x];
-        const float weighted = weight * d[x];
-        dots_[i % 2] += hidden * d[x];
-        d[x] = weight * hidden;
+        const float weighted = weight_ * d[x];
+        dot += hidden * d[x];
+        d[x] = weight_ * hidden;
         gate[x] = weighted * up[x] * a.slope;
         up[x] = weighted * a.value;
       }
       words[i] = T::Pack(d);
-      const int at = At(word_ + i);
-      if (at < 0) continue;
-      WritePair(at, T::Pack(gate));
-      if (f.is_gated) WritePair(at + out_.num_n, T::Pack(up));
+      gates_[i] = T::Pack(gate);
+      ups_[i] = T::Pack(up);
     }
-    __syncwarp();
-    stage_.WriteWords(word_ % kStagedWords, words);
+    StoreChunk(staged, make_uint4(words[0], words[1], words[2], words[3]));
+    const int at = At();
+    if (at >= 0) {
+      uint16_t* const to = static_cast<uint16_t*>(epilogue_.gradient) + FirstRow() + at;
+      WriteChunk(to, gates_);
+      if (f.is_gated) WriteChunk(to + out_.num_n, ups_);
+    }
+    AddDot(dot);
   }
 
-  // The steps that follow read the rest of the 128 bytes.
-  __device__ uint32_t ReadPair(int at) const {
-    uint32_t pair;
-    asm volatile("ld.global.L2::128B.u32 %0, [%1];"
-                 : "=r"(pair)
-                 : "l"(static_cast<const uint16_t*>(epilogue_.pre_activation) +
-                       int64_t{place_.m} * Pitch() + at)
-                 : "memory");
-    return pair;
-  }
-
-  __device__ void WritePair(int at, uint32_t pair) const {
-    uint16_t* const first =
-        static_cast<uint16_t*>(epilogue_.gradient) + int64_t{place_.m} * Pitch();
-    *reinterpret_cast<uint32_t*>(first + at) = pair;
-  }
-
-  // Four lanes have a row.
-  __device__ void StoreDots(int block) {
-    const int lane = threadIdx.x % 32;
-    const int num_blocks = (out_.num_n + kColumnsPerDot - 1) / kColumnsPerDot;
+  // By 8 lanes, of both boxes.
+  __device__ void AddDot(float dot) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float dot = dots_[i];
-      dot += __shfl_xor_sync(0xffffffffu, dot, 1);
-      dot += __shfl_xor_sync(0xffffffffu, dot, 2);
-      const int m = lane / 4 + 8 * i;
-      if (lane % 4 == 0 && m < place_.num_m && block < num_blocks) {
-        epilogue_.row_dots[int64_t{place_.m + m} * num_blocks + block] = dot;
-      }
-      dots_[i] = 0;
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
+    }
+    dot_ = step_ % kStagedBoxes == 0 ? dot : dot_ + dot;
+    if (step_ % kStagedBoxes != kStagedBoxes - 1 || threadIdx.x % kLanes != 0) return;
+    const int row = Row();
+    const int num_blocks = (out_.num_n + kColumnsPerDot - 1) / kColumnsPerDot;
+    const int block = place_.n / kColumnsPerDot + step_ / kSteps;
+    if (row < place_.num_m && block < num_blocks) {
+      epilogue_.row_dots[int64_t{place_.m + row} * num_blocks + block] = dot_;
     }
   }
-  static_assert(kResultN / 2 == kColumnsPerDot);
+
+  // Where it stands, not where it is used.
+  __device__ static void ReadChunk(const uint16_t* from, uint32_t (&words)[4]) {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(from)
+                 : "memory");
+  }
+
+  __device__ static void WriteChunk(uint16_t* to, const uint32_t (&words)[4]) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
 
   const Epilogue& epilogue_;
   const ResultMatrix out_;
   const StagedRows stage_;
   ResultPlace place_ = {};
-  RowWeights weights_ = {};
-  float dots_[2] = {};
-  int word_ = kDone;  // the next to be made; the stage has the first half, then the second
+  int step_ = 2 * kSteps;  // the next; the stage has the first half of the columns, then the second
   uint32_t gates_[4] = {};
   uint32_t ups_[4] = {};
+  float weight_ = 1.0f;
+  float dot_ = 0;
   uint32_t kept_[kStagedWords] = {};
 };
 

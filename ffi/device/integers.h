@@ -1,4 +1,5 @@
-// Fixed-size integers for code that the host compiler, nvcc and NVRTC all read.
+// What code needs that the host compiler, nvcc and NVRTC all read: fixed-size integers, and a mark
+// for functions that run on both sides.
 #ifndef JAX_EP_DEVICE_INTEGERS_H_
 #define JAX_EP_DEVICE_INTEGERS_H_
 
@@ -11,6 +12,12 @@ using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 #else
 #include <cstdint>
+#endif
+
+#ifdef __CUDACC__
+#define JAX_EP_HOST_DEVICE __host__ __device__
+#else
+#define JAX_EP_HOST_DEVICE
 #endif
 
 #endif  // JAX_EP_DEVICE_INTEGERS_H_

@@ -20,7 +20,7 @@ enum class MatmulKind {
 
 template <MatmulKind kKind>
 inline constexpr bool kIsGradient = kKind == MatmulKind::kGradient;
-constexpr bool IsTransposed(MatmulKind kind) {
+JAX_EP_HOST_DEVICE constexpr bool IsTransposed(MatmulKind kind) {
   return kind == MatmulKind::kForwardTransposed || kind == MatmulKind::kActivationGradient;
 }
 template <MatmulKind kKind>
@@ -78,6 +78,7 @@ struct MatmulProblem {
   int32_t num_n;
   int32_t num_k;   // forward only
   int32_t tile_n;  // columns of the result in a tile: the kernel's, half of them if there are gates
+  int32_t right_blocks;  // of columns side by side in a box of the right operand, see MatmulKernel
   GroupRows rows;
   Epilogue epilogue;
   int32_t tile_counter;  // of this launch alone, see TileClaims; negative: there is none

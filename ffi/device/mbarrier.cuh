@@ -52,32 +52,32 @@ __device__ inline bool IsComplete(uint32_t barrier, uint32_t parity) {
   return is_complete != 0;
 }
 
-// Copies a box of a tensor map, whose first coordinate is the innermost. What is outside of the
-// tensor becomes zeros and counts as bytes, too. By one thread.
-__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier, int x,
-                               int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-      "l"(tensor_map), "r"(barrier), "r"(x), "r"(y)
-      : "memory");
-}
+// Where a box of a tensor map begins; `column` is the innermost. Of maps whose boxes have several
+// blocks of columns side by side, `block` is the first one's number, else 0.
+struct BoxPlace {
+  int column;
+  int row;
+  int block;
+  int matrix;
+};
 
-__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier, int x, int y,
-                               int z) {
+// Copies a box. What is outside of the tensor becomes zeros and counts as bytes, too. By one
+// thread.
+__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier,
+                               const BoxPlace& at) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-      "l"(tensor_map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix)
       : "memory");
 }
 
 // Copies a box to a tensor; what is outside of it is left out. By one thread.
-__device__ inline void StoreBox(const void* tensor_map, uint32_t from, int x, int y, int z) {
+__device__ inline void StoreBox(const void* tensor_map, uint32_t from, const BoxPlace& at) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
           tensor_map),
-      "r"(from), "r"(x), "r"(y), "r"(z)
+      "r"(from), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix)
       : "memory");
 }
 

@@ -22,8 +22,7 @@ class ResultRows {
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
-    stage_.Wait();
-    stage_.Write(words);
+    stage_.Replace(words);
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) kept_[i] = T::Pack(sums + 2 * kStagedWords + 2 * i);
     place_ = place;
@@ -34,8 +33,7 @@ class ResultRows {
   __device__ void Continue() {
     if (to_do_ == 0) return;
     if (to_do_ == 1) {
-      stage_.Wait();
-      stage_.Write(kept_);
+      stage_.Replace(kept_);
     }
     stage_.Send<2>(matrix_, place_);
     place_.n += kStagedBoxes * kStagedLine / 2;
@@ -70,10 +68,9 @@ class ResultRows {
     to_do_ = 0;  // as it is: for the compiler, which then needs no registers for what is kept
   }
 
-  // Shared memory must outlive what was stored.
   __device__ void Close() {
     Finish();
-    if (threadIdx.x % 32 == 0) WaitStores<0>();
+    stage_.Close();
   }
 
  private:

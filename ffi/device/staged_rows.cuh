@@ -22,11 +22,11 @@ inline constexpr int kBoxWords = kStagedWords / kStagedBoxes;  // of 64 columns 
 
 // A stack of row-major matrices.
 struct ResultMatrix {
-  const void* tensor_map;  // boxes of 16 lines of 128 bytes; not needed by hand
+  const void* tensor_map;  // boxes of 16 lines of 128 bytes
   void* data;
-  int32_t num_m;  // of one matrix
-  int32_t num_n;  // columns to store
-  int32_t pitch;  // elements from row to row
+  int64_t matrix_pitch;  // elements from matrix to matrix
+  int32_t num_n;         // columns to store
+  int32_t pitch;         // elements from row to row
 };
 
 // Where in it a warp's rows are.
@@ -59,6 +59,11 @@ class StagedRows {
     __syncwarp();
   }
 
+  // Until they are complete: shared memory must outlive what is sent from it.
+  __device__ static void Close() {
+    if (threadIdx.x % 32 == 0) WaitStores<0>();
+  }
+
   // Four words of this lane, from word `first` of the stage on.
   __device__ void WriteWords(int first, const uint32_t (&words)[4]) const {
     const int lane = threadIdx.x % 32;
@@ -69,24 +74,26 @@ class StagedRows {
     LoadMatrices<false>(Chunk(lane % 16, first / 2 + lane / 16), words);
   }
 
-  // All words.
-  __device__ void Write(const uint32_t* words) const {
+  // All words, in the place of those before. Then the lanes may read each other's.
+  __device__ void Replace(const uint32_t (&words)[kStagedWords]) const {
+    Wait();
 #pragma unroll
     for (int i = 0; i < kStagedWords; i += 4) {
       const uint32_t some[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
       WriteWords(i, some);
     }
+    __syncwarp();
   }
 
   // Both boxes side by side, or one.
   template <int kElementBytes>
   __device__ void Send(const ResultMatrix& matrix, const ResultPlace& place,
-                       int num_boxes = kStagedBoxes) const {
+                       int num_boxes = kStagedBoxes, int first = 0) const {
     constexpr int kColumns = kStagedLine / kElementBytes;  // of a box
     // Lines that follow the last may be another group's.
     if (place.num_m < kResultM) {
-      if (num_boxes == 1) return SendByHand<kElementBytes, 1>(matrix, place, 0);
-      return SendByHand<kElementBytes, kStagedBoxes>(matrix, place, 0);
+      if (num_boxes == 1) return SendByHand<kElementBytes, 1>(matrix, place, first);
+      return SendByHand<kElementBytes, kStagedBoxes>(matrix, place, first);
     }
     FenceAsyncProxy();
     __syncwarp();
@@ -94,7 +101,7 @@ class StagedRows {
     for (int i = 0; i < num_boxes; ++i) {
       const int n = place.n + i * kColumns;
       if (n >= matrix.num_n) break;
-      StoreBox(matrix.tensor_map, Box(i), n, place.m, place.group);
+      StoreBox(matrix.tensor_map, Box(first + i), {n, place.m, 0, place.group});
     }
     CommitStores();
   }
@@ -106,7 +113,8 @@ class StagedRows {
     constexpr int kPerLine = kBoxes * kChunks;
     constexpr int kElements = 16 / kElementBytes;  // of a chunk
     const int lane = threadIdx.x % 32;
-    const int64_t first_line = int64_t{place.group} * matrix.num_m + place.m;
+    const int64_t first_element =
+        place.group * matrix.matrix_pitch + int64_t{place.m} * matrix.pitch;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kResultM; i += 32 / kPerLine) {
@@ -115,7 +123,7 @@ class StagedRows {
       const uint4 chunk = LoadChunk(Chunk(line, first * kChunks + lane % kPerLine));
       if (line < place.num_m && n < matrix.num_n) {
         char* const to = static_cast<char*>(matrix.data) +
-                         ((first_line + line) * matrix.pitch + n) * kElementBytes;
+                         (first_element + line * matrix.pitch + n) * kElementBytes;
         *reinterpret_cast<uint4*>(to) = chunk;
       }
     }

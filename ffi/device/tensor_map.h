@@ -17,6 +17,8 @@ struct MatmulTensorMaps {
   CUtensorMap left;
   CUtensorMap right;
   CUtensorMap out;
+  CUtensorMap
+      pre_activation[2];  // if they are kept: the gate's columns, and those that it multiplies
 };
 
 }  // namespace jax_ep

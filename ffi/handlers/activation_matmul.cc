@@ -1,6 +1,6 @@
 #include "ffi/kernels/activation_matmul.h"
 
-#include "ffi/handlers/call.h"
+#include "ffi/handlers/matmul.h"
 #include "ffi/handlers/operations.h"
 
 namespace jax_ep {
@@ -9,11 +9,6 @@ namespace {
 using State = ActivationMatmulState;
 using Config = ActivationMatmulConfig;
 using Sizes = GroupedMatmulSizes;
-
-Status At(const char* target, Status status) {
-  if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
-  return status;
-}
 
 Status CheckForward(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckActivationMatmul(config, operands, results, sizes);
@@ -38,13 +33,6 @@ auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results
   return InstantiateCall<State>(kActivationMatmulGradientTarget, CheckGradient, attributes,
                                 operands, results);
 }
-
-// Once an execution and device, before any device launches.
-ffi::Error Prepare(State* state, int32_t device) {
-  return ToError(At(state->target, LoadMatmulsOnce(device)));
-}
-
-ffi::Error Initialize(State* /*state*/) { return ffi::Error::Success(); }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
@@ -87,27 +75,20 @@ ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kInstantiateGradient, InstantiateGradient, InstantiateBinding());
-XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
-                       ffi::Ffi::BindPrepare().Ctx<ffi::State<State>>().Ctx<ffi::DeviceOrdinal>());
-XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
-                       ffi::Ffi::BindInitialize().Ctx<ffi::State<State>>());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kExecuteGradient, ExecuteGradient, ExecuteBinding<State>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-Target Handlers(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
-  return {name, Address(instantiate), Address(kPrepare), Address(kInitialize), Address(execute)};
-}
-
 }  // namespace
 
 Target ActivationMatmulHandlers() {
-  return Handlers(kActivationMatmulTarget, kInstantiate, kExecute);
+  return MatmulTarget<State>(kActivationMatmulTarget, kInstantiate, kExecute);
 }
 
 Target ActivationMatmulGradientHandlers() {
-  return Handlers(kActivationMatmulGradientTarget, kInstantiateGradient, kExecuteGradient);
+  return MatmulTarget<State>(kActivationMatmulGradientTarget, kInstantiateGradient,
+                             kExecuteGradient);
 }
 
 }  // namespace jax_ep

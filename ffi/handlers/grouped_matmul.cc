@@ -2,23 +2,19 @@
 
 #include <type_traits>
 
-#include "ffi/handlers/call.h"
+#include "ffi/handlers/matmul.h"
 #include "ffi/handlers/operations.h"
 
 namespace jax_ep {
 namespace {
 
-// One matmul for each local expert. Nothing leaves the device, so there is no communicator.
+// One matmul for each local expert.
+using State = GroupedMatmulState;
 using Config = GroupedMatmulConfig;
 using Sizes = GroupedMatmulSizes;
 using Check = BufferCheck<Config, Sizes>;
 using Launch = decltype(&LaunchGroupedMatmul);
 static_assert(std::is_same_v<Launch, decltype(&LaunchGroupedMatmulRhsGradient)>);
-
-Status At(const char* target, Status status) {
-  if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
-  return status;
-}
 
 Status CheckForward(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckGroupedMatmul(config, operands, results, sizes);
@@ -34,24 +30,16 @@ Status CheckRhsGradient(const Config& config, Buffers operands, Buffers results,
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulTarget, CheckForward, attributes,
-                                             operands, results);
+  return InstantiateCall<State>(kGroupedMatmulTarget, CheckForward, attributes, operands, results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
-  return InstantiateCall<GroupedMatmulState>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient,
-                                             attributes, operands, results);
+  return InstantiateCall<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
+                                operands, results);
 }
 
-// Once an execution and device, before any device launches.
-ffi::Error Prepare(GroupedMatmulState* state, int32_t device) {
-  return ToError(At(state->target, LoadMatmulsOnce(device)));
-}
-
-ffi::Error Initialize(GroupedMatmulState* /*state*/) { return ffi::Error::Success(); }
-
-ffi::Error ExecuteMatmul(Check check, Launch launch, GroupedMatmulState* state, cudaStream_t stream,
+ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t stream,
                          const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
   Sizes sizes;
   Status status = CheckCallBuffers(check, state->config, operands, results, &sizes);
@@ -64,12 +52,12 @@ ffi::Error ExecuteMatmul(Check check, Launch launch, GroupedMatmulState* state, 
   return ToError(At(state->target, status));
 }
 
-ffi::Error Execute(GroupedMatmulState* state, cudaStream_t stream, int32_t /*device*/,
+ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
   return ExecuteMatmul(CheckForward, LaunchGroupedMatmul, state, stream, operands, results);
 }
 
-ffi::Error ExecuteRhsGradient(GroupedMatmulState* state, cudaStream_t stream, int32_t /*device*/,
+ffi::Error ExecuteRhsGradient(State* state, cudaStream_t stream, int32_t /*device*/,
                               ffi::RemainingArgs operands, ffi::RemainingRets results) {
   return ExecuteMatmul(CheckRhsGradient, LaunchGroupedMatmulRhsGradient, state, stream, operands,
                        results);
@@ -77,26 +65,20 @@ ffi::Error ExecuteRhsGradient(GroupedMatmulState* state, cudaStream_t stream, in
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kInstantiateRhsGradient, InstantiateRhsGradient, InstantiateBinding());
-XLA_FFI_DEFINE_HANDLER(
-    kPrepare, Prepare,
-    ffi::Ffi::BindPrepare().Ctx<ffi::State<GroupedMatmulState>>().Ctx<ffi::DeviceOrdinal>());
-XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
-                       ffi::Ffi::BindInitialize().Ctx<ffi::State<GroupedMatmulState>>());
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<GroupedMatmulState>(),
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
                        {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kExecuteRhsGradient, ExecuteRhsGradient,
-                       ExecuteBinding<GroupedMatmulState>(), {ffi::Traits::kCmdBufferCompatible});
-
-Target Handlers(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
-  return {name, Address(instantiate), Address(kPrepare), Address(kInitialize), Address(execute)};
-}
+XLA_FFI_DEFINE_HANDLER(kExecuteRhsGradient, ExecuteRhsGradient, ExecuteBinding<State>(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
-Target GroupedMatmulHandlers() { return Handlers(kGroupedMatmulTarget, kInstantiate, kExecute); }
+Target GroupedMatmulHandlers() {
+  return MatmulTarget<State>(kGroupedMatmulTarget, kInstantiate, kExecute);
+}
 
 Target GroupedMatmulRhsGradientHandlers() {
-  return Handlers(kGroupedMatmulRhsGradientTarget, kInstantiateRhsGradient, kExecuteRhsGradient);
+  return MatmulTarget<State>(kGroupedMatmulRhsGradientTarget, kInstantiateRhsGradient,
+                             kExecuteRhsGradient);
 }
 
 }  // namespace jax_ep

@@ -1,9 +1,7 @@
 #include "ffi/kernels/grouped_matmul.h"
 
-#include <atomic>
 #include <utility>
 
-#include "ffi/kernels/grouped_matmul_kernels.h"
 #include "ffi/kernels/matmul_launch.h"
 
 namespace jax_ep {
@@ -24,16 +22,6 @@ Status CheckGroupedMatmulRhsGradientLaunch(const GroupedMatmulConfig& config,
   }
   if (status.ok()) status = CheckMatmulType("rhs_gradient", sizes.rhs_type, sizes.lhs_type);
   return status;
-}
-
-Status LoadGroupedMatmul() { return LoadMatmulKernels(); }
-
-int32_t NewTileCounter() {
-  static std::atomic<int32_t> next = 0;
-  const int32_t number = next.fetch_add(1);
-  if (number < kNumSm90TileCounters) return number;
-  next = kNumSm90TileCounters;
-  return -1;
 }
 
 Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmulSizes& sizes,

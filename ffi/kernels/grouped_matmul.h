@@ -17,14 +17,6 @@ Status CheckGroupedMatmulLaunch(const GroupedMatmulConfig& config, const Grouped
 Status CheckGroupedMatmulRhsGradientLaunch(const GroupedMatmulConfig& config,
                                            const GroupedMatmulSizes& sizes);
 
-// A number for LaunchGroupedMatmul*: every launch that may run while another does, on the same
-// device, has its own. Negative once there are no more: slower, and as good.
-int32_t NewTileCounter();
-
-// Loads the kernels on the current device. To be called there once before the first launch, while
-// no kernel runs that waits for another GPU: loading code may wait for all of them.
-Status LoadGroupedMatmul();
-
 // out[rows of group g] = lhs[rows of group g] * rhs[g], in one kernel on `stream`. Addresses are of
 // the current device; group_sizes is read by the kernel alone, so a launch can be captured.
 // Negative sizes count as 0 and sums past num_rows as num_rows. Neither lhs nor out is accessed

@@ -11,23 +11,25 @@ namespace jax_ep {
 
 // Any number of blocks gives the same result, one for each multiprocessor at most the best time.
 struct MatmulKernel {
-  const void* address;  // of a kernel whose one parameter is a MatmulProblem
+  const void* address;  // of a kernel with MatmulTensorMaps, if it takes them, and MatmulProblem
   int threads;
   int shared_bytes;
   int tile_m;
   int tile_n;
   int stored_elements;  // neighbours that a lane stores at once if MatmulProblem::out_is_aligned
+  int left_lines = 0;   // of a box of the left operand's tensor map, if the kernel takes such maps
+  int right_lines = 0;
+  int right_blocks = 1;  // side by side in a box, of kColumnsPerBlock each, if all blocks are whole
 };
 
 #ifndef __CUDACC_RTC__
 // Neither this nor SixteenBitMatmulKernel has kActivationGradient.
 MatmulKernel Float32MatmulKernel(MatmulKind kind);
 
-// On sm_90a: both operands as above, and of rows of more than nothing. Its parameters are the
-// tensor maps of left, right and out, in boxes of so many lines, and the MatmulProblem.
+// On sm_90a: both operands as above, and of rows of more than nothing. With tensor maps of both,
+// and of the result in boxes of so many lines.
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
-int Sm90LinesOfLeft(MatmulKind kind);
-int Sm90LinesOfRight(MatmulKind kind);
+inline constexpr int kColumnsPerBlock = 64;
 inline constexpr int kSm90LinesOfOut = 16;
 inline constexpr int kNumSm90TileCounters = 1 << 16;
 

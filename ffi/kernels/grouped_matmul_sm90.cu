@@ -2,98 +2,92 @@
 // warps multiply them, four at a time in one instruction.
 #include "ffi/device/fused_rows.cuh"
 #include "ffi/device/gradient_rows.cuh"
-#include "ffi/device/mbarrier.cuh"
 #include "ffi/device/result_rows.cuh"
-#include "ffi/device/sm90_pipeline.cuh"
+#include "ffi/device/sm90_producer.cuh"
+#include "ffi/device/sm90_schedule.cuh"
 #include "ffi/device/tensor_map.h"
-#include "ffi/device/tile_claims.cuh"
 #include "ffi/device/wgmma.cuh"
 #include "ffi/kernels/grouped_matmul_kernels.h"
 
 namespace jax_ep {
 namespace sm90 {
 
-// One step along k of both operands. By one thread. `up_n`: columns from gate to up, or 0.
-template <MatmulKind kKind>
-__device__ void CopyStep(const CUtensorMap& left, const CUtensorMap& right, const Tile& tile, int k,
-                         int up_n, uint32_t stage, uint32_t barrier) {
-  // Without rows for the second consumer its half of left is left out.
-  const int num_halves = tile.num_m > kGroupM ? 2 : 1;
-  ArriveExpecting(barrier, kRightBytes + num_halves * kLeftHalfBytes);
-  const uint32_t to = stage + kLeftBytes;
-  for (int i = 0; i < num_halves; ++i) {
-    const int m = tile.m + i * kGroupM;
-    // Rows past the group's end are copied, multiplied, and not stored.
-    CopyBox(stage + i * kLeftHalfBytes, &left, barrier, kIsGradient<kKind> ? m : k,
-            kIsGradient<kKind> ? k : m, 0);
-  }
-  if constexpr (kIsTransposed<kKind>) {
-    CopyBox(to, &right, barrier, k, tile.n, tile.group);
-  } else {
-    for (int i = 0; i < kTileN / kLine; ++i) {
-      // Beside the columns of a gate, half of the tile, are those that it multiplies.
-      const bool is_up = kIsActivation<kKind> && up_n > 0 && i >= kTileN / kLine / 2;
-      const int n = tile.n + i * kLine + (is_up ? up_n - kTileN / 2 : 0);
-      CopyBox(to + i * kBlockBytes, &right, barrier, n, k, kIsGradient<kKind> ? 0 : tile.group);
-    }
-  }
-}
+// A block computes a tile of 128 x 256, each of two groups of four warps 64 x 256 of it.
+inline constexpr int kTileM = 128;
+inline constexpr int kTileN = 256;
+static_assert(kTileN == kResultN);
+inline constexpr int kTileK = 64;
+inline constexpr int kConsumers = 2;
+inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
+inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
+inline constexpr int kGroupM = kTileM / kConsumers;
+static_assert(kGroupM == 64, "rows of one instruction");
 
-// Finding a tile takes about a microsecond: one warp does it for the others, ahead of them.
-template <MatmulKind kKind>
-__device__ void Schedule(const MatmulProblem& problem, uint32_t shared) {
-  const bool is_leader = threadIdx.x % 32 == 0;
-  Tiles<kKind> tiles(problem);
-  TileClaims claims(problem.tile_counter);
-  Position<kTileSlots> slot;
-  Position<1> wanted;
-  while (true) {
-    const Tile tile = tiles.Find(__shfl_sync(0xffffffffu, claims.index(), 0));
-    if (is_leader) {
-      // The first round finds the ring empty: it waits for the phase before the first.
-      WaitBarrier(TileEmpty(shared, slot.index), slot.parity ^ 1);
-      *TileSlot(slot.index) = tile;
-      Arrive(TileFull(shared, slot.index));
-    }
-    if (tile.num_k == 0) break;
-    if (is_leader) {
-      WaitBarrier(TileWanted(shared), wanted.parity);
-      claims.Next();
-    }
-    slot.Advance();
-    wanted.Advance();
-  }
-  if (is_leader) claims.Finish();
-}
+// A block has what its threads are launched with, in multiples of 8; those that copy leave most of
+// theirs to those that multiply. Whoever asks for more waits for ever.
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+inline constexpr int kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
+static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <=
+              kThreads * kLaunchRegisters);
 
-// By one warp, of which one thread copies.
+// Named barriers of those that multiply.
+inline constexpr int kCleared = 1;
+
+inline constexpr int kLine = 64;  // elements of a line of 128 bytes
+inline constexpr int kLeftBytes = kTileM * kTileK * 2;
+inline constexpr int kLeftHalfBytes = kLeftBytes / kConsumers;  // a consumer's
+inline constexpr int kRightBytes = kTileN * kTileK * 2;
+inline constexpr int kBlockBytes = kTileK * kLine * 2;   // 64 x 64 elements
+inline constexpr int kRightHalfBytes = kRightBytes / 2;  // a box, or two
+inline constexpr int kRightHalfN = kTileN / 2;
+
+using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes, kConsumerWarps>;
+
+// A step along k of both operands, of rows that are all there from the beginning.
 template <MatmulKind kKind>
-__device__ void Produce(const CUtensorMap& left, const CUtensorMap& right,
-                        const MatmulProblem& problem, uint32_t shared) {
-  const bool is_leader = threadIdx.x % 32 == 0;
-  const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
-  Position<kStages> at;
-  Position<kTileSlots> slot;
-  while (true) {
-    WaitBarrier(TileFull(shared, slot.index), slot.parity);
-    const Tile tile = ReadTile(slot.index);
-    if (is_leader) Arrive(TileEmpty(shared, slot.index));
-    slot.Advance();
-    if (tile.num_k == 0) return;
-    // Claimed as late as it can be: a tile that waits would begin after its neighbours.
-    const int want_at = max((tile.num_k - 1) / kTileK - kStages, 0) * kTileK;
-    for (int k = 0; k < tile.num_k; k += kTileK) {
-      if (is_leader) {
-        WaitBarrier(Empty(shared, at.index), at.parity ^ 1);
-        CopyStep<kKind>(left, right, tile, tile.k + k, up_n, shared + at.index * kStageBytes,
-                        Full(shared, at.index));
-        if (k == want_at) Arrive(TileWanted(shared));
-      }
-      at.Advance();
-    }
-    __syncwarp();
+struct Source {
+  const MatmulTensorMaps& maps;
+  const int up_n;          // columns from gate to up, or 0
+  const int right_blocks;  // of a box
+
+  __device__ void Await(const Tile& /*tile*/) const {}
+
+  __device__ void Copy(const Tile& tile, int k, uint32_t stage, uint32_t full) const {
+    // Without rows for the second consumer its half of left is left out.
+    const bool has_both = tile.num_m > kGroupM;
+    ArriveExpecting(full, kRightBytes + (has_both ? kLeftBytes : kLeftHalfBytes));
+    CopyLeft(tile, k, 0, stage, full);
+    if (has_both) CopyLeft(tile, k, 1, stage, full);
+    CopyRight(tile, k, 0, stage, full);
+    CopyRight(tile, k, 1, stage, full);
   }
-}
+
+ private:
+  // Rows past the group's end are copied, multiplied, and not stored.
+  __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
+    const int m = tile.m + half * kGroupM;
+    CopyBox(stage + half * kLeftHalfBytes, &maps.left, full,
+            kIsGradient<kKind> ? BoxPlace{m, k, 0, 0} : BoxPlace{k, m, 0, 0});
+  }
+
+  __device__ void CopyRight(const Tile& tile, int k, int half, uint32_t stage,
+                            uint32_t full) const {
+    const uint32_t to = stage + kLeftBytes + half * kRightHalfBytes;
+    // Beside the columns of a gate, half of the tile, are those that it multiplies.
+    const bool is_up = kIsActivation<kKind> && up_n > 0 && half > 0;
+    const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
+    const int matrix = kIsGradient<kKind> ? 0 : tile.group;
+    if constexpr (kIsTransposed<kKind>) {
+      CopyBox(to, &maps.right, full, {k, n, 0, matrix});
+    } else if (right_blocks > 1) {
+      CopyBox(to, &maps.right, full, {0, k, n / kLine, matrix});
+    } else {
+      CopyBox(to, &maps.right, full, {n, k, 0, matrix});
+      CopyBox(to + kBlockBytes, &maps.right, full, {n + kLine, k, 0, matrix});
+    }
+  }
+};
 
 // Zeros in the lines of both operands from `first` on, whose rows belong to others: a product of
 // zero and what is there may be NaN. By both groups; each has its own block of the left operand.
@@ -137,7 +131,8 @@ template <typename T, MatmulKind kKind>
 struct Sink {
   ResultRows rows;
 
-  __device__ Sink(const MatmulProblem& /*problem*/, const ResultMatrix& out, uint32_t staging)
+  __device__ Sink(const MatmulProblem& /*problem*/, const MatmulTensorMaps& /*maps*/,
+                  const ResultMatrix& out, uint32_t staging)
       : rows(out, staging) {}
 
   __device__ void Store(const MatmulProblem& problem, const ResultPlace& place, int /*group*/,
@@ -151,7 +146,7 @@ struct Sink {
 
   // The second step waits for the copies of the first.
   __device__ void AfterStep(int k) {
-    if (k == 0 || k == kStages * kTileK) rows.Continue();
+    if (k == 0 || k == Ring::kStages * kTileK) rows.Continue();
   }
 };
 
@@ -159,8 +154,9 @@ template <typename Rows>
 struct FusedSink {
   Rows rows;
 
-  __device__ FusedSink(const MatmulProblem& problem, const ResultMatrix& out, uint32_t staging)
-      : rows(problem, out, staging) {}
+  __device__ FusedSink(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+                       const ResultMatrix& out, uint32_t staging)
+      : rows(problem, maps, out, staging) {}
 
   __device__ void Store(const MatmulProblem& /*problem*/, const ResultPlace& place, int group,
                         float (&sums)[128]) {
@@ -182,30 +178,24 @@ struct Sink<T, MatmulKind::kActivationGradient> : FusedSink<GradientRows<T>> {
 
 template <typename T, MatmulKind kKind>
 __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& problem,
-                        uint32_t shared) {
+                        const Ring& ring) {
   const int warp = Uniform(threadIdx.x / 32) - kGroupThreads / 32;  // of those that multiply
   const int consumer = warp / (kGroupThreads / 32);
+  const ResultMatrix out = {&maps.out, problem.out, int64_t{problem.num_m} * problem.num_n,
+                            problem.num_n, problem.num_n};
+  Sink<T, kKind> sink(problem, maps, out, ring.Staging() + warp * kStagedBytes);
   const bool arrives = threadIdx.x % 32 == 0;
-  const ResultMatrix out = {&maps.out, problem.out, problem.num_m, problem.num_n, problem.num_n};
-  Sink<T, kKind> sink(problem, out, shared + kStaging + warp * kStagedBytes);
-  Position<kStages> at;
-  Position<kTileSlots> slot;
-  const auto next_tile = [&] {
-    WaitBarrier(TileFull(shared, slot.index), slot.parity);
-    const Tile tile = ReadTile(slot.index);
-    if (arrives) Arrive(TileEmpty(shared, slot.index));
-    slot.Advance();
-    return tile;
-  };
+  TileReader<Ring> tiles(ring);
+  Position<Ring::kStages> at;
   bool is_full = false;
   float sums[128];
-  for (Tile tile = next_tile(), next; tile.num_k > 0; tile = next) {
+  for (Tile tile = tiles.Next(), next; tile.num_k > 0; tile = next) {
     // Rows past the end of the group are only padding: often this half has no others.
     const bool has_rows = consumer * kGroupM < tile.num_m;
     int before = -1;
     for (int k = 0; k < tile.num_k; k += kTileK) {
-      const uint32_t stage = shared + at.index * kStageBytes;
-      if (!is_full) WaitBarrier(Full(shared, at.index), at.parity);
+      const uint32_t stage = ring.Stage(at.index);
+      if (!is_full) WaitBarrier(ring.Full(at.index), at.parity);
       if constexpr (kIsGradient<kKind>) {
         const int left = tile.num_k - k;
         if (left < kTileK) ClearLines(stage, consumer, left);
@@ -216,22 +206,22 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
         MultiplyStep<T, kKind>(sums, stage, consumer, k > 0);
         // While the matrix units are at work: what the tile before has left to do.
         sink.AfterStep(k);
-        is_full = IsComplete(Full(shared, at.index), at.parity);
+        is_full = IsComplete(ring.Full(at.index), at.parity);
         WaitWgmma<1>();
       } else {
         is_full = false;
       }
       // The batch before this one has read its stage.
       __syncwarp();
-      if (before >= 0 && arrives) Arrive(Empty(shared, before));
+      if (before >= 0 && arrives) Arrive(ring.Empty(before));
       before = current;
     }
     if (has_rows) sink.rows.Finish();
-    next = next_tile();
+    next = tiles.Next();
     WaitWgmma<0>();
     FenceSums(sums);
     __syncwarp();
-    if (arrives) Arrive(Empty(shared, before));
+    if (arrives) Arrive(ring.Empty(before));
     if (!has_rows) continue;
     const int m = warp * kResultM;
     const ResultPlace place = {.group = kIsGradient<kKind> ? tile.group : 0,
@@ -249,31 +239,26 @@ __global__ void __launch_bounds__(kThreads, 1)
     Sm90Kernel(const __grid_constant__ MatmulTensorMaps maps,
                const __grid_constant__ MatmulProblem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const uint32_t shared = SharedAddress(DynamicSharedMemory());
+  const Ring ring(SharedAddress(DynamicSharedMemory()));
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&maps.left);
     PrefetchTensorMap(&maps.right);
     PrefetchTensorMap(&maps.out);
-    for (int stage = 0; stage < kStages; ++stage) {
-      InitBarrier(Full(shared, stage), 1);
-      InitBarrier(Empty(shared, stage), kConsumerWarps);
-    }
-    for (int slot = 0; slot < kTileSlots; ++slot) {
-      InitBarrier(TileFull(shared, slot), 1);
-      InitBarrier(TileEmpty(shared, slot), kConsumerWarps + 1);
-    }
-    InitBarrier(TileWanted(shared), 1);
-    FenceBarrierInit();
+    ring.Initialize();
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     const int warp = Uniform(threadIdx.x / 32);
-    if (warp == 0) Produce<kKind>(maps.left, maps.right, problem, shared);
-    if (warp == 1) Schedule<kKind>(problem, shared);
+    if (warp == 0) {
+      const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
+      Produce<kTileK>(ring, Source<kKind>{maps, up_n, problem.right_blocks});
+    } else if (warp == 1) {
+      Schedule<Tiles<kKind, kTileM, kTileK>>(problem, ring);
+    }
   } else {
     GrowRegisters<kConsumerRegisters>();
-    Consume<T, kKind>(maps, problem, shared);
+    Consume<T, kKind>(maps, problem, ring);
   }
 #else
   __trap();  // a build for compute capability 9.0 has to be one for sm_90a
@@ -308,20 +293,19 @@ const void* Address(MatmulKind kind) {
 
 }  // namespace
 
-int Sm90LinesOfLeft(MatmulKind kind) { return kind == MatmulKind::kGradient ? kTileK : kGroupM; }
-
-int Sm90LinesOfRight(MatmulKind kind) { return IsTransposed(kind) ? kTileN : kTileK; }
-
-static_assert(kSm90LinesOfOut == kResultM);
+static_assert(kSm90LinesOfOut == kResultM && kColumnsPerBlock == kLine);
 static_assert(kNumSm90TileCounters == kNumTileCounters);
 
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
   return {.address = is_bfloat16 ? Address<BFloat16>(kind) : Address<Float16>(kind),
           .threads = kThreads,
-          .shared_bytes = kSharedBytes,
+          .shared_bytes = Ring::kSharedBytes,
           .tile_m = kTileM,
           .tile_n = kTileN,
-          .stored_elements = 8};
+          .stored_elements = 8,
+          .left_lines = kind == MatmulKind::kGradient ? kTileK : kGroupM,
+          .right_lines = IsTransposed(kind) ? kRightHalfN : kTileK,
+          .right_blocks = IsTransposed(kind) ? 1 : kRightHalfN / kLine};
 }
 
 }  // namespace jax_ep

@@ -1,6 +1,8 @@
 #include "ffi/kernels/matmul_launch.h"
 
 #include <algorithm>
+#include <atomic>
+#include <vector>
 
 #include "ffi/kernels/grouped_matmul_kernels.h"
 #include "ffi/kernels/tensor_maps.h"
@@ -26,18 +28,8 @@ bool HasPairs(MatmulKind kind, const MatmulProblem& problem) {
   return kind == MatmulKind::kActivation && problem.epilogue.activation.is_gated;
 }
 
-MatmulKernel PortableKernel(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
-  if (kind == MatmulKind::kActivationGradient) return ActivationGradientKernelOf(type);
-  if (type == kF32) return Float32MatmulKernel(kind);
-  return SixteenBitMatmulKernel(type == kBF16, kind,
-                                IsCopied(problem.left) && IsCopied(problem.right));
-}
-
-// Whether sm_90's kernel takes the problem and is the faster. With a few rows a group the time goes
-// into reading the matrices, which the portable kernel does at the memory's rate; sm_90's tile has
-// 64 rows at the least. A gradient has tiles of the same size whatever its groups.
-bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
-  constexpr int64_t kFewRows = 32;
+// What the copy engine asks for, and the instructions: a product of something.
+bool TakesTensorMaps(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
   constexpr int64_t kMostColumns = 1 << 25;  // 16 rows of twice as many, counted in 32 bits
   const GroupRows& rows = problem.rows;
   return type != kF32 && IsCopied(problem.left) && IsCopied(problem.right) &&
@@ -45,8 +37,19 @@ bool IsForSm90(MatmulKind kind, ElementType type, const MatmulProblem& problem) 
          IsAligned(problem.epilogue.pre_activation, 16) &&
          IsAligned(problem.epilogue.gradient, 16) && IsAligned(problem.epilogue.bias, 8) &&
          (kind == MatmulKind::kGradient ? problem.num_m : problem.num_k) > 0 &&
-         rows.num_groups > 0 && rows.num_rows > 0 &&
-         (kind == MatmulKind::kGradient || rows.num_rows > kFewRows * rows.num_groups);
+         rows.num_groups > 0 && rows.num_rows > 0;
+}
+
+// By static sizes alone, so that all calls of a program have the same.
+MatmulKernel ChooseKernel(MatmulKind kind, ElementType type, bool has_wgmma,
+                          const MatmulProblem& problem) {
+  if (has_wgmma && TakesTensorMaps(kind, type, problem)) {
+    return Sm90MatmulKernel(type == kBF16, kind);
+  }
+  if (kind == MatmulKind::kActivationGradient) return ActivationGradientKernelOf(type);
+  if (type == kF32) return Float32MatmulKernel(kind);
+  return SixteenBitMatmulKernel(type == kBF16, kind,
+                                IsCopied(problem.left) && IsCopied(problem.right));
 }
 
 // No group, nor the tail, has more than one tile along m that is not full.
@@ -58,20 +61,35 @@ int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProbl
   return tiles_m * CeilDivide(problem.num_n, problem.tile_n);
 }
 
-Status MakeTensorMaps(MatmulKind kind, ElementType type, ElementType out_type,
-                      const MatmulProblem& problem, MatmulTensorMaps* maps) {
+Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType type,
+                      ElementType out_type, const MatmulProblem& problem, MatmulTensorMaps* maps) {
   const bool is_gradient = kind == MatmulKind::kGradient;
   const int64_t rows = problem.rows.num_rows;
   const int64_t groups = problem.rows.num_groups;
-  Status status = MakeTensorMap(problem.left.data, type, problem.left.pitch, rows, 1,
-                                Sm90LinesOfLeft(kind), &maps->left);
+  const int64_t columns = problem.num_n;
+  const int64_t lines = is_gradient ? rows : IsTransposed(kind) ? columns : problem.num_k;
+  const auto stack = &MappedTensor::Stack;
+  Status status = MakeTensorMap(stack(problem.left.data, type, problem.left.pitch, rows, 1),
+                                {kernel.left_lines}, &maps->left);
   if (!status.ok()) return status;
-  const int64_t lines = is_gradient ? rows : IsTransposed(kind) ? problem.num_n : problem.num_k;
-  status = MakeTensorMap(problem.right.data, type, problem.right.pitch, lines,
-                         is_gradient ? 1 : groups, Sm90LinesOfRight(kind), &maps->right);
+  status = MakeTensorMap(
+      stack(problem.right.data, type, problem.right.pitch, lines, is_gradient ? 1 : groups),
+      {kernel.right_lines, problem.right_blocks}, &maps->right);
   if (!status.ok()) return status;
-  return MakeTensorMap(problem.out, out_type, problem.num_n, is_gradient ? problem.num_m : rows,
-                       is_gradient ? groups : 1, kSm90LinesOfOut, &maps->out);
+  status = MakeTensorMap(is_gradient ? stack(problem.out, out_type, columns, problem.num_m, groups)
+                                     : stack(problem.out, out_type, columns, rows, 1),
+                         {kSm90LinesOfOut}, &maps->out);
+  const void* const kept = problem.epilogue.pre_activation;
+  if (!status.ok() || kind != MatmulKind::kActivation || kept == nullptr) return status;
+  // A row has the columns of the gate, then those that they multiply.
+  const int64_t halves = problem.epilogue.activation.is_gated ? 2 : 1;
+  for (int64_t half = 0; status.ok() && half < halves; ++half) {
+    const void* const first = static_cast<const char*>(kept) + half * columns * ElementBytes(type);
+    status =
+        MakeTensorMap({first, type, columns, rows, 1, halves * columns, halves * columns * rows},
+                      {kSm90LinesOfOut}, &maps->pre_activation[half]);
+  }
+  return status;
 }
 
 }  // namespace
@@ -116,20 +134,29 @@ GroupRows Rows(const GroupedMatmulSizes& sizes, const int32_t* group_sizes, bool
           .with_tail = with_tail};
 }
 
+int32_t NewTileCounter() {
+  static std::atomic<int32_t> next = 0;
+  const int32_t number = next.fetch_add(1);
+  if (number < kNumSm90TileCounters) return number;
+  next = kNumSm90TileCounters;
+  return -1;
+}
+
 Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
                     MatmulProblem problem, cudaStream_t stream) {
-  MatmulTensorMaps maps;
-  bool is_sm90 = false;
-  Status status;
-  if (IsForSm90(kind, type, problem)) status = IsComputeCapability(9, 0, &is_sm90);
-  if (status.ok() && is_sm90) status = MakeTensorMaps(kind, type, out_type, problem, &maps);
+  bool has_wgmma = false;
+  Status status = IsComputeCapability(9, 0, &has_wgmma);
   if (!status.ok()) return status;
-  if (!is_sm90 && kind == MatmulKind::kActivationGradient) {
+  const MatmulKernel kernel = ChooseKernel(kind, type, has_wgmma, problem);
+  problem.right_blocks = problem.num_n % kColumnsPerBlock == 0 ? kernel.right_blocks : 1;
+  MatmulTensorMaps maps;
+  const bool takes_maps = kernel.left_lines > 0;
+  if (takes_maps) {
+    status = MakeTensorMaps(kind, kernel, type, out_type, problem, &maps);
+  } else if (kind == MatmulKind::kActivationGradient) {
     status = LaunchMatmul(MatmulKind::kForwardTransposed, type, out_type, num_sms, problem, stream);
-    if (!status.ok()) return status;
   }
-  const MatmulKernel kernel =
-      is_sm90 ? Sm90MatmulKernel(type == kBF16, kind) : PortableKernel(kind, type, problem);
+  if (!status.ok()) return status;
   problem.tile_n = HasPairs(kind, problem) ? kernel.tile_n / 2 : kernel.tile_n;
   problem.out_is_float32 = out_type == kF32;
   problem.out_is_aligned = problem.num_n % kernel.stored_elements == 0 &&
@@ -145,7 +172,7 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
   void* maps_and_problem[] = {&maps, &problem};
   void* only_problem[] = {&problem};
-  void** const arguments = is_sm90 ? maps_and_problem : only_problem;
+  void** const arguments = takes_maps ? maps_and_problem : only_problem;
   return FromCuda(cudaLaunchKernel(kernel.address, dim3(static_cast<unsigned>(blocks)),
                                    dim3(static_cast<unsigned>(kernel.threads)), arguments,
                                    static_cast<size_t>(kernel.shared_bytes), stream),
@@ -153,33 +180,34 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
 }
 
 Status LoadMatmulKernels() {
-  const auto load = [](const MatmulKernel& kernel) {
-    return FromCuda(
-        cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kernel.shared_bytes),
-        "loading grouped matmul");
-  };
+  bool has_wgmma = false;
+  if (Status status = IsComputeCapability(9, 0, &has_wgmma); !status.ok()) return status;
+  std::vector<MatmulKernel> kernels;
   for (ElementType type : {kBF16, kF16, kF32}) {
-    if (Status status = load(ActivationGradientKernelOf(type)); !status.ok()) return status;
+    kernels.push_back(ActivationGradientKernelOf(type));
   }
-  bool is_sm90 = false;
-  if (Status status = IsComputeCapability(9, 0, &is_sm90); !status.ok()) return status;
   for (MatmulKind kind : kKinds) {
-    const bool is_fused_on_sm90_only = kind == MatmulKind::kActivationGradient;
-    if (!is_fused_on_sm90_only) {
-      if (Status status = load(Float32MatmulKernel(kind)); !status.ok()) return status;
-    }
+    kernels.push_back(Float32MatmulKernel(kind));
     for (bool is_bfloat16 : {false, true}) {
-      if (is_sm90) {
-        Status status = load(Sm90MatmulKernel(is_bfloat16, kind));
-        if (!status.ok()) return status;
-      }
       for (bool copied : {false, true}) {
-        if (is_fused_on_sm90_only) break;
-        Status status = load(SixteenBitMatmulKernel(is_bfloat16, kind, copied));
-        if (!status.ok()) return status;
+        kernels.push_back(SixteenBitMatmulKernel(is_bfloat16, kind, copied));
       }
+      if (!has_wgmma) continue;
+      kernels.push_back(Sm90MatmulKernel(is_bfloat16, kind));
     }
+  }
+  for (const MatmulKernel& kernel : kernels) {
+    if (kernel.address == nullptr) continue;  // not every one is of every kind
+    Status status =
+        FromCuda(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kernel.shared_bytes),
+                 "loading grouped matmul");
+    cudaFuncAttributes attributes;  // setting one may load nothing
+    if (status.ok()) {
+      status =
+          FromCuda(cudaFuncGetAttributes(&attributes, kernel.address), "loading grouped matmul");
+    }
+    if (!status.ok()) return status;
   }
   return {};
 }

@@ -26,8 +26,13 @@ GroupRows Rows(const GroupedMatmulSizes& sizes, const int32_t* group_sizes, bool
 Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
                     MatmulProblem problem, cudaStream_t stream);
 
-// Loads the kernels on the current device.
+// Loads the kernels on the current device. To be called there once before the first launch, while
+// no kernel runs that waits for another GPU: loading code may wait for all of them.
 Status LoadMatmulKernels();
+
+// A number for launches: every one that may run while another does, on the same device, has its
+// own. Negative once there are no more: slower, and as good.
+int32_t NewTileCounter();
 
 }  // namespace jax_ep
 

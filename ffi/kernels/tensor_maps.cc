@@ -28,26 +28,35 @@ Status FindEncode(Encode* encode) {
 
 }  // namespace
 
-Status MakeTensorMap(const void* base, ElementType type, int64_t columns, int64_t rows,
-                     int64_t depth, int lines, CUtensorMap* map) {
+Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map) {
   Encode encode = nullptr;
   if (Status status = FindEncode(&encode); !status.ok()) return status;
+  const ElementType type = tensor.type;
   const int64_t element_bytes = ElementBytes(type);
-  const auto row_bytes = static_cast<cuuint64_t>(columns * element_bytes);
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(depth)};
-  const cuuint64_t strides[] = {row_bytes, row_bytes * static_cast<cuuint64_t>(rows)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / element_bytes),
-                            static_cast<cuuint32_t>(lines), 1};
-  const cuuint32_t steps[] = {1, 1, 1};
+  constexpr int64_t kLineBytes = 128;
+  const int64_t line = kLineBytes / element_bytes;
+  // Boxes of one block begin at any column, others at a block.
+  const bool is_blocked = box.blocks > 1;
+  if (is_blocked && tensor.columns % line != 0) {
+    return FailedPrecondition("a box of ", box.blocks, " blocks of rows of ", tensor.columns,
+                              " columns");
+  }
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {size(is_blocked ? line : tensor.columns), size(tensor.rows),
+                              size(is_blocked ? tensor.columns / line : 1), size(tensor.depth)};
+  const cuuint64_t strides[] = {size(tensor.row_pitch * element_bytes), size(kLineBytes),
+                                size(tensor.matrix_pitch * element_bytes)};
+  const cuuint32_t box_sizes[] = {static_cast<cuuint32_t>(line), static_cast<cuuint32_t>(box.lines),
+                                  static_cast<cuuint32_t>(box.blocks), 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUresult error =
       encode(map,
              type == kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
              : type == kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             3, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             4, const_cast<void*>(tensor.base), sizes, strides, box_sizes, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};
   return FailedPrecondition("cuTensorMapEncodeTiled failed with error ", static_cast<int>(error));
 }

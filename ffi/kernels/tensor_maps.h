@@ -10,10 +10,31 @@
 
 namespace jax_ep {
 
-// Boxes of 128 bytes x `lines`, for a stack of `depth` row-major matrices that follow each other,
-// in shared memory with a swizzle of 128 bytes. The base and the row's bytes are multiples of 16.
-Status MakeTensorMap(const void* base, ElementType type, int64_t columns, int64_t rows,
-                     int64_t depth, int lines, CUtensorMap* map);
+// A stack of matrices. The base, and the bytes from row to row and from matrix to matrix, are
+// multiples of 16.
+struct MappedTensor {
+  const void* base;
+  ElementType type;
+  int64_t columns;
+  int64_t rows;
+  int64_t depth;
+  int64_t row_pitch;  // elements from row to row
+  int64_t matrix_pitch;
+
+  // Row-major, one after another.
+  static MappedTensor Stack(const void* base, ElementType type, int64_t columns, int64_t rows,
+                            int64_t depth = 1) {
+    return {base, type, columns, rows, depth, columns, columns * rows};
+  }
+};
+
+// Blocks of 128 bytes x `lines`, in shared memory with a swizzle of 128 bytes.
+struct BoxShape {
+  int lines;
+  int blocks = 1;  // side by side; of more than one, rows are multiples of 128 bytes
+};
+
+Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map);
 
 }  // namespace jax_ep
 

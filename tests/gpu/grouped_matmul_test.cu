@@ -237,16 +237,19 @@ int Main(const std::string& mode, int every) {
     std::printf("FAIL there is no mode %s; expected check, small, time or all\n", mode.c_str());
     return 1;
   }
-  if (const jax_ep::Status status = jax_ep::LoadGroupedMatmul(); !status.ok()) {
+  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
     Report(false, "loading", status.message);
   } else if (mode == "small") {
     GuardedBuffer::exact = true;
-    CheckPatterns({{200, 72, 264, false}, {130, 33, 35, false}, {70, 40, 48, true}}, {3},
-                  std::max(every, 4));
+    CheckPatterns(
+        {{200, 72, 264, false}, {90, 72, 264, false}, {130, 33, 35, false}, {70, 40, 48, true}},
+        {3}, std::max(every, 4));
     CheckEmptyShapes();
   } else if (checks) {
-    // Multiples of 16 bytes; whole tiles; nothing even; single elements; misaligned addresses.
+    // Multiples of 16 bytes, with few and with many rows a group; whole tiles; nothing even; single
+    // elements; misaligned addresses.
     CheckPatterns({{300, 64, 72, false},
+                   {1100, 136, 776, false},
                    {257, 200, 520, false},
                    {513, 96, 256, false},
                    {130, 33, 7, false},

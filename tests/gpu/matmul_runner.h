@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ffi/kernels/grouped_matmul.h"
+#include "ffi/kernels/matmul_launch.h"
 #include "tests/gpu/guarded_buffer.h"
 #include "tests/gpu/matmul_cases.h"
 

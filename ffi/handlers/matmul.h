@@ -1,0 +1,59 @@
+// The state and the stages that all grouped matmuls share. Nothing leaves the device, so there is
+// no communicator.
+#ifndef JAX_EP_HANDLERS_MATMUL_H_
+#define JAX_EP_HANDLERS_MATMUL_H_
+
+#include <cstdint>
+#include <utility>
+
+#include "ffi/handlers/call.h"
+#include "ffi/kernels/matmul_launch.h"
+
+namespace jax_ep {
+
+// Of a call site, see TransferState.
+template <typename CallConfig>
+struct MatmulState {
+  using Config = CallConfig;
+  inline static ffi::TypeId id = {};
+
+  MatmulState(const char* target, Config config) : target(target), config(std::move(config)) {}
+
+  const char* target;
+  Config config;
+  // A device runs a call site's launches one after another.
+  const int32_t tile_counter = NewTileCounter();
+};
+using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
+using ActivationMatmulState = MatmulState<ActivationMatmulConfig>;
+
+inline Status At(const char* target, Status status) {
+  if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
+  return status;
+}
+
+// Once an execution and device, before any device launches.
+template <typename State>
+ffi::Error PrepareMatmul(State* state, int32_t device) {
+  return ToError(At(state->target, LoadMatmulsOnce(device)));
+}
+
+template <typename State>
+ffi::Error InitializeMatmul(State* /*state*/) {
+  return ffi::Error::Success();
+}
+
+// Adds the shared prepare and initialize to an operation's own stages.
+template <typename State>
+Target MatmulTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
+  XLA_FFI_DEFINE_HANDLER(
+      prepare, PrepareMatmul<State>,
+      ffi::Ffi::BindPrepare().Ctx<ffi::State<State>>().template Ctx<ffi::DeviceOrdinal>());
+  XLA_FFI_DEFINE_HANDLER(initialize, InitializeMatmul<State>,
+                         ffi::Ffi::BindInitialize().Ctx<ffi::State<State>>());
+  return {name, Address(instantiate), Address(prepare), Address(initialize), Address(execute)};
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_HANDLERS_MATMUL_H_
