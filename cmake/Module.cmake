@@ -29,6 +29,7 @@ if(JAX_EP_WITH_CUDA)
     jax_ep_cuda STATIC
     ffi/handlers/activation_matmul.cc
     ffi/handlers/call.cc
+    ffi/handlers/ceiling.cc
     ffi/handlers/combine.cc
     ffi/handlers/dispatch.cc
     ffi/handlers/grouped_matmul.cc
@@ -36,24 +37,22 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/transfer.cc
     ffi/kernels/activation_gradient.cu
     ffi/kernels/activation_matmul.cc
+    ffi/kernels/ceiling.cu
+    ffi/kernels/combine.cu
+    ffi/kernels/dispatch.cu
+    ffi/kernels/dispatch_by_plan.cu
     ffi/kernels/grouped_matmul.cc
     ffi/kernels/grouped_matmul_16bit.cu
     ffi/kernels/grouped_matmul_float32.cu
     ffi/kernels/grouped_matmul_sm90.cu
-    ffi/kernels/index.cu
     ffi/kernels/matmul_launch.cc
-    ffi/kernels/place.cu
-    ffi/kernels/plan.cu
     ffi/kernels/probe.cu
-    ffi/kernels/publish.cu
-    ffi/kernels/pull.cu
-    ffi/kernels/reduce.cu
-    ffi/kernels/sum.cu
     ffi/kernels/tensor_maps.cc
     ffi/kernels/transfer.cc
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc
     ffi/runtime/group_cuda.cc
+    ffi/runtime/peer_access_cuda.cc
     ffi/runtime/site_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -25,6 +25,9 @@ MAX_RANKS = 64
 MAX_TOP_K = 64
 """Choices of a token that the kernels take."""
 
+MAX_EXPERTS = 3000
+"""Experts of all ranks that the kernels take: they count the choices of each in shared memory."""
+
 ROW_UNIT = 16
 """The kernels move rows in pieces of so many bytes."""
 
@@ -146,9 +149,10 @@ def _unsupported(choices: tuple[int, int], rows: Aval, params: TransferParams) -
         return f"rows are {row_bytes} bytes; the kernels take multiples of {ROW_UNIT}"
     if top_k > MAX_TOP_K:
         return f"a token has {top_k} choices; the kernels take up to {MAX_TOP_K}"
+    if params.num_experts > MAX_EXPERTS:
+        return f"there are {params.num_experts} experts; the kernels take up to {MAX_EXPERTS}"
     return lowering.too_many(
         num_rows=params.num_rows,
-        num_experts=params.num_experts,
         num_choices=num_ranks * num_tokens * top_k,
     )
 

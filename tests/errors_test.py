@@ -297,13 +297,13 @@ class ProducedTest(absltest.TestCase):
         patterns = [to_regex(reason) for reason in reasons]
         wide = AbstractMesh((100,), ("expert",), axis_types=(AxisType.Auto,))
 
-        def on(mesh, hidden=8, top_k=2, recv_capacity=None, **kwargs):
+        def on(mesh, hidden=8, top_k=2, recv_capacity=None, num_experts=None, **kwargs):
             def f(x, ids):
                 return jax_ep.dispatch(
                     x,
                     ids,
                     None,
-                    num_experts=jax.lax.axis_size("expert"),
+                    num_experts=num_experts or jax.lax.axis_size("expert"),
                     axis_name="expert",
                     recv_capacity=recv_capacity,
                 ).rows
@@ -321,6 +321,7 @@ class ProducedTest(absltest.TestCase):
             on(MESH, hidden=3)
             on(wide)
             on(MESH, top_k=65)
+            on(MESH, num_experts=3000 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
         (template,) = documented()["Warnings"]
         for pattern in patterns:

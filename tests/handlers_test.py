@@ -60,6 +60,10 @@ def call(target, operands, results, attributes):
     )
 
 
+CEILING = {k: TRANSFER[k] for k in ("replica_groups", "group_size", "num_sms")} | {
+    "repeats": np.int64(2)
+}
+
 X, IDS, ROWS = (
     jnp.zeros((16, 64), jnp.bfloat16),
     jnp.zeros((16, 3), jnp.int32),
@@ -69,6 +73,7 @@ CALLS = {
     "jax_ep.dispatch.v1": ([X, IDS], [ROWS, *plan()], TRANSFER),
     "jax_ep.dispatch_by_plan.v1": ([X, *plan()], [ROWS], TRANSFER),
     "jax_ep.combine.v1": ([ROWS, *plan()], [X], TRANSFER | {"has_scalars": np.bool_(False)}),
+    "jax_ep.ceiling.v1": ([X], [jnp.zeros(1, jnp.int32)], CEILING),
     "jax_ep.grouped_matmul.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32)],
         [jnp.zeros((40, 32))],

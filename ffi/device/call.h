@@ -9,15 +9,15 @@ namespace jax_ep {
 // The buffers of a workspace, in their order. R ranks, E experts, T tokens a rank, K choices.
 enum Buffer : int {
   // Read by peers.
-  kCounts,            // int32[E + 1]: my choices of each expert; then how many ids are bad
   kRoutes,            // {expert or -1, position among my choices of that expert}[T * K], int32
-  kPublishedRows,     // rows[T]
-  kPublishedWeights,  // float32[T * K]
-  // Written by peers: one slot for each rank that a token visits.
-  kPartialRows,    // rows[T][min(K, R)]
+  kPublishedRows,     // rows[T]; not used where peers read the operand itself
+  kPublishedWeights,  // float32[T * K]; likewise
+  // Written by peers.
+  kAllCounts,      // int32[R][E + 1]: each rank's choices of each expert; then its bad ids
+  kPartialRows,    // rows[T][min(K, R)]: one slot for each rank that a token visits
   kChoiceScalars,  // float32[T * K]
   // Mine alone.
-  kAllCounts,     // int32[R][E]
+  kTileCounts,    // int32[kMaxTiles][E + 1]: like kAllCounts, of each tile of my choices
   kDemands,       // int32[E]: sums of kAllCounts over the ranks
   kQuotas,        // int32[E]: rows of an expert that one rank may send
   kFirstRows,     // int32[R][E / R]: where each rank's rows of each local expert begin
@@ -26,6 +26,7 @@ enum Buffer : int {
 };
 
 inline constexpr int kMaxItems = 1 << 30;
+inline constexpr int kMaxExperts = 3000;  // a count for each, and each of 8 warps, fits a block
 
 // A routed choice as its rank publishes it.
 struct Route {
@@ -40,15 +41,17 @@ struct Call {
 
   // R * T * K and M are at most kMaxItems, so a choice, a row or a token is an int; what counts
   // chunks or bytes is not.
-  int32_t num_tokens;   // T
-  int32_t top_k;        // K
-  int32_t num_experts;  // E
-  int32_t num_local;    // E / R
-  int32_t num_ranks;    // R
-  int32_t num_rows;     // M
-  int32_t row_chunks;   // 16-byte pieces of a row
-  int32_t num_slots;    // min(K, R)
-  uint32_t nan_word;    // NaN in the row dtype, repeated to 4 bytes
+  int32_t num_tokens;    // T
+  int32_t top_k;         // K
+  int32_t num_experts;   // E
+  int32_t num_local;     // E / R
+  int32_t num_ranks;     // R
+  int32_t num_rows;      // M
+  int32_t row_chunks;    // 16-byte pieces of a row
+  int32_t num_slots;     // min(K, R)
+  int32_t num_tiles;     // parts of what precedes the exchange, 1 to kMaxTiles
+  int32_t tile_choices;  // of a tile of choices, a multiple of kTileChoices
+  uint32_t nan_word;     // NaN in the row dtype, repeated to 4 bytes
 
   uint64_t workspace_bytes;  // that the offsets below need
   int64_t offsets[kNumBuffers];

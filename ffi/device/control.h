@@ -10,14 +10,16 @@ namespace jax_ep {
 
 inline constexpr int kMaxPeers = 64;
 
-enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine };
+enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine, kCeiling };
 
-// The two points of a call where ranks wait for each other, and what a rank waits for there.
+// The points of a call where ranks wait for each other, and what a rank waits for there.
 enum class Gate : uint32_t {
   kFree,   // every peer is done with the previous call: its memory and mine may be overwritten
   kReady,  // every peer has entered this call and its data is there
+  kDone,   // every peer is done with this call: the operands that it read may be freed
+  kChunk,  // every peer has sent its partial rows of a part of my tokens
 };
-inline constexpr int kNumGates = 2;
+inline constexpr int kNumGates = 4;
 
 // How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.
 enum class Outcome : uint32_t {
@@ -34,6 +36,24 @@ struct alignas(128) FlagLine {
   uint64_t epoch;        // written last, with release
   uint64_t fingerprint;  // of the call; ready lines only
   uint64_t poisoned;     // 1 if the peer's plan has a status; ready lines only
+  // Where the peer's rows and weights are to be read; ready lines of dispatch only.
+  const void* rows;
+  const float* weights;
+};
+
+// Tiles of choices that are counted by one block each.
+inline constexpr int kMaxTiles = 128;
+
+// Chunks of a rank's tokens, whose partial rows are added up as soon as all of a chunk are there.
+inline constexpr int kMaxChunks = 32;
+
+// Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
+struct Progress {
+  uint32_t tickets;          // handed out to blocks
+  uint32_t finished[2];      // of the first kind of tickets, and of the second
+  uint32_t warp_tickets[2];  // handed out to warps, of two kinds
+  uint32_t failure;          // an Outcome: of a wait that only a part of the blocks made
+  uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to each rank
 };
 
 // Host-mapped memory: whom a rank waits for, or why it gave up. The device writes one of the second
@@ -77,11 +97,14 @@ struct ControlBlock {
       128) uint64_t verdicts[kNumGates];  // epoch << kOutcomeBits | Outcome, one decision a call
   alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
   alignas(128) uint64_t warned;           // the latest gate and epoch that the host was told of
+  alignas(128) Progress progress;
+  alignas(128) uint64_t tiles_counted[kMaxTiles];  // the latest epoch in which each was
 
   // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
   alignas(128) uint32_t abort;
   FlagLine ready[kMaxPeers];
   FlagLine done[kMaxPeers];
+  alignas(128) uint64_t chunks[kMaxPeers][kMaxChunks];  // epochs: of each rank's partial rows
 };
 
 static_assert(sizeof(FlagLine) == 128);

@@ -37,6 +37,22 @@ __device__ inline void StoreRelaxedSystem(uint64_t* address, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+__device__ inline uint64_t LoadAcquireDevice(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint32_t LoadAcquireDevice(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void StoreReleaseDevice(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 __device__ inline void FenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t value) {

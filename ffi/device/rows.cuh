@@ -9,21 +9,25 @@
 
 namespace jax_ep {
 
-// ---- by the whole grid
+// Threads that do something together: this one's number among them, and how many there are.
+struct Threads {
+  int64_t number;
+  int64_t count;
+
+  __device__ static Threads OfGrid() {
+    return {int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x};
+  }
+  __device__ static Threads OfBlock() { return {threadIdx.x, blockDim.x}; }
+};
 
 template <typename T>
-__device__ inline void FillByGrid(T* begin, int64_t count, T value) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
-    begin[i] = value;
-  }
+__device__ inline void Fill(const Threads& threads, T* begin, int64_t count, T value) {
+  for (int64_t i = threads.number; i < count; i += threads.count) begin[i] = value;
 }
 
-__device__ inline uint4 RepeatWord(uint32_t word) { return make_uint4(word, word, word, word); }
+__device__ inline float Nan() { return __int_as_float(0x7fc00000); }
 
-// The first of this warp's items and the distance to the next: neighbours go to different blocks.
-__device__ inline int FirstItemOfWarp() { return threadIdx.x / 32 * gridDim.x + blockIdx.x; }
-__device__ inline int WarpsOfGrid() { return blockDim.x / 32 * gridDim.x; }
+__device__ inline uint4 RepeatWord(uint32_t word) { return make_uint4(word, word, word, word); }
 
 // ---- routes of a plan that this rank was given
 
@@ -47,12 +51,15 @@ __device__ inline bool SourceOfRow(const Call& call, const PlanOperands& plan, i
   return true;
 }
 
-// Inverts row_source. Entries that no row sets keep what memory held; RowsOfToken tells them apart.
-__device__ inline void IndexRows(const Call& call, const PlanOperands& plan) {
+// Inverts the `part`th of `num_parts` of row_source. Entries that no row sets keep what memory
+// held; CheckRows tells them apart. By all threads of a block.
+__device__ inline void IndexRows(const Call& call, const PlanOperands& plan, int64_t part,
+                                 int64_t num_parts) {
   int32_t* const row_of_choices = call.Of<int32_t>(call.control->rank, kRowOfChoices);
-  const int32_t end = EndOfRows(call, plan);
-  const int stride = gridDim.x * blockDim.x;
-  for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < end; row += stride) {
+  const int64_t end = EndOfRows(call, plan);
+  const int last = static_cast<int>(end * (part + 1) / num_parts);
+  for (int row = static_cast<int>(end * part / num_parts) + threadIdx.x; row < last;
+       row += blockDim.x) {
     int choice;
     if (SourceOfRow(call, plan, row, &choice)) row_of_choices[choice] = row;
   }
@@ -69,28 +76,36 @@ struct TokenRows {
   }
 };
 
-__device__ inline TokenRows RowsOfToken(const Call& call, const PlanOperands& plan, int32_t end,
-                                        int source, int token) {
+// What IndexRows left for this lane's choice of a token, of the first 32 or the others.
+__device__ inline int32_t GuessRow(const Call& call, int source, int token, int half) {
+  const int k = threadIdx.x % 32 + 32 * half;
+  if (k >= call.top_k) return -1;
   const int32_t* const row_of_choices = call.Of<int32_t>(call.control->rank, kRowOfChoices);
+  return LoadShared4(&row_of_choices[(source * call.num_tokens + token) * call.top_k + k]);
+}
+
+__device__ inline TokenRows CheckRows(const Call& call, const PlanOperands& plan, int32_t end,
+                                      int source, int token, const int32_t (&guesses)[2]) {
   TokenRows found;
   found.choices = 0;
   for (int half = 0; half < 2; ++half) {
     const int k = threadIdx.x % 32 + 32 * half;
-    int32_t row = -1;
-    if (k < call.top_k) {
-      const int choice = (source * call.num_tokens + token) * call.top_k + k;
-      const int32_t guess = row_of_choices[choice];
-      int origin;
-      // The row itself has the last word, whether the entry is of this call or stale.
-      if (0 <= guess && guess < end && SourceOfRow(call, plan, guess, &origin) &&
-          origin == choice) {
-        row = guess;
-      }
-    }
-    found.rows[half] = row;
-    found.choices |= uint64_t{__ballot_sync(kWholeWarp, row >= 0)} << (32 * half);
+    const int32_t guess = guesses[half];
+    int origin;
+    // The row itself has the last word, whether the guess is of this call or stale.
+    const bool holds = k < call.top_k && 0 <= guess && guess < end &&
+                       SourceOfRow(call, plan, guess, &origin) &&
+                       origin == (source * call.num_tokens + token) * call.top_k + k;
+    found.rows[half] = holds ? guess : -1;
+    found.choices |= uint64_t{__ballot_sync(kWholeWarp, holds)} << (32 * half);
   }
   return found;
+}
+
+__device__ inline TokenRows RowsOfToken(const Call& call, const PlanOperands& plan, int32_t end,
+                                        int source, int token) {
+  const int32_t guesses[2] = {GuessRow(call, source, token, 0), GuessRow(call, source, token, 1)};
+  return CheckRows(call, plan, end, source, token, guesses);
 }
 
 }  // namespace jax_ep

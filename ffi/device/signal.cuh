@@ -6,27 +6,43 @@
 
 namespace jax_ep {
 
-// True in the block that finishes last, of those of the kernel. To be called once, by all threads
-// of all blocks, when their work is done. No block waits for another.
-__device__ inline bool IsLastBlock(const Call& call) {
+// Counts a block's part of some work as finished: true in the block that finishes the last of
+// `total`. By all threads. No block waits for another. `to_peers`: parts store to peers, or to what
+// peers read.
+__device__ inline bool FinishPart(uint32_t* finished, uint32_t total, bool to_peers) {
   __shared__ bool is_last;
   __syncthreads();  // the block's accesses happen before what thread 0 does next
   if (threadIdx.x == 0) {
     // The fence makes this block's stores to peers performed at system scope here. The last block's
     // release would cover them by causality (counter: release here, acquire there); a fence in each
-    // block does not ask one SM's fence to wait for another SM's stores.
-    FenceSystem();
-    uint32_t* const counter = &call.control->blocks_finished;
-    is_last = AddAcquireReleaseDevice(counter, 1) == gridDim.x - 1;
-    if (is_last) *counter = 0;  // for the next kernel of the stream, or the next replay
+    // block does not ask one SM's fence to wait for another SM's stores. What stays on the device
+    // needs the counter alone.
+    if (to_peers) FenceSystem();
+    is_last = AddAcquireReleaseDevice(finished, 1) == total - 1;
   }
   __syncthreads();
   return is_last;
 }
 
-// Tells every peer that this rank has entered the call and that its data is complete, also if there
-// is none. By the last block of the kernel that wrote the data.
-__device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poisoned) {
+// True in the block that finishes last, of those of the kernel. To be called once, by all threads
+// of all blocks, when their work is done and all stores to peers are performed.
+__device__ inline bool IsLastBlock(const Call& call) {
+  return FinishPart(&call.control->blocks_finished, gridDim.x, false);
+}
+
+// For the next kernel of the stream, or the next replay. By the last block, at its end.
+__device__ inline void ResetProgress(const Call& call) {
+  ControlBlock* const control = call.control;
+  if (threadIdx.x == 0) control->blocks_finished = 0;
+  uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x)
+    words[i] = 0;
+}
+
+// Tells every peer that this rank has entered the call, and that what it reads after the gate is
+// complete, also if there is none. By the block that finished the last part of that.
+__device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poisoned,
+                                   const void* rows = nullptr, const float* weights = nullptr) {
   const ControlBlock* const control = call.control;
   Delay(call, epoch, 2);
   for (int peer = threadIdx.x; peer < control->num_ranks; peer += blockDim.x) {
@@ -34,14 +50,22 @@ __device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poison
     FlagLine* const line = &control->peers[peer].control->ready[control->rank];
     StoreRelaxedSystem(&line->fingerprint, CurrentFingerprint(call));
     StoreRelaxedSystem(&line->poisoned, poisoned ? 1 : 0);
-    // Release: after the two fields, by program order, and after all blocks' data, by IsLastBlock.
-    StoreReleaseSystem(&line->epoch, epoch);
+    StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->rows), reinterpret_cast<uint64_t>(rows));
+    StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->weights),
+                       reinterpret_cast<uint64_t>(weights));
+    // Release: after these fields, by program order, and after all blocks' data, by IsLastBlock.
+    StoreReleaseSystem(&line->epoch, epoch);  // SIGNAL_READY
   }
 }
 
 // Ends the call: peers may overwrite what this rank read, and the next call is the next epoch. By
-// the last block of the call's last kernel.
-__device__ inline void FinishCall(const Call& call, uint64_t epoch, Outcome outcome) {
+// the last block of the call's last kernel. `outcome` is that of the call; the result says whether
+// it still stands. `in_place`: ranks may have read operands where they are, so none ends before all
+// are done. If one gives up instead, what others read of its operands may be something else by now:
+// their results have to be made safe.
+__device__ inline Outcome FinishCall(const Call& call, uint64_t epoch, Outcome outcome,
+                                     bool in_place = false) {
+  __shared__ Outcome shared_outcome;
   ControlBlock* const control = call.control;
   Delay(call, epoch, 3);
   const bool aborted = outcome != Outcome::kArrived && outcome != Outcome::kPoisoned;
@@ -49,10 +73,19 @@ __device__ inline void FinishCall(const Call& call, uint64_t epoch, Outcome outc
     if (peer == control->rank || aborted) continue;
     // Release: orders all blocks' reads before it, too, by IsLastBlock; values that were read have
     // been stored since, so no read is still under way.
+    // SIGNAL_DONE
     StoreReleaseSystem(&control->peers[peer].control->done[control->rank].epoch, epoch);
   }
   // Read by later kernels of the stream only.
   if (threadIdx.x == 0) control->epoch = epoch;
+  ResetProgress(call);
+  if (!in_place || aborted) return outcome;
+  if (threadIdx.x < 32) {
+    const Outcome end = WaitForPeers(call, Gate::kDone, epoch);  // WAIT_DONE
+    if (threadIdx.x == 0) shared_outcome = end == Outcome::kArrived ? outcome : end;
+  }
+  __syncthreads();
+  return shared_outcome;
 }
 
 }  // namespace jax_ep

@@ -2,8 +2,8 @@
 //
 // A gate has one outcome a call and device: the first block that knows it writes it down, and all
 // blocks and later kernels of the call follow it, so that a call's results are whole or safe but
-// never a mixture. A block waits on remote flags only, never on another block of its kernel:
-// one resident block is enough for progress.
+// never a mixture. A block waits for remote flags and, within its kernel, for holders of lower
+// tickets only (tickets.cuh): one resident block is enough for progress.
 #ifndef JAX_EP_DEVICE_WAIT_CUH_
 #define JAX_EP_DEVICE_WAIT_CUH_
 
@@ -60,45 +60,58 @@ __device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t 
   WriteRecord(call, control->warning, Outcome::kArrived, gate, peer, epoch);
 }
 
+// Tells all peers to end this call and all later ones of the generation. By one warp.
+__device__ inline void PassOnAbort(const Call& call, uint32_t word) {
+  const ControlBlock* const control = call.control;
+  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
+    if (peer == control->rank) continue;
+    // Nothing is published by this word; its order does not matter. It may replace another cause.
+    StoreReleaseSystem(&control->peers[peer].control->abort, word);
+  }
+}
+
 // Ends this call and all later ones of the generation, on all ranks. By one warp.
 __device__ inline void AbortGroup(const Call& call, Outcome outcome, Gate gate, int peer,
                                   uint64_t epoch) {
   ControlBlock* const control = call.control;
-  const int lane = threadIdx.x % 32;
   const auto word = static_cast<uint32_t>(outcome);
   // The first of this device reports. Who finds the word set by a peer leaves the report to that.
-  if (lane == 0 && CompareAndSwapSystem(&control->abort, 0, word) == 0 && control->report) {
+  const bool is_leader = threadIdx.x % 32 == 0;
+  if (is_leader && CompareAndSwapSystem(&control->abort, 0, word) == 0 && control->report) {
     WriteRecord(call, control->report, outcome, gate, peer, epoch);
   }
-  for (int other = lane; other < control->num_ranks; other += 32) {
-    if (other == control->rank) continue;
-    // Nothing is published by this word; its order does not matter. It may replace another cause.
-    StoreReleaseSystem(&control->peers[other].control->abort, word);
-  }
+  PassOnAbort(call, word);
 }
 
-// Waits until every peer's flag has come. By one whole warp; all lanes return the same.
-__device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epoch) {
+// Waits until flag(peer), an address, has reached `target` for every peer. By one whole warp; all
+// lanes return the same.
+template <typename Flag>
+__device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, uint64_t target,
+                                       Flag flag) {
   ControlBlock* const control = call.control;
   const int lane = threadIdx.x % 32;
-  const bool for_ready = gate == Gate::kReady;
-  const FlagLine* const flags = for_ready ? control->ready : control->done;
-  const uint64_t target = for_ready ? epoch : epoch - 1;
-  const uint64_t limit = for_ready ? control->entry_deadline_ns : control->progress_deadline_ns;
+  const uint64_t limit =
+      gate == Gate::kReady ? control->entry_deadline_ns : control->progress_deadline_ns;
   const uint64_t start = Nanoseconds();
   bool warned = false;
   while (true) {
-    // Acquire: what the peer did before it released this epoch has happened. At kReady that is its
-    // data and, at kFree, that its last reads of my memory and mine of its are over.
+    // Acquire: what the peer did before it released this epoch has happened. At kReady and kChunk
+    // that is its data; at kFree and kDone, that its last reads of my memory and mine of its are
+    // over.
     uint32_t missing = kMaxPeers;
     for (int peer = lane; peer < control->num_ranks; peer += 32) {
-      if (peer == control->rank || LoadAcquireSystem(&flags[peer].epoch) >= target) continue;
+      if (peer == control->rank || LoadAcquireSystem(flag(peer)) >= target) continue;
       missing = min(missing, static_cast<uint32_t>(peer));
     }
     missing = __reduce_min_sync(kWholeWarp, missing);
     const uint32_t aborted = __shfl_sync(kWholeWarp, LoadAcquireSystem(&control->abort), 0);
-    if (aborted != 0) return static_cast<Outcome>(aborted);
-    if (missing == kMaxPeers) break;
+    // It counts more than the flags. And it is passed on before this rank's call ends: a peer that
+    // has yet to hear of it may be reading operands that are lost then.
+    if (aborted != 0) {
+      PassOnAbort(call, aborted);
+      return static_cast<Outcome>(aborted);
+    }
+    if (missing == kMaxPeers) return Outcome::kArrived;
     const uint64_t waited = __shfl_sync(kWholeWarp, Nanoseconds() - start, 0);
     if (waited > limit) {
       AbortGroup(call, Outcome::kTimeout, gate, missing, epoch);
@@ -110,13 +123,22 @@ __device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epo
     }
     __nanosleep(100);
   }
-  if (!for_ready) return Outcome::kArrived;
+}
+
+// Waits for all peers at a gate. By one whole warp; all lanes return the same.
+__device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epoch) {
+  const ControlBlock* const control = call.control;
+  const FlagLine* const flags = gate == Gate::kReady ? control->ready : control->done;
+  const uint64_t target = gate == Gate::kFree ? epoch - 1 : epoch;
+  const Outcome outcome =
+      WaitForFlags(call, gate, epoch, target, [&](int peer) { return &flags[peer].epoch; });
+  if (outcome != Outcome::kArrived || gate != Gate::kReady) return outcome;
 
   // Stored by the peer before its release of `epoch`, which this lane has acquired. It is of this
   // call and not of a later one: the peer enters the next only after my own done of this one.
   uint32_t other = kMaxPeers;
   bool poisoned = false;
-  for (int peer = lane; peer < control->num_ranks; peer += 32) {
+  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
     if (peer == control->rank) continue;
     if (LoadRelaxedSystem(&flags[peer].fingerprint) != CurrentFingerprint(call)) {
       other = min(other, static_cast<uint32_t>(peer));
@@ -141,7 +163,18 @@ __device__ inline Outcome DecideGate(const Call& call, Gate gate, uint64_t epoch
   return WaitForPeers(call, gate, epoch);
 }
 
-// Passes a gate with the whole block. At most once a kernel.
+// Waits for a chunk of every peer's partial rows, and of this rank's own. By one whole warp.
+__device__ inline Outcome WaitForChunk(const Call& call, int chunk, uint64_t epoch) {
+  ControlBlock* const control = call.control;
+  // WAIT_LOCAL: lower tickets of this device.
+  while (LoadAcquireDevice(&control->chunks[control->rank][chunk]) < epoch) __nanosleep(20);
+  const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, epoch,
+                                       [&](int peer) { return &control->chunks[peer][chunk]; });
+  __syncwarp();  // what each lane has acquired happens before what any does next
+  return outcome;
+}
+
+// Passes a gate with the whole block. A barrier of the block has to follow before the next.
 __device__ inline Outcome PassGate(const Call& call, Gate gate, uint64_t epoch) {
   __shared__ uint32_t outcome;
   if (threadIdx.x < 32) {

@@ -7,14 +7,13 @@
 #include <string>
 
 #include "ffi/kernels/grouped_matmul.h"
+#include "ffi/kernels/matmul_launch.h"
 #include "ffi/kernels/transfer.h"
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 
 ffi::TypeId TransferState::id = {};
-ffi::TypeId GroupedMatmulState::id = {};
-ffi::TypeId ActivationMatmulState::id = {};
 
 namespace {
 
@@ -89,7 +88,7 @@ TransferState::TransferState(const char* target, Config config)
 
 Status LoadAllKernels() {
   Status status = LoadTransferKernels();
-  return status.ok() ? LoadGroupedMatmul() : status;
+  return status.ok() ? LoadMatmulKernels() : status;
 }
 
 Status LoadMatmulsOnce(int32_t device) {
@@ -99,7 +98,7 @@ Status LoadMatmulsOnce(int32_t device) {
   if (loaded.contains(device)) return {};
   const CurrentDevice current(device);
   Status status = current.status();
-  if (status.ok()) status = LoadGroupedMatmul();
+  if (status.ok()) status = LoadMatmulKernels();
   if (status.ok()) loaded.insert(device);
   return status;
 }
@@ -155,11 +154,16 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   AttributeReader reader(target, attributes);
   reader.Read("replica_groups", &config->replica_groups);
   reader.Read("group_size", &config->group_size);
-  reader.Read("num_experts", &config->num_experts);
-  reader.Read("row_align", &config->row_align);
   reader.Read("num_sms", &config->num_sms);
-  reader.Read("zero_tail", &config->zero_tail);
-  reader.Read("has_weights", &config->has_weights);
+  if (target == kCeilingTarget) {
+    reader.Read("repeats", &config->repeats);
+    config->num_experts = config->group_size;
+  } else {
+    reader.Read("num_experts", &config->num_experts);
+    reader.Read("row_align", &config->row_align);
+    reader.Read("zero_tail", &config->zero_tail);
+    reader.Read("has_weights", &config->has_weights);
+  }
   if (target == kCombineTarget) reader.Read("has_scalars", &config->has_scalars);
   if (Status status = reader.Finish(); !status.ok()) return status;
   return CheckConfig(target, *config);

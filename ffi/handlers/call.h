@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "ffi/handlers/targets.h"
-#include "ffi/kernels/grouped_matmul.h"
 #include "ffi/runtime/buffers.h"
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/driver.h"
@@ -35,31 +34,6 @@ struct TransferState {
   const char* target;
   Config config;
   Site site;
-};
-
-struct GroupedMatmulState {
-  using Config = GroupedMatmulConfig;
-  static ffi::TypeId id;
-
-  GroupedMatmulState(const char* target, Config config)
-      : target(target), config(std::move(config)) {}
-
-  const char* target;
-  Config config;
-  // A device runs a call site's launches one after another.
-  const int32_t tile_counter = NewTileCounter();
-};
-
-struct ActivationMatmulState {
-  using Config = ActivationMatmulConfig;
-  static ffi::TypeId id;
-
-  ActivationMatmulState(const char* target, Config config)
-      : target(target), config(std::move(config)) {}
-
-  const char* target;
-  Config config;
-  const int32_t tile_counter = NewTileCounter();
 };
 
 ffi::Error ToError(const Status& status);

@@ -9,6 +9,7 @@ namespace jax_ep {
 Target DispatchHandlers();
 Target DispatchByPlanHandlers();
 Target CombineHandlers();
+Target CeilingHandlers();
 Target GroupedMatmulHandlers();
 Target GroupedMatmulRhsGradientHandlers();
 Target ActivationMatmulHandlers();

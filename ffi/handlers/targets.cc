@@ -1,6 +1,7 @@
 #include "ffi/handlers/targets.h"
 
 #include "ffi/handlers/call.h"
+#include "ffi/handlers/matmul.h"
 #include "ffi/handlers/operations.h"
 #include "ffi/runtime/group.h"
 #include "ffi/runtime/mailbox.h"
@@ -17,13 +18,10 @@ StateType MakeStateType(const char* name) {
 }  // namespace
 
 std::vector<Target> Targets() {
-  return {DispatchHandlers(),
-          DispatchByPlanHandlers(),
-          CombineHandlers(),
-          GroupedMatmulHandlers(),
-          GroupedMatmulRhsGradientHandlers(),
-          ActivationMatmulHandlers(),
-          ActivationMatmulGradientHandlers()};
+  return {DispatchHandlers(),         DispatchByPlanHandlers(),
+          CombineHandlers(),          CeilingHandlers(),
+          GroupedMatmulHandlers(),    GroupedMatmulRhsGradientHandlers(),
+          ActivationMatmulHandlers(), ActivationMatmulGradientHandlers()};
 }
 
 std::vector<StateType> StateTypes() {

@@ -1,11 +1,13 @@
 #include "ffi/handlers/transfer.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string_view>
 #include <vector>
 
 #include "ffi/handlers/collectives.h"
 #include "ffi/runtime/nccl.h"
+#include "ffi/runtime/settings.h"
 #include "ffi/runtime/workspace.h"
 
 namespace jax_ep {
@@ -39,6 +41,7 @@ Status CheckBuffers(const TransferState& state, const ffi::RemainingArgs& operan
   const std::string_view target = state.target;
   const auto check = target == kDispatchTarget         ? CheckDispatch
                      : target == kDispatchByPlanTarget ? CheckDispatchByPlan
+                     : target == kCeilingTarget        ? CheckCeiling
                                                        : CheckCombine;
   return CheckCallBuffers(check, state.config, operands, results, sizes);
 }
@@ -109,6 +112,13 @@ Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_
   if (call->control != nullptr) return {};
   return FailedPrecondition(state.target, ": GPU ", device,
                             " executes a call that it has not initialized");
+}
+
+bool AreInPlace(TransferState& state, int32_t device, std::initializer_list<const void*> operands) {
+  if (CopiesOperands()) return false;
+  return std::all_of(operands.begin(), operands.end(), [&](const void* operand) {
+    return operand == nullptr || state.site.CanPeersRead(device, operand);
+  });
 }
 
 PlanOperands NextPlanOperands(Addresses& operands) {

@@ -1,81 +1,65 @@
-// The kernels of a transfer: what each is given, and its address for the launch.
-//
-//   dispatch          publish, plan, place, pull
-//   dispatch_by_plan  publish, pull
-//   combine           index, reduce, sum
+// The kernels of the transfers: what each is given, and its address for the launch.
 #ifndef JAX_EP_KERNELS_STAGES_H_
 #define JAX_EP_KERNELS_STAGES_H_
 
 #include "ffi/device/call.h"
+#include "ffi/device/combine_tickets.h"
 #include "ffi/device/plan.h"
+#include "ffi/device/pull_stage.h"
 
 namespace jax_ep {
 
-// Threads of a block. Two blocks of the first kind fit on a multiprocessor, eight of the second.
-inline constexpr int kThreads = 512;
-inline constexpr int kPlaceThreads = 256;
+// Threads of a block. Two of combine fit on a multiprocessor, one of dispatch.
+inline constexpr int kCombineThreads = 384;
+inline constexpr int kDispatchThreads = 256;
 
 // A choice is one lane's, twice.
 inline constexpr int kMaxTopK = 64;
 
-struct PublishStage {
-  Call call;
-  const void* x;              // rows[T]
-  const float* topk_weights;  // [T, K] or null
-  const int32_t* topk_ids;    // [T, K]; dispatch only
-  PlanOperands plan;          // dispatch_by_plan only
-};
+// Choices of a tile: as many for each warp, some for each lane.
+inline constexpr int kTileChoices = 1024;
+static_assert(kTileChoices % kDispatchThreads == 0);
 
-struct PlanStage {
-  Call call;
+struct DispatchStage {
+  PullStage pull;
   int32_t row_align;
+  const int32_t* topk_ids;  // [T, K]
   PlanResults plan;
 };
 
-struct PullStage {
-  Call call;
-  bool zero_tail;
-  bool has_weights;
-  PlanOperands plan;
-  const void* x;              // rows[T], this rank's
-  const float* topk_weights;  // [T, K], this rank's
-  void* rows;                 // rows[M]
-  float* row_weights;         // [M]
-};
-
-struct IndexStage {
-  Call call;
+struct DispatchByPlanStage {
+  PullStage pull;
   PlanOperands plan;
 };
 
-struct ReduceStage {
+struct CeilingStage {
+  Call call;
+  CopyRing ring;
+  int32_t repeats;
+  const void* x;    // rows[T]
+  int32_t* status;  // [1]
+};
+
+struct CombineStage {
   Call call;
   bool has_weights;
   bool has_scalars;
+  CombineTickets tickets;
   PlanOperands plan;
   const void* y;             // rows[M]
   const float* row_weights;  // [M]
   const float* row_scalars;  // [M]
-};
-
-struct SumStage {
-  Call call;
-  bool has_scalars;
-  PlanOperands plan;
-  void* out;              // rows[T]
-  float* choice_scalars;  // [T, K]
+  void* out;                 // rows[T]
+  float* choice_scalars;     // [T, K]
 };
 
 enum class RowType { kBFloat16, kFloat16, kFloat32 };
 
 #ifndef __CUDACC_RTC__
-const void* PublishKernelAddress();
-const void* PlanKernelAddress();
-const void* PlaceKernelAddress();  // of a PlanStage
-const void* PullKernelAddress();
-const void* IndexKernelAddress();
-const void* ReduceKernelAddress(RowType type);
-const void* SumKernelAddress(RowType type);
+const void* DispatchKernelAddress();
+const void* DispatchByPlanKernelAddress();
+const void* CombineKernelAddress(RowType type);
+const void* CeilingKernelAddress();
 #endif
 
 }  // namespace jax_ep

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
+#include <vector>
 
 #include "ffi/kernels/stages.h"
 #include "ffi/runtime/device_cuda.h"
@@ -10,7 +12,7 @@ namespace jax_ep {
 namespace {
 
 constexpr int64_t kChunkBytes = 16;
-constexpr int64_t kWarps = kThreads / 32;
+constexpr int64_t kWarps = kCombineThreads / 32;
 
 int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -60,6 +62,11 @@ class Launcher {
     call_.row_chunks =
         static_cast<int32_t>(call.hidden * ElementBytes(call.row_type) / kChunkBytes);
     call_.num_slots = std::min(call_.top_k, call_.num_ranks);
+    const int64_t choices = call.num_tokens * call.top_k;
+    const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
+    call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
+    call_.num_tiles =
+        static_cast<int32_t>(std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices)));
     call_.nan_word = NanWord(call.row_type);
     call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
@@ -74,14 +81,14 @@ class Launcher {
   }
 
   template <typename Stage>
-  void Launch(const char* name, const void* kernel, int64_t blocks, int threads,
-              const Stage& stage) {
+  void Launch(const char* name, const void* kernel, int64_t blocks, int threads, const Stage& stage,
+              int64_t shared_bytes = 0) {
     if (!status_.ok()) return;
     void* arguments[] = {const_cast<Stage*>(&stage)};
-    status_ =
-        FromCuda(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
-                                  dim3(static_cast<unsigned>(threads)), arguments, 0, stream_),
-                 name);
+    status_ = FromCuda(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
+                                        dim3(static_cast<unsigned>(threads)), arguments,
+                                        static_cast<size_t>(shared_bytes), stream_),
+                       name);
   }
 
  private:
@@ -91,22 +98,59 @@ class Launcher {
   cudaStream_t stream_;
 };
 
-PlanOperands AsOperands(const PlanResults& plan) {
-  return {plan.row_offsets, plan.row_source, plan.row_slot, plan.destination, plan.status};
+constexpr int32_t kMostRingBytes = 216 * 1024;
+constexpr int32_t kLeastSharedBytes = 96 * 1024;  // of sm_86, the least there is
+
+// What the current device has for rows on their way.
+struct RowEngine {
+  bool copies_rows = false;  // by itself (sm_90); before, rows go through registers
+  int32_t shared_bytes = 0;  // that a block of dispatch may ask for
+};
+
+Status FindRowEngine(RowEngine* engine) {
+  constexpr int kFixedBytes = 3 * 1024;  // that the kernels have beside it
+  int major = 0;
+  int most = 0;
+  Status status = FindComputeCapabilityMajor(&major);
+  if (status.ok()) status = FindSharedBytes(&most);
+  *engine = {major >= 9, std::min(most - kFixedBytes, kMostRingBytes)};
+  return status;
 }
 
-// Blocks that copy rows with some chunks a thread.
-int64_t CopyBlocks(int64_t rows, const Call& call) {
-  return CeilDivide(rows * call.row_chunks, int64_t{4} * kThreads);
+constexpr int32_t kDispatchWarps = kDispatchThreads / 32;
+
+int64_t CountBytes(const Call& call) {
+  return int64_t{kDispatchWarps} * (call.num_experts + 1) * int64_t{sizeof(int32_t)};
+}
+static_assert(int64_t{kDispatchWarps} * (kMaxExperts + 1) * sizeof(int32_t) <= kLeastSharedBytes);
+
+CopyRing Ring(const Call& call, const RowEngine& engine) {
+  if (!engine.copies_rows) return {kDispatchWarps, 0, 0, 0};
+  return PlanCopyRing(call.row_chunks, call.top_k, kDispatchWarps, engine.shared_bytes);
 }
 
-void LaunchPull(Launcher* launcher, const PullStage& stage) {
-  const Call& call = stage.call;
-  const int64_t tokens = int64_t{call.num_tokens} * call.num_ranks;
-  const int64_t blocks =
-      launcher->Grid({CeilDivide(tokens, kWarps), CeilDivide(call.num_rows, 32 * kWarps),
-                      stage.zero_tail ? CopyBlocks(call.num_rows, call) : 0});
-  launcher->Launch("pull", PullKernelAddress(), blocks, kThreads, stage);
+// The parts of both dispatches that are alike.
+template <typename DispatchCall>
+PullStage Pull(const Call& call, const RowEngine& engine, const DispatchCall& dispatch) {
+  return {call,
+          Ring(call, engine),
+          dispatch.zero_tail,
+          dispatch.has_weights,
+          dispatch.is_in_place,
+          dispatch.x,
+          dispatch.has_weights ? dispatch.topk_weights : nullptr,
+          dispatch.rows,
+          dispatch.row_weights};
+}
+
+int64_t RingBytes(const CopyRing& ring) { return int64_t{ring.num_warps} * CopyRingBytes(ring); }
+
+int64_t DispatchBlocks(const Launcher& launcher, const PullStage& pull) {
+  const Call& call = pull.call;
+  return launcher.Grid({call.num_tiles + int64_t{call.num_ranks},
+                        CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
+                        CeilDivide(call.num_rows, 32 * kDispatchWarps)},
+                       1);
 }
 
 }  // namespace
@@ -136,40 +180,43 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
   const struct {
     const char* name;
     int64_t value;
+    int64_t most;
   } items[] = {
-      {"num_rows", call.num_rows},
-      {"num_experts", call.num_experts},
-      {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k},
-      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kChunkBytes},
+      {"num_rows", call.num_rows, kMaxItems},
+      {"num_experts", call.num_experts, kMaxExperts},
+      {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k, kMaxItems},
+      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kChunkBytes,
+       kMaxItems},
   };
   for (const auto& item : items) {
-    if (item.value > kMaxItems) {
-      return Unimplemented(item.name, " is ", item.value, "; the kernels take up to ", kMaxItems);
+    if (item.value > item.most) {
+      return Unimplemented(item.name, " is ", item.value, "; the kernels take up to ", item.most);
     }
   }
   return {};
 }
 
 Status LoadTransferKernels() {
-  const void* const kernels[] = {
-      PublishKernelAddress(),
-      PlanKernelAddress(),
-      PlaceKernelAddress(),
-      PullKernelAddress(),
-      IndexKernelAddress(),
-      ReduceKernelAddress(RowType::kBFloat16),
-      ReduceKernelAddress(RowType::kFloat16),
-      ReduceKernelAddress(RowType::kFloat32),
-      SumKernelAddress(RowType::kBFloat16),
-      SumKernelAddress(RowType::kFloat16),
-      SumKernelAddress(RowType::kFloat32),
-  };
-  for (const void* kernel : kernels) {
-    cudaFuncAttributes attributes;
-    Status status = FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading kernels");
+  RowEngine engine;
+  Status status = FindRowEngine(&engine);
+  const void* const copying[] = {DispatchKernelAddress(), DispatchByPlanKernelAddress(),
+                                 CeilingKernelAddress()};
+  for (const void* kernel : copying) {
     if (!status.ok()) return status;
+    status = FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           engine.shared_bytes),
+                      "loading kernels");
   }
-  return {};
+  std::vector<const void*> kernels(std::begin(copying), std::end(copying));
+  for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
+    kernels.push_back(CombineKernelAddress(type));
+  }
+  for (const void* kernel : kernels) {
+    if (!status.ok()) return status;
+    cudaFuncAttributes attributes;  // setting one may load nothing
+    status = FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading kernels");
+  }
+  return status;
 }
 
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
@@ -177,41 +224,29 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
   Launcher launcher(call.transfer, Operation::kDispatch, {align, call.zero_tail, call.has_weights},
                     stream);
-  if (!launcher.status().ok()) return launcher.status();
-  const Call& sizes = launcher.call();
-  const float* const weights = call.has_weights ? call.topk_weights : nullptr;
-
-  const PublishStage publish = {sizes, call.x, weights, call.topk_ids, {}};
-  launcher.Launch("publish", PublishKernelAddress(),
-                  launcher.Grid({CopyBlocks(sizes.num_tokens, sizes), sizes.num_experts}), kThreads,
-                  publish);
-
-  const PlanStage plan = {sizes, static_cast<int32_t>(align), call.plan};
-  launcher.Launch("plan", PlanKernelAddress(), sizes.num_ranks, kThreads, plan);
-  const int64_t tiles = CeilDivide(sizes.num_tokens, kPlaceThreads / sizes.top_k);
-  const int64_t place_blocks =
-      launcher.Grid({tiles * sizes.num_ranks, CeilDivide(sizes.num_rows, kPlaceThreads)}, 8);
-  launcher.Launch("place", PlaceKernelAddress(), place_blocks, kPlaceThreads, plan);
-
-  LaunchPull(&launcher, {sizes, call.zero_tail, call.has_weights, AsOperands(call.plan), call.x,
-                         weights, call.rows, call.row_weights});
+  RowEngine engine;
+  Status status = launcher.status();
+  if (status.ok()) status = FindRowEngine(&engine);
+  if (!status.ok()) return status;
+  const DispatchStage stage = {Pull(launcher.call(), engine, call), static_cast<int32_t>(align),
+                               call.topk_ids, call.plan};
+  launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.pull),
+                  kDispatchThreads, stage,
+                  std::max(RingBytes(stage.pull.ring), CountBytes(launcher.call())));
   return launcher.status();
 }
 
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
   Launcher launcher(call.transfer, Operation::kDispatchByPlan, {call.zero_tail, call.has_weights},
                     stream);
-  if (!launcher.status().ok()) return launcher.status();
-  const Call& sizes = launcher.call();
-  const float* const weights = call.has_weights ? call.topk_weights : nullptr;
-
-  const PublishStage publish = {sizes, call.x, weights, nullptr, call.plan};
-  const int64_t index_blocks = CeilDivide(sizes.num_rows, kThreads);
-  launcher.Launch("publish", PublishKernelAddress(),
-                  launcher.Grid({CopyBlocks(sizes.num_tokens, sizes), index_blocks}), kThreads,
-                  publish);
-  LaunchPull(&launcher, {sizes, call.zero_tail, call.has_weights, call.plan, call.x, weights,
-                         call.rows, call.row_weights});
+  RowEngine engine;
+  Status status = launcher.status();
+  if (status.ok()) status = FindRowEngine(&engine);
+  if (!status.ok()) return status;
+  const DispatchByPlanStage stage = {Pull(launcher.call(), engine, call), call.plan};
+  launcher.Launch("dispatch by plan", DispatchByPlanKernelAddress(),
+                  DispatchBlocks(launcher, stage.pull), kDispatchThreads, stage,
+                  RingBytes(stage.pull.ring));
   return launcher.status();
 }
 
@@ -220,19 +255,39 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
                     stream);
   if (!launcher.status().ok()) return launcher.status();
   const Call& sizes = launcher.call();
-  const RowType type = ToRowType(call.transfer.row_type);
+  const CombineStage stage = {
+      sizes,
+      call.has_weights,
+      call.has_scalars,
+      CombineTickets(sizes.num_tokens, sizes.num_ranks, sizes.row_chunks, kMaxChunks),
+      call.plan,
+      call.y,
+      call.row_weights,
+      call.row_scalars,
+      call.out,
+      call.choice_scalars};
+  const int64_t blocks =
+      launcher.Grid({sizes.num_tiles, CeilDivide(stage.tickets.Count(), kWarps)}, 2);
+  launcher.Launch("combine", CombineKernelAddress(ToRowType(call.transfer.row_type)), blocks,
+                  kCombineThreads, stage);
+  return launcher.status();
+}
 
-  const IndexStage index = {sizes, call.plan};
-  launcher.Launch("index", IndexKernelAddress(),
-                  launcher.Grid({CeilDivide(sizes.num_rows, kThreads)}), kThreads, index);
-  const ReduceStage reduce = {sizes,  call.has_weights, call.has_scalars, call.plan,
-                              call.y, call.row_weights, call.row_scalars};
-  const int64_t tokens = int64_t{sizes.num_tokens} * sizes.num_ranks;
-  launcher.Launch("reduce", ReduceKernelAddress(type), launcher.Grid({CeilDivide(tokens, kWarps)}),
-                  kThreads, reduce);
-  const SumStage sum = {sizes, call.has_scalars, call.plan, call.out, call.choice_scalars};
-  launcher.Launch("sum", SumKernelAddress(type),
-                  launcher.Grid({CeilDivide(sizes.num_tokens, kWarps)}), kThreads, sum);
+Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream) {
+  if (call.repeats < 1 || call.repeats > kMaxItems) {
+    return InvalidArgument("repeats is ", call.repeats);
+  }
+  Launcher launcher(call.transfer, Operation::kCeiling, {call.repeats}, stream);
+  RowEngine engine;
+  Status status = launcher.status();
+  if (status.ok()) status = FindRowEngine(&engine);
+  if (!status.ok()) return status;
+  const Call& sizes = launcher.call();
+  const CeilingStage stage = {sizes, Ring(sizes, engine), static_cast<int32_t>(call.repeats),
+                              call.x, call.status};
+  launcher.Launch("ceiling", CeilingKernelAddress(),
+                  launcher.Grid({CeilDivide(sizes.num_tokens, stage.ring.num_warps)}, 1),
+                  kDispatchThreads, stage, RingBytes(stage.ring));
   return launcher.status();
 }
 

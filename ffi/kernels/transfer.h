@@ -38,6 +38,7 @@ struct DispatchCall {
   int64_t row_align = 1;
   bool zero_tail = true;
   bool has_weights = false;
+  bool is_in_place = true;              // all peers can read x and topk_weights where they are
   const void* x = nullptr;              // [T, H]
   const int32_t* topk_ids = nullptr;    // [T, K]
   const float* topk_weights = nullptr;  // [T, K]
@@ -50,6 +51,7 @@ struct DispatchByPlanCall {
   TransferCall transfer;
   bool zero_tail = true;
   bool has_weights = false;
+  bool is_in_place = true;  // as above
   const void* x = nullptr;  // [T, H]
   PlanOperands plan = {};
   const float* topk_weights = nullptr;  // [T, K]
@@ -69,6 +71,15 @@ struct CombineCall {
   float* choice_scalars = nullptr;     // [T, K]
 };
 
+// What the links can do, for benchmarks: each rank stores its rows into the other ranks'
+// workspaces, in turn, with nothing to find and nobody to wait for in between; `repeats` times.
+struct CeilingCall {
+  TransferCall transfer;
+  int64_t repeats = 1;
+  const void* x = nullptr;    // [T, H]
+  int32_t* status = nullptr;  // [1]
+};
+
 // The workspace shape of a call, and whether the kernels take it: Unimplemented names the size that
 // they do not. To be asked before a workspace is allocated; the launches ask again.
 Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape);
@@ -80,6 +91,7 @@ Status LoadTransferKernels();
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream);
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream);
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream);
+Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream);
 
 }  // namespace jax_ep
 

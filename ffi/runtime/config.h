@@ -14,7 +14,7 @@ namespace jax_ep {
 // A flag of a peer is one bit of a 64-bit mask.
 inline constexpr int64_t kMaxRanks = 64;
 
-// dispatch, dispatch_by_plan and combine.
+// dispatch, dispatch_by_plan, combine, and ceiling.
 struct TransferConfig {
   std::vector<int64_t> replica_groups;  // logical ids of the ranks, group after group
   int64_t group_size = 0;               // ranks of one group
@@ -24,6 +24,7 @@ struct TransferConfig {
   bool zero_tail = true;                // rows past the last group are zeros, else unspecified
   bool has_weights = false;             // the optional weight operand and result are there
   bool has_scalars = false;             // combine: the optional scalar operand and result are there
+  int64_t repeats = 1;                  // ceiling: how often the rows are sent
 
   int64_t experts_per_rank() const { return num_experts / group_size; }
   std::vector<std::vector<int64_t>> Groups() const;

@@ -1,6 +1,17 @@
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
+namespace {
+
+// Of the current device.
+Status FindAttribute(cudaDeviceAttr attribute, const char* what, int* value) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
+  return FromCuda(error, what);
+}
+
+}  // namespace
 
 Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
@@ -9,29 +20,32 @@ Status FromCuda(cudaError_t error, const char* what) {
 }
 
 Status CountMultiprocessors(int64_t* count) {
-  int device = 0;
   int value = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
-  }
+  Status status =
+      FindAttribute(cudaDevAttrMultiProcessorCount, "the number of multiprocessors", &value);
   *count = value;
-  return FromCuda(error, "the number of multiprocessors");
+  return status;
+}
+
+Status FindComputeCapabilityMajor(int* major) {
+  return FindAttribute(cudaDevAttrComputeCapabilityMajor, "the compute capability", major);
 }
 
 Status IsComputeCapability(int major, int minor, bool* is) {
-  int device = 0;
   int found_major = 0;
   int found_minor = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&found_major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&found_minor, cudaDevAttrComputeCapabilityMinor, device);
+  Status status = FindComputeCapabilityMajor(&found_major);
+  if (status.ok()) {
+    status =
+        FindAttribute(cudaDevAttrComputeCapabilityMinor, "the compute capability", &found_minor);
   }
   *is = found_major == major && found_minor == minor;
-  return FromCuda(error, "the compute capability");
+  return status;
+}
+
+Status FindSharedBytes(int* bytes) {
+  return FindAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "the shared memory of a block",
+                       bytes);
 }
 
 CurrentDevice::CurrentDevice(int device) {

@@ -15,8 +15,13 @@ Status FromCuda(cudaError_t error, const char* what);
 // Of the current device.
 Status CountMultiprocessors(int64_t* count);
 
+Status FindComputeCapabilityMajor(int* major);
+
 // Whether the current device is of exactly this compute capability.
 Status IsComputeCapability(int major, int minor, bool* is);
+
+// The most shared memory of a block, in bytes.
+Status FindSharedBytes(int* bytes);
 
 // Makes `device` current for this thread until the end of the scope.
 class CurrentDevice {

@@ -14,6 +14,8 @@ const char* Name(Operation operation) {
       return "dispatch_by_plan";
     case Operation::kCombine:
       return "combine";
+    case Operation::kCeiling:
+      return "ceiling";
   }
   return "?";
 }

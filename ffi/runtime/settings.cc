@@ -39,4 +39,9 @@ bool IsAbsent(int device) {
   return text != nullptr && *text != '\0' && std::atoi(text) == device;
 }
 
+bool CopiesOperands() {
+  const char* const text = std::getenv("JAX_EP_TEST_COPIED");
+  return text != nullptr && *text != '\0';
+}
+
 }  // namespace jax_ep

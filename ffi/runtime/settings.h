@@ -22,6 +22,10 @@ Status ReadSettings(Settings* settings);
 // its program had none.
 bool IsAbsent(int device);
 
+// For tests: whether JAX_EP_TEST_COPIED is set. Peers then read copies of what they could read
+// where it is.
+bool CopiesOperands();
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_RUNTIME_SETTINGS_H_

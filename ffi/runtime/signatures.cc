@@ -93,6 +93,18 @@ Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers resu
   return s.Finish(kCombineTarget, check, sizes);
 }
 
+Status CheckCeiling(const TransferConfig& config, Buffers operands, Buffers results,
+                    TransferSizes* sizes) {
+  BufferChecker check(kCeilingTarget, operands, results);
+  TransferSymbols s(config);
+  check.Operand("x", s.row, {&s.t, &s.h});
+  check.Result("status", s.s32, {&s.one});
+  Status status = s.Finish(kCeilingTarget, check, sizes);
+  sizes->top_k = 1;
+  sizes->num_rows = 0;
+  return status;
+}
+
 Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, Buffers results,
                           GroupedMatmulSizes* sizes) {
   BufferChecker check(kGroupedMatmulTarget, operands, results);

@@ -15,6 +15,7 @@ namespace jax_ep {
 inline constexpr char kDispatchTarget[] = "jax_ep.dispatch.v1";
 inline constexpr char kDispatchByPlanTarget[] = "jax_ep.dispatch_by_plan.v1";
 inline constexpr char kCombineTarget[] = "jax_ep.combine.v1";
+inline constexpr char kCeilingTarget[] = "jax_ep.ceiling.v1";
 inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
 inline constexpr char kActivationMatmulTarget[] = "jax_ep.grouped_matmul_activation.v1";
@@ -52,6 +53,10 @@ Status CheckDispatchByPlan(const TransferConfig& config, Buffers operands, Buffe
 
 // y[M,H], plan, [row_weights[M]], [row_scalars[M]] -> out[T,H], [choice_scalars[T,K]]
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
+                    TransferSizes* sizes);
+
+// x[T,H] -> status[1]
+Status CheckCeiling(const TransferConfig& config, Buffers operands, Buffers results,
                     TransferSizes* sizes);
 
 // lhs[M,K], rhs[L,K,N] or [L,N,K], group_sizes[L] -> out[M,N]

@@ -83,15 +83,15 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
     Bytes bytes;
   } needs[] = {
       // Dispatch. A token is published once, whoever and however many its receivers are.
-      {kCounts, "counts", Bytes({shape.num_experts + 1, kIndexBytes})},
       {kRoutes, "routes", Bytes({choices, sizeof(Route)})},
       {kPublishedRows, "published_rows", Bytes({tokens, row.value()})},
       {kPublishedWeights, "published_weights", Bytes({choices, kScalarBytes})},
+      {kAllCounts, "all_counts", Bytes({ranks, shape.num_experts + 1, kIndexBytes})},
       // Combine. A token gets one partial sum from every rank that has one of its choices.
       {kPartialRows, "partial_rows", Bytes({tokens, std::min(shape.top_k, ranks), row.value()})},
       {kChoiceScalars, "choice_scalars", Bytes({choices, kScalarBytes})},
       // What a rank keeps for itself during a call.
-      {kAllCounts, "all_counts", Bytes({ranks, shape.num_experts, kIndexBytes})},
+      {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 1, kIndexBytes})},
       {kDemands, "demands", Bytes({shape.num_experts, kIndexBytes})},
       {kQuotas, "quotas", Bytes({shape.num_experts, kIndexBytes})},
       {kFirstRows, "first_rows", Bytes({shape.num_experts, kIndexBytes})},

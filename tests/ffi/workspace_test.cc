@@ -57,8 +57,8 @@ void TestBuffers() {
   CHECK(BytesOf(kLarge, "published_rows") == 4096 * 7168 * 2);
   CHECK(BytesOf(kLarge, "partial_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2; }), "partial_rows") ==
-        int64_t{4096} * 2 * 7168 * 2);  // min(K, R) is K
-  CHECK(BytesOf(kLarge, "all_counts") == 4 * 256 * 4);
+        int64_t{4096} * 2 * 7168 * 2);           // min(K, R) is K
+  CHECK(BytesOf(kLarge, "all_counts") == 4352);  // 4 x 257, rounded up
   CHECK(BytesOf(kLarge, "routes") == 4096 * 8 * 8);
   // A wire row is padded to the unit of bulk copies.
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.hidden = 1, s.num_tokens = 1024; }),

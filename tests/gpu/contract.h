@@ -2,9 +2,6 @@
 #ifndef JAX_EP_TESTS_GPU_CONTRACT_H_
 #define JAX_EP_TESTS_GPU_CONTRACT_H_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +9,7 @@
 #include <vector>
 
 #include "ffi/runtime/buffers.h"
+#include "tests/gpu/numbers.h"
 
 namespace harness {
 
@@ -26,14 +24,13 @@ inline float ReadElement(const Bytes& data, int64_t i, ElementType type) {
   }
   uint16_t bits;
   std::memcpy(&bits, &data[i * 2], 2);
-  if (type == jax_ep::kF16) return __half2float(__ushort_as_half(bits));
-  return __bfloat162float(__ushort_as_bfloat16(bits));
+  return type == jax_ep::kF16 ? FromFloat16(bits) : FromBFloat16(bits);
 }
 
 inline float RoundTo(float value, ElementType type) {
   if (type == jax_ep::kF32) return value;
-  if (type == jax_ep::kF16) return __half2float(__float2half_rn(value));
-  return __bfloat162float(__float2bfloat16_rn(value));
+  if (type == jax_ep::kF16) return FromFloat16(ToFloat16(value));
+  return FromBFloat16(ToBFloat16(value));
 }
 
 inline void WriteElement(Bytes& data, int64_t i, ElementType type, float value) {
@@ -41,8 +38,7 @@ inline void WriteElement(Bytes& data, int64_t i, ElementType type, float value) 
     std::memcpy(&data[i * 4], &value, 4);
     return;
   }
-  const uint16_t bits = type == jax_ep::kF16 ? __half_as_ushort(__float2half_rn(value))
-                                             : __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  const uint16_t bits = type == jax_ep::kF16 ? ToFloat16(value) : ToBFloat16(value);
   std::memcpy(&data[i * 2], &bits, 2);
 }
 

@@ -121,6 +121,7 @@ class Sequence {
       call.zero_tail = shape.zero_tail;
       call.has_weights = shape.has_weights;
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.is_in_place = Uniform(random_, 0, 3) > 0;  // each rank as it likes
       call.topk_ids = group_.Allocate<int32_t>(r, choices);
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
@@ -155,7 +156,9 @@ class Sequence {
       if (!now.has_weights) state->weights.clear();
     });
     launches_.push_back([=, this](int r) {
-      STATUS_OK(jax_ep::LaunchDispatch(state->calls[r], group_.ranks[r].stream));
+      const jax_ep::DispatchCall& call = state->calls[r];
+      STATUS_OK(jax_ep::LaunchDispatch(call, group_.ranks[r].stream));
+      Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, choices);
     });
     checks_.push_back([=, this] { CheckDispatch(*state); });
     return state;
@@ -176,6 +179,7 @@ class Sequence {
       call.zero_tail = shape.zero_tail;
       call.has_weights = shape.has_weights;
       call.plan = dispatched->Operands(r);
+      call.is_in_place = Uniform(random_, 0, 3) > 0;
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
@@ -193,7 +197,9 @@ class Sequence {
       if (!shape.has_weights) weights->clear();
     });
     launches_.push_back([=, this](int r) {
-      STATUS_OK(jax_ep::LaunchDispatchByPlan((*calls)[r], group_.ranks[r].stream));
+      const jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      STATUS_OK(jax_ep::LaunchDispatchByPlan(call, group_.ranks[r].stream));
+      Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
     });
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) {
@@ -261,6 +267,9 @@ class Sequence {
     return calls;
   }
 
+  // Operands are gone when a call ends, as XLA has it. To be filled again before the next launch.
+  bool overwrites_operands = false;
+
   int size() const { return static_cast<int>(launches_.size()); }
   void Fill() {
     for (const auto& fill : fills_) fill();
@@ -280,6 +289,29 @@ class Sequence {
       for (int call = 0; call < size(); ++call) Launch(call, r);
     }
   }
+  // What one rank has of a dispatch, after a Synchronize.
+  void CheckDispatchOf(const Dispatched& state, int r) {
+    const HostPlan& want = state.plans[r];
+    const jax_ep::PlanResults& plan = state.calls[r].plan;
+    const auto expect = [&](const char* what, const auto* address, const auto& values) {
+      using Value = typename std::decay_t<decltype(values)>::value_type;
+      Expect(what, r, group_.Download<Value>(r, address, values.size()), values);
+    };
+    expect("plan.group_sizes", plan.group_sizes, want.group_sizes);
+    expect("plan.real_group_sizes", plan.real_group_sizes, want.real_group_sizes);
+    expect("plan.row_offsets", plan.row_offsets, want.row_offsets);
+    expect("plan.row_source", plan.row_source, want.row_source);
+    expect("plan.row_slot", plan.row_slot, want.row_slot);
+    expect("plan.kept", plan.kept, want.kept);
+    expect("plan.destination", plan.destination, want.destination);
+    expect("plan.num_received", plan.num_received, std::vector<int32_t>{want.num_received});
+    expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
+    expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
+    expect("plan.status", plan.status, std::vector<int32_t>{0});
+    CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
+              state.calls[r].row_weights);
+  }
+
   void Check() {
     group_.Synchronize();
     for (const auto& check : checks_) check();
@@ -294,6 +326,13 @@ class Sequence {
  private:
   static const Routing& sizes_with_ids(const Dispatched& dispatched) {
     return dispatched.shape.routing;
+  }
+
+  void Overwrite(int r, const void* x, int64_t bytes, const float* weights, int64_t count) {
+    if (!overwrites_operands) return;
+    const cudaStream_t stream = group_.ranks[r].stream;
+    CUDA_OK(cudaMemsetAsync(const_cast<void*>(x), 0xff, bytes, stream));
+    CUDA_OK(cudaMemsetAsync(const_cast<float*>(weights), 0xff, count * sizeof(float), stream));
   }
 
   jax_ep::TransferCall Transfer(int r, const Shape& shape, uint64_t site) const {
@@ -338,27 +377,7 @@ class Sequence {
   }
 
   void CheckDispatch(const Dispatched& state) {
-    for (int r = 0; r < group_.size(); ++r) {
-      const HostPlan& want = state.plans[r];
-      const jax_ep::PlanResults& plan = state.calls[r].plan;
-      const auto expect = [&](const char* what, const auto* address, const auto& values) {
-        using Value = typename std::decay_t<decltype(values)>::value_type;
-        Expect(what, r, group_.Download<Value>(r, address, values.size()), values);
-      };
-      expect("plan.group_sizes", plan.group_sizes, want.group_sizes);
-      expect("plan.real_group_sizes", plan.real_group_sizes, want.real_group_sizes);
-      expect("plan.row_offsets", plan.row_offsets, want.row_offsets);
-      expect("plan.row_source", plan.row_source, want.row_source);
-      expect("plan.row_slot", plan.row_slot, want.row_slot);
-      expect("plan.kept", plan.kept, want.kept);
-      expect("plan.destination", plan.destination, want.destination);
-      expect("plan.num_received", plan.num_received, std::vector<int32_t>{want.num_received});
-      expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
-      expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
-      expect("plan.status", plan.status, std::vector<int32_t>{0});
-      CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
-                state.calls[r].row_weights);
-    }
+    for (int r = 0; r < group_.size(); ++r) CheckDispatchOf(state, r);
   }
 
   Group& group_;

@@ -1,43 +1,46 @@
 // What every rank works out of all counts: which rows fit, and where each rank's rows of each local
-// expert begin. One block a destination.
+// expert begin.
 //
 // On overflow every local expert of a destination gets the same cap, the largest with which the
 // padded groups fit into its M rows; within an expert every source gets the same quota, the largest
 // within the cap.
+#ifndef JAX_EP_DEVICE_QUOTAS_CUH_
+#define JAX_EP_DEVICE_QUOTAS_CUH_
+
 #include "ffi/device/block.cuh"
-#include "ffi/device/signal.cuh"
-#include "ffi/kernels/stages.h"
+#include "ffi/device/call.h"
+#include "ffi/device/memory.cuh"
+#include "ffi/device/plan.h"
 
 namespace jax_ep {
-namespace {
 
-constexpr int32_t kUnlimited = (1 << 30) - 1;
+inline constexpr int32_t kUnlimited = (1 << 30) - 1;
 
-__device__ int64_t RoundUp(int64_t value, int32_t multiple) {
+__device__ inline int64_t RoundUp(int64_t value, int32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
 // The numbers of one destination's experts. Thread i of the block alone reads and writes those of
 // experts i, i + kThreads, ..., so no barrier is needed between the steps.
+template <int kThreads>
 class Destination {
  public:
-  __device__ Destination(const PlanStage& stage, int destination)
-      : call_(stage.call),
-        row_align_(stage.row_align),
-        first_(destination * stage.call.num_local),
+  __device__ Destination(const Call& call, int32_t row_align, int destination)
+      : call_(call),
+        row_align_(row_align),
+        first_(destination * call.num_local),
         all_counts_(call_.Of<int32_t>(call_.control->rank, kAllCounts) + first_),
         demands_(call_.Of<int32_t>(call_.control->rank, kDemands) + first_),
         quotas_(call_.Of<int32_t>(call_.control->rank, kQuotas) + first_) {}
 
-  // Brings the counts of all ranks here.
-  __device__ void Gather() {
-    const int32_t most = call_.num_tokens * call_.top_k;
+  // Adds up the counts that the ranks sent; they are checked like every index.
+  __device__ void AddRanks() {
+    const int32_t most = call_.num_choices();
     for (int local = threadIdx.x; local < call_.num_local; local += kThreads) {
       int32_t demand = 0;
 #pragma unroll 4
       for (int source = 0; source < call_.num_ranks; ++source) {
-        const int32_t* const counts = call_.Of<int32_t>(source, kCounts) + first_;
-        const int32_t count = max(0, min(LoadShared4(&counts[local]), most));
+        const int32_t count = max(0, min(LoadShared4(&Count(source, local)), most));
         Count(source, local) = count;
         demand += count;
       }
@@ -86,15 +89,15 @@ class Destination {
       plan.row_offsets[call_.num_local] = static_cast<int32_t>(begin);
       *plan.num_received = static_cast<int32_t>(num_received);
       *plan.num_dropped = static_cast<int32_t>(num_received - num_kept);
-      *plan.num_bad_ids = call_.Of<int32_t>(call_.control->rank, kCounts)[call_.num_experts];
+      *plan.num_bad_ids =
+          LoadShared4(all_counts_ - first_ + call_.control->rank * Pitch() + Pitch() - 1);
       *plan.status = 0;
     }
   }
 
  private:
-  __device__ int32_t& Count(int source, int local) {
-    return all_counts_[int64_t{source} * call_.num_experts + local];
-  }
+  __device__ int32_t& Count(int source, int local) { return all_counts_[source * Pitch() + local]; }
+  __device__ int64_t Pitch() const { return call_.num_experts + 1; }
 
   // Whether groups of at most `cap` rows, padded, fit into the rows. The same in all threads.
   __device__ bool Fits(int32_t cap) {
@@ -135,6 +138,7 @@ class Destination {
   int32_t* quotas_;
 };
 
+template <int kThreads>
 __device__ void WriteSafeGroups(const Call& call, const PlanResults& plan, Outcome outcome) {
   for (int local = threadIdx.x; local <= call.num_local; local += kThreads) {
     plan.row_offsets[local] = 0;
@@ -150,30 +154,6 @@ __device__ void WriteSafeGroups(const Call& call, const PlanResults& plan, Outco
   }
 }
 
-}  // namespace
-
-__global__ void __launch_bounds__(kThreads) PlanKernel(const __grid_constant__ PlanStage stage) {
-  const Call& call = stage.call;
-  const Outcome outcome = PassGate(call, Gate::kReady, CurrentEpoch(call));
-  const bool is_mine = blockIdx.x == call.control->rank;
-  if (outcome == Outcome::kArrived) {
-    Destination destination(stage, blockIdx.x);
-    destination.Gather();
-    destination.FindQuotas();
-    if (is_mine) destination.WriteGroups(stage.plan);
-  } else if (is_mine) {
-    WriteSafeGroups(call, stage.plan, outcome);
-  }
-}
-
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
-
-namespace jax_ep {
-
-const void* PlanKernelAddress() { return reinterpret_cast<const void*>(PlanKernel); }
-
-}  // namespace jax_ep
-
-#endif  // __CUDACC_RTC__
+#endif  // JAX_EP_DEVICE_QUOTAS_CUH_

@@ -1,0 +1,173 @@
+// What both dispatches end with: each token that has rows here is brought over NVLink once and
+// stored to all of them; rows that come from no token are filled.
+#ifndef JAX_EP_DEVICE_PULL_CUH_
+#define JAX_EP_DEVICE_PULL_CUH_
+
+#include "ffi/device/pull_stage.h"
+#include "ffi/device/row_copies.cuh"
+#include "ffi/device/signal.cuh"
+#include "ffi/device/tickets.cuh"
+
+namespace jax_ep {
+
+// Where each rank's tokens and weights are to be read. In shared memory.
+struct Sources {
+  const uint4* rows[kMaxPeers];
+  const float* weights[kMaxPeers];
+
+  // After the gate. By all threads of a block.
+  __device__ void Find(const PullStage& stage) {
+    const ControlBlock* const control = stage.call.control;
+    for (int rank = threadIdx.x; rank < control->num_ranks; rank += blockDim.x) {
+      const FlagLine& line = control->ready[rank];
+      const bool is_mine = rank == control->rank;
+      rows[rank] = static_cast<const uint4*>(is_mine ? stage.x : LoadPointer(&line.rows));
+      weights[rank] =
+          static_cast<const float*>(is_mine ? stage.topk_weights : LoadPointer(&line.weights));
+    }
+    __syncthreads();
+  }
+
+ private:
+  template <typename T>
+  __device__ static const void* LoadPointer(T* const* address) {
+    return reinterpret_cast<const void*>(
+        LoadRelaxedSystem(reinterpret_cast<const uint64_t*>(address)));
+  }
+};
+
+// All tokens. `finder` finds their rows in two steps, because what it reads may be far:
+// Load(source, token) and, one token later, Rows(source, token, loaded). By all warps that have a
+// ring.
+template <typename Finder>
+__device__ void PullTokens(const PullStage& stage, const Sources& sources, const Finder& finder) {
+  const Call& call = stage.call;
+  const int warp = threadIdx.x / 32;
+  if (warp >= stage.ring.num_warps) return;
+  const int lane = threadIdx.x % 32;
+  RowCopies copies(stage.ring, call.row_chunks);
+  const int num_items = call.num_tokens * call.num_ranks;
+  // Each rank begins at its own right neighbour, so that all links carry data at once.
+  const auto source_of = [&](int item) { return (item + call.control->rank + 1) % call.num_ranks; };
+  float weights[2] = {};
+  typename Finder::Loaded next = {};
+  float next_weights[2] = {};
+  const auto load = [&](int item) {
+    if (item >= num_items) return;
+    const int source = source_of(item);
+    const int token = item / call.num_ranks;
+    next = finder.Load(source, token);
+    for (int half = 0; stage.has_weights && half < 2; ++half) {
+      const int k = lane + 32 * half;
+      if (k >= call.top_k) continue;
+      next_weights[half] = LoadShared4(&sources.weights[source][int64_t{token} * call.top_k + k]);
+    }
+  };
+  // The number of the next token is asked for, too, before it is needed.
+  int asked = 0;
+  const auto ask = [&] {
+    if (lane == 0) asked = static_cast<int>(atomicAdd(&call.control->progress.warp_tickets[0], 1u));
+  };
+  ask();
+  int following = __shfl_sync(kWholeWarp, asked, 0);
+  load(following);
+  ask();
+  for (int item; (item = following) < num_items;) {
+    const typename Finder::Loaded loaded = next;
+    weights[0] = next_weights[0];
+    weights[1] = next_weights[1];
+    following = __shfl_sync(kWholeWarp, asked, 0);
+    load(following);
+    ask();
+    const int source = source_of(item);
+    const int token = item / call.num_ranks;
+    const TokenRows found = finder.Rows(source, token, loaded);
+    if (found.choices == 0) continue;
+    for (int half = 0; stage.has_weights && half < 2; ++half) {
+      if (found.rows[half] >= 0) stage.row_weights[found.rows[half]] = weights[half];
+    }
+    uint4* places[2] = {};
+    for (int half = 0; half < 2; ++half) {
+      if (found.rows[half] < 0) continue;
+      places[half] = static_cast<uint4*>(stage.rows) + int64_t{found.rows[half]} * call.row_chunks;
+    }
+    copies.Add(sources.rows[source] + int64_t{token} * call.row_chunks, found.choices, places);
+  }
+  copies.Finish();
+}
+
+// Zeros in padding, and in the tail if that is wanted. `is_empty(row)` says which rows come from no
+// token, and does what else is to be done with these. By any warps, 32 rows at a time.
+template <typename IsEmpty>
+__device__ void FillEmptyRows(const PullStage& stage, int32_t end, IsEmpty is_empty) {
+  const Call& call = stage.call;
+  const int lane = threadIdx.x % 32;
+  uint32_t* const tickets = &call.control->progress.warp_tickets[1];
+  const int num_fills = (call.num_rows + 31) / 32;
+  for (int fill; (fill = NextTicketOfWarp(tickets)) < num_fills;) {
+    const int first = 32 * fill;
+    const int row = first + lane;
+    const bool is_zero = row < call.num_rows && is_empty(row) && (row < end || stage.zero_tail);
+    if (is_zero && stage.has_weights) stage.row_weights[row] = 0;
+    for (uint32_t left = __ballot_sync(kWholeWarp, is_zero); left != 0; left &= left - 1) {
+      uint4* const to =
+          static_cast<uint4*>(stage.rows) + int64_t{first + __ffs(left) - 1} * call.row_chunks;
+      for (int i = lane; i < call.row_chunks; i += 32) to[i] = RepeatWord(0);
+    }
+  }
+}
+
+// NaN everywhere.
+__device__ inline void FillWithNan(const PullStage& stage, const Threads& threads) {
+  const Call& call = stage.call;
+  Fill(threads, static_cast<uint4*>(stage.rows), int64_t{call.num_rows} * call.row_chunks,
+       RepeatWord(call.nan_word));
+  if (stage.has_weights) Fill(threads, stage.row_weights, call.num_rows, Nan());
+}
+
+// to[i] = from[i] for i in [first, end). By all threads of a block.
+template <typename T>
+__device__ inline void CopyByBlock(T* to, const T* from, int64_t first, int64_t end) {
+  constexpr int kCopies = 4;  // loads in flight of a thread
+  const int stride = blockDim.x;
+  for (int64_t i = first + threadIdx.x; i < end; i += kCopies * stride) {
+    T values[kCopies];
+#pragma unroll
+    for (int j = 0; j < kCopies; ++j) {
+      if (i + j * stride < end) values[j] = from[i + j * stride];
+    }
+#pragma unroll
+    for (int j = 0; j < kCopies; ++j) {
+      if (i + j * stride < end) to[i + j * stride] = values[j];
+    }
+  }
+}
+
+// The `part`th of `num_parts` of this rank's tokens and weights to where peers read them, if that
+// is not where they are. By all threads of a block.
+__device__ inline void CopyForPeers(const PullStage& stage, int64_t part, int64_t num_parts) {
+  const Call& call = stage.call;
+  if (stage.is_in_place || call.num_ranks == 1) return;
+  const int rank = call.control->rank;
+  const int64_t chunks = int64_t{call.num_tokens} * call.row_chunks;
+  CopyByBlock(call.Of<uint4>(rank, kPublishedRows), static_cast<const uint4*>(stage.x),
+              chunks * part / num_parts, chunks * (part + 1) / num_parts);
+  if (!stage.has_weights) return;
+  const int64_t choices = call.num_choices();
+  CopyByBlock(call.Of<float>(rank, kPublishedWeights), stage.topk_weights,
+              choices * part / num_parts, choices * (part + 1) / num_parts);
+}
+
+// Tells the peers that this rank has entered, and where they find its tokens. By all threads of the
+// block that finished the last part of what they read.
+__device__ inline void SignalTokens(const PullStage& stage, uint64_t epoch) {
+  const Call& call = stage.call;
+  const int rank = call.control->rank;
+  const bool is_copied = !stage.is_in_place;
+  SignalReady(call, epoch, false, is_copied ? call.Of<uint4>(rank, kPublishedRows) : stage.x,
+              is_copied ? call.Of<float>(rank, kPublishedWeights) : stage.topk_weights);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PULL_CUH_

@@ -1,0 +1,39 @@
+// Parts of a kernel's work, handed out in order to whichever block comes next.
+//
+// A block may wait for what the holders of lower tickets do, as these are running, and for remote
+// flags; for nothing else. So any number of blocks makes progress, whenever they start.
+#ifndef JAX_EP_DEVICE_TICKETS_CUH_
+#define JAX_EP_DEVICE_TICKETS_CUH_
+
+#include "ffi/device/memory.cuh"
+
+namespace jax_ep {
+
+// The next part for this block. By all of its threads.
+__device__ inline int NextTicket(uint32_t* tickets) {
+  __shared__ int ticket;
+  __syncthreads();  // the previous one has been read
+  if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
+  __syncthreads();
+  return ticket;
+}
+
+// Until all of `total` lower tickets are finished, and what their blocks did is seen. By all
+// threads of a block.
+__device__ inline void AwaitParts(const uint32_t* finished, uint32_t total) {
+  if (threadIdx.x == 0) {
+    while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
+  }
+  __syncthreads();
+}
+
+// The next part for this warp.
+__device__ inline int NextTicketOfWarp(uint32_t* tickets) {
+  int ticket = 0;
+  if (threadIdx.x % 32 == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
+  return __shfl_sync(0xffffffffu, ticket, 0);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TICKETS_CUH_

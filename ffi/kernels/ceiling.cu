@@ -1,0 +1,60 @@
+// What the links can do, as a yardstick: rows from here to all other ranks' workspaces by the copy
+// engine, each to one place.
+#include "ffi/device/row_copies.cuh"
+#include "ffi/device/signal.cuh"
+#include "ffi/device/tickets.cuh"
+#include "ffi/kernels/stages.h"
+
+namespace jax_ep {
+namespace {
+
+// Row t of rank r goes to rank r + 1 + t % (R - 1), into row t there: no two ranks write the same.
+__device__ void SendRows(const CeilingStage& stage) {
+  const Call& call = stage.call;
+  const int warp = threadIdx.x / 32;
+  if (warp >= stage.ring.num_warps) return;
+  const int num_others = max(call.num_ranks - 1, 1);
+  const int stride = stage.ring.num_warps * gridDim.x;
+  RowCopies copies(stage.ring, call.row_chunks);
+  for (int repeat = 0; repeat < stage.repeats; ++repeat) {
+    for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
+      const int peer = (call.control->rank + 1 + row % num_others) % call.num_ranks;
+      const int64_t first = int64_t{row} * call.row_chunks;
+      uint4* places[2] = {};
+      if (threadIdx.x % 32 == 0) places[0] = call.Of<uint4>(peer, kPublishedRows) + first;
+      copies.Add(static_cast<const uint4*>(stage.x) + first, 1, places);
+    }
+  }
+  copies.Finish();
+}
+
+}  // namespace
+
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    CeilingKernel(const __grid_constant__ CeilingStage stage) {
+  const Call& call = stage.call;
+  const uint64_t epoch = CurrentEpoch(call);
+  Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
+  const bool is_first = NextTicket(&call.control->progress.tickets) == 0;
+  if (outcome == Outcome::kArrived && is_first) SignalReady(call, epoch, false);
+  __syncthreads();
+  outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
+  if (outcome == Outcome::kArrived) SendRows(stage);
+  // The rows are performed at system scope before the blocks are counted.
+  if (threadIdx.x % 32 == 0) FenceSystem();
+  if (!IsLastBlock(call)) return;
+  if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(outcome);
+  FinishCall(call, epoch, outcome);
+}
+
+}  // namespace jax_ep
+
+#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+
+namespace jax_ep {
+
+const void* CeilingKernelAddress() { return reinterpret_cast<const void*>(CeilingKernel); }
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__

@@ -1,0 +1,87 @@
+// dispatch_by_plan in one kernel: the same rows as a dispatch before, without ids and counts. Its
+// parts are handed out in order:
+//
+//   parts of the plan   inverted, so that each token finds its rows
+//   tokens              of all ranks, which are brought there
+#include "ffi/device/pull.cuh"
+#include "ffi/device/signal.cuh"
+#include "ffi/kernels/stages.h"
+
+namespace jax_ep {
+namespace {
+
+// Finds a token's rows in the plan.
+class ByPlan {
+ public:
+  struct Loaded {
+    int32_t guesses[2];  // of choices l and l + 32
+  };
+
+  __device__ ByPlan(const Call& call, const PlanOperands& plan, int32_t end)
+      : call_(call), plan_(plan), end_(end) {}
+
+  __device__ Loaded Load(int source, int token) const {
+    return {{GuessRow(call_, source, token, 0), GuessRow(call_, source, token, 1)}};
+  }
+
+  __device__ TokenRows Rows(int source, int token, const Loaded& loaded) const {
+    return CheckRows(call_, plan_, end_, source, token, loaded.guesses);
+  }
+
+ private:
+  const Call& call_;
+  const PlanOperands& plan_;
+  const int32_t end_;
+};
+
+}  // namespace
+
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    DispatchByPlanKernel(const __grid_constant__ DispatchByPlanStage stage) {
+  __shared__ Sources sources;
+  const Call& call = stage.pull.call;
+  const PlanOperands& plan = stage.plan;
+  Progress& progress = call.control->progress;
+  const uint64_t epoch = CurrentEpoch(call);
+
+  Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
+  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
+    if (outcome == Outcome::kArrived) {
+      CopyForPeers(stage.pull, ticket, call.num_tiles);
+      IndexRows(call, plan, ticket, call.num_tiles);
+    }
+    const bool is_last = FinishPart(&progress.finished[0], call.num_tiles, !stage.pull.is_in_place);
+    if (is_last && outcome == Outcome::kArrived) SignalTokens(stage.pull, epoch);
+  }
+  AwaitParts(&progress.finished[0], call.num_tiles);
+
+  outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
+  if (outcome == Outcome::kArrived && *plan.status == 0) {
+    const int32_t end = EndOfRows(call, plan);
+    sources.Find(stage.pull);
+    PullTokens(stage.pull, sources, ByPlan(call, plan, end));
+    FillEmptyRows(stage.pull, end, [&](int row) {
+      int choice;
+      return row >= end || !SourceOfRow(call, plan, row, &choice);
+    });
+  } else {
+    FillWithNan(stage.pull, Threads::OfGrid());
+  }
+  if (!IsLastBlock(call)) return;
+  const Outcome end = FinishCall(call, epoch, outcome, /*in_place=*/true);
+  if (end != outcome) FillWithNan(stage.pull, Threads::OfBlock());
+}
+
+}  // namespace jax_ep
+
+#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+
+namespace jax_ep {
+
+const void* DispatchByPlanKernelAddress() {
+  return reinterpret_cast<const void*>(DispatchByPlanKernel);
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__
