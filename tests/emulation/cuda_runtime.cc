@@ -1,0 +1,231 @@
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+
+namespace emulation {
+
+using Work = std::function<void()>;
+
+struct Graph {
+  std::vector<Work> works;
+};
+
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
+
+// Does what it is given, one after another.
+struct Stream {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> works;
+  bool is_busy = false;
+  bool is_closed = false;
+  Graph* captured = nullptr;
+  std::thread thread{[this] { Run(); }};
+
+  void Add(Work work) {
+    if (captured != nullptr) {
+      captured->works.push_back(std::move(work));
+      return;
+    }
+    const std::lock_guard lock(mutex);
+    works.push_back(std::move(work));
+    changed.notify_all();
+  }
+
+  void Synchronize() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return works.empty() && !is_busy; });
+  }
+
+  void Run() {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return is_closed || !works.empty(); });
+      if (works.empty()) return;
+      const Work work = std::move(works.front());
+      works.pop_front();
+      is_busy = true;
+      lock.unlock();
+      work();
+      lock.lock();
+      is_busy = false;
+      changed.notify_all();
+    }
+  }
+};
+
+namespace {
+
+constexpr int kDevices = 8;
+// Of sm_90, or of sm_80 where rows go through registers.
+constexpr int kMajor = JAX_EP_EMULATED_MAJOR;
+thread_local int current_device = 0;
+
+std::map<const void*, std::function<Work(void**)>>& Kernels() {
+  static std::map<const void*, std::function<Work(void**)>> kernels;
+  return kernels;
+}
+
+}  // namespace
+
+void Register(const void* address, std::function<Work(void** arguments)> bind_arguments) {
+  Kernels()[address] = std::move(bind_arguments);
+}
+
+}  // namespace emulation
+
+using emulation::Event;
+using emulation::Graph;
+using emulation::Stream;
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = emulation::kDevices;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = emulation::current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  emulation::current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 4;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = emulation::kMajor;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = emulation::settings.shared_bytes;
+      return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {"no GPU"};
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaSuccess ? "cudaSuccess" : "an error";
+}
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+  *address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *address == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+}
+cudaError_t cudaFree(void* address) {
+  std::free(address);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
+  return cudaMalloc(address, bytes);
+}
+cudaError_t cudaFreeHost(void* address) { return cudaFree(address); }
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
+  *on_device = on_host;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  stream->Add([=] { std::memset(to, value, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new Stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  {
+    const std::lock_guard lock(stream->mutex);
+    stream->is_closed = true;
+    stream->changed.notify_all();
+  }
+  stream->thread.join();
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  stream->Synchronize();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  stream->captured = new Graph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = stream->captured;
+  stream->captured = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned) {
+  *executable = new Graph(*graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  for (const auto& work : executable->works) stream->Add(work);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new Event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  stream->Add([=] { event->time = std::chrono::steady_clock::now(); });
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                             size_t shared_bytes, cudaStream_t stream) {
+  const auto found = emulation::Kernels().find(kernel);
+  if (found == emulation::Kernels().end()) return cudaErrorInvalidValue;
+  stream->Add([bound = found->second(arguments), grid, block, shared_bytes] {
+    emulation::RunGrid(grid.x, block.x, shared_bytes, bound);
+  });
+  return cudaSuccess;
+}

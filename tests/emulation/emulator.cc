@@ -1,0 +1,197 @@
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace emulation {
+
+Settings settings;
+
+namespace {
+
+constexpr size_t kStackBytes = 96 * 1024;
+constexpr unsigned kWarp = 32;
+
+struct Barrier {
+  uint64_t generation = 0;
+  unsigned arrived = 0;
+};
+
+struct Warp {
+  Barrier barrier;
+  uint64_t values[2][kWarp];
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Place place;
+  bool has_ended = false;
+  const uint64_t* awaited = nullptr;
+  uint64_t value = 0;
+};
+
+class Block {
+ public:
+  Block(unsigned index, unsigned blocks, unsigned threads, size_t shared_bytes,
+        const std::function<void()>& kernel, uint64_t seed);
+  void Run();
+  void SwitchToScheduler() { swapcontext(&current_->context, &scheduler_); }
+
+  Fiber& current() { return *current_; }
+  Warp& warp() { return warps_[current_->place.thread.x / kWarp]; }
+
+  const std::function<void()>& kernel;
+  Barrier barrier;
+  std::vector<uint8_t> shared;
+  uint8_t* shared_begin;  // aligned
+  std::vector<std::function<void()>> copies;
+
+ private:
+  void RunSomeCopies();
+
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Warp> warps_;
+  ucontext_t scheduler_;
+  Fiber* current_ = nullptr;
+  std::mt19937_64 random_;
+};
+
+thread_local Block* block = nullptr;
+
+// Stacks are kept for the next blocks.
+std::mutex stacks_mutex;
+std::vector<std::unique_ptr<char[]>> stacks;
+
+std::unique_ptr<char[]> TakeStack() {
+  const std::lock_guard lock(stacks_mutex);
+  if (stacks.empty()) return std::unique_ptr<char[]>(new char[kStackBytes]);
+  std::unique_ptr<char[]> stack = std::move(stacks.back());
+  stacks.pop_back();
+  return stack;
+}
+
+void RunFiber() {
+  block->kernel();
+  block->current().has_ended = true;
+  block->SwitchToScheduler();
+}
+
+Block::Block(unsigned index, unsigned blocks, unsigned threads, size_t shared_bytes,
+             const std::function<void()>& kernel, uint64_t seed)
+    : kernel(kernel),
+      shared(shared_bytes + 1024),
+      warps_((threads + kWarp - 1) / kWarp),
+      random_(seed) {
+  // Not zeros: nobody may count on what shared memory holds.
+  for (uint8_t& byte : shared) byte = static_cast<uint8_t>(random_());
+  shared_begin = shared.data() + (1024 - reinterpret_cast<uintptr_t>(shared.data()) % 1024) % 1024;
+  for (unsigned thread = 0; thread < threads; ++thread) {
+    auto fiber = std::make_unique<Fiber>();
+    fiber->stack = TakeStack();
+    fiber->place = {dim3(thread), dim3(index), dim3(threads), dim3(blocks)};
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack.get();
+    fiber->context.uc_stack.ss_size = kStackBytes;
+    fiber->context.uc_link = nullptr;
+    makecontext(&fiber->context, &RunFiber, 0);
+    fibers_.push_back(std::move(fiber));
+  }
+}
+
+void Block::RunSomeCopies() {
+  if (copies.empty() || random_() % 3 == 0) return;
+  // In any order: only barriers and groups say what has happened.
+  const size_t chosen = random_() % copies.size();
+  const std::function<void()> copy = std::move(copies[chosen]);
+  copies.erase(copies.begin() + static_cast<ptrdiff_t>(chosen));
+  copy();
+}
+
+void Block::Run() {
+  block = this;
+  size_t left = fibers_.size();
+  while (left > 0) {
+    bool went_on = false;
+    const size_t first = random_() % fibers_.size();
+    for (size_t i = 0; i < fibers_.size(); ++i) {
+      Fiber& fiber = *fibers_[(first + i) % fibers_.size()];
+      if (fiber.has_ended) continue;
+      if (fiber.awaited != nullptr && *fiber.awaited == fiber.value) continue;
+      went_on = went_on || fiber.awaited != nullptr;
+      fiber.awaited = nullptr;
+      current_ = &fiber;
+      swapcontext(&scheduler_, &fiber.context);
+      if (fiber.has_ended) --left, went_on = true;
+    }
+    RunSomeCopies();
+    if (!went_on) std::this_thread::yield();
+  }
+  while (!copies.empty()) RunSomeCopies();
+  block = nullptr;
+  const std::lock_guard lock(stacks_mutex);
+  for (auto& fiber : fibers_) stacks.push_back(std::move(fiber->stack));
+}
+
+void Pass(Barrier& barrier, unsigned count) {
+  if (++barrier.arrived == count) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  } else {
+    AwaitChange(&barrier.generation, barrier.generation);
+  }
+}
+
+}  // namespace
+
+const Place& Here() { return block->current().place; }
+
+void Yield() { block->SwitchToScheduler(); }
+
+void AwaitChange(const uint64_t* word, uint64_t value) {
+  block->current().awaited = word;
+  block->current().value = value;
+  block->SwitchToScheduler();
+}
+
+void BarrierOfBlock() { Pass(block->barrier, Here().block_size.x); }
+
+const uint64_t* Exchange(uint64_t value) {
+  Warp& warp = block->warp();
+  uint64_t* const values = warp.values[warp.barrier.generation % 2];
+  values[Here().thread.x % kWarp] = value;
+  Pass(warp.barrier, kWarp);
+  return values;
+}
+
+uint8_t* SharedMemory() { return block->shared_begin; }
+
+void RunLater(std::function<void()> copy) { block->copies.push_back(std::move(copy)); }
+
+void RunGrid(unsigned blocks, unsigned threads, size_t shared_bytes,
+             const std::function<void()>& kernel) {
+  static std::atomic<uint64_t> launches = 0;
+  const uint64_t seed = settings.seed * 1'000'003 + launches++;
+  std::mt19937_64 random(seed);
+  std::vector<unsigned> order(blocks);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), random);
+  std::atomic<unsigned> next = 0;
+  const auto work = [&] {
+    for (unsigned i; (i = next++) < blocks;) {
+      Block(order[i], blocks, threads, shared_bytes, kernel, seed * 977 + order[i]).Run();
+    }
+  };
+  std::vector<std::jthread> workers;
+  for (unsigned i = 0; i < std::min(blocks, settings.resident_blocks); ++i)
+    workers.emplace_back(work);
+}
+
+}  // namespace emulation
