@@ -22,7 +22,7 @@ from absl.testing import absltest, parameterized
 from programs import lower_for_cuda
 
 from jax_ep.bench import __main__ as bench
-from jax_ep.bench import cases, contenders, matmul, peers, report, timing
+from jax_ep.bench import cases, contenders, matmul, matmul_report, measure, peers, timing
 
 SHAPE = cases.Shape(rows=24, k=16, n=8, groups=3)
 ON_CPU = (contenders.Dense, contenders.Ours, contenders.RaggedDot)
@@ -69,7 +69,7 @@ class CasesTest(parameterized.TestCase):
     def test_parsed(self):
         self.assertEqual(cases.parse_shape("1,2,3,4"), cases.Shape(1, 2, 3, 4))
         for text in ("1,2,3", "a,b,c,d", "1,2,3,0", ""):
-            with self.assertRaisesRegex(argparse.ArgumentTypeError, "rows,K,N,groups"):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, "ROWS,K,N,GROUPS"):
                 cases.parse_shape(text)
 
     def test_operands_rotate_past_the_cache(self):
@@ -141,7 +141,9 @@ class FiguresTest(absltest.TestCase):
         shape = cases.Shape(100, 1000, 1000, 2)
         records = []
         for distribution, sizes in (("balanced", [50, 50]), ("zipf", [65, 35])):
-            record = report.new_record(cases.Case(shape, distribution, "forward"), np.array(sizes))
+            record = matmul_report.new_record(
+                cases.Case(shape, distribution, "forward"), np.array(sizes)
+            )
             for name, rounds in medians.items():
                 record["measurements"][name] = {"rounds": [{"median": s} for s in rounds]}
             records.append(record)
@@ -149,8 +151,8 @@ class FiguresTest(absltest.TestCase):
 
     def test_ratios(self):
         results = self.results(dense=[0.8e-6, 1.2e-6], jax_ep=[2e-6], torch=[3e-6])
-        report.add_figures(results)
-        report.add_figures(results)  # as after every measurement
+        matmul_report.add_figures(results)
+        matmul_report.add_figures(results)  # as after every measurement
         balanced, uneven = (record["measurements"] for record in results["cases"])
         self.assertAlmostEqual(balanced["dense"]["seconds"], 1e-6)
         self.assertAlmostEqual(balanced["dense"]["tflops"], 200)
@@ -168,7 +170,7 @@ class FiguresTest(absltest.TestCase):
         results["cases"][0]["measurements"]["torch"] = {"error": "ModuleNotFoundError: no torch"}
         for record in results["cases"]:
             record["measurements"]["tokamax triton"] = {"rounds": [{"median": 1}]}
-        report.add_figures(results)
+        matmul_report.add_figures(results)
         self.assertEqual(
             results["missing"],
             [
@@ -179,7 +181,7 @@ class FiguresTest(absltest.TestCase):
         self.assertFalse(results["counts"])
         for record in results["cases"]:
             record["measurements"]["torch"] = {"rounds": [{"median": 1}]}
-        report.add_figures(results)
+        matmul_report.add_figures(results)
         self.assertEqual((results["missing"], results["counts"]), ([], True))
 
 
@@ -249,7 +251,7 @@ class CommandTest(absltest.TestCase):
             tried.append(config)
             if config == self.configs[-1]:
                 raise ValueError("does not fit")
-            started = contenders.start_jax(lambda x: x.lhs, operands)
+            started = measure.start_jax(lambda x: x.lhs, operands)
             started.facts["config"] = config
             return started
 

@@ -8,7 +8,10 @@ import os
 import sys
 
 # Each has `add_arguments(parser)` and `run(arguments) -> exit status`.
-COMMANDS = {"matmul": "grouped_matmul beside dense and grouped matmuls of others"}
+COMMANDS = {
+    "matmul": "grouped_matmul beside dense and grouped matmuls of others",
+    "transfer": "dispatch and combine beside the collectives of JAX",
+}
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -11,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jax_ep.bench import options
 
 OPERATIONS = ("forward", "input_gradient", "weight_gradient")
 DISTRIBUTIONS = ("balanced", "multinomial", "zipf")
@@ -60,21 +61,7 @@ SMOKE_SHAPES = (Shape(256, 64, 96, 4), Shape(96, 32, 64, 3))
 
 def parse_shape(text: str) -> Shape:
     """The shape written as "rows,K,N,groups"; an argparse error if it is none."""
-    try:
-        rows, k, n, groups = (parse_positive(part) for part in text.split(","))
-    except (ValueError, argparse.ArgumentTypeError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a shape; expected four positive numbers rows,K,N,groups, such as "
-            "32768,7168,4096,64"
-        ) from None
-    return Shape(rows, k, n, groups)
-
-
-def parse_positive(text: str) -> int:
-    """The number; an argparse error if it is none, or less than 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+    return Shape(*options.parse_positives(text, "ROWS,K,N,GROUPS", "32768,7168,4096,64"))
 
 
 class Case(NamedTuple):

@@ -6,39 +6,17 @@ and list it in `matmul.CONTENDERS`.
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 import jax_ep
 from jax_ep.bench.cases import Operands
-from jax_ep.bench.timing import Completion, jax_completion
+from jax_ep.bench.measure import Started, start_jax
 
 Computation = Callable[[Operands], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class Started:
-    """An operation that is ready to be timed.
-
-    Attributes:
-      call: enqueues it with one of `arguments` and returns its result.
-      arguments: as made from the operands of the case.
-      completion: how to wait for a result.
-      to_jax: the result as a JAX array.
-      facts: what the report should have: JSON values.
-    """
-
-    call: Callable[[Any], Any]
-    arguments: list[Any]
-    completion: Completion = jax_completion
-    to_jax: Callable[[Any], jax.Array] = lambda result: result
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 class Contender(Protocol):
@@ -49,18 +27,6 @@ class Contender(Protocol):
     def start(self, operation: str, operands: list[Operands]) -> Started:
         """Compiles `operation`; raises where it cannot be computed."""
         ...
-
-
-def start_jax(computation: Callable[[Any], jax.Array], arguments: list[Any]) -> Started:
-    """A JAX function that is compiled by itself: nothing else is in its program."""
-    compiled = jax.jit(computation).lower(arguments[0]).compile()
-    return Started(compiled, arguments, facts={"custom_calls": custom_calls(compiled)})
-
-
-def custom_calls(compiled: Any) -> dict[str, int]:
-    """How often each custom call is in a compiled program: evidence of what it runs."""
-    targets = re.findall(r'custom_call_target="([^"]*)"', compiled.as_text() or "")
-    return dict(collections.Counter(targets))
 
 
 class Ours:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from jax_ep.bench import cases, report, timing
+from jax_ep.bench import cases, matmul_report, options, report, timing
 from jax_ep.bench.cases import Case, Operands
-from jax_ep.bench.contenders import Contender, Dense, Ours, RaggedDot, Started
+from jax_ep.bench.contenders import Contender, Dense, Ours, RaggedDot
+from jax_ep.bench.measure import Started, measure
 from jax_ep.bench.peers import TokamaxMosaic, TokamaxTriton, Torch
 
 # In this order. A kernel that faults leaves nothing to those after it, so what is tuned is last.
@@ -59,47 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--operation", choices=cases.OPERATIONS, action="append", help="may be repeated"
     )
-    parser.add_argument("--contender", choices=NAMES, action="append", help="may be repeated")
-    parser.add_argument(
-        "--iterations",
-        type=cases.parse_positive,
-        default=timing.ITERATIONS,
-        help="of at least 10 ms each (default: %(default)s; fewer for calls of more than 50 ms)",
-    )
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"), metavar="DIR")
-    parser.add_argument(
-        "--require-all", action="store_true", help="exit with status 1 if a contender is missing"
-    )
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="tiny shapes and 2 iterations, on a CPU too: shows that it works, measures nothing",
-    )
+    options.add_arguments(parser, NAMES)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, and writes and prints the report."""
-    console = Console(width=None if sys.stdout.isatty() else 140)  # of a log
-    platform = jax.default_backend()
-    if platform != "gpu" and not arguments.smoke:
-        console.print(
-            f"There is no GPU to measure: JAX runs on {platform}. See `python -m jax_ep.doctor`; "
-            "--smoke tries the program itself on this machine.",
-            style="red",
-        )
+    console = options.new_console()
+    if not options.can_measure(arguments, console):
         return 2
     shapes = tuple(arguments.shape or (cases.SMOKE_SHAPES if arguments.smoke else cases.SHAPES))
-    results = {
-        "benchmark": "matmul",
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": sys.argv[1:],
-        "smoke": arguments.smoke,
-        "device": jax.devices()[0].device_kind,
-        "versions": report.versions(),
-        "timing": " ".join((timing.device_times.__doc__ or "").split("Args:")[0].split()),
-        "copy_bytes_per_second": copy_bytes_per_second(2**20 if arguments.smoke else COPIED_BYTES),
-        "cases": [],
-    }
+    results = options.new_results("matmul", arguments)
+    results["copy_bytes_per_second"] = copy_bytes_per_second(
+        2**20 if arguments.smoke else COPIED_BYTES
+    )
     arguments.out.mkdir(parents=True, exist_ok=True)
     measure_all(
         results,
@@ -108,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments,
         console,
     )
-    report.plot(results, arguments.out / "matmul.png")
-    report.show(results, console)
+    matmul_report.plot(results, arguments.out / "matmul.png")
+    matmul_report.show(results, console)
     console.print(f"{arguments.out}/matmul.json and matmul.png are written.")
     return 1 if arguments.require_all and results["missing"] else 0
 
@@ -122,7 +92,7 @@ def measure_all(
     console: Console,
 ) -> None:
     """Adds a record for each case to `results`, and writes them as they come."""
-    iterations = 2 if arguments.smoke else arguments.iterations
+    iterations = options.iterations(arguments)
     turns = in_turn(contenders)
     with report.progress_bar(console) as progress:
         task = progress.add_task("measuring", total=len(chosen) * len(turns), info="")
@@ -132,12 +102,13 @@ def measure_all(
                 shape, sizes, 0 if arguments.smoke else cases.ROTATED_BYTES
             )
             for case in of_shape:
-                record = report.new_record(case, sizes)
+                record = matmul_report.new_record(case, sizes)
                 results["cases"].append(record)
                 comparison = Comparison(case, operands, iterations, record["measurements"])
                 for contender in turns:
                     progress.update(task, info=f"{shape}, {distribution}, {contender.name}")
                     comparison.measure(contender)
+                    matmul_report.add_figures(results)
                     report.write(results, arguments.out / "matmul.json")
                     progress.advance(task)
             del operands, comparison  # before the next are made: these are gigabytes
@@ -173,21 +144,13 @@ class Comparison:
 
     def measure(self, contender: Contender) -> None:
         """Measures a contender, or records its error. A second time adds to the first."""
-        try:
+
+        def start() -> Started:
             if contender.name not in self._started:
                 self._started[contender.name] = self._start(contender)
-            started = self._started[contender.name]
-            seconds = timing.device_times(
-                started.call, started.arguments, self.iterations, started.completion
-            )
-        except Exception as error:  # noqa: BLE001  whatever it is, the others go on
-            text = " ".join(str(error).split())[:500]
-            self.measurements[contender.name] = {"error": f"{type(error).__name__}: {text}"}
-            return
-        rounds = self.measurements.setdefault(
-            contender.name, {"facts": started.facts, "rounds": []}
-        )
-        rounds["rounds"].append(dataclasses.asdict(timing.Times.of(seconds)))
+            return self._started[contender.name]
+
+        measure(self.measurements, contender.name, start, self.iterations)
 
     def _start(self, contender: Contender) -> Started:
         """Starts it, and compares its result with that of jax_ep."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jax_ep.bench import timing
 from jax_ep.bench.cases import Operands
-from jax_ep.bench.contenders import Started, start_jax
+from jax_ep.bench.measure import Started, start_jax
 
 TUNING_ITERATIONS = 5
 
