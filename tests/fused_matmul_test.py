@@ -176,7 +176,7 @@ class OtherTest(parameterized.TestCase):
         sizes_and_rows=[([130, 128, 1, 0, 127, 256], 700), ([70, 5, 0, 64, 1, 17], 180)],
     )
     def test_tiles(self, activation, dtype, f, sizes_and_rows):
-        """More than one tile of the kernels for many and for few rows a group, none of them whole."""
+        """More than one tile, none of them whole, with many and with few rows a group."""
         sizes, num_rows = sizes_and_rows
         arguments, of_backward, end = problem(
             sizes, activation, num_rows=num_rows, k=200, f=f, dtype=dtype

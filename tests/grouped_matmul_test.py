@@ -103,10 +103,7 @@ class ValuesTest(parameterized.TestCase):
         dtype=testing.ROW_DTYPES, transpose_rhs=[False, True], num_rows=[200, 300]
     )
     def test_errors_are_those_of_float32_sums(self, dtype, transpose_rhs, num_rows):
-        """Every element within the bound of its own sum, small ones of large terms included.
-
-        200 rows are few for 4 groups, 300 are many.
-        """
+        """Every element within the bound of its own sum, small ones of large terms included."""
         options = dict(transpose_rhs=transpose_rhs)
         lhs, rhs, sizes, bar, _ = problem(
             [64, 0, 100, 36], num_rows=num_rows, k=520, n=96, dtype=dtype, **options

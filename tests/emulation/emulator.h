@@ -59,7 +59,7 @@ const uint64_t* Exchange(uint64_t value);
 
 uint8_t* SharedMemory();  // dynamic, of the block
 
-// What the copy engine does, some time later: after it `done` is called. By the block's thread.
+// What the copy engine does, some time later. By the block's thread.
 void RunLater(std::function<void()> copy);
 
 template <typename T>

@@ -1,7 +1,6 @@
 #include "ffi/device/combine_tickets.h"
 
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <tuple>
 #include <vector>

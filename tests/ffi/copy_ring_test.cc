@@ -1,7 +1,6 @@
 #include "ffi/device/copy_ring.h"
 
 #include <cstdint>
-#include <cstdlib>
 
 #include "tests/ffi/check.h"
 

@@ -327,7 +327,7 @@ void TestMissingPeer(Group* group, const Options& options) {
               failures == before ? "PASS" : "FAIL", seconds, reports);
 }
 
-// Ranks that are late at every point, with deadlines so short that now this wait gives up and now
+// Ranks that are late at random, with deadlines so short that now this wait gives up and now
 // that. What a rank has of a call is whole or safe, and nothing hangs.
 void TestGivingUp(Group* group, const Options& options) {
   if (group->size() == 1) return;

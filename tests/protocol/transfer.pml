@@ -2,7 +2,8 @@
  * when any one wait or signal is taken out.
  *
  * RANKS ranks run the same calls in the same order, whatever that order is. A call is one kernel of
- * BLOCKS blocks on each rank, which take tickets: first those that store, then those that read. Ranks
+ * BLOCKS blocks on each rank, which take tickets: first those that store, then those that read (combine
+ * mixes them; what it may read and overwrite when is the same, and it has less time for it). Ranks
  * know of each other by flags alone, 64-bit epochs (call e is epoch e) that a peer writes into my
  * control block and that I compare by >=:
  *
