@@ -1,7 +1,5 @@
 #include <ucontext.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <numeric>

@@ -2,7 +2,6 @@
 #ifndef JAX_EP_DEVICE_MBARRIER_CUH_
 #define JAX_EP_DEVICE_MBARRIER_CUH_
 
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
