@@ -6,13 +6,14 @@ import argparse
 
 import numpy as np
 from absl.testing import absltest, parameterized
-from transfers import SHAPE, captured, lowered_for_cuda, problem_of
+from programs import lower_for_cuda
+from transfers import SHAPE, captured, problem_of
 
 from jax_ep.bench import transfer_cases
 from jax_ep.bench.ragged import ragged_operands
 from jax_ep.bench.transfer_cases import Shape
 from jax_ep.bench.transfer_contenders import RaggedAllToAll
-from jax_ep.bench.transfer_problem import make_mesh, make_problem
+from jax_ep.bench.transfer_problem import make_mesh, make_problem, sharded
 from jax_ep.bench.transfer_routes import Routes, choose_experts
 
 RANKS = (1, 2, 4)
@@ -145,8 +146,8 @@ class RaggedTest(parameterized.TestCase):
             self.assertCountEqual(arrived.tolist(), expected.tolist())
         for operation in ("dispatch", "combine"):
             transfer, arguments, mesh, *_ = captured(RaggedAllToAll(updates), operation, problem)
-            text = lowered_for_cuda(transfer, arguments[0], mesh)
-            self.assertEqual(text.count("call @ragged_all_to_all"), 1)
+            program = lower_for_cuda(sharded(transfer, mesh), *arguments[0])
+            self.assertEqual(program.text.count("call @ragged_all_to_all"), 1)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import pathlib
@@ -19,25 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from bench_command import run
 from programs import lower_for_cuda
 
-from jax_ep.bench import __main__ as bench
 from jax_ep.bench import cases, contenders, matmul, matmul_report, measure, peers, timing
 
 SHAPE = cases.Shape(rows=24, k=16, n=8, groups=3)
 ON_CPU = (contenders.Dense, contenders.Ours, contenders.RaggedDot)
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    """Exit status and output of the command, without the time for warming up."""
-    printed = io.StringIO()
-    with (
-        unittest.mock.patch("sys.argv", ["bench", "matmul", *arguments]),
-        unittest.mock.patch.dict(os.environ),
-        unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, BURST_SECONDS=0.001),
-        contextlib.redirect_stdout(printed),
-    ):
-        return bench.main(), printed.getvalue()
 
 
 class CasesTest(parameterized.TestCase):
@@ -189,7 +175,7 @@ class CommandTest(absltest.TestCase):
     def test_smoke(self):
         with tempfile.TemporaryDirectory() as folder:
             shape = ("--shape", "24,16,8,3", "--operation", "forward")
-            status, output = run("--smoke", *shape, "--out", folder)
+            status, output = run("matmul", "--smoke", *shape, "--out", folder)
             self.assertEqual(status, 0, output)
             results = json.loads(pathlib.Path(folder, "matmul.json").read_text())
             png = pathlib.Path(folder, "matmul.png").read_bytes()
@@ -219,7 +205,7 @@ class CommandTest(absltest.TestCase):
             tempfile.TemporaryDirectory() as folder,
             unittest.mock.patch.dict(sys.modules, {"torch": None}),  # not even if it is installed
         ):
-            status, output = run(*arguments, "--out", folder)
+            status, output = run("matmul", *arguments, "--out", folder)
             results = json.loads(pathlib.Path(folder, "matmul.json").read_text())
         self.assertEqual(status, 1)
         reasons = {gap["contender"]: gap["reason"] for gap in results["missing"]}

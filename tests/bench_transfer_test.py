@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import pathlib
@@ -17,13 +15,13 @@ import testing  # isort: skip
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
-from transfers import lowered_for_cuda, problem_of
+from bench_command import QUICK, run
+from programs import lower_for_cuda
+from transfers import problem_of
 
-from jax_ep.bench import __main__ as bench
 from jax_ep.bench import (
     ceiling,
     measure,
-    timing,
     transfer_cases,
     transfer_contenders,
     transfer_plot,
@@ -31,8 +29,7 @@ from jax_ep.bench import (
 from jax_ep.bench import transfer_report as report
 from jax_ep.bench.transfer_cases import Case, Shape
 from jax_ep.bench.transfer_contenders import AllToAll, GatherScatter, Ours
-
-QUICK = {"WARM_UP_SECONDS": 0, "BURST_SECONDS": 0.001}
+from jax_ep.bench.transfer_problem import sharded
 
 
 class ContendersTest(parameterized.TestCase):
@@ -69,9 +66,9 @@ class ContendersTest(parameterized.TestCase):
         """The one that is demanded as evidence, with the limit of multiprocessors."""
         problem = problem_of()
         arguments = Ours()._arguments(operation, problem)[0]
-        on_gpu = unittest.mock.patch.object(jax, "default_backend", lambda: "gpu")
-        with on_gpu, testing.pretend_cuda_build():
-            text = lowered_for_cuda(Ours(24).transfer(operation, problem), arguments, problem.mesh)
+        with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
+            ours = sharded(Ours(24).transfer(operation, problem), problem.mesh)
+            text = lower_for_cuda(ours, *arguments).text
         self.assertEqual(text.count("custom_call @jax_ep"), 1)
         self.assertEqual(text.count(f"custom_call @jax_ep.{operation}.v1("), 1)
         self.assertIn("num_sms = 24", text)
@@ -79,7 +76,7 @@ class ContendersTest(parameterized.TestCase):
     def test_ceiling_is_one_custom_call_on_cuda(self):
         problem = problem_of()
         rows = problem.fill(5)[0]
-        text = lowered_for_cuda(ceiling.send_to_all, (rows,), problem.mesh)
+        text = lower_for_cuda(sharded(ceiling.send_to_all, problem.mesh), rows).text
         self.assertEqual(text.count("custom_call @jax_ep"), 1)
         self.assertIn(f"custom_call @{ceiling.TARGET}(", text)
         self.assertIn(f"repeats = {ceiling.REPEATS}", text)
@@ -155,18 +152,6 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(draw, [transfer_plot._draw_sweep])
 
 
-def run(*arguments):
-    """Exit status and output of the command, in this process, without the time for warming up."""
-    printed = io.StringIO()
-    with (
-        unittest.mock.patch("sys.argv", ["bench", "transfer", *arguments]),
-        unittest.mock.patch.dict(os.environ),
-        unittest.mock.patch.multiple(timing, **QUICK),
-        contextlib.redirect_stdout(printed),
-    ):
-        return bench.main(), printed.getvalue()
-
-
 class CommandTest(absltest.TestCase):
     def test_smoke(self):
         """In a process of its own, with four devices."""
@@ -231,7 +216,7 @@ class CommandTest(absltest.TestCase):
             tempfile.TemporaryDirectory() as folder,
             unittest.mock.patch.object(transfer_contenders, "CONTENDERS", (Ours(), Ceiling())),
         ):
-            status, output = run(*arguments, "--num-sms", "2", "--num-sms", "3",
+            status, output = run("transfer", *arguments, "--num-sms", "2", "--num-sms", "3",
                                  "--require-all", "--out", folder)  # fmt: skip
             results = json.loads(pathlib.Path(folder, "transfer.json").read_text())
         self.assertEqual(status, 1)
@@ -254,8 +239,8 @@ class CommandTest(absltest.TestCase):
             ),
         ):
             with self.assertRaisesRegex(SystemExit, message):
-                run("--smoke", *arguments)
-        status, output = run()
+                run("transfer", "--smoke", *arguments)
+        status, output = run("transfer")
         self.assertEqual(status, 2)
         self.assertIn("There is no GPU", output)
 

@@ -6,11 +6,9 @@ import unittest.mock
 
 import testing  # noqa: F401  isort: skip  starts the backend of the tier
 
-import jax
-
 from jax_ep.bench import transfer_contenders
 from jax_ep.bench.transfer_cases import Shape
-from jax_ep.bench.transfer_problem import make_mesh, make_problem, sharded
+from jax_ep.bench.transfer_problem import make_mesh, make_problem
 
 SHAPE = Shape(tokens=9, hidden=16, experts=8, choices=3)
 
@@ -24,8 +22,3 @@ def captured(contender, operation, problem):
     with unittest.mock.patch.object(transfer_contenders, "start_sharded") as start:
         contender.start(operation, problem, 1)
     return start.call_args.args
-
-
-def lowered_for_cuda(transfer, arguments, mesh):
-    program = jax.jit(sharded(transfer, mesh)).trace(*arguments)
-    return program.lower(lowering_platforms=("cuda",)).as_text()
