@@ -1,36 +1,13 @@
 #include "ffi/kernels/tensor_maps.h"
 
-#include <cuda_runtime_api.h>
-
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/driver.h"
 
 namespace jax_ep {
-namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// From the driver that is loaded: libcuda is not linked.
-Status FindEncode(Encode* encode) {
-  static Encode found = nullptr;
-  static const cudaError_t error = [] {
-    cudaDriverEntryPointQueryResult result;
-    return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
-                                            reinterpret_cast<void**>(&found), 12000,
-                                            cudaEnableDefault, &result);
-  }();
-  Status status = FromCuda(error, "finding cuTensorMapEncodeTiled");
-  if (status.ok() && found == nullptr) {
-    return FailedPrecondition("the NVIDIA driver has no cuTensorMapEncodeTiled; update it");
-  }
-  *encode = found;
-  return status;
-}
-
-}  // namespace
 
 Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map) {
-  Encode encode = nullptr;
-  if (Status status = FindEncode(&encode); !status.ok()) return status;
+  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  static const Status found = FindDriverFunction("cuTensorMapEncodeTiled", 12000, &encode);
+  if (!found.ok()) return found;
   const ElementType type = tensor.type;
   const int64_t element_bytes = ElementBytes(type);
   constexpr int64_t kLineBytes = 128;

@@ -1,4 +1,5 @@
-// Whether the installed NVIDIA driver can run what this build was compiled for.
+// The installed NVIDIA driver: its functions, and whether it can run what this build was compiled
+// for.
 #ifndef JAX_EP_RUNTIME_DRIVER_H_
 #define JAX_EP_RUNTIME_DRIVER_H_
 
@@ -21,6 +22,18 @@ Status CheckDriver(const CudaVersions& versions);
 
 // Asks the CUDA runtime that is linked in. Creates no context; only in builds with CUDA.
 CudaVersions QueryCudaVersions();
+
+// Asks the driver that is loaded, since libcuda is not linked, for its function as CUDA `version`
+// declares it. Null with an error. Only in builds with CUDA.
+Status FindDriverFunction(const char* name, unsigned version, void** function);
+
+template <typename Function>
+Status FindDriverFunction(const char* name, unsigned version, Function** function) {
+  void* found = nullptr;
+  Status status = FindDriverFunction(name, version, &found);
+  *function = reinterpret_cast<Function*>(found);
+  return status;
+}
 
 }  // namespace jax_ep
 

@@ -1,5 +1,6 @@
 #include <cuda_runtime_api.h>
 
+#include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/driver.h"
 
 namespace jax_ep {
@@ -9,6 +10,17 @@ CudaVersions QueryCudaVersions() {
   if (cudaDriverGetVersion(&versions.driver) != cudaSuccess) versions.driver = 0;
   if (cudaRuntimeGetVersion(&versions.runtime) != cudaSuccess) versions.runtime = CUDART_VERSION;
   return versions;
+}
+
+Status FindDriverFunction(const char* name, unsigned version, void** function) {
+  cudaDriverEntryPointQueryResult result;
+  Status status = FromCuda(
+      cudaGetDriverEntryPointByVersion(name, function, version, cudaEnableDefault, &result),
+      Concatenate("finding ", name).c_str());
+  if (status.ok() && *function == nullptr) {
+    return FailedPrecondition("the NVIDIA driver has no ", name, "; update it");
+  }
+  return status;
 }
 
 }  // namespace jax_ep

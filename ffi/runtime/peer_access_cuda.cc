@@ -1,35 +1,20 @@
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
+#include <iterator>
+
+#include "ffi/runtime/driver.h"
 #include "ffi/runtime/peer_access.h"
 
 namespace jax_ep {
 namespace {
 
-// From the driver that is loaded: libcuda is not linked. Null if it does not have it.
-template <typename Function>
-Function FindDriverFunction(const char* name, unsigned version) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result) !=
-      cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return nullptr;
-  }
-  return reinterpret_cast<Function>(found);
-}
-
 struct Driver {
-  decltype(&cuPointerGetAttribute) get_attribute =
-      FindDriverFunction<decltype(&cuPointerGetAttribute)>("cuPointerGetAttribute", 4000);
-  decltype(&cuMemPoolGetAccess) get_pool_access =
-      FindDriverFunction<decltype(&cuMemPoolGetAccess)>("cuMemPoolGetAccess", 11020);
-  decltype(&cuMemGetAccess) get_access =
-      FindDriverFunction<decltype(&cuMemGetAccess)>("cuMemGetAccess", 10020);
-
-  bool IsWhole() const {
-    return get_attribute != nullptr && get_pool_access != nullptr && get_access != nullptr;
-  }
+  decltype(&cuPointerGetAttribute) get_attribute = nullptr;
+  decltype(&cuMemPoolGetAccess) get_pool_access = nullptr;
+  decltype(&cuMemGetAccess) get_access = nullptr;
+  bool is_whole = FindDriverFunction("cuPointerGetAttribute", 4000, &get_attribute).ok() &&
+                  FindDriverFunction("cuMemPoolGetAccess", 11020, &get_pool_access).ok() &&
+                  FindDriverFunction("cuMemGetAccess", 10020, &get_access).ok();
 
   template <typename T>
   bool Read(CUpointer_attribute attribute, uint64_t address, T* value) const {
@@ -49,7 +34,7 @@ bool PeerAccess::CanRead(const void* pointer) {
   const std::lock_guard lock(mutex_);
   auto next = readable_.upper_bound(address);
   if (next != readable_.begin() && address < std::prev(next)->second) return true;
-  if (!TheDriver().IsWhole() || !Ask(address)) return false;
+  if (!TheDriver().is_whole || !Ask(address)) return false;
   CUdeviceptr begin = 0;
   size_t bytes = 0;
   if (TheDriver().Read(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address, &begin) &&
