@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import pathlib
+import tempfile
 import unittest.mock
+from typing import Any
 
 from jax_ep.bench import __main__ as bench
 from jax_ep.bench import timing
@@ -23,3 +27,13 @@ def run(*arguments: str) -> tuple[int, str]:
         contextlib.redirect_stdout(printed),
     ):
         return bench.main(), printed.getvalue()
+
+
+def smoke(command: str, *arguments: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit status, output and results of a smoke test, which has drawn a plot, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        status, output = run(command, "--smoke", *arguments, "--out", folder)
+        results = json.loads(pathlib.Path(folder, f"{command}.json").read_text())
+        plot = pathlib.Path(folder, f"{command}.png").read_bytes()
+    assert plot.startswith(b"\x89PNG")
+    return status, output, results

@@ -31,11 +31,8 @@ class CasesTest(absltest.TestCase):
 
     def test_parsed(self):
         self.assertEqual(transfer_cases.parse_shape("1,2,4,3"), Shape(1, 2, 4, 3))
-        for text, message in (
-            ("1,2,3", "T,H,E,K"),
-            ("a,b,c,d", "T,H,E,K"),
-            ("1,8,2,3", "distinct"),
-        ):
+        wrong = {"1,2,3": "T,H,E,K", "a,b,c,d": "T,H,E,K", "1,8,2,3": "distinct"}
+        for text, message in wrong.items():
             with self.assertRaisesRegex(argparse.ArgumentTypeError, message):
                 transfer_cases.parse_shape(text)
 
@@ -47,11 +44,8 @@ class RoutesTest(parameterized.TestCase):
         self.assertEqual((ids.dtype, ids.shape), (np.int32, (ranks, 9, 3)))
         np.testing.assert_array_equal(ids, choose_experts(SHAPE, ranks, routing))
         routes, local = Routes(ids, SHAPE.experts), SHAPE.experts // ranks
-        counts, pairs, received = (
-            np.zeros((2, ranks, ranks), int),
-            set(),
-            [[] for _ in range(ranks)],
-        )
+        counts = np.zeros((2, ranks, ranks), int)
+        pairs, received = set(), [[] for _ in range(ranks)]
         for source in range(ranks):
             for token in range(9):
                 chosen = ids[source, token].tolist()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-import tempfile
 import unittest.mock
 
 import testing  # isort: skip
@@ -15,17 +9,11 @@ import testing  # isort: skip
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
-from bench_command import QUICK, run
+from bench_command import run, smoke
 from programs import lower_for_cuda
 from transfers import problem_of
 
-from jax_ep.bench import (
-    ceiling,
-    measure,
-    transfer_cases,
-    transfer_contenders,
-    transfer_plot,
-)
+from jax_ep.bench import ceiling, measure, transfer_cases, transfer_contenders, transfer_plot
 from jax_ep.bench import transfer_report as report
 from jax_ep.bench.transfer_cases import Case, Shape
 from jax_ep.bench.transfer_contenders import AllToAll, GatherScatter, Ours
@@ -154,21 +142,8 @@ class ReportTest(absltest.TestCase):
 
 class CommandTest(absltest.TestCase):
     def test_smoke(self):
-        """In a process of its own, with four devices."""
-        code = "import sys; from jax_ep.bench import __main__, timing; "
-        code += "".join(f"timing.{name} = {value}; " for name, value in QUICK.items())
-        with tempfile.TemporaryDirectory() as folder:
-            result = subprocess.run(
-                [sys.executable, "-P", "-c", code + "sys.exit(__main__.main())",
-                 "transfer", "--smoke", "--out", folder],
-                env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4",
-                     "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-                capture_output=True, text=True, timeout=300,
-            )  # fmt: skip
-            self.assertEqual(result.returncode, 0, result.stderr)
-            results = json.loads(pathlib.Path(folder, "transfer.json").read_text())
-            png = pathlib.Path(folder, "transfer.png").read_bytes()
-        self.assertTrue(png.startswith(b"\x89PNG"))
+        status, output, results = smoke("transfer", "--devices", "4")
+        self.assertEqual(status, 0, output)
         self.assertEqual((results["ranks"], results["counts"]), (4, False))
         self.assertLen(results["cases"], 3 * (2 + 2))  # two routings; few tokens singly, too
         self.assertEqual({record["chained"] for record in results["cases"]}, {1, 4, 20})
@@ -191,9 +166,9 @@ class CommandTest(absltest.TestCase):
                 self.assertAlmostEqual(measurement["gigabytes_per_second"], rate)
                 self.assertGreater(rate, 0)
             self.assertIs(measurements["jax_ep"]["facts"]["checked"], True)
-        self.assertIn("dispatch_by_plan on 4 x cpu", result.stdout)
+        self.assertIn("dispatch_by_plan on 4 x cpu", output)
         self.assertRegex(
-            result.stdout,
+            output,
             "missing in 12 of 12 cases: ceiling: NotImplementedError: bulk copies need GPUs",
         )
 
@@ -203,22 +178,10 @@ class CommandTest(absltest.TestCase):
         class Ceiling(AllToAll):
             name = "ceiling"
 
-        arguments = (
-            "--smoke",
-            "--devices",
-            "2",
-            "--operation",
-            "dispatch",
-            "--shape",
-            "300,16,4,2",
-        )
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            unittest.mock.patch.object(transfer_contenders, "CONTENDERS", (Ours(), Ceiling())),
-        ):
-            status, output = run("transfer", *arguments, "--num-sms", "2", "--num-sms", "3",
-                                 "--require-all", "--out", folder)  # fmt: skip
-            results = json.loads(pathlib.Path(folder, "transfer.json").read_text())
+        arguments = ("--devices", "2", "--operation", "dispatch", "--shape", "300,16,4,2")
+        arguments += ("--num-sms", "2", "--num-sms", "3", "--require-all")
+        with unittest.mock.patch.object(transfer_contenders, "CONTENDERS", (Ours(), Ceiling())):
+            status, output, results = smoke("transfer", *arguments)
         self.assertEqual(status, 1)
         names = ["jax_ep", "jax_ep 2 SMs", "jax_ep 3 SMs", "ceiling"]
         for record in results["cases"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,15 @@ class Case(NamedTuple):
     shape: Shape
     distribution: str
     operation: str
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.distribution}"
+
+
+def case_of(record: dict[str, Any]) -> Case:
+    """The case of a record of the report."""
+    shape = Shape(*(record[field.name] for field in dataclasses.fields(Shape)))
+    return Case(shape, record["distribution"], record["operation"])
 
 
 def choose_cases(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from jax_ep.bench.measure import Started, measure
 from jax_ep.bench.peers import TokamaxMosaic, TokamaxTriton, Torch
 
 # In this order. A kernel that faults leaves nothing to those after it, so what is tuned is last.
-CONTENDERS: tuple[Callable[[], Contender], ...] = (
+CONTENDERS: tuple[type[Contender], ...] = (
     Dense,
     Ours,
     RaggedDot,
@@ -34,7 +33,7 @@ CONTENDERS: tuple[Callable[[], Contender], ...] = (
     TokamaxTriton,
     TokamaxMosaic,
 )
-NAMES = tuple(contender().name for contender in CONTENDERS)
+NAMES = tuple(contender.name for contender in CONTENDERS)
 COPIED_BYTES = 2**31
 LARGEST_DIFFERENCE = 0.02  # of a result's norm; bfloat16 results of float32 sums differ far less
 
@@ -54,10 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="may be repeated (default: balanced, and all three for the first shape)",
     )
-    parser.add_argument(
-        "--operation", choices=cases.OPERATIONS, action="append", help="may be repeated"
-    )
-    options.add_arguments(parser, NAMES)
+    options.add_arguments(parser, cases.OPERATIONS, NAMES)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     measure_all(
         results,
         cases.choose_cases(shapes, arguments.groups, arguments.operation),
-        [make() for make in CONTENDERS if make().name in (arguments.contender or NAMES)],
+        [make() for make in CONTENDERS if make.name in (arguments.contender or NAMES)],
         arguments,
         console,
     )
@@ -106,7 +102,7 @@ def measure_all(
                 results["cases"].append(record)
                 comparison = Comparison(case, operands, iterations, record["measurements"])
                 for contender in turns:
-                    progress.update(task, info=f"{shape}, {distribution}, {contender.name}")
+                    progress.update(task, info=f"{case}, {case.operation}, {contender.name}")
                     comparison.measure(contender)
                     matmul_report.add_figures(results)
                     report.write(results, arguments.out / "matmul.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -11,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_ep.bench import report
-from jax_ep.bench.cases import OPERATIONS, Case, Shape
-from jax_ep.bench.report import OURS
+from jax_ep.bench.cases import Case, case_of
+from jax_ep.bench.report import OURS, Record
 
 REQUIRED: report.Required = (
     ("dense",),
@@ -24,25 +25,15 @@ REQUIRED: report.Required = (
 ROUNDED_TO = 64  # rows of a group, for what an uneven case is compared with
 
 
-def new_record(case: Case, sizes: np.ndarray) -> dict[str, Any]:
+def new_record(case: Case, sizes: np.ndarray) -> Record:
     """The record of a case, without measurements."""
-    shape = case.shape
-    return {
-        "rows": shape.rows,
-        "k": shape.k,
-        "n": shape.n,
-        "groups": shape.groups,
+    return dataclasses.asdict(case.shape) | {
         "distribution": case.distribution,
         "operation": case.operation,
         "group_sizes": sizes.tolist(),
-        "flops": shape.flops,
+        "flops": case.shape.flops,
         "measurements": {},
     }
-
-
-def shape_of(record: dict[str, Any]) -> Shape:
-    """The shape of a record."""
-    return Shape(record["rows"], record["k"], record["n"], record["groups"])
 
 
 # ---- figures
@@ -66,25 +57,26 @@ def add_figures(results: dict[str, Any]) -> None:
             if "seconds" in measurement:
                 measurement["tflops"] = record["flops"] / measurement["seconds"] / 1e12
     for record in results["cases"]:
+        case = case_of(record)
         for name, measurement in record["measurements"].items():
-            if "seconds" not in measurement:
+            if "seconds" not in measurement or name == "dense":
                 continue
-            if shape_of(record).is_decode and name != "dense":
-                rate = shape_of(record).weight_bytes / measurement["seconds"]
+            if case.shape.is_decode:
+                rate = case.shape.weight_bytes / measurement["seconds"]
                 measurement["weight_bytes_per_second"] = rate
                 measurement["of_copy"] = rate / results["copy_bytes_per_second"]
-            if record["distribution"] != "balanced" and name != "dense":
+            if case.distribution != "balanced":
                 measurement["rounded_up_tflops"] = _rounded_up_tflops(results, record, name)
     report.add_missing(results, lambda record: REQUIRED)
 
 
-def _rounded_up_tflops(results: dict[str, Any], record: dict[str, Any], name: str) -> float | None:
-    same = ("rows", "k", "n", "groups", "operation")
+def _rounded_up_tflops(results: dict[str, Any], record: Record, name: str) -> float | None:
+    balanced = case_of(record)._replace(distribution="balanced")
     for other in results["cases"]:
-        if other["distribution"] == "balanced" and all(other[x] == record[x] for x in same):
-            balanced = other["measurements"].get(name, {}).get("tflops")
+        tflops = other["measurements"].get(name, {}).get("tflops")
+        if case_of(other) == balanced and tflops is not None:
             rounded_up = sum(-(-size // ROUNDED_TO) * ROUNDED_TO for size in record["group_sizes"])
-            return None if balanced is None else balanced * record["rows"] / rounded_up
+            return tflops * record["rows"] / rounded_up
     return None
 
 
@@ -93,17 +85,15 @@ def _rounded_up_tflops(results: dict[str, Any], record: dict[str, Any], name: st
 
 def show(results: dict[str, Any], console: Console) -> None:
     """Prints a table for each operation, what is special to some cases, and who is missing."""
-    for operation in OPERATIONS:
-        records = [record for record in results["cases"] if record["operation"] == operation]
-        if records:
-            console.print(_operation_table(records, f"{operation} on {results['device']}"))
+    for operation, records in report.by_operation(results["cases"]).items():
+        console.print(_operation_table(records, f"{operation} on {results['device']}"))
     special = _special_table(results)
     if special.row_count:
         console.print(special)
     report.show_missing(results, console)
 
 
-def _operation_table(records: list[dict[str, Any]], title: str) -> Table:
+def _operation_table(records: list[Record], title: str) -> Table:
     names = report.contender_names(records)
     table = Table(title=f"{title}: TFLOP/s, and how many times as fast jax_ep is")
     table.add_column("rows, K -> N, groups")
@@ -122,7 +112,7 @@ def _operation_table(records: list[dict[str, Any]], title: str) -> Table:
                 if measurement
                 else ""
             )
-        table.add_row(f"{shape_of(record)}, {record['distribution']}", *cells)
+        table.add_row(str(case_of(record)), *cells)
     return table
 
 
@@ -140,7 +130,7 @@ def _special_table(results: dict[str, Any]) -> Table:
         if rounded_up is None and rate is None:
             continue
         table.add_row(
-            f"{shape_of(record)}, {record['distribution']}",
+            str(case_of(record)),
             record["operation"],
             f"{ours['tflops']:.3g}",
             "" if rounded_up is None else f"{rounded_up:.3g}",
@@ -153,12 +143,11 @@ def _special_table(results: dict[str, Any]) -> Table:
 def plot(results: dict[str, Any], path: pathlib.Path) -> None:
     """Writes bars of TFLOP/s: one panel for each operation, one group of bars for each case."""
     names = report.contender_names(results["cases"])
-    operations = [o for o in OPERATIONS if any(r["operation"] == o for r in results["cases"])]
+    operations = report.by_operation(results["cases"])
     figure, panels = plt.subplots(
         len(operations), 1, figsize=(12, 3.5 * len(operations)), squeeze=False, layout="constrained"
     )
-    for panel, operation in zip(panels[:, 0], operations, strict=True):
-        records = [record for record in results["cases"] if record["operation"] == operation]
+    for panel, (operation, records) in zip(panels[:, 0], operations.items(), strict=True):
         labels = [
             f"{r['rows']}\n{r['k']}→{r['n']}, {r['groups']}\n{r['distribution']}" for r in records
         ]

@@ -38,8 +38,11 @@ def parse_positives(text: str, names: str, example: str) -> list[int]:
     return numbers
 
 
-def add_arguments(parser: argparse.ArgumentParser, contenders: Sequence[str]) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, operations: Sequence[str], contenders: Sequence[str]
+) -> None:
     """The options of every command."""
+    parser.add_argument("--operation", choices=operations, action="append", help="may be repeated")
     parser.add_argument("--contender", choices=contenders, action="append", help="may be repeated")
     parser.add_argument(
         "--iterations",

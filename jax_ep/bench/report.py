@@ -111,6 +111,14 @@ def write(results: dict[str, Any], path: pathlib.Path) -> None:
 # ---- what people see
 
 
+def by_operation(records: list[Record]) -> dict[str, list[Record]]:
+    """The records of each operation, in the order in which they come."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["operation"], []).append(record)
+    return found
+
+
 def progress_bar(console: Console) -> Progress:
     """A bar with a text field `info` at its end."""
     return Progress(

@@ -59,9 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="may be repeated (default: balanced, and both for the first shape)",
     )
     parser.add_argument(
-        "--operation", choices=transfer_cases.OPERATIONS, action="append", help="may be repeated"
-    )
-    parser.add_argument(
         "--num-sms",
         type=options.parse_positive,
         action="append",
@@ -74,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the first N of this machine's (default: all)",
     )
-    options.add_arguments(parser, NAMES)
+    options.add_arguments(parser, transfer_cases.OPERATIONS, NAMES)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ class Shape:
 
 SHAPES = (Shape(4096, 7168, 256, 8), Shape(4096, 2048, 128, 8), Shape(4096, 4096, 8, 2))
 SWEEP_TOKENS = (1, 8, 32, 128, 512, 2048, 4096, 8192, 16384)
-SMOKE_SHAPES = (Shape(300, 16, 8, 2), Shape(6, 16, 8, 2))  # without and with a chain
+SMOKE_SHAPES = (Shape(300, 16, 8, 2), Shape(6, 16, 8, 2))  # with many tokens and with few
 SMOKE_SWEEP_TOKENS = (1, 24, 300)
 
 

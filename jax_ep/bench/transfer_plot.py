@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 
 from jax_ep.bench import report
 from jax_ep.bench.report import Record
-from jax_ep.bench.transfer_cases import OPERATIONS
 
 FIGURE = "gigabytes_per_second"
 SWEEP = 3  # numbers of tokens, from which on they are drawn as a line
@@ -23,7 +22,7 @@ def plot(results: dict[str, Any], path: pathlib.Path) -> None:
     """Writes GB/s: a row of panels for each operation; bars, lines over tokens, over SMs."""
     records = results["cases"]
     columns = _columns(records)
-    operations = [o for o in OPERATIONS if any(r["operation"] == o for r in records)]
+    operations = report.by_operation(records)
     figure, panels = plt.subplots(
         len(operations),
         len(columns),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from jax_ep.bench import report
-from jax_ep.bench.report import OURS
-from jax_ep.bench.transfer_cases import OPERATIONS, Case, case_of
+from jax_ep.bench.report import OURS, Record
+from jax_ep.bench.transfer_cases import Case, case_of
 from jax_ep.bench.transfer_problem import Problem
 
 CEILING = "ceiling"  # the machine's bulk-copy all-to-all
@@ -24,14 +25,9 @@ REQUIRED: report.Required = (
 REQUIRED_BY_PLAN: report.Required = ((OURS,), (CEILING,))
 
 
-def new_record(case: Case, problem: Problem) -> dict[str, Any]:
+def new_record(case: Case, problem: Problem) -> Record:
     """The record of a case, without measurements."""
-    shape = case.shape
-    return {
-        "tokens": shape.tokens,
-        "hidden": shape.hidden,
-        "experts": shape.experts,
-        "choices": shape.choices,
+    return dataclasses.asdict(case.shape) | {
         "routing": case.routing,
         "operation": case.operation,
         "chained": case.chained,
@@ -63,21 +59,19 @@ def add_figures(results: dict[str, Any]) -> None:
     report.add_missing(results, _required)
 
 
-def _required(record: report.Record) -> report.Required:
+def _required(record: Record) -> report.Required:
     return REQUIRED_BY_PLAN if record["operation"] == "dispatch_by_plan" else REQUIRED
 
 
 def show(results: dict[str, Any], console: Console) -> None:
     """Prints a table for each operation, and who is missing."""
-    for operation in OPERATIONS:
-        records = [record for record in results["cases"] if record["operation"] == operation]
-        if records:
-            title = f"{operation} on {results['ranks']} x {results['device']}"
-            console.print(_operation_table(records, title))
+    for operation, records in report.by_operation(results["cases"]).items():
+        title = f"{operation} on {results['ranks']} x {results['device']}"
+        console.print(_operation_table(records, title))
     report.show_missing(results, console)
 
 
-def _operation_table(records: list[dict[str, Any]], title: str) -> Table:
+def _operation_table(records: list[Record], title: str) -> Table:
     table = Table(title=title, caption="GB/s: of de-duplicated remote bytes of the busiest rank")
     table.add_column("T, H, E, K, routing")
     table.add_column("contender")
