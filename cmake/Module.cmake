@@ -39,8 +39,10 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/activation_matmul.cc
     ffi/kernels/ceiling.cu
     ffi/kernels/combine.cu
+    ffi/kernels/combine_small.cu
     ffi/kernels/dispatch.cu
     ffi/kernels/dispatch_by_plan.cu
+    ffi/kernels/dispatch_small.cu
     ffi/kernels/grouped_matmul.cc
     ffi/kernels/grouped_matmul_16bit.cu
     ffi/kernels/grouped_matmul_float32.cu

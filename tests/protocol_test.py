@@ -19,78 +19,122 @@ MODEL = TESTS / "protocol" / "transfer.pml"
 SOURCES = TESTS.parent / "ffi"
 MEMORY_MB = 1500
 
-# Calls without end, one of five operations each, unless CALLS, FIRST and LAST say otherwise. RESIDENT is 2 and RESIDENT_ELSEWHERE 1.
+# Calls without end, one of seven operations each, unless CALLS, FIRST and LAST say otherwise. RESIDENT is 2 and RESIDENT_ELSEWHERE 1.
 SETTINGS = {
     "two_ranks": {},
     "two_blocks_on_both_ranks": {"RESIDENT_ELSEWHERE": 2, "FIRST": 2, "LAST": 3},
+    "small_calls_of_two_blocks_on_both_ranks": {"RESIDENT_ELSEWHERE": 2, "FIRST": 3, "LAST": 5},
     "one_resident_block": {"RESIDENT": 1},
-    "three_ranks": {"RANKS": 3, "RESIDENT": 1},
+    "three_ranks": {"RANKS": 3, "RESIDENT": 1, "LAST": 4},
     "a_rank_gives_up": {"TIMEOUTS": 1, "CALLS": 1},
-    "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2, "LAST": 3},
+    "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2, "LAST": 4},
+    "a_rank_gives_up_in_three_calls": {"TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
+    "a_rank_gives_up_in_two_small_calls": {"TIMEOUTS": 1, "CALLS": 2, "FIRST": 4, "LAST": 5},
+    "a_rank_gives_up_with_one_resident_block": {
+        "TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 5, "RESIDENT": 1
+    },
     "one_of_three_ranks_gives_up": {"TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "RESIDENT": 1},
     "different_calls": {"MISMATCH": 1, "CALLS": 2, "LAST": 3},
+    "different_calls_with_one_resident_block": {
+        "MISMATCH": 1, "CALLS": 2, "LAST": 5, "RESIDENT": 1
+    },
+    "three_different_calls": {"MISMATCH": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
     "different_calls_of_three_ranks": {
-        "MISMATCH": 1, "CALLS": 1, "LAST": 3, "RANKS": 3, "RESIDENT": 1
+        "MISMATCH": 1, "CALLS": 1, "LAST": 4, "RANKS": 3, "RESIDENT": 1
     },
 }  # fmt: skip
 
 # How each mutation shows: something wrong was read or overwritten, or nobody can go on.
 WRONG, STUCK = "assertion violated", "invalid end state"
-IN_PLACE, COPIED, COMBINE, POISONED = ({"FIRST": n, "LAST": n} for n in (1, 2, 3, 5))
+IN_PLACE, COMBINE, COPIED, SMALL, SMALL_POISONED, POISONED = (
+    {"FIRST": n, "LAST": n} for n in (1, 2, 3, 4, 5, 6)
+)
 GIVES_UP = SETTINGS["a_rank_gives_up"]
+ONE_BLOCK_GIVES_UP = SETTINGS["a_rank_gives_up_with_one_resident_block"]
 MUTATIONS = (
     ("NO_WAIT_FREE", WRONG, COPIED),
     ("NO_WAIT_FREE", WRONG, COMBINE),
     ("NO_WAIT_READY", WRONG, IN_PLACE),
     ("NO_WAIT_READY", STUCK, POISONED),
+    ("NO_WAIT_READY", WRONG, SMALL_POISONED | {"CALLS": 3}),
+    ("NO_WAIT_READY", WRONG, ONE_BLOCK_GIVES_UP),
     ("NO_WAIT_CHUNK", WRONG, COMBINE),
+    ("NO_WAIT_PIECE", WRONG, SMALL),
     ("NO_WAIT_LOCAL", WRONG, COPIED),
     ("NO_WAIT_LOCAL", WRONG, COMBINE),
     ("NO_WAIT_DONE", WRONG, IN_PLACE),
     ("NO_SIGNAL_READY", STUCK, COPIED),
+    ("NO_SIGNAL_READY", STUCK, SMALL),
     ("NO_SIGNAL_CHUNK", STUCK, COMBINE),
+    ("NO_SIGNAL_PIECE", STUCK, SMALL),
     ("NO_SIGNAL_DONE", STUCK, COPIED),
     ("EARLY_SIGNAL_READY", WRONG, COPIED),
     ("EARLY_SIGNAL_CHUNK", WRONG, COMBINE),
+    ("EARLY_SIGNAL_PIECE", WRONG, SMALL),
     ("EARLY_SIGNAL_DONE", WRONG, COPIED),
     ("EARLY_EPOCH", WRONG, COMBINE),
+    ("EARLY_EPOCH", WRONG, SMALL),
     ("FIRST_SIGNAL_READY", WRONG, COPIED),
     ("FIRST_SIGNAL_CHUNK", WRONG, COMBINE),
     ("FIRST_SIGNAL_DONE", WRONG, COPIED),
     ("ONE_PEER_FREE", WRONG, SETTINGS["three_ranks"]),
     ("NO_FINGERPRINT", WRONG, SETTINGS["different_calls"]),
     ("NO_POISONED", STUCK, POISONED),
+    ("NO_POISONED", STUCK, SMALL_POISONED),
     ("NO_VERDICT", WRONG, GIVES_UP),
     ("NO_ABORT", STUCK, GIVES_UP),
     ("NO_PASSING_ON", WRONG, SETTINGS["one_of_three_ranks_gives_up"]),
     ("NO_LAST_LOOK", WRONG, GIVES_UP),
+    ("NO_LOOK", WRONG, SMALL | {"TIMEOUTS": 1, "CALLS": 3}),
+    ("NO_LINE_LOOK", STUCK, SMALL_POISONED | {"RESIDENT": 1}),
+    ("NO_LINE_LOOK", STUCK, SETTINGS["different_calls_with_one_resident_block"]),
+    ("READY_ANYWAY", WRONG, SETTINGS["a_rank_gives_up_in_three_calls"]),
+    ("READY_BY_BLOCK", STUCK, SMALL | {"RESIDENT": 1}),
     ("NO_RESET", STUCK, COPIED),
     ("READS_FIRST", STUCK, COPIED | {"RESIDENT": 1}),
     ("EARLY_STORE", WRONG, COPIED),
     ("EARLY_STORE", WRONG, COMBINE),
     ("FLAGS_FIRST", WRONG, SETTINGS["a_rank_gives_up_in_two_calls"]),
+    ("ONE_LINE", WRONG, SMALL | {"CALLS": 2}),
+    ("ONE_LINE", WRONG, {"CALLS": 2, "FIRST": 2, "LAST": 4}),
+    ("ONE_HALF", STUCK, SMALL | {"CALLS": 2}),
+    ("ONE_HALF", WRONG, SMALL | {"TIMEOUTS": 1, "CALLS": 2}),
 )  # fmt: skip
 
 
-def check(folder: str, settings: dict[str, int | str], optimize: str) -> str:
-    """What the checker prints about the model with these settings."""
+def run(folder: pathlib.Path, *command: str, **environment: str) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout}")
+    return done.stdout
 
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout}")
-        return done.stdout
 
-    run("spin", "-a", *(f"-D{name}={value}" for name, value in settings.items()), str(MODEL))
-    # Safety only, states compressed without loss; unlike a bitstate search this one visits every state.
-    limits = f"-DMEMLIM={MEMORY_MB}"
-    run("gcc", optimize, "-w", "-DSAFETY", "-DCOLLAPSE", limits, "-o", "pan", "pan.c")
-    return run("timeout", "300", "./pan", "-m500000", "-w24")
+def mutations() -> list[str]:
+    """Their names in the model, by number."""
+    section = MODEL.read_text().partition("---- Mutations")[2].partition("#ifndef BROKEN")[0]
+    names = re.findall(r"#define (\w+) (\d+)", section)
+    assert [int(number) for _, number in names] == list(range(len(names)))
+    return [name for name, _ in names]
 
 
 class ProtocolTest(parameterized.TestCase):
+    folder: pathlib.Path
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+
     def setUp(self):
         super().setUp()
         if os.environ.get("JAX_EP_WITHOUT_SPIN") == "1":
@@ -101,9 +145,17 @@ class ProtocolTest(parameterized.TestCase):
                     f"{need} is not installed: apt-get install {need}, or set JAX_EP_WITHOUT_SPIN=1"
                 )
 
-    def check(self, settings: dict[str, int | str], optimize: str) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            return check(folder, settings, optimize)
+    def check(self, settings: dict[str, int | str], optimize: str, broken: int = 0) -> str:
+        """What the checker prints about the model with these settings. It is compiled once for all `broken`."""
+        defines = [f"-D{name}={value}" for name, value in settings.items()]
+        folder = self.folder / "".join([*defines, optimize])
+        if not folder.exists():
+            folder.mkdir()
+            run(folder, "spin", "-a", *defines, str(MODEL))
+            # Safety only. States are kept whole; unlike a bitstate search this one visits every state.
+            limits = f"-DMEMLIM={MEMORY_MB}"
+            run(folder, "gcc", optimize, "-w", "-DSAFETY", limits, "-o", "pan", "pan.c")
+        return run(folder, "timeout", "300", "./pan", "-m500000", "-w22", BROKEN=str(broken))
 
     @parameterized.named_parameters(*SETTINGS.items())
     def test_the_protocol_holds(self, settings):
@@ -118,15 +170,14 @@ class ProtocolTest(parameterized.TestCase):
 
     @parameterized.parameters(*MUTATIONS)
     def test_a_broken_protocol_fails(self, name, error, settings):
-        printed = self.check(settings | {"BROKEN": name}, "-O0")
+        number = mutations().index(name)
+        printed = self.check(settings | {"BROKEN": "broken"}, "-O0", number)
         self.assertRegex(printed, rf"(?m)^pan:1: {error}")
         self.assertIn("errors: 1", printed)
 
     def test_every_mutation_of_the_model_is_tried(self):
-        section = MODEL.read_text().partition("---- Mutations")[2].partition("#ifndef BROKEN")[0]
-        names = re.findall(r"#define (\w+) \d+", section)
-        self.assertEqual(names[0], "NOTHING")
-        self.assertEqual(list(dict.fromkeys(name for name, *_ in MUTATIONS)), names[1:])
+        self.assertEqual(mutations()[0], "NOTHING")
+        self.assertEqual(list(dict.fromkeys(name for name, *_ in MUTATIONS)), mutations()[1:])
 
     def test_the_kernels_carry_the_labels_of_the_model(self):
         """Every wait and signal of the model stands in the kernels, and none that it does not know."""

@@ -6,8 +6,9 @@
 #
 #   PYTHON=...   the interpreter that has jax_ep, jax, pytest, pytest-xdist, absl-py, hypothesis, flax (python3)
 #   JOBS=...     processes that share the GPUs (default 4) in the part "shared"; what measures or breaks
-#                them, or takes long, is the part "alone"
-#   PARTS=...    which of the two to run (default "shared alone"); the other's report is taken as it is
+#                them, or takes long, is the part "alone"; "general" has the calls of few tokens go the
+#                way of those of many
+#   PARTS=...    which of them to run (default "shared general alone"); the others' reports are taken as they are
 #   LIMIT=...    seconds after which a part is killed (default 1200)
 #   RESULTS=...  where pytest's reports and the log go (default build/gpu_tests)
 set -uo pipefail
@@ -17,7 +18,7 @@ gpus=${1:?how many GPUs: tools/gpu_tests.sh 1, 2 or 4}
 shift
 python=${PYTHON:-python3}
 jobs=${JOBS:-4}
-parts=${PARTS:-shared alone}
+parts=${PARTS:-shared general alone}
 limit=${LIMIT:-1200}
 results=${RESULTS:-build/gpu_tests}
 export JAX_EP_TEST_TIER=gpu$gpus PYTHONUNBUFFERED=1
@@ -40,15 +41,17 @@ if [ $# -gt 0 ]; then
   run chosen "$@"
   exit
 fi
+general=(tests/{dispatch,combine,gradients,plan,gpu_graph}_test.py)
 shared=("${alone[@]/#/--ignore=}")
-[ "$jobs" -le 1 ] || shared+=(-n "$jobs" --dist loadfile)
+[ "$jobs" -le 1 ] || { shared+=(-n "$jobs" --dist loadfile); general+=(-n "$jobs"); }
 for part in $parts; do
   rm -f "$results/gpu$gpus-$part.xml"
   case $part in
     shared) run shared "${shared[@]}" ;;
     alone) run alone "${alone[@]}" ;;
-    *) echo "PARTS=$parts: expected shared, alone, or both" >&2 && false ;;
+    general) JAX_EP_TEST_GENERAL=1 run general "${general[@]}" ;;
+    *) echo "PARTS=$parts: expected some of shared, general, alone" >&2 && false ;;
   esac || status=1
 done
-"$python" -P tools/gpu_record.py "gpu$gpus" "$results/gpu$gpus"-{shared,alone}.xml || status=1
+"$python" -P tools/gpu_record.py "gpu$gpus" "$results/gpu$gpus"-{shared,general,alone}.xml || status=1
 exit $status

@@ -12,7 +12,7 @@ struct PrefixSum {
   int64_t total;
 };
 
-__device__ inline PrefixSum PrefixSumOfBlock(int64_t value) {
+__device__ __noinline__ inline PrefixSum PrefixSumOfBlock(int64_t value) {
   __shared__ int64_t warp_sums[32];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;

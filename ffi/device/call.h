@@ -1,13 +1,19 @@
-// What every kernel of a call knows of it: its place in the protocol, its sizes, its memory.
+// What the kernel of a call knows of it: its place in the protocol, its sizes, its memory.
 #ifndef JAX_EP_DEVICE_CALL_H_
 #define JAX_EP_DEVICE_CALL_H_
 
 #include "ffi/device/control.h"
+#include "ffi/device/divisor.h"
 
 namespace jax_ep {
 
 // The buffers of a workspace, in their order. R ranks, E experts, T tokens a rank, K choices.
 enum Buffer : int {
+  // Written by peers in small calls (small.h), in halves by the epoch's parity. First, and as large
+  // for all shapes, so that they never overlap another buffer.
+  kSmallRows,     // rows[R][T] of dispatch, rows[T][min(K, R)] of combine
+  kSmallPackets,  // Packet[R][T * K] of dispatch, float32[T * K] of combine
+  kSmallFlags,    // uint64[R][T][pieces] of dispatch, uint64[T][pieces][R] of combine
   // Read by peers.
   kRoutes,            // {expert or -1, position among my choices of that expert}[T * K], int32
   kPublishedRows,     // rows[T]; not used where peers read the operand itself
@@ -45,6 +51,7 @@ struct Call {
   int32_t top_k;         // K
   int32_t num_experts;   // E
   int32_t num_local;     // E / R
+  Divisor by_num_local;  // the rank that has an expert
   int32_t num_ranks;     // R
   int32_t num_rows;      // M
   int32_t row_chunks;    // 16-byte pieces of a row
@@ -56,9 +63,9 @@ struct Call {
   uint64_t workspace_bytes;  // that the offsets below need
   int64_t offsets[kNumBuffers];
 
-#ifdef __CUDACC__
-  __device__ int num_choices() const { return num_tokens * top_k; }  // of one rank
+  JAX_EP_HOST_DEVICE int num_choices() const { return num_tokens * top_k; }  // of one rank
 
+#ifdef __CUDACC__
   // `rank` must be below num_ranks, and a gate must have been passed.
   template <typename T>
   __device__ T* Of(int rank, Buffer buffer) const {

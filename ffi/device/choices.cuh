@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_CHOICES_CUH_
 
 #include "ffi/device/async_copy.cuh"
+#include "ffi/device/counting.cuh"
 #include "ffi/device/rows.cuh"
 #include "ffi/device/tickets.cuh"
 
@@ -37,16 +38,13 @@ class ChoiceTile {
     __syncthreads();
     AddLowerTiles();
     __syncthreads();
-    for (int i = begin_ + threadIdx.x % 32; i < end_; i += 32) {
-      // Checked like an index: a peer that runs another call may have stored its counts here.
-      const int32_t expert = routes_[i].expert;
-      if (expert < 0 || expert >= call_.num_experts) continue;
-      routes_[i].position += Counts(threadIdx.x / 32)[expert];
-    }
+    AddToPositions();
   }
 
  private:
   static constexpr int kThreads = 32 * kWarps;
+  // Choices of a lane that are read before the first is looked at: memory is far.
+  static constexpr int kAtOnce = 4;
 
   __device__ int32_t* Counts(int warp) const { return counts_ + warp * num_bins_; }
 
@@ -61,18 +59,40 @@ class ChoiceTile {
     int32_t* const counts = Counts(threadIdx.x / 32);
     for (int bin = lane; bin < num_bins_; bin += 32) counts[bin] = 0;
     __syncwarp();
-    for (int base = begin_; base < end_; base += 32) {
-      const int i = base + lane;
-      const int32_t id = i < end_ ? ids_[i] : -1;
-      const bool is_expert = 0 <= id && id < call_.num_experts;
-      const int bin = is_expert ? id : id == -1 ? -1 : call_.num_experts;
-      const uint32_t same = __match_any_sync(kWholeWarp, bin);
-      const uint32_t lower = same & ((1u << lane) - 1);
-      const int32_t before = bin >= 0 ? counts[bin] : 0;
-      __syncwarp();
-      if (bin >= 0 && lower == 0) counts[bin] = before + __popc(same);
-      __syncwarp();
-      if (i < end_) routes_[i] = {is_expert ? id : -1, before + __popc(lower)};
+    for (int base = begin_ + lane; base - lane < end_; base += 32 * kAtOnce) {
+      int32_t ids[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        ids[j] = base + 32 * j < end_ ? ids_[base + 32 * j] : -1;
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = base + 32 * j;
+        const bool is_expert = 0 <= ids[j] && ids[j] < call_.num_experts;
+        const int bin = BinOf(call_, ids[j]);
+        const int32_t position = CountInOrder(counts, bin);
+        if (i < end_) routes_[i] = {is_expert ? ids[j] : -1, position};
+      }
+    }
+  }
+
+  // What the lane itself left there, from where the warp's choices begin.
+  __device__ void AddToPositions() {
+    const int32_t* const counts = Counts(threadIdx.x / 32);
+    for (int base = begin_ + threadIdx.x % 32; base < end_; base += 32 * kAtOnce) {
+      Route routes[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (base + 32 * j < end_) routes[j] = routes_[base + 32 * j];
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (base + 32 * j >= end_) continue;
+        // Checked like an index: a peer that runs another call may have stored its counts here.
+        const int32_t expert = routes[j].expert;
+        if (expert < 0 || expert >= call_.num_experts) continue;
+        routes_[base + 32 * j].position = routes[j].position + counts[expert];
+      }
     }
   }
 

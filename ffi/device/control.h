@@ -17,7 +17,7 @@ enum class Gate : uint32_t {
   kFree,   // every peer is done with the previous call: its memory and mine may be overwritten
   kReady,  // every peer has entered this call and its data is there
   kDone,   // every peer is done with this call: the operands that it read may be freed
-  kChunk,  // every peer has sent its partial rows of a part of my tokens
+  kChunk,  // every peer has sent what goes to a part of my tokens
 };
 inline constexpr int kNumGates = 4;
 
@@ -52,7 +52,7 @@ struct Progress {
   uint32_t tickets;          // handed out to blocks
   uint32_t finished[2];      // of the first kind of tickets, and of the second
   uint32_t warp_tickets[2];  // handed out to warps, of two kinds
-  uint32_t failure;          // an Outcome: of a wait that only a part of the blocks made
+  uint32_t failure;          // an Outcome: of a wait that only a part of the warps made
   uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to each rank
 };
 
@@ -102,7 +102,8 @@ struct ControlBlock {
 
   // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
   alignas(128) uint32_t abort;
-  FlagLine ready[kMaxPeers];
+  // By the epoch's parity: a small call signals while its peers may still compare the last line.
+  FlagLine ready[2][kMaxPeers];
   FlagLine done[kMaxPeers];
   alignas(128) uint64_t chunks[kMaxPeers][kMaxChunks];  // epochs: of each rank's partial rows
 };

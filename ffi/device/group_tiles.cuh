@@ -1,7 +1,7 @@
 // Which tiles of a grouped matmul's result there are, and where.
 //
-// Group sizes are known on the device only. Every warp reads them and finds its tiles for itself,
-// so that warps and blocks share nothing; the sizes stay in the caches.
+// Group sizes are known on the device only. Every block reads them and finds its tiles for itself;
+// the sizes stay in the caches.
 #ifndef JAX_EP_DEVICE_GROUP_TILES_CUH_
 #define JAX_EP_DEVICE_GROUP_TILES_CUH_
 

@@ -109,11 +109,6 @@ __device__ inline void NamedBarrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Counts for a named barrier without waiting there.
-__device__ inline void ArriveNamed(int number, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 }  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_MBARRIER_CUH_

@@ -25,6 +25,12 @@ __device__ inline uint64_t LoadRelaxedSystem(const uint64_t* address) {
   return value;
 }
 
+__device__ inline uint32_t LoadRelaxedSystem(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ inline void StoreReleaseSystem(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
@@ -82,6 +88,24 @@ __device__ inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expe
                : "l"(address), "r"(expected), "r"(value)
                : "memory");
   return before;
+}
+
+// 16 bytes at once, aligned: who sees a part sees the whole. Nothing else is ordered by them.
+__device__ inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
+  asm volatile(
+      "{\n.reg .b128 value;\nmov.b128 value, {%1, %2};\n"
+      "st.relaxed.sys.global.b128 [%0], value;\n}" ::"l"(address),
+      "l"(low), "l"(high)
+      : "memory");
+}
+
+__device__ inline void LoadRelaxedSystem(const void* address, uint64_t* low, uint64_t* high) {
+  asm volatile(
+      "{\n.reg .b128 value;\nld.relaxed.sys.global.b128 value, [%2];\n"
+      "mov.b128 {%0, %1}, value;\n}"
+      : "=l"(*low), "=l"(*high)
+      : "l"(address)
+      : "memory");
 }
 
 // Data of a workspace, mine or a peer's: ordered by a gate passed before, so the load itself is

@@ -1,5 +1,4 @@
-// Element types: how words of 32 bits, and the 16-byte chunks of a row, become float32 numbers, and
-// how these are rounded to them.
+// Element types: how words of 32 bits become float32 numbers, and how these are rounded to them.
 #ifndef JAX_EP_DEVICE_NUMBERS_CUH_
 #define JAX_EP_DEVICE_NUMBERS_CUH_
 
@@ -40,24 +39,6 @@ struct Float32 {
   __device__ static void Unpack(uint32_t word, float* values) { values[0] = __uint_as_float(word); }
   __device__ static uint32_t Pack(const float* values) { return __float_as_uint(values[0]); }
 };
-
-template <typename Type>
-inline constexpr int kPerChunk = 4 * Type::kPerWord;
-
-template <typename Type>
-__device__ inline void UnpackChunk(uint4 chunk, float (&values)[kPerChunk<Type>]) {
-  Type::Unpack(chunk.x, values);
-  Type::Unpack(chunk.y, values + Type::kPerWord);
-  Type::Unpack(chunk.z, values + 2 * Type::kPerWord);
-  Type::Unpack(chunk.w, values + 3 * Type::kPerWord);
-}
-
-template <typename Type>
-__device__ inline uint4 PackChunk(const float (&values)[kPerChunk<Type>]) {
-  return make_uint4(Type::Pack(values), Type::Pack(values + Type::kPerWord),
-                    Type::Pack(values + 2 * Type::kPerWord),
-                    Type::Pack(values + 3 * Type::kPerWord));
-}
 
 }  // namespace jax_ep
 

@@ -4,8 +4,8 @@
 #define JAX_EP_DEVICE_OPERAND_TILE_CUH_
 
 #include "ffi/device/async_copy.cuh"
+#include "ffi/device/chunks.cuh"
 #include "ffi/device/matmul_problem.h"
-#include "ffi/device/numbers.cuh"
 #include "ffi/device/tensor_core.cuh"
 
 namespace jax_ep {

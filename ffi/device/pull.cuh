@@ -3,6 +3,7 @@
 #ifndef JAX_EP_DEVICE_PULL_CUH_
 #define JAX_EP_DEVICE_PULL_CUH_
 
+#include "ffi/device/dispatch_results.cuh"
 #include "ffi/device/pull_stage.h"
 #include "ffi/device/row_copies.cuh"
 #include "ffi/device/signal.cuh"
@@ -16,10 +17,10 @@ struct Sources {
   const float* weights[kMaxPeers];
 
   // After the gate. By all threads of a block.
-  __device__ void Find(const PullStage& stage) {
+  __device__ void Find(const PullStage& stage, uint64_t epoch) {
     const ControlBlock* const control = stage.call.control;
     for (int rank = threadIdx.x; rank < control->num_ranks; rank += blockDim.x) {
-      const FlagLine& line = control->ready[rank];
+      const FlagLine& line = control->ready[epoch % 2][rank];
       const bool is_mine = rank == control->rank;
       rows[rank] = static_cast<const uint4*>(is_mine ? stage.x : LoadPointer(&line.rows));
       weights[rank] =
@@ -63,22 +64,15 @@ __device__ void PullTokens(const PullStage& stage, const Sources& sources, const
       next_weights[half] = LoadShared4(&sources.weights[source][int64_t{token} * call.top_k + k]);
     }
   };
-  // The number of the next token is asked for, too, before it is needed.
-  int asked = 0;
-  const auto ask = [&] {
-    if (lane == 0) asked = static_cast<int>(atomicAdd(&call.control->progress.warp_tickets[0], 1u));
-  };
-  ask();
-  int following = __shfl_sync(kWholeWarp, asked, 0);
+  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
+  int following = tickets.Next();
   load(following);
-  ask();
   for (int item; (item = following) < num_items;) {
     const typename Finder::Loaded loaded = next;
     weights[0] = next_weights[0];
     weights[1] = next_weights[1];
-    following = __shfl_sync(kWholeWarp, asked, 0);
+    following = tickets.Next();
     load(following);
-    ask();
     const int source = source_of(item);
     const int token = item / call.num_ranks;
     const TokenRows found = finder.Rows(source, token, loaded);
@@ -94,35 +88,6 @@ __device__ void PullTokens(const PullStage& stage, const Sources& sources, const
     copies.Add(sources.rows[source] + int64_t{token} * call.row_chunks, found.choices, places);
   }
   copies.Finish();
-}
-
-// Zeros in padding, and in the tail if that is wanted. `is_empty(row)` says which rows come from no
-// token, and does what else is to be done with these. By any warps, 32 rows at a time.
-template <typename IsEmpty>
-__device__ void FillEmptyRows(const PullStage& stage, int32_t end, IsEmpty is_empty) {
-  const Call& call = stage.call;
-  const int lane = threadIdx.x % 32;
-  uint32_t* const tickets = &call.control->progress.warp_tickets[1];
-  const int num_fills = (call.num_rows + 31) / 32;
-  for (int fill; (fill = NextTicketOfWarp(tickets)) < num_fills;) {
-    const int first = 32 * fill;
-    const int row = first + lane;
-    const bool is_zero = row < call.num_rows && is_empty(row) && (row < end || stage.zero_tail);
-    if (is_zero && stage.has_weights) stage.row_weights[row] = 0;
-    for (uint32_t left = __ballot_sync(kWholeWarp, is_zero); left != 0; left &= left - 1) {
-      uint4* const to =
-          static_cast<uint4*>(stage.rows) + int64_t{first + __ffs(left) - 1} * call.row_chunks;
-      for (int i = lane; i < call.row_chunks; i += 32) to[i] = RepeatWord(0);
-    }
-  }
-}
-
-// NaN everywhere.
-__device__ inline void FillWithNan(const PullStage& stage, const Threads& threads) {
-  const Call& call = stage.call;
-  Fill(threads, static_cast<uint4*>(stage.rows), int64_t{call.num_rows} * call.row_chunks,
-       RepeatWord(call.nan_word));
-  if (stage.has_weights) Fill(threads, stage.row_weights, call.num_rows, Nan());
 }
 
 // to[i] = from[i] for i in [first, end). By all threads of a block.
@@ -158,8 +123,8 @@ __device__ inline void CopyForPeers(const PullStage& stage, int64_t part, int64_
               choices * part / num_parts, choices * (part + 1) / num_parts);
 }
 
-// Tells the peers that this rank has entered, and where they find its tokens. By all threads of the
-// block that finished the last part of what they read.
+// Tells the peers that this rank has entered, and where they find its tokens. By one warp of
+// the block that finished the last part of what they read.
 __device__ inline void SignalTokens(const PullStage& stage, uint64_t epoch) {
   const Call& call = stage.call;
   const int rank = call.control->rank;

@@ -9,7 +9,6 @@
 
 #include "ffi/device/block.cuh"
 #include "ffi/device/call.h"
-#include "ffi/device/memory.cuh"
 #include "ffi/device/plan.h"
 
 namespace jax_ep {
@@ -20,36 +19,59 @@ __device__ inline int64_t RoundUp(int64_t value, int32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Counts and what follows from them: of a workspace, or of a block that works for itself in shared
+// memory.
+struct CountTables {
+  int32_t* counts;      // [R][E + 1]: each rank's choices of each expert; then its bad ids
+  int32_t* demands;     // [E]: their sums over the ranks
+  int32_t* quotas;      // [E]: rows of an expert that one rank may send
+  int32_t* first_rows;  // [R][E / R]: where each rank's rows of each local expert begin
+
+  __device__ static CountTables OfWorkspace(const Call& call) {
+    const int rank = call.control->rank;
+    return {call.Of<int32_t>(rank, kAllCounts), call.Of<int32_t>(rank, kDemands),
+            call.Of<int32_t>(rank, kQuotas), call.Of<int32_t>(rank, kFirstRows)};
+  }
+};
+
+// Whether all rows that there can be fit into a rank's rows.
+__device__ inline bool AlwaysFit(const Call& call, int32_t row_align) {
+  const int64_t most =
+      int64_t{call.num_ranks} * call.num_choices() + int64_t{call.num_local} * (row_align - 1);
+  return most <= call.num_rows;
+}
+
 // The numbers of one destination's experts. Thread i of the block alone reads and writes those of
 // experts i, i + kThreads, ..., so no barrier is needed between the steps.
 template <int kThreads>
 class Destination {
  public:
-  __device__ Destination(const Call& call, int32_t row_align, int destination)
+  __device__ Destination(const Call& call, const CountTables& tables, int32_t row_align,
+                         int destination)
       : call_(call),
+        tables_(tables),
         row_align_(row_align),
-        first_(destination * call.num_local),
-        all_counts_(call_.Of<int32_t>(call_.control->rank, kAllCounts) + first_),
-        demands_(call_.Of<int32_t>(call_.control->rank, kDemands) + first_),
-        quotas_(call_.Of<int32_t>(call_.control->rank, kQuotas) + first_) {}
+        counts_(tables.counts + destination * call.num_local),
+        demands_(tables.demands + destination * call.num_local),
+        quotas_(tables.quotas + destination * call.num_local) {}
 
   // Adds up the counts that the ranks sent; they are checked like every index.
   __device__ void AddRanks() {
     const int32_t most = call_.num_choices();
     for (int local = threadIdx.x; local < call_.num_local; local += kThreads) {
       int32_t demand = 0;
-#pragma unroll 4
-      for (int source = 0; source < call_.num_ranks; ++source) {
-        const int32_t count = max(0, min(LoadShared4(&Count(source, local)), most));
+      ForEachCount(local, [&](int source, int32_t count) {
+        count = max(0, min(count, most));
         Count(source, local) = count;
         demand += count;
-      }
+      });
       demands_[local] = demand;
     }
   }
 
   __device__ void FindQuotas() {
-    const int32_t cap = Fits(kUnlimited) ? kUnlimited : LargestCap();
+    const int32_t cap =
+        AlwaysFit(call_, row_align_) || Fits(kUnlimited) ? kUnlimited : LargestCap();
     for (int local = threadIdx.x; local < call_.num_local; local += kThreads) {
       quotas_[local] = demands_[local] <= cap ? kUnlimited : LargestQuota(local, cap);
     }
@@ -57,7 +79,6 @@ class Destination {
 
   // Of the experts of this rank.
   __device__ void WriteGroups(const PlanResults& plan) {
-    int32_t* const first_rows = call_.Of<int32_t>(call_.control->rank, kFirstRows);
     int64_t begin = 0;  // of this round's groups
     int64_t num_received = 0;
     int64_t num_kept = 0;
@@ -65,8 +86,9 @@ class Destination {
       const int local = base + threadIdx.x;
       const bool valid = local < call_.num_local;
       int32_t real_size = 0;
-      for (int source = 0; valid && source < call_.num_ranks; ++source) {
-        real_size += min(Count(source, local), quotas_[local]);
+      const int32_t quota = valid ? quotas_[local] : 0;
+      if (valid) {
+        ForEachCount(local, [&](int, int32_t count) { real_size += min(count, quota); });
       }
       const int64_t size = RoundUp(real_size, row_align_);
       const PrefixSum offset = PrefixSumOfBlock(size);
@@ -76,28 +98,48 @@ class Destination {
         plan.real_group_sizes[local] = real_size;
         plan.row_offsets[local] = row_offset;
         int32_t row = row_offset;
-        for (int source = 0; source < call_.num_ranks; ++source) {
-          first_rows[int64_t{source} * call_.num_local + local] = row;
-          row += min(Count(source, local), quotas_[local]);
-        }
+        ForEachCount(local, [&](int source, int32_t count) {
+          tables_.first_rows[int64_t{source} * call_.num_local + local] = row;
+          row += min(count, quota);
+        });
       }
       begin += offset.total;
-      num_kept += PrefixSumOfBlock(real_size).total;
-      num_received += PrefixSumOfBlock(valid ? demands_[local] : 0).total;
+      // Two sums at once: neither reaches 31 bits.
+      const int64_t both =
+          PrefixSumOfBlock(valid ? demands_[local] | int64_t{real_size} << 32 : 0).total;
+      num_received += both & 0x7fffffff;
+      num_kept += both >> 32;
     }
     if (threadIdx.x == 0) {
       plan.row_offsets[call_.num_local] = static_cast<int32_t>(begin);
       *plan.num_received = static_cast<int32_t>(num_received);
       *plan.num_dropped = static_cast<int32_t>(num_received - num_kept);
-      *plan.num_bad_ids =
-          LoadShared4(all_counts_ - first_ + call_.control->rank * Pitch() + Pitch() - 1);
+      *plan.num_bad_ids = tables_.counts[call_.control->rank * Pitch() + Pitch() - 1];
       *plan.status = 0;
     }
   }
 
  private:
-  __device__ int32_t& Count(int source, int local) { return all_counts_[source * Pitch() + local]; }
+  __device__ int32_t& Count(int source, int local) { return counts_[source * Pitch() + local]; }
   __device__ int64_t Pitch() const { return call_.num_experts + 1; }
+
+  // In the order of the sources; some are read before the first is used, because memory is far.
+  // What AddRanks stored is seen: the barriers of FindQuotas' sums lie between.
+  template <typename Use>
+  __device__ void ForEachCount(int local, Use use) {
+    constexpr int kAtOnce = 8;
+    for (int first = 0; first < call_.num_ranks; first += kAtOnce) {
+      int32_t counts[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < call_.num_ranks) counts[i] = Count(first + i, local);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < call_.num_ranks) use(first + i, counts[i]);
+      }
+    }
+  }
 
   // Whether groups of at most `cap` rows, padded, fit into the rows. The same in all threads.
   __device__ bool Fits(int32_t cap) {
@@ -131,28 +173,12 @@ class Destination {
   }
 
   const Call& call_;
+  const CountTables& tables_;
   int32_t row_align_;
-  int first_;  // the destination's first expert
-  int32_t* all_counts_;
+  int32_t* counts_;  // of the destination's experts; the others likewise
   int32_t* demands_;
   int32_t* quotas_;
 };
-
-template <int kThreads>
-__device__ void WriteSafeGroups(const Call& call, const PlanResults& plan, Outcome outcome) {
-  for (int local = threadIdx.x; local <= call.num_local; local += kThreads) {
-    plan.row_offsets[local] = 0;
-    if (local == call.num_local) break;
-    plan.group_sizes[local] = 0;
-    plan.real_group_sizes[local] = 0;
-  }
-  if (threadIdx.x == 0) {
-    *plan.num_received = 0;
-    *plan.num_dropped = 0;
-    *plan.num_bad_ids = 0;
-    *plan.status = static_cast<int32_t>(outcome);
-  }
-}
 
 }  // namespace jax_ep
 

@@ -65,16 +65,23 @@ __device__ inline void IndexRows(const Call& call, const PlanOperands& plan, int
   }
 }
 
-// The local rows of one token of one rank, spread over a warp: lane l has those of choices l and
-// l + 32, -1 if there is none.
-struct TokenRows {
-  int32_t rows[2];
+// The value that a lane has of choice k, of those that a warp has: lane l those of l and l + 32,
+// or, if there are not so many choices, of l alone.
+template <int kHalves, typename T>
+__device__ T OfChoice(const T (&values)[kHalves], int k) {
+  if constexpr (kHalves == 1) return __shfl_sync(kWholeWarp, values[0], k);
+  return __shfl_sync(kWholeWarp, k < 32 ? values[0] : values[kHalves - 1], k % 32);
+}
+
+// The local rows of one token of one rank, spread over a warp like this; -1 if there is none.
+template <int kHalves>
+struct TokenRowsOf {
+  int32_t rows[kHalves];
   uint64_t choices;  // one bit for each choice that has a row; the same in all lanes
 
-  __device__ int32_t RowOf(int k) const {
-    return __shfl_sync(kWholeWarp, k < 32 ? rows[0] : rows[1], k % 32);
-  }
+  __device__ int32_t RowOf(int k) const { return OfChoice(rows, k); }
 };
+using TokenRows = TokenRowsOf<2>;
 
 // What IndexRows left for this lane's choice of a token, of the first 32 or the others.
 __device__ inline int32_t GuessRow(const Call& call, int source, int token, int half) {

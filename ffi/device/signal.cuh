@@ -30,24 +30,43 @@ __device__ inline bool IsLastBlock(const Call& call) {
   return FinishPart(&call.control->blocks_finished, gridDim.x, false);
 }
 
+// The same, where warps of a block may fail by themselves: `failed` of any block, in the last. The
+// number of blocks fits 16 bits.
+struct LastBlock {
+  bool is_last;
+  bool has_failed;
+};
+__device__ inline LastBlock CountBlock(const Call& call, bool failed) {
+  __shared__ uint32_t sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const uint32_t mine = failed ? 0x10001u : 1u;
+    sum = mine + AddAcquireReleaseDevice(&call.control->blocks_finished, mine);
+  }
+  __syncthreads();
+  return {(sum & 0xffffu) == gridDim.x, sum > 0xffffu};
+}
+
 // For the next kernel of the stream, or the next replay. By the last block, at its end.
 __device__ inline void ResetProgress(const Call& call) {
   ControlBlock* const control = call.control;
   if (threadIdx.x == 0) control->blocks_finished = 0;
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
+#pragma unroll 1
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x)
     words[i] = 0;
 }
 
 // Tells every peer that this rank has entered the call, and that what it reads after the gate is
-// complete, also if there is none. By the block that finished the last part of that.
+// complete, also if there is none. By one warp of the block that finished the last part of that.
 __device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poisoned,
                                    const void* rows = nullptr, const float* weights = nullptr) {
   const ControlBlock* const control = call.control;
   Delay(call, epoch, 2);
-  for (int peer = threadIdx.x; peer < control->num_ranks; peer += blockDim.x) {
+#pragma unroll 1
+  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
     if (peer == control->rank) continue;
-    FlagLine* const line = &control->peers[peer].control->ready[control->rank];
+    FlagLine* const line = &control->peers[peer].control->ready[epoch % 2][control->rank];
     StoreRelaxedSystem(&line->fingerprint, CurrentFingerprint(call));
     StoreRelaxedSystem(&line->poisoned, poisoned ? 1 : 0);
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->rows), reinterpret_cast<uint64_t>(rows));
@@ -69,6 +88,7 @@ __device__ inline Outcome FinishCall(const Call& call, uint64_t epoch, Outcome o
   ControlBlock* const control = call.control;
   Delay(call, epoch, 3);
   const bool aborted = outcome != Outcome::kArrived && outcome != Outcome::kPoisoned;
+#pragma unroll 1
   for (int peer = threadIdx.x; peer < control->num_ranks; peer += blockDim.x) {
     if (peer == control->rank || aborted) continue;
     // Release: orders all blocks' reads before it, too, by IsLastBlock; values that were read have

@@ -34,6 +34,27 @@ __device__ inline int NextTicketOfWarp(uint32_t* tickets) {
   return __shfl_sync(0xffffffffu, ticket, 0);
 }
 
+// The same, asked for one ahead: where no part waits for anything but memory. A warp that holds a
+// ticket and waits would keep others waiting for it.
+class WarpTickets {
+ public:
+  __device__ explicit WarpTickets(uint32_t* tickets) : tickets_(tickets) { Ask(); }
+
+  __device__ int Next() {
+    const int ticket = __shfl_sync(0xffffffffu, asked_, 0);
+    Ask();
+    return ticket;
+  }
+
+ private:
+  __device__ void Ask() {
+    if (threadIdx.x % 32 == 0) asked_ = static_cast<int>(atomicAdd(tickets_, 1u));
+  }
+
+  uint32_t* const tickets_;
+  int asked_ = 0;  // in lane 0
+};
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_TICKETS_CUH_

@@ -1,9 +1,10 @@
 // The one place where kernels wait, and how waiting ends if nobody comes.
 //
-// A gate has one outcome a call and device: the first block that knows it writes it down, and all
-// blocks and later kernels of the call follow it, so that a call's results are whole or safe but
-// never a mixture. A block waits for remote flags and, within its kernel, for holders of lower
-// tickets only (tickets.cuh): one resident block is enough for progress.
+// A gate that all blocks pass has one outcome a call and device: the first block that knows it
+// writes it down, and all follow it, so that a call's results are whole or safe but never a
+// mixture. Where warps wait by themselves (kChunk), or the last block for all (kDone), that block
+// has the last word. A block waits for remote flags and for holders of lower tickets only
+// (tickets.cuh): one resident block is enough for progress.
 #ifndef JAX_EP_DEVICE_WAIT_CUH_
 #define JAX_EP_DEVICE_WAIT_CUH_
 
@@ -14,7 +15,7 @@ namespace jax_ep {
 
 inline constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-// Stable while a kernel of the call runs: the last kernel's last block advances it when all others
+// Stable while the kernel of the call runs: its last block advances it when all others
 // have counted themselves finished.
 __device__ inline uint64_t CurrentEpoch(const Call& call) { return call.control->epoch + 1; }
 
@@ -83,17 +84,48 @@ __device__ inline void AbortGroup(const Call& call, Outcome outcome, Gate gate, 
   PassOnAbort(call, word);
 }
 
+// How long a wait may go on. By one whole warp.
+class Patience {
+ public:
+  __device__ Patience(const Call& call, Gate gate, uint64_t epoch)
+      : call_(call), gate_(gate), epoch_(epoch) {
+    Restart();
+  }
+  __device__ void Restart() { start_ = Nanoseconds(); }
+
+  // Between two looks for `peer`; kArrived if there may be another. All lanes return the same.
+  __device__ Outcome Try(uint32_t peer) {
+    const ControlBlock* const control = call_.control;
+    const uint64_t limit =
+        gate_ == Gate::kReady ? control->entry_deadline_ns : control->progress_deadline_ns;
+    const uint64_t waited = __shfl_sync(kWholeWarp, Nanoseconds() - start_, 0);
+    if (waited > limit) {
+      AbortGroup(call_, Outcome::kTimeout, gate_, static_cast<int>(peer), epoch_);
+      return Outcome::kTimeout;
+    }
+    if (waited > control->warning_ns && !warned_) {
+      warned_ = true;
+      if (threadIdx.x % 32 == 0) WarnHost(call_, gate_, static_cast<int>(peer), epoch_);
+    }
+    return Outcome::kArrived;
+  }
+
+ private:
+  const Call& call_;
+  const Gate gate_;
+  const uint64_t epoch_;
+  uint64_t start_;
+  bool warned_ = false;
+};
+
 // Waits until flag(peer), an address, has reached `target` for every peer. By one whole warp; all
 // lanes return the same.
 template <typename Flag>
 __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, uint64_t target,
                                        Flag flag) {
-  ControlBlock* const control = call.control;
+  const ControlBlock* const control = call.control;
   const int lane = threadIdx.x % 32;
-  const uint64_t limit =
-      gate == Gate::kReady ? control->entry_deadline_ns : control->progress_deadline_ns;
-  const uint64_t start = Nanoseconds();
-  bool warned = false;
+  Patience patience(call, gate, epoch);
   while (true) {
     // Acquire: what the peer did before it released this epoch has happened. At kReady and kChunk
     // that is its data; at kFree and kDone, that its last reads of my memory and mine of its are
@@ -112,38 +144,36 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
       return static_cast<Outcome>(aborted);
     }
     if (missing == kMaxPeers) return Outcome::kArrived;
-    const uint64_t waited = __shfl_sync(kWholeWarp, Nanoseconds() - start, 0);
-    if (waited > limit) {
-      AbortGroup(call, Outcome::kTimeout, gate, missing, epoch);
-      return Outcome::kTimeout;
-    }
-    if (waited > control->warning_ns && !warned) {
-      warned = true;
-      if (lane == 0) WarnHost(call, gate, missing, epoch);
-    }
+    const Outcome end = patience.Try(missing);
+    if (end != Outcome::kArrived) return end;
     __nanosleep(100);
   }
+}
+
+// What a peer's line says, when its epoch has come: it is this call's. The next one's stands
+// elsewhere, and in the one after that the peer has seen me enter the next. By any lanes.
+__device__ inline Outcome ReadLine(const Call& call, const FlagLine& line) {
+  if (LoadRelaxedSystem(&line.fingerprint) != CurrentFingerprint(call)) return Outcome::kMismatch;
+  return LoadRelaxedSystem(&line.poisoned) != 0 ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
 // Waits for all peers at a gate. By one whole warp; all lanes return the same.
 __device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epoch) {
   const ControlBlock* const control = call.control;
-  const FlagLine* const flags = gate == Gate::kReady ? control->ready : control->done;
+  const FlagLine* const flags = gate == Gate::kReady ? control->ready[epoch % 2] : control->done;
   const uint64_t target = gate == Gate::kFree ? epoch - 1 : epoch;
   const Outcome outcome =
       WaitForFlags(call, gate, epoch, target, [&](int peer) { return &flags[peer].epoch; });
   if (outcome != Outcome::kArrived || gate != Gate::kReady) return outcome;
 
-  // Stored by the peer before its release of `epoch`, which this lane has acquired. It is of this
-  // call and not of a later one: the peer enters the next only after my own done of this one.
+  // Stored by the peer before its release of `epoch`, which this lane has acquired.
   uint32_t other = kMaxPeers;
   bool poisoned = false;
   for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
     if (peer == control->rank) continue;
-    if (LoadRelaxedSystem(&flags[peer].fingerprint) != CurrentFingerprint(call)) {
-      other = min(other, static_cast<uint32_t>(peer));
-    }
-    poisoned |= LoadRelaxedSystem(&flags[peer].poisoned) != 0;
+    const Outcome outcome = ReadLine(call, flags[peer]);
+    if (outcome == Outcome::kMismatch) other = min(other, static_cast<uint32_t>(peer));
+    poisoned |= outcome == Outcome::kPoisoned;
   }
   other = __reduce_min_sync(kWholeWarp, other);
   if (other != kMaxPeers) {
@@ -153,10 +183,15 @@ __device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epo
   return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
+// Whether there is memory for the call, in the group that it is for.
+__device__ inline bool HasWorkspace(const Call& call) {
+  const ControlBlock* const control = call.control;
+  return call.workspace_bytes <= control->workspace_bytes && call.num_ranks == control->num_ranks;
+}
+
 __device__ inline Outcome DecideGate(const Call& call, Gate gate, uint64_t epoch) {
   const ControlBlock* const control = call.control;
-  if (gate == Gate::kFree &&
-      (call.workspace_bytes > control->workspace_bytes || call.num_ranks != control->num_ranks)) {
+  if (gate == Gate::kFree && !HasWorkspace(call)) {
     AbortGroup(call, Outcome::kNoWorkspace, gate, control->rank, epoch);
     return Outcome::kNoWorkspace;
   }

@@ -33,7 +33,8 @@ TransferCall Sizes(const TransferState& state, const TransferSizes& sizes) {
           .num_ranks = state.config.group_size,
           .num_rows = sizes.num_rows,
           .row_type = sizes.row_type,
-          .num_sms = state.config.num_sms};
+          .num_sms = state.config.num_sms,
+          .may_be_small = !AvoidsSmallCalls()};
 }
 
 Status CheckBuffers(const TransferState& state, const ffi::RemainingArgs& operands,

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const uint64_t epoch = CurrentEpoch(call);
   Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
   const bool is_first = NextTicket(&call.control->progress.tickets) == 0;
-  if (outcome == Outcome::kArrived && is_first) SignalReady(call, epoch, false);
+  if (outcome == Outcome::kArrived && is_first && threadIdx.x < 32) SignalReady(call, epoch, false);
   __syncthreads();
   outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
   if (outcome == Outcome::kArrived) SendRows(stage);

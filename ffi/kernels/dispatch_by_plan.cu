@@ -51,16 +51,18 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
       IndexRows(call, plan, ticket, call.num_tiles);
     }
     const bool is_last = FinishPart(&progress.finished[0], call.num_tiles, !stage.pull.is_in_place);
-    if (is_last && outcome == Outcome::kArrived) SignalTokens(stage.pull, epoch);
+    if (is_last && outcome == Outcome::kArrived && threadIdx.x < 32)
+      SignalTokens(stage.pull, epoch);
   }
   AwaitParts(&progress.finished[0], call.num_tiles);
 
   outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
   if (outcome == Outcome::kArrived && *plan.status == 0) {
     const int32_t end = EndOfRows(call, plan);
-    sources.Find(stage.pull);
+    sources.Find(stage.pull, epoch);
     PullTokens(stage.pull, sources, ByPlan(call, plan, end));
-    FillEmptyRows(stage.pull, end, [&](int row) {
+    const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
+    FillEmptyRows(stage.pull, end, next_fill, [&](int row) {
       int choice;
       return row >= end || !SourceOfRow(call, plan, row, &choice);
     });

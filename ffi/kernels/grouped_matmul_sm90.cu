@@ -41,6 +41,7 @@ inline constexpr int kRightBytes = kTileN * kTileK * 2;
 inline constexpr int kBlockBytes = kTileK * kLine * 2;   // 64 x 64 elements
 inline constexpr int kRightHalfBytes = kRightBytes / 2;  // a box, or two
 inline constexpr int kRightHalfN = kTileN / 2;
+static_assert(kRightHalfN == 2 * kLine && kRightHalfBytes == 2 * kBlockBytes);
 
 using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes, kConsumerWarps>;
 

@@ -2,16 +2,23 @@
 #ifndef JAX_EP_KERNELS_STAGES_H_
 #define JAX_EP_KERNELS_STAGES_H_
 
-#include "ffi/device/call.h"
-#include "ffi/device/combine_tickets.h"
+#include "ffi/device/combine_stage.h"
 #include "ffi/device/plan.h"
 #include "ffi/device/pull_stage.h"
+#include "ffi/device/small.h"
 
 namespace jax_ep {
 
 // Threads of a block. Two of combine fit on a multiprocessor, one of dispatch.
 inline constexpr int kCombineThreads = 384;
 inline constexpr int kDispatchThreads = 256;
+
+// Of the kernels for small calls.
+inline constexpr int kSmallThreads = 512;
+
+// Of shared memory, for each warp of combine (row_sums.cuh), and of a small one.
+inline constexpr int kSumRingBytes = 8 * 1024;
+inline constexpr int kSmallSumRingBytes = 4 * 1024;
 
 // A choice is one lane's, twice.
 inline constexpr int kMaxTopK = 64;
@@ -40,17 +47,19 @@ struct CeilingStage {
   int32_t* status;  // [1]
 };
 
-struct CombineStage {
-  Call call;
-  bool has_weights;
-  bool has_scalars;
-  CombineTickets tickets;
-  PlanOperands plan;
-  const void* y;             // rows[M]
-  const float* row_weights;  // [M]
-  const float* row_scalars;  // [M]
-  void* out;                 // rows[T]
-  float* choice_scalars;     // [T, K]
+struct SmallDispatchStage {
+  DispatchStage dispatch;
+  SmallPieces pieces;
+  SmallStretches stretches;
+  Divisor by_num_ranks;
+  Divisor by_num_peers;  // R - 1, or 1
+  Divisor by_row_align;
+};
+
+struct SmallCombineStage {
+  CombineStage combine;
+  SmallPieces pieces;
+  Divisor by_num_ranks;
 };
 
 enum class RowType { kBFloat16, kFloat16, kFloat32 };
@@ -59,6 +68,8 @@ enum class RowType { kBFloat16, kFloat16, kFloat32 };
 const void* DispatchKernelAddress();
 const void* DispatchByPlanKernelAddress();
 const void* CombineKernelAddress(RowType type);
+const void* DispatchSmallKernelAddress();
+const void* CombineSmallKernelAddress(RowType type);
 const void* CeilingKernelAddress();
 #endif
 

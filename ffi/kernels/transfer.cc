@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <iterator>
+#include <utility>
 #include <vector>
 
 #include "ffi/kernels/stages.h"
@@ -34,7 +34,7 @@ RowType ToRowType(ElementType type) {
   return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
 }
 
-// The kernels of one call, launched in order until one fails.
+// The kernel of one call, launched if all that it needs is there.
 class Launcher {
  public:
   // `flags` are what ranks must give alike besides the sizes.
@@ -57,6 +57,7 @@ class Launcher {
     call_.top_k = static_cast<int32_t>(call.top_k);
     call_.num_experts = static_cast<int32_t>(call.num_experts);
     call_.num_local = static_cast<int32_t>(call.num_experts / call.num_ranks);
+    call_.by_num_local = Divisor(call_.num_local);
     call_.num_ranks = static_cast<int32_t>(call.num_ranks);
     call_.num_rows = static_cast<int32_t>(call.num_rows);
     call_.row_chunks =
@@ -76,7 +77,7 @@ class Launcher {
   const Status& status() const { return status_; }
 
   // As many blocks as there is work for, up to `blocks_per_sm` on each multiprocessor.
-  int64_t Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm = 2) const {
+  int64_t Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
     return std::clamp<int64_t>(std::max(blocks), 1, blocks_per_sm * num_sms_);
   }
 
@@ -100,6 +101,11 @@ class Launcher {
 
 constexpr int32_t kMostRingBytes = 216 * 1024;
 constexpr int32_t kLeastSharedBytes = 96 * 1024;  // of sm_86, the least there is
+constexpr int32_t kCombineSharedBytes = kWarps * kSumRingBytes;
+static_assert(kCombineSharedBytes <= kLeastSharedBytes);
+constexpr int32_t kSmallCombineSharedBytes =
+    kSmallThreads / 32 * kSmallSumRingBytes + kSmallChoices * int32_t{sizeof(int32_t)};
+static_assert(kSmallCombineSharedBytes <= kLeastSharedBytes);
 
 // What the current device has for rows on their way.
 struct RowEngine {
@@ -143,6 +149,28 @@ PullStage Pull(const Call& call, const RowEngine& engine, const DispatchCall& di
           dispatch.row_weights};
 }
 
+// Of a call that is small, else none.
+SmallPieces PiecesOf(const TransferCall& call) {
+  if (!call.may_be_small) return {};
+  return PlanSmallPieces(call.num_ranks, call.num_tokens, call.top_k,
+                         call.hidden * ElementBytes(call.row_type) / kChunkBytes);
+}
+
+SmallPieces PiecesOfDispatch(const TransferCall& call) {
+  const int64_t choices = call.num_tokens * call.top_k;
+  const SmallPieces pieces = PiecesOf(call);
+  if (pieces.count() == 0) return pieces;
+  const bool fits = SmallPlanBytes(call.num_ranks, choices, call.num_experts) <= kLeastSharedBytes;
+  return fits ? pieces : SmallPieces();
+}
+
+// As many as there is work for at once: for each warp a piece, or 32 rows to be filled.
+int64_t SmallBlocks(const Launcher& launcher, const SmallPieces& pieces, int64_t num_rows) {
+  const Call& call = launcher.call();
+  const int64_t num_pieces = int64_t{call.num_ranks} * call.num_tokens * pieces.count();
+  return launcher.Grid({CeilDivide(num_pieces + CeilDivide(num_rows, 32), kSmallThreads / 32)}, 1);
+}
+
 int64_t RingBytes(const CopyRing& ring) { return int64_t{ring.num_warps} * CopyRingBytes(ring); }
 
 int64_t DispatchBlocks(const Launcher& launcher, const PullStage& pull) {
@@ -183,6 +211,8 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
     int64_t most;
   } items[] = {
       {"num_rows", call.num_rows, kMaxItems},
+      // combine's tickets are some more than twice as many
+      {"num_tokens", call.num_tokens, kMaxItems / 4},
       {"num_experts", call.num_experts, kMaxExperts},
       {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k, kMaxItems},
       {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kChunkBytes,
@@ -199,19 +229,20 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
 Status LoadTransferKernels() {
   RowEngine engine;
   Status status = FindRowEngine(&engine);
-  const void* const copying[] = {DispatchKernelAddress(), DispatchByPlanKernelAddress(),
-                                 CeilingKernelAddress()};
-  for (const void* kernel : copying) {
-    if (!status.ok()) return status;
-    status = FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           engine.shared_bytes),
-                      "loading kernels");
-  }
-  std::vector<const void*> kernels(std::begin(copying), std::end(copying));
+  std::vector<std::pair<const void*, int>> kernels = {
+      {DispatchKernelAddress(), engine.shared_bytes},
+      {DispatchByPlanKernelAddress(), engine.shared_bytes},
+      {CeilingKernelAddress(), engine.shared_bytes},
+      {DispatchSmallKernelAddress(), kLeastSharedBytes}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
-    kernels.push_back(CombineKernelAddress(type));
+    kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
+    kernels.emplace_back(CombineSmallKernelAddress(type), kSmallCombineSharedBytes);
   }
-  for (const void* kernel : kernels) {
+  for (const auto& [kernel, shared_bytes] : kernels) {
+    if (!status.ok()) return status;
+    status = FromCuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "loading kernels");
     if (!status.ok()) return status;
     cudaFuncAttributes attributes;  // setting one may load nothing
     status = FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading kernels");
@@ -222,17 +253,30 @@ Status LoadTransferKernels() {
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   const int64_t align = call.row_align;
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
-  Launcher launcher(call.transfer, Operation::kDispatch, {align, call.zero_tail, call.has_weights},
-                    stream);
+  const SmallPieces pieces = PiecesOfDispatch(call.transfer);
+  Launcher launcher(call.transfer, Operation::kDispatch,
+                    {align, call.zero_tail, call.has_weights, pieces.count()}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
-  const DispatchStage stage = {Pull(launcher.call(), engine, call), static_cast<int32_t>(align),
+  const Call& sizes = launcher.call();
+  const DispatchStage stage = {Pull(sizes, engine, call), static_cast<int32_t>(align),
                                call.topk_ids, call.plan};
+  if (pieces.count() > 0) {
+    const SmallDispatchStage small = {stage,
+                                      pieces,
+                                      PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
+                                      Divisor(sizes.num_ranks),
+                                      Divisor(std::max(1, sizes.num_ranks - 1)),
+                                      Divisor(stage.row_align)};
+    launcher.Launch("dispatch of few tokens", DispatchSmallKernelAddress(),
+                    SmallBlocks(launcher, pieces, sizes.num_rows), kSmallThreads, small,
+                    SmallPlanBytes(sizes.num_ranks, sizes.num_choices(), sizes.num_experts));
+    return launcher.status();
+  }
   launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.pull),
-                  kDispatchThreads, stage,
-                  std::max(RingBytes(stage.pull.ring), CountBytes(launcher.call())));
+                  kDispatchThreads, stage, std::max(RingBytes(stage.pull.ring), CountBytes(sizes)));
   return launcher.status();
 }
 
@@ -251,8 +295,9 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
 }
 
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
-  Launcher launcher(call.transfer, Operation::kCombine, {call.has_weights, call.has_scalars},
-                    stream);
+  const SmallPieces pieces = PiecesOf(call.transfer);
+  Launcher launcher(call.transfer, Operation::kCombine,
+                    {call.has_weights, call.has_scalars, pieces.count()}, stream);
   if (!launcher.status().ok()) return launcher.status();
   const Call& sizes = launcher.call();
   const CombineStage stage = {
@@ -266,10 +311,18 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
       call.row_scalars,
       call.out,
       call.choice_scalars};
+  const RowType type = ToRowType(call.transfer.row_type);
+  if (pieces.count() > 0) {
+    const SmallCombineStage small = {stage, pieces, Divisor(sizes.num_ranks)};
+    launcher.Launch("combine of few tokens", CombineSmallKernelAddress(type),
+                    SmallBlocks(launcher, pieces, 0), kSmallThreads, small,
+                    kSmallCombineSharedBytes);
+    return launcher.status();
+  }
   const int64_t blocks =
       launcher.Grid({sizes.num_tiles, CeilDivide(stage.tickets.Count(), kWarps)}, 2);
-  launcher.Launch("combine", CombineKernelAddress(ToRowType(call.transfer.row_type)), blocks,
-                  kCombineThreads, stage);
+  launcher.Launch("combine", CombineKernelAddress(type), blocks, kCombineThreads, stage,
+                  kCombineSharedBytes);
   return launcher.status();
 }
 

@@ -30,6 +30,7 @@ struct TransferCall {
   int64_t num_rows = 0;             // M
   ElementType row_type = kOther;    // kBF16, kF16 or kF32
   int64_t num_sms = 0;              // to run on; 0: all. May differ between ranks
+  bool may_be_small = true;         // else it takes the way of calls of many tokens
 };
 
 // Addresses are of this device's operands and results. A buffer without elements may be null.

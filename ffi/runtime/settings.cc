@@ -22,6 +22,11 @@ Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* 
   return {};
 }
 
+bool IsSet(const char* variable) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr && *text != '\0';
+}
+
 }  // namespace
 
 Status ReadSettings(Settings* settings) {
@@ -39,9 +44,8 @@ bool IsAbsent(int device) {
   return text != nullptr && *text != '\0' && std::atoi(text) == device;
 }
 
-bool CopiesOperands() {
-  const char* const text = std::getenv("JAX_EP_TEST_COPIED");
-  return text != nullptr && *text != '\0';
-}
+bool CopiesOperands() { return IsSet("JAX_EP_TEST_COPIED"); }
+
+bool AvoidsSmallCalls() { return IsSet("JAX_EP_TEST_GENERAL"); }
 
 }  // namespace jax_ep

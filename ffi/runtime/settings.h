@@ -26,6 +26,10 @@ bool IsAbsent(int device);
 // where it is.
 bool CopiesOperands();
 
+// For tests: whether JAX_EP_TEST_GENERAL is set. Calls of few tokens then go the way of all others.
+// The same in all processes.
+bool AvoidsSmallCalls();
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_RUNTIME_SETTINGS_H_

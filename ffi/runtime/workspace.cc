@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "ffi/device/small.h"
 #include "ffi/runtime/config.h"
 
 namespace jax_ep {
@@ -82,6 +83,10 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
     const char* name;
     Bytes bytes;
   } needs[] = {
+      // Small calls of all shapes.
+      {kSmallRows, "small_rows", Bytes({2, kSmallRowBytes})},
+      {kSmallPackets, "small_packets", Bytes({2, kSmallChoices, sizeof(Packet)})},
+      {kSmallFlags, "small_flags", Bytes({2, kSmallPieces, sizeof(uint64_t)})},
       // Dispatch. A token is published once, whoever and however many its receivers are.
       {kRoutes, "routes", Bytes({choices, sizeof(Route)})},
       {kPublishedRows, "published_rows", Bytes({tokens, row.value()})},

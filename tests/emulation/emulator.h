@@ -25,6 +25,7 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __noinline__
 #define __shared__ static thread_local
 
 struct dim3 {

@@ -8,8 +8,10 @@
 
 #include "ffi/kernels/ceiling.cu"
 #include "ffi/kernels/combine.cu"
+#include "ffi/kernels/combine_small.cu"
 #include "ffi/kernels/dispatch.cu"
 #include "ffi/kernels/dispatch_by_plan.cu"
+#include "ffi/kernels/dispatch_small.cu"
 
 #define main main_of_transfer_test
 #include "tests/gpu/transfer_test.cu"
@@ -22,6 +24,10 @@ int main(int argc, char** argv) {
   emulation::Register(CombineKernelAddress(RowType::kBFloat16), CombineKernel<BFloat16>);
   emulation::Register(CombineKernelAddress(RowType::kFloat16), CombineKernel<Float16>);
   emulation::Register(CombineKernelAddress(RowType::kFloat32), CombineKernel<Float32>);
+  emulation::Register(DispatchSmallKernelAddress(), DispatchSmallKernel);
+  emulation::Register(CombineSmallKernelAddress(RowType::kBFloat16), CombineSmallKernel<BFloat16>);
+  emulation::Register(CombineSmallKernelAddress(RowType::kFloat16), CombineSmallKernel<Float16>);
+  emulation::Register(CombineSmallKernelAddress(RowType::kFloat32), CombineSmallKernel<Float32>);
   emulation::Register(CeilingKernelAddress(), CeilingKernel);
   for (int i = 1; i + 1 < argc; ++i) {
     const std::string_view name = argv[i];

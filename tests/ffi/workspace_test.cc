@@ -53,6 +53,24 @@ void TestLayout() {
   CHECK(end == layout.bytes);
 }
 
+// Their halves are used in turn by calls of any shapes: no other buffer may ever lie there.
+void TestSmallBuffersAreThoseOfAllShapes() {
+  WorkspaceLayout large;
+  WorkspaceLayout tiny;
+  CHECK_OK(PlanWorkspace(kLarge, &large));
+  CHECK_OK(PlanWorkspace({.num_tokens = 1,
+                          .hidden = 8,
+                          .top_k = 1,
+                          .num_experts = 1,
+                          .num_ranks = 1,
+                          .element_bytes = 2},
+                         &tiny));
+  for (const Buffer buffer : {kSmallRows, kSmallPackets, kSmallFlags}) {
+    CHECK(large.buffers[buffer].offset == tiny.buffers[buffer].offset);
+    CHECK(large.buffers[buffer].bytes == tiny.buffers[buffer].bytes);
+  }
+}
+
 void TestBuffers() {
   CHECK(BytesOf(kLarge, "published_rows") == 4096 * 7168 * 2);
   CHECK(BytesOf(kLarge, "partial_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
@@ -116,6 +134,7 @@ void TestRefused() {
 int main() {
   jax_ep::TestLayout();
   jax_ep::TestBuffers();
+  jax_ep::TestSmallBuffersAreThoseOfAllShapes();
   jax_ep::TestPublishedOnce();
   jax_ep::TestEdges();
   jax_ep::TestRefused();

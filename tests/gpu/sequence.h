@@ -46,6 +46,7 @@ struct Shape {
   bool has_scalars = true;  // combine
   bool zero_tail = true;
   int num_sms = 0;
+  bool may_be_small = true;
 
   int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
 };
@@ -346,7 +347,8 @@ class Sequence {
             .num_ranks = sizes.ranks,
             .num_rows = sizes.rows,
             .row_type = shape.type,
-            .num_sms = shape.num_sms};
+            .num_sms = shape.num_sms,
+            .may_be_small = shape.may_be_small};
   }
 
   // No operation may read a tail or padding.

@@ -18,12 +18,22 @@ void StoreAtomic(T* address, T value) {
 inline uint64_t LoadAcquireSystem(const uint64_t* address) { return LoadAtomic(address); }
 inline uint32_t LoadAcquireSystem(const uint32_t* address) { return LoadAtomic(address); }
 inline uint64_t LoadRelaxedSystem(const uint64_t* address) { return LoadAtomic(address); }
+inline uint32_t LoadRelaxedSystem(const uint32_t* address) { return LoadAtomic(address); }
 inline void StoreReleaseSystem(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
 inline void StoreReleaseSystem(uint32_t* address, uint32_t value) { StoreAtomic(address, value); }
 inline void StoreRelaxedSystem(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
 inline uint64_t LoadAcquireDevice(const uint64_t* address) { return LoadAtomic(address); }
 inline uint32_t LoadAcquireDevice(const uint32_t* address) { return LoadAtomic(address); }
 inline void StoreReleaseDevice(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
+// The upper half is stored last and loaded first: who sees it sees the other.
+inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
+  StoreAtomic(static_cast<uint64_t*>(address), low);
+  StoreAtomic(static_cast<uint64_t*>(address) + 1, high);
+}
+inline void LoadRelaxedSystem(const void* address, uint64_t* low, uint64_t* high) {
+  *high = LoadAtomic(static_cast<const uint64_t*>(address) + 1);
+  *low = LoadAtomic(static_cast<const uint64_t*>(address));
+}
 inline void FenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t value) {

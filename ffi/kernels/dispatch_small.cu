@@ -1,0 +1,221 @@
+// dispatch of few tokens in one kernel, see small.h:
+//
+//   push     handed out in order: choices go to all ranks, tokens to those that they visit
+//   number   meanwhile each block counts the choices of all ranks, and finds all rows by itself
+//   place    tokens that are here go to their rows; rows that come from no token are filled
+#include "ffi/device/placing.cuh"
+#include "ffi/device/small_block.cuh"
+#include "ffi/device/small_plan.cuh"
+#include "ffi/device/tickets.cuh"
+#include "ffi/kernels/stages.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int kLoads = 4;  // chunks of a lane at once
+
+// A packet for each of 32 choices, to all ranks. By one warp.
+__device__ void PushChoices(const SmallDispatchStage& stage, const SmallMemory& memory,
+                            int number) {
+  const Call& call = stage.dispatch.pull.call;
+  const int rank = memory.rank();
+  const int choice = 32 * number + threadIdx.x % 32;
+  if (choice >= call.num_choices()) return;
+  const auto expert = static_cast<uint32_t>(stage.dispatch.topk_ids[choice]);
+  const float* const weights = stage.dispatch.pull.topk_weights;
+  const uint32_t weight = weights == nullptr ? 0 : __float_as_uint(weights[choice]);
+#pragma unroll 1
+  for (int i = 1; i <= call.num_ranks; ++i) {
+    const int peer = rank + i < call.num_ranks ? rank + i : rank + i - call.num_ranks;
+    Packet* const packets = memory.Of(peer).packets();
+    // SIGNAL_PIECE
+    StoreRelaxedSystem(&packets[rank * call.num_choices() + choice],
+                       expert | uint64_t{weight} << 32, memory.tag());
+  }
+}
+
+// A piece of a token, to a peer that it visits. By one warp.
+__device__ void PushRow(const SmallDispatchStage& stage, const SmallMemory& memory, int number,
+                        PieceFlags* flags) {
+  const Call& call = stage.dispatch.pull.call;
+  const int rank = memory.rank();
+  const SmallPart part = stage.pieces.At(number, stage.by_num_peers);
+  int peer = rank + 1 + part.peer;
+  if (peer >= call.num_ranks) peer -= call.num_ranks;
+  const int piece = part.piece;
+  const int token = part.token;
+  const int k = threadIdx.x % 32;
+  const int first_expert = peer * call.num_local;
+  const int32_t id = k < call.top_k ? stage.dispatch.topk_ids[token * call.top_k + k] : -1;
+  const bool visits = first_expert <= id && id < first_expert + call.num_local;
+  const uint4* const from =
+      static_cast<const uint4*>(stage.dispatch.pull.x) + int64_t{token} * call.row_chunks;
+  const int place = rank * call.num_tokens + token;
+  uint4* const to = memory.Of(peer).rows() + int64_t{place} * call.row_chunks;
+  const int end = stage.pieces.EndOf(piece, call.row_chunks);
+#pragma unroll 1
+  for (int base = stage.pieces.FirstOf(piece) + threadIdx.x % 32; base - threadIdx.x % 32 < end;
+       base += 32 * kLoads) {
+    uint4 chunks[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (base + 32 * i < end) chunks[i] = from[base + 32 * i];
+    }
+    // Asked for after the loads, whose wait is the same.
+    if (!__any_sync(kWholeWarp, visits)) return;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (base + 32 * i < end) to[base + 32 * i] = chunks[i];
+    }
+  }
+  flags->Add(&memory.Of(peer).flags()[place * stage.pieces.count() + piece]);
+}
+
+// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
+// ahead.
+__device__ void Push(const SmallDispatchStage& stage, const SmallMemory& memory, uint64_t epoch) {
+  const Call& call = stage.dispatch.pull.call;
+  const int num_packets = (call.num_choices() + 31) / 32;
+  const int num_parts = num_packets + (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
+  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
+  PieceFlags flags(memory);
+  Delay(call, epoch, 4);
+  if (!MayPush(call)) return;
+#pragma unroll 1
+  for (int number; (number = tickets.Next()) < num_parts;) {
+    if (number < num_packets) {
+      PushChoices(stage, memory, number);
+    } else {
+      PushRow(stage, memory, number - num_packets, &flags);
+    }
+    // With the first part: peers that run another call shall know.
+    if (number == 0) SignalReady(call, epoch, false);
+  }
+  flags.Signal();
+}
+
+// A piece of a token, to its rows. By one warp.
+__device__ Outcome PlaceRow(const SmallDispatchStage& stage, const SmallMemory& memory,
+                            uint64_t epoch, const SmallPlan<kSmallThreads>& small_plan,
+                            const Placing& placing, int number) {
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const int rank = memory.rank();
+  const int lane = threadIdx.x % 32;
+  const SmallPart part = stage.pieces.At(number, stage.by_num_ranks);
+  int source = rank + 1 + part.peer;
+  if (source >= call.num_ranks) source -= call.num_ranks;
+  const int piece = part.piece;
+  const int token = part.token;
+  Route routes[1] = {{-1, 0}};
+  if (lane < call.top_k) routes[0] = small_plan.RouteOf(source, token * call.top_k + lane);
+  const Placing::Token<1> placed = placing.Place(source, routes);
+  const int place = source * call.num_tokens + token;
+  if (piece == 0) {
+    placing.Write(source, token, placed);
+    const int32_t row = placed.found.rows[0];
+    if (pull.has_weights && row >= 0) {
+      const Packet* const packets = memory.Mine().packets() + place * call.top_k;
+      pull.row_weights[row] = LoadShared4(&packets[lane].weight);
+    }
+  }
+  if (placed.found.choices == 0) return Outcome::kArrived;
+  const uint4* from = static_cast<const uint4*>(pull.x) + int64_t{token} * call.row_chunks;
+  if (source != rank) {
+    const uint64_t* const flag = &memory.Mine().flags()[place * stage.pieces.count() + piece];
+    const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
+      return static_cast<uint32_t>(LoadAcquireSystem(flag) == memory.tag() ? kMaxPeers : source);
+    });
+    if (outcome != Outcome::kArrived) return outcome;
+    from = memory.Mine().rows() + int64_t{place} * call.row_chunks;
+  }
+  const int end = stage.pieces.EndOf(piece, call.row_chunks);
+#pragma unroll 1
+  for (int base = stage.pieces.FirstOf(piece) + lane; base - lane < end; base += 32 * kLoads) {
+    uint4 chunks[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (base + 32 * i < end) chunks[i] = LoadShared16(&from[base + 32 * i]);
+    }
+#pragma unroll 1
+    for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
+      uint4* const to = static_cast<uint4*>(pull.rows) +
+                        int64_t{placed.found.RowOf(__ffs(left) - 1)} * call.row_chunks;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (base + 32 * i < end) to[base + 32 * i] = chunks[i];
+      }
+    }
+  }
+  return Outcome::kArrived;
+}
+
+// Tokens piece by piece, and then the rows that come from none. By all warps, each in its turn.
+__device__ Outcome PlaceRows(const SmallDispatchStage& stage, const SmallMemory& memory,
+                             uint64_t epoch, const SmallPlan<kSmallThreads>& small_plan) {
+  const Call& call = stage.dispatch.pull.call;
+  const PlanResults plan = small_plan.WithGroups(stage.dispatch.plan);
+  const Placing placing(call, plan, small_plan.tables(), memory.rank());
+  const int num_parts = call.num_ranks * call.num_tokens * stage.pieces.count();
+  const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
+  int number = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+#pragma unroll 1
+  for (; number < num_parts; number += num_warps) {
+    const Outcome outcome = PlaceRow(stage, memory, epoch, small_plan, placing, number);
+    if (outcome != Outcome::kArrived) return outcome;
+  }
+  const auto next_fill = [&] {
+    const int fill = number - num_parts;
+    number += num_warps;
+    return fill;
+  };
+  FillEmptyRows(stage.dispatch.pull, plan.row_offsets[call.num_local], next_fill, [&](int row) {
+    if (!IsEmptyRow(call, plan, row)) return false;
+    SetRow(plan, row, -1, -1, -1, -1);
+    return true;
+  });
+  return Outcome::kArrived;
+}
+
+}  // namespace
+
+__global__ void __launch_bounds__(kSmallThreads, 1)
+    DispatchSmallKernel(const __grid_constant__ SmallDispatchStage stage) {
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const uint64_t epoch = CurrentEpoch(call);
+  const SmallMemory memory(call, epoch);
+  SmallPlan<kSmallThreads> small_plan(call, stage.stretches, memory.rank());
+  SmallBlock block(call, epoch, memory.rank());
+  if (HasWorkspace(call)) {
+    if (small_plan.IsCounter()) {
+      block.Note(small_plan.Collect(memory, epoch));
+    } else {
+      Push(stage, memory, epoch);
+    }
+    __syncthreads();
+    if (!block.has_failed()) {
+      small_plan.Number(stage.dispatch.row_align, stage.by_row_align);
+      if (blockIdx.x == 0) small_plan.WriteGroups(stage.dispatch.plan);
+      block.Note(PlaceRows(stage, memory, epoch, small_plan));
+    }
+  }
+  const Outcome outcome = block.Finish(Outcome::kArrived);
+  if (outcome == Outcome::kArrived) return;
+  WriteSafeGroups<kSmallThreads>(call, stage.dispatch.plan, outcome);
+  WriteSafeResults(pull, stage.dispatch.plan, Threads::OfBlock());
+}
+
+}  // namespace jax_ep
+
+#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+
+namespace jax_ep {
+
+const void* DispatchSmallKernelAddress() {
+  return reinterpret_cast<const void*>(DispatchSmallKernel);
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__
