@@ -265,8 +265,28 @@ class Sequence {
                choice_scalars[r]);
       }
     });
+    combined.push_back([=, this](int r) {
+      std::vector<Bytes> out;
+      std::vector<std::vector<float>> choice_scalars;
+      CombineRows(sizes_with_ids(*dispatched), dispatched->plans, shape.hidden, shape.type, *y,
+                  *weights, *scalars, &out, &choice_scalars);
+      const Bytes got = group_.Download<uint8_t>(r, (*calls)[r].out, out[r].size());
+      if (std::isnan(ReadElement(got, 0, shape.type))) {
+        for (int64_t i = 0; i < tokens * shape.hidden; ++i) {
+          if (std::isnan(ReadElement(got, i, shape.type))) continue;
+          Fail(jax_ep::Concatenate("combine.out of rank ", r, " is NaN, but not at ", i));
+          break;
+        }
+        return false;
+      }
+      Expect("combine.out", r, got, out[r]);
+      return true;
+    });
     return calls;
   }
+
+  // Of each combine: whether a rank's results are whole. Else they have to be NaN, all of them.
+  std::vector<std::function<bool(int r)>> combined;
 
   // Operands are gone when a call ends, as XLA has it. To be filled again before the next launch.
   bool overwrites_operands = false;
