@@ -117,6 +117,24 @@ class Group {
     }
   }
 
+  // A graph for each rank of what `enqueue(r)` puts into its stream, ready to be launched.
+  template <typename Enqueue>
+  std::vector<cudaGraphExec_t> Capture(const Enqueue& enqueue) {
+    std::vector<cudaGraphExec_t> graphs(size());
+    for (int r = 0; r < size(); ++r) {
+      CUDA_OK(cudaSetDevice(ranks[r].device));
+      CUDA_OK(cudaStreamBeginCapture(ranks[r].stream, cudaStreamCaptureModeThreadLocal));
+      enqueue(r);
+      cudaGraph_t graph;
+      CUDA_OK(cudaStreamEndCapture(ranks[r].stream, &graph));
+      CUDA_OK(cudaGraphInstantiate(&graphs[r], graph, 0));
+      CUDA_OK(cudaGraphUpload(graphs[r], ranks[r].stream));
+      CUDA_OK(cudaGraphDestroy(graph));
+    }
+    Synchronize();
+    return graphs;
+  }
+
   void ResetArenas(int poison) {
     for (Rank& rank : ranks) {
       CUDA_OK(cudaSetDevice(rank.device));

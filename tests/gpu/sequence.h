@@ -38,6 +38,13 @@ void Expect(const char* what, int rank, const std::vector<T>& got, const std::ve
   }
 }
 
+inline bool AllNan(const Bytes& data, ElementType type) {
+  for (size_t i = 0; i < data.size() / jax_ep::ElementBytes(type); ++i) {
+    if (!std::isnan(ReadElement(data, i, type))) return false;
+  }
+  return true;
+}
+
 struct Shape {
   Routing routing;  // without ids
   int hidden = 8;
@@ -251,35 +258,32 @@ class Sequence {
     launches_.push_back([=, this](int r) {
       STATUS_OK(jax_ep::LaunchCombine((*calls)[r], group_.ranks[r].stream));
     });
-    checks_.push_back([=, this] {
+    struct Results {
       std::vector<Bytes> out;
       std::vector<std::vector<float>> choice_scalars;
-      CombineRows(sizes_with_ids(*dispatched), dispatched->plans, shape.hidden, shape.type, *y,
-                  *weights, *scalars, &out, &choice_scalars);
-      for (int r = 0; r < group_.size(); ++r) {
-        const jax_ep::CombineCall& call = (*calls)[r];
-        Expect("combine.out", r, group_.Download<uint8_t>(r, call.out, out[r].size()), out[r]);
-        if (!shape.has_scalars) continue;
-        Expect("combine.choice_scalars", r,
-               group_.Download<float>(r, call.choice_scalars, choice_scalars[r].size()),
-               choice_scalars[r]);
-      }
+    };
+    const auto expected = [=] {
+      Results want;
+      CombineRows(dispatched->shape.routing, dispatched->plans, shape.hidden, shape.type, *y,
+                  *weights, *scalars, &want.out, &want.choice_scalars);
+      return want;
+    };
+    const auto expect = [=, this](int r, const Results& want) {
+      const jax_ep::CombineCall& call = (*calls)[r];
+      Expect("combine.out", r, group_.Download<uint8_t>(r, call.out, want.out[r].size()),
+             want.out[r]);
+      if (!shape.has_scalars) return;
+      Expect("combine.choice_scalars", r, group_.Download<float>(r, call.choice_scalars, choices),
+             want.choice_scalars[r]);
+    };
+    checks_.push_back([=, this] {
+      const Results want = expected();
+      for (int r = 0; r < group_.size(); ++r) expect(r, want);
     });
     combined.push_back([=, this](int r) {
-      std::vector<Bytes> out;
-      std::vector<std::vector<float>> choice_scalars;
-      CombineRows(sizes_with_ids(*dispatched), dispatched->plans, shape.hidden, shape.type, *y,
-                  *weights, *scalars, &out, &choice_scalars);
-      const Bytes got = group_.Download<uint8_t>(r, (*calls)[r].out, out[r].size());
-      if (std::isnan(ReadElement(got, 0, shape.type))) {
-        for (int64_t i = 0; i < tokens * shape.hidden; ++i) {
-          if (std::isnan(ReadElement(got, i, shape.type))) continue;
-          Fail(jax_ep::Concatenate("combine.out of rank ", r, " is NaN, but not at ", i));
-          break;
-        }
-        return false;
-      }
-      Expect("combine.out", r, got, out[r]);
+      const int64_t bytes = tokens * shape.row_bytes();
+      if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].out, bytes), shape.type)) return false;
+      expect(r, expected());
       return true;
     });
     return calls;
@@ -345,10 +349,6 @@ class Sequence {
   }
 
  private:
-  static const Routing& sizes_with_ids(const Dispatched& dispatched) {
-    return dispatched.shape.routing;
-  }
-
   void Overwrite(int r, const void* x, int64_t bytes, const float* weights, int64_t count) {
     if (!overwrites_operands) return;
     const cudaStream_t stream = group_.ranks[r].stream;

@@ -12,13 +12,6 @@
 
 namespace harness {
 
-inline bool AllNan(const Bytes& data, ElementType type) {
-  for (size_t i = 0; i < data.size() / jax_ep::ElementBytes(type); ++i) {
-    if (!std::isnan(ReadElement(data, i, type))) return false;
-  }
-  return true;
-}
-
 inline void ExpectNan(const char* what, Group* group, int r, const void* address, int64_t count,
                       ElementType type) {
   if (!AllNan(group->Download<uint8_t>(r, address, count * jax_ep::ElementBytes(type)), type)) {

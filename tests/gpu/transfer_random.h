@@ -172,19 +172,9 @@ inline void TestGraph(Group* group, const Options& options) {
     group->ResetArenas(0xff);
     Sequence calls(group, &random);
     AddRandomCalls(random, group->size(), options, 6, &calls);
-    std::vector<cudaGraphExec_t> graphs(group->size());
-    for (int r = 0; r < group->size(); ++r) {
-      const Rank& rank = group->ranks[r];
-      CUDA_OK(cudaSetDevice(rank.device));
-      CUDA_OK(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
+    const std::vector<cudaGraphExec_t> graphs = group->Capture([&](int r) {
       for (int call = 0; call < calls.size(); ++call) calls.Launch(call, r);
-      cudaGraph_t graph;
-      CUDA_OK(cudaStreamEndCapture(rank.stream, &graph));
-      CUDA_OK(cudaGraphInstantiate(&graphs[r], graph, 0));
-      CUDA_OK(cudaGraphUpload(graphs[r], rank.stream));
-      CUDA_OK(cudaGraphDestroy(graph));
-    }
-    group->Synchronize();
+    });
     for (int replay = 0; replay < (options.tiny ? 2 : 20); ++replay, ++replays) {
       calls.Fill();
       for (int repeat = 0; repeat < 2; ++repeat) {

@@ -1,6 +1,7 @@
 // Runs the transfer kernels on N GPUs, or on N ranks that share one, against loops on the host.
 //
 //   transfer_test [--ranks N] [--shared] [--tiny] [--seconds S] [--seed X] [--only NAME]
+//                 [--general] [--shape T,H,E,K,SMS]...
 //
 //   --ranks N     default: all GPUs
 //   --shared      all ranks on GPU 0, with few blocks each so that they all fit

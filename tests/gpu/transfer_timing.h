@@ -131,22 +131,15 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
 template <typename Launch>
 inline double TimeInGraph(Group* group, int calls, const Launch& launch) {
   const int n = group->size();
-  std::vector<cudaGraphExec_t> graphs(n);
+  const std::vector<cudaGraphExec_t> graphs = group->Capture([&](int r) {
+    for (int i = 0; i < calls; ++i) launch(r, group->ranks[r].stream);
+  });
   std::vector<cudaEvent_t> begin(n), end(n);
   for (int r = 0; r < n; ++r) {
-    const Rank& rank = group->ranks[r];
-    CUDA_OK(cudaSetDevice(rank.device));
+    CUDA_OK(cudaSetDevice(group->ranks[r].device));
     CUDA_OK(cudaEventCreate(&begin[r]));
     CUDA_OK(cudaEventCreate(&end[r]));
-    CUDA_OK(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < calls; ++i) launch(r, rank.stream);
-    cudaGraph_t graph;
-    CUDA_OK(cudaStreamEndCapture(rank.stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&graphs[r], graph, 0));
-    CUDA_OK(cudaGraphUpload(graphs[r], rank.stream));
-    CUDA_OK(cudaGraphDestroy(graph));
   }
-  group->Synchronize();
   std::vector<double> times;
   for (int repeat = 0; repeat < 12; ++repeat) {
     // The first replay starts the ranks together; the second is timed.
