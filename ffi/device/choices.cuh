@@ -68,10 +68,9 @@ class ChoiceTile {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int i = base + 32 * j;
-        const bool is_expert = 0 <= ids[j] && ids[j] < call_.num_experts;
         const int bin = BinOf(call_, ids[j]);
         const int32_t position = CountInOrder(counts, bin);
-        if (i < end_) routes_[i] = {is_expert ? ids[j] : -1, position};
+        if (i < end_) routes_[i] = {bin < call_.num_experts ? bin : -1, position};
       }
     }
   }

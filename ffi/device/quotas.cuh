@@ -124,7 +124,7 @@ class Destination {
   __device__ int64_t Pitch() const { return call_.num_experts + 1; }
 
   // In the order of the sources; some are read before the first is used, because memory is far.
-  // What AddRanks stored is seen: the barriers of FindQuotas' sums lie between.
+  // What AddRanks stored is seen: this thread did.
   template <typename Use>
   __device__ void ForEachCount(int local, Use use) {
     constexpr int kAtOnce = 8;

@@ -67,7 +67,7 @@ inline SmallPieces PlanSmallPieces(int64_t num_ranks, int64_t num_tokens, int64_
   constexpr int64_t kWanted = 4096;
   constexpr int64_t kLeastChunks = 64;
   const int64_t rows = num_ranks * num_tokens;
-  if (rows == 0 || row_chunks == 0 || top_k > kSmallTopK || rows > kSmallPieces ||
+  if (rows <= 0 || row_chunks <= 0 || top_k > kSmallTopK || rows > kSmallPieces ||
       rows * top_k > kSmallChoices || rows * row_chunks * 16 > kSmallRowBytes) {
     return {};
   }

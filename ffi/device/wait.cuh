@@ -28,7 +28,7 @@ __device__ inline uint64_t CurrentFingerprint(const Call& call) {
 __device__ inline void Delay(const Call& call, uint64_t epoch, uint32_t salt) {
   const uint64_t most = call.control->max_delay_ns;
   if (most == 0) return;
-  uint64_t hash = (epoch * 64 + call.control->rank) * 1024 + blockIdx.x * 4 + salt;
+  uint64_t hash = (epoch * 64 + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
   hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9ull;
   const uint64_t delay = (hash >> 33) % most;
   for (const uint64_t start = Nanoseconds(); Nanoseconds() - start < delay;) __nanosleep(200);

@@ -45,8 +45,10 @@ class Launcher {
     WorkspaceLayout layout;
     status_ = CheckTransfer(call, &shape);
     if (status_.ok()) status_ = PlanWorkspace(shape, &layout);
-    if (status_.ok() && num_sms_ == 0) status_ = CountMultiprocessors(&num_sms_);
+    int64_t all_sms = 0;
+    if (status_.ok()) status_ = CountMultiprocessors(&all_sms);
     if (!status_.ok()) return;
+    num_sms_ = num_sms_ == 0 ? all_sms : std::min(num_sms_, all_sms);
     call_.control = call.control;
     call_.fingerprint = Hash(
         call.call_site, {static_cast<int64_t>(operation), call.num_tokens, call.hidden, call.top_k,

@@ -181,7 +181,8 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   const int64_t rows = RowsOf(shape) + int64_t{2} * shape.tokens;
   Group group(options.ranks, options.shared, layout.bytes, rows * shape.hidden * 2 + (64 << 20));
   const TimedCalls timed = MakeTimedCalls(&group, options, shape);
-  const int count = shape.tokens <= 128 ? 20 : 4;
+  // As many that what goes by between two graphs does not count.
+  const int count = shape.tokens <= 128 ? 64 : 16;
   double ceiling = 0;  // bytes in a microsecond
   const auto time = [&](const char* what, const auto& launch, const auto& calls) {
     const double us = TimeInGraph(
