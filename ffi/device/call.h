@@ -9,9 +9,9 @@ namespace jax_ep {
 
 // The buffers of a workspace, in their order. R ranks, E experts, T tokens a rank, K choices.
 enum Buffer : int {
-  // Written by peers in small calls (small.h), in halves by the epoch's parity. First, and as large
+  // Written by peers without waiting (small.h), in halves by the epoch's parity. First, and as large
   // for all shapes, so that they never overlap another buffer.
-  kSmallRows,     // rows[R][T] of dispatch, rows[T][min(K, R)] of combine
+  kSmallRows,     // rows[R][T] of dispatch, rows[T][min(K, R)] of combine; or CountPacket[R][pairs]
   kSmallPackets,  // Packet[R][T * K] of dispatch, float32[T * K] of combine
   kSmallFlags,    // uint64[R][T][pieces] of dispatch, uint64[T][pieces][R] of combine
   // Read by peers.
@@ -19,14 +19,10 @@ enum Buffer : int {
   kPublishedRows,     // rows[T]; not used where peers read the operand itself
   kPublishedWeights,  // float32[T * K]; likewise
   // Written by peers.
-  kAllCounts,      // int32[R][E + 1]: each rank's choices of each expert; then its bad ids
   kPartialRows,    // rows[T][min(K, R)]: one slot for each rank that a token visits
   kChoiceScalars,  // float32[T * K]
   // Mine alone.
-  kTileCounts,    // int32[kMaxTiles][E + 1]: like kAllCounts, of each tile of my choices
-  kDemands,       // int32[E]: sums of kAllCounts over the ranks
-  kQuotas,        // int32[E]: rows of an expert that one rank may send
-  kFirstRows,     // int32[R][E / R]: where each rank's rows of each local expert begin
+  kTileCounts,    // int2[kMaxTiles][pairs]: of each tile of my choices, those of each bin
   kRowOfChoices,  // int32[R][T * K]: a guess; an entry holds if row_source of that row agrees
   kNumBuffers
 };
@@ -64,6 +60,12 @@ struct Call {
   int64_t offsets[kNumBuffers];
 
   JAX_EP_HOST_DEVICE int num_choices() const { return num_tokens * top_k; }  // of one rank
+
+  // The rank that is `distance` further on, up to num_ranks.
+  JAX_EP_HOST_DEVICE int RankAfter(int rank, int distance) const {
+    const int sum = rank + distance;
+    return sum < num_ranks ? sum : sum - num_ranks;
+  }
 
 #ifdef __CUDACC__
   // `rank` must be below num_ranks, and a gate must have been passed.

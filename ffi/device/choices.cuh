@@ -1,16 +1,20 @@
 // Numbers this rank's choices of each expert in (token, choice) order, tile after tile.
+//
+// It runs before anything can be copied, and most of it once in a launch: what it takes is fetching
+// its instructions. So there are loops where there is little to overlap.
 #ifndef JAX_EP_DEVICE_CHOICES_CUH_
 #define JAX_EP_DEVICE_CHOICES_CUH_
 
 #include "ffi/device/async_copy.cuh"
 #include "ffi/device/counting.cuh"
+#include "ffi/device/halves.cuh"
 #include "ffi/device/rows.cuh"
 #include "ffi/device/tickets.cuh"
 
 namespace jax_ep {
 
 // A tile of consecutive choices, counted by one block of kWarps warps, each of which has a stretch
-// of it. Bins are the experts, and one for bad ids.
+// of it. Bins are the experts, and one for bad ids; counts are kept in pairs of bins.
 template <int kWarps>
 class ChoiceTile {
  public:
@@ -18,25 +22,26 @@ class ChoiceTile {
       : call_(call),
         ids_(topk_ids),
         tile_(tile),
-        num_bins_(call.num_experts + 1),
+        num_pairs_(CountPairs(call.num_experts)),
         begin_(tile * call.tile_choices + threadIdx.x / 32 * (call.tile_choices / kWarps)),
         end_(min(begin_ + call.tile_choices / kWarps, call.num_choices())),
-        counts_(reinterpret_cast<int32_t*>(DynamicSharedMemory())),
+        counts_(reinterpret_cast<int2*>(DynamicSharedMemory())),
         routes_(call.Of<Route>(call.control->rank, kRoutes)) {}
 
   // Everything, with counts to all ranks if this is the last tile.
-  __device__ void Publish(uint64_t epoch) {
+  __device__ void Publish(const Halves& halves, uint64_t epoch) {
     CountStretch();
     __syncthreads();
     AddWarps();
     __syncthreads();
     if (threadIdx.x == 0) StoreReleaseDevice(&call_.control->tiles_counted[tile_], epoch);
     // Lower tickets, which wait for lower ones only.
+#pragma unroll 1
     for (int other = threadIdx.x; other < tile_; other += kThreads) {
       while (LoadAcquireDevice(&call_.control->tiles_counted[other]) < epoch) __nanosleep(20);
     }
     __syncthreads();
-    AddLowerTiles();
+    AddLowerTiles(halves, tile_ == call_.num_tiles - 1 && MayPush(call_));
     __syncthreads();
     AddToPositions();
   }
@@ -46,82 +51,118 @@ class ChoiceTile {
   // Choices of a lane that are read before the first is looked at: memory is far.
   static constexpr int kAtOnce = 4;
 
-  __device__ int32_t* Counts(int warp) const { return counts_ + warp * num_bins_; }
+  __device__ int2* Counts(int warp) const { return counts_ + warp * num_pairs_; }
+
+  // The warp's, of single bins.
+  __device__ int32_t* MyCounts() const {
+    return reinterpret_cast<int32_t*>(Counts(threadIdx.x / 32));
+  }
 
   // The tile's counts, for higher tiles.
-  __device__ int32_t* TileCounts(int tile) const {
-    return call_.Of<int32_t>(call_.control->rank, kTileCounts) + tile * num_bins_;
+  __device__ int2* TileCounts(int tile) const {
+    return call_.Of<int2>(call_.control->rank, kTileCounts) + tile * num_pairs_;
   }
 
   // Leaves each choice's position among those of its expert in the warp's stretch, and the counts.
   __device__ void CountStretch() {
     const int lane = threadIdx.x % 32;
-    int32_t* const counts = Counts(threadIdx.x / 32);
-    for (int bin = lane; bin < num_bins_; bin += 32) counts[bin] = 0;
+    int32_t* const counts = MyCounts();
+#pragma unroll 1
+    for (int pair = lane; pair < num_pairs_; pair += 32) {
+      Counts(threadIdx.x / 32)[pair] = make_int2(0, 0);
+    }
     __syncwarp();
-    for (int base = begin_ + lane; base - lane < end_; base += 32 * kAtOnce) {
+#pragma unroll 1
+    for (int base = begin_; base < end_; base += 32 * kAtOnce) {
       int32_t ids[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        ids[j] = base + 32 * j < end_ ? ids_[base + 32 * j] : -1;
+        const int i = base + 32 * j + lane;
+        ids[j] = i < end_ ? ids_[i] : -1;
       }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int i = base + 32 * j;
-        const int bin = BinOf(call_, ids[j]);
+#pragma unroll 1
+      for (int first = base; first < base + 32 * kAtOnce; first += 32) {
+        const int i = first + lane;
+        const int bin = BinOf(call_, ids[0]);
         const int32_t position = CountInOrder(counts, bin);
         if (i < end_) routes_[i] = {bin < call_.num_experts ? bin : -1, position};
+        ShiftDown(ids);
       }
     }
   }
 
   // What the lane itself left there, from where the warp's choices begin.
   __device__ void AddToPositions() {
-    const int32_t* const counts = Counts(threadIdx.x / 32);
-    for (int base = begin_ + threadIdx.x % 32; base < end_; base += 32 * kAtOnce) {
+    const int lane = threadIdx.x % 32;
+    const int32_t* const counts = MyCounts();
+#pragma unroll 1
+    for (int base = begin_; base < end_; base += 32 * kAtOnce) {
       Route routes[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (base + 32 * j < end_) routes[j] = routes_[base + 32 * j];
+        const int i = base + 32 * j + lane;
+        if (i < end_) routes[j] = routes_[i];
       }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (base + 32 * j >= end_) continue;
+#pragma unroll 1
+      for (int first = base; first < base + 32 * kAtOnce; first += 32) {
+        const int i = first + lane;
+        const Route route = routes[0];
+        ShiftDown(routes);
         // Checked like an index: a peer that runs another call may have stored its counts here.
-        const int32_t expert = routes[j].expert;
-        if (expert < 0 || expert >= call_.num_experts) continue;
-        routes_[base + 32 * j].position = routes[j].position + counts[expert];
+        if (i >= end_ || route.expert < 0 || route.expert >= call_.num_experts) continue;
+        routes_[i].position = route.position + counts[route.expert];
       }
     }
+  }
+
+  // To use one after another in a loop that is not unrolled: registers have no index.
+  template <typename T>
+  __device__ static void ShiftDown(T (&values)[kAtOnce]) {
+#pragma unroll
+    for (int j = 1; j < kAtOnce; ++j) values[j - 1] = values[j];
   }
 
   // Each warp's counts become where its choices begin in the tile.
   __device__ void AddWarps() {
-    for (int bin = threadIdx.x; bin < num_bins_; bin += kThreads) {
-      int32_t sum = 0;
-#pragma unroll
+#pragma unroll 1
+    for (int pair = threadIdx.x; pair < num_pairs_; pair += kThreads) {
+      int2 sum = {0, 0};
+#pragma unroll 1
       for (int warp = 0; warp < kWarps; ++warp) {
-        const int32_t count = Counts(warp)[bin];
-        Counts(warp)[bin] = sum;
-        sum += count;
+        const int2 count = Counts(warp)[pair];
+        Counts(warp)[pair] = sum;
+        sum = make_int2(sum.x + count.x, sum.y + count.y);
       }
-      TileCounts(tile_)[bin] = sum;
+      TileCounts(tile_)[pair] = sum;
     }
   }
 
   // And then where they begin among all of this rank.
-  __device__ void AddLowerTiles() {
-    const bool is_last = tile_ == call_.num_tiles - 1;
-    for (int bin = threadIdx.x; bin < num_bins_; bin += kThreads) {
-      int32_t before = 0;
-#pragma unroll 8
-      for (int tile = 0; tile < tile_; ++tile) before += LoadShared4(&TileCounts(tile)[bin]);
-#pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) Counts(warp)[bin] += before;
-      if (!is_last) continue;
-      const int32_t total = before + TileCounts(tile_)[bin];
-      for (int rank = 0; rank < call_.num_ranks; ++rank) {
-        call_.Of<int32_t>(rank, kAllCounts)[call_.control->rank * num_bins_ + bin] = total;
+  __device__ void AddLowerTiles(const Halves& halves, bool sends_totals) {
+#pragma unroll 1
+    for (int pair = threadIdx.x; pair < num_pairs_; pair += kThreads) {
+      int2 before = {0, 0};
+#pragma unroll 4
+      for (int tile = 0; tile < tile_; ++tile) {
+        const int2 count = LoadShared8(&TileCounts(tile)[pair]);
+        before = make_int2(before.x + count.x, before.y + count.y);
+      }
+      if (sends_totals) {
+        const int2 count = TileCounts(tile_)[pair];
+        const auto first = static_cast<uint32_t>(before.x + count.x);
+        const auto second = static_cast<uint32_t>(before.y + count.y);
+#pragma unroll 1
+        for (int i = 1; i <= call_.num_ranks; ++i) {
+          const int rank = call_.RankAfter(halves.rank(), i);
+          // SIGNAL_PIECE
+          StoreRelaxedSystem(&halves.Of(rank).counts()[halves.rank() * num_pairs_ + pair],
+                             first | uint64_t{second} << 32, halves.tag());
+        }
+      }
+#pragma unroll 1
+      for (int warp = 0; warp < kWarps; ++warp) {
+        const int2 count = Counts(warp)[pair];
+        Counts(warp)[pair] = make_int2(count.x + before.x, count.y + before.y);
       }
     }
   }
@@ -129,10 +170,10 @@ class ChoiceTile {
   const Call& call_;
   const int32_t* const ids_;
   const int tile_;
-  const int num_bins_;
+  const int num_pairs_;
   const int begin_;  // of the warp's stretch
   const int end_;
-  int32_t* const counts_;  // [kWarps][bins]
+  int2* const counts_;  // [kWarps][pairs]
   Route* const routes_;
 };
 

@@ -14,12 +14,11 @@ enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine, kCeiling
 
 // The points of a call where ranks wait for each other, and what a rank waits for there.
 enum class Gate : uint32_t {
-  kFree,   // every peer is done with the previous call: its memory and mine may be overwritten
   kReady,  // every peer has entered this call and its data is there
   kDone,   // every peer is done with this call: the operands that it read may be freed
   kChunk,  // every peer has sent what goes to a part of my tokens
 };
-inline constexpr int kNumGates = 4;
+inline constexpr int kNumGates = 3;
 
 // How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.
 enum class Outcome : uint32_t {
@@ -50,7 +49,7 @@ inline constexpr int kMaxChunks = 32;
 // Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
 struct Progress {
   uint32_t tickets;          // handed out to blocks
-  uint32_t finished[2];      // of the first kind of tickets, and of the second
+  uint32_t finished;         // of these tickets
   uint32_t warp_tickets[2];  // handed out to warps, of two kinds
   uint32_t failure;          // an Outcome: of a wait that only a part of the warps made
   uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to each rank
@@ -93,8 +92,7 @@ struct ControlBlock {
 
   // Written by kernels of this device.
   alignas(128) uint64_t epoch;  // calls completed; the running call is one more
-  alignas(
-      128) uint64_t verdicts[kNumGates];  // epoch << kOutcomeBits | Outcome, one decision a call
+  alignas(128) uint64_t verdict;  // epoch << kOutcomeBits | Outcome, one decision a call
   alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
   alignas(128) uint64_t warned;           // the latest gate and epoch that the host was told of
   alignas(128) Progress progress;

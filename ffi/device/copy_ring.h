@@ -10,6 +10,7 @@ inline constexpr int kMaxCopyStages = 8;
 
 // Of each of the block's first warps.
 struct CopyRing {
+  int32_t first_byte;    // of shared memory: before it is something else
   int32_t num_warps;
   int32_t num_stages;    // 3 or more; 0: there are none, rows go through registers
   int32_t stage_chunks;  // of 16 bytes
@@ -37,7 +38,7 @@ constexpr CopyRing PlanCopyRing(int64_t row_chunks, int32_t num_places, int32_t 
                                 int32_t shared_bytes) {
   constexpr int32_t kMostStageChunks = 1024;  // 16 KB
   constexpr int32_t kFewestStages = 3;
-  CopyRing ring = {1, kFewestStages, 1, num_places};
+  CopyRing ring = {0, 1, kFewestStages, 1, num_places};
   const int64_t parts = (row_chunks + kMostStageChunks - 1) / kMostStageChunks;
   if (parts > 0) ring.stage_chunks = static_cast<int32_t>((row_chunks + parts - 1) / parts);
   while (ring.num_warps < most_warps &&

@@ -18,6 +18,7 @@ class Divisor {
     multiplier_ = static_cast<uint32_t>((excess << 32) / static_cast<uint64_t>(divisor) + 1);
   }
 
+  JAX_EP_HOST_DEVICE int32_t divisor() const { return divisor_; }
   JAX_EP_HOST_DEVICE int32_t Quotient(int32_t value) const {
     const auto number = static_cast<uint32_t>(value);
     const auto high = static_cast<uint32_t>(uint64_t{number} * multiplier_ >> 32);

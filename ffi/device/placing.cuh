@@ -18,8 +18,8 @@ class Placing {
     int32_t slot;                   // of this rank, among those that the token visits
   };
 
-  __device__ Placing(const Call& call, const PlanResults& plan, const CountTables& tables, int rank)
-      : call_(call), plan_(plan), tables_(tables), rank_(rank) {}
+  __device__ Placing(const Call& call, const PlanResults& plan, const Quotas& quotas, int rank)
+      : call_(call), plan_(plan), quotas_(quotas), rank_(rank) {}
 
   template <int kHalves>
   __device__ Token<kHalves> Place(int source, const Route (&routes)[kHalves]) const {
@@ -39,7 +39,7 @@ class Placing {
       int32_t row = -1;
       if (token.destinations[half] == rank_) {
         const int local = routes[half].expert - rank_ * call_.num_local;
-        row = tables_.first_rows[source * call_.num_local + local] + routes[half].position;
+        row = quotas_.FirstRow(source, local) + routes[half].position;
         if (row < 0 || row >= call_.num_rows) row = -1;
       }
       token.found.rows[half] = row;
@@ -67,14 +67,14 @@ class Placing {
   __device__ int DestinationOf(const Route& route) const {
     const bool is_routed =
         0 <= route.expert && route.expert < call_.num_experts && route.position >= 0;
-    return is_routed && route.position < tables_.quotas[route.expert]
+    return is_routed && route.position < quotas_.QuotaOf(route.expert)
                ? call_.by_num_local.Quotient(route.expert)
                : -1;
   }
 
   const Call& call_;
   const PlanResults& plan_;
-  const CountTables& tables_;
+  const Quotas& quotas_;
   const int rank_;
 };
 

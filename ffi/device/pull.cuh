@@ -16,7 +16,7 @@ struct Sources {
   const uint4* rows[kMaxPeers];
   const float* weights[kMaxPeers];
 
-  // After the gate. By all threads of a block.
+  // After the gate, before a barrier. By all threads of a block.
   __device__ void Find(const PullStage& stage, uint64_t epoch) {
     const ControlBlock* const control = stage.call.control;
     for (int rank = threadIdx.x; rank < control->num_ranks; rank += blockDim.x) {
@@ -26,7 +26,6 @@ struct Sources {
       weights[rank] =
           static_cast<const float*>(is_mine ? stage.topk_weights : LoadPointer(&line.weights));
     }
-    __syncthreads();
   }
 
  private:
@@ -49,7 +48,7 @@ __device__ void PullTokens(const PullStage& stage, const Sources& sources, const
   RowCopies copies(stage.ring, call.row_chunks);
   const int num_items = call.num_tokens * call.num_ranks;
   // Each rank begins at its own right neighbour, so that all links carry data at once.
-  const auto source_of = [&](int item) { return (item + call.control->rank + 1) % call.num_ranks; };
+  const auto source_of = [&](int item) { return call.RankAfter(item % call.num_ranks, call.control->rank + 1); };
   float weights[2] = {};
   typename Finder::Loaded next = {};
   float next_weights[2] = {};
@@ -123,10 +122,12 @@ __device__ inline void CopyForPeers(const PullStage& stage, int64_t part, int64_
               choices * part / num_parts, choices * (part + 1) / num_parts);
 }
 
-// Tells the peers that this rank has entered, and where they find its tokens. By one warp of
-// the block that finished the last part of what they read.
+// Tells the peers that this rank has entered, and where they find its tokens; nothing after an
+// abort. By the block that finished the last part of what they read: it sees what any other has
+// seen.
 __device__ inline void SignalTokens(const PullStage& stage, uint64_t epoch) {
   const Call& call = stage.call;
+  if (threadIdx.x >= 32 || !MayPush(call)) return;
   const int rank = call.control->rank;
   const bool is_copied = !stage.is_in_place;
   SignalReady(call, epoch, false, is_copied ? call.Of<uint4>(rank, kPublishedRows) : stage.x,

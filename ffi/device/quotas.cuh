@@ -1,5 +1,5 @@
-// What every rank works out of all counts: which rows fit, and where each rank's rows of each local
-// expert begin.
+// What every block works out of all ranks' counts: which rows fit, and where each rank's rows of each
+// local expert begin.
 //
 // On overflow every local expert of a destination gets the same cap, the largest with which the
 // padded groups fit into its M rows; within an expert every source gets the same quota, the largest
@@ -7,177 +7,225 @@
 #ifndef JAX_EP_DEVICE_QUOTAS_CUH_
 #define JAX_EP_DEVICE_QUOTAS_CUH_
 
-#include "ffi/device/block.cuh"
 #include "ffi/device/call.h"
 #include "ffi/device/plan.h"
+#include "ffi/device/wait.cuh"
 
 namespace jax_ep {
 
 inline constexpr int32_t kUnlimited = (1 << 30) - 1;
 
-__device__ inline int64_t RoundUp(int64_t value, int32_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// Counts and what follows from them: of a workspace, or of a block that works for itself in shared
-// memory.
-struct CountTables {
-  int32_t* counts;      // [R][E + 1]: each rank's choices of each expert; then its bad ids
-  int32_t* demands;     // [E]: their sums over the ranks
-  int32_t* quotas;      // [E]: rows of an expert that one rank may send
-  int32_t* first_rows;  // [R][E / R]: where each rank's rows of each local expert begin
-
-  __device__ static CountTables OfWorkspace(const Call& call) {
-    const int rank = call.control->rank;
-    return {call.Of<int32_t>(rank, kAllCounts), call.Of<int32_t>(rank, kDemands),
-            call.Of<int32_t>(rank, kQuotas), call.Of<int32_t>(rank, kFirstRows)};
-  }
-};
-
-// Whether all rows that there can be fit into a rank's rows.
-__device__ inline bool AlwaysFit(const Call& call, int32_t row_align) {
-  const int64_t most =
-      int64_t{call.num_ranks} * call.num_choices() + int64_t{call.num_local} * (row_align - 1);
-  return most <= call.num_rows;
-}
-
-// The numbers of one destination's experts. Thread i of the block alone reads and writes those of
-// experts i, i + kThreads, ..., so no barrier is needed between the steps.
-template <int kThreads>
-class Destination {
+// In shared memory of a block: QuotaWords (small.h). Numbers that fit 32 bits: there are at most
+// 2^30 choices, and padding adds less than row_align, which is 2^30 at most, to a group.
+class Quotas {
  public:
-  __device__ Destination(const Call& call, const CountTables& tables, int32_t row_align,
-                         int destination)
+  __device__ Quotas(const Call& call, const Divisor& row_align, int rank, int32_t* shared)
       : call_(call),
-        tables_(tables),
         row_align_(row_align),
-        counts_(tables.counts + destination * call.num_local),
-        demands_(tables.demands + destination * call.num_local),
-        quotas_(tables.quotas + destination * call.num_local) {}
+        rank_(rank),
+        first_expert_(rank * call.num_local) {
+    const auto take = [&](int count) {
+      int32_t* const taken = shared;
+      shared += count;
+      return taken;
+    };
+    demands_ = take(call.num_experts);
+    quotas_ = take(call.num_experts);
+    first_rows_ = take(call.num_experts);
+    groups_.group_sizes = take(call.num_local);
+    groups_.real_group_sizes = take(call.num_local);
+    groups_.row_offsets = take(call.num_local + 1);
+    groups_.num_received = take(1);
+    groups_.num_dropped = take(1);
+    groups_.num_bad_ids = take(1);
+    groups_.status = take(1);
+  }
 
-  // Adds up the counts that the ranks sent; they are checked like every index.
-  __device__ void AddRanks() {
-    const int32_t most = call_.num_choices();
-    for (int local = threadIdx.x; local < call_.num_local; local += kThreads) {
-      int32_t demand = 0;
-      ForEachCount(local, [&](int source, int32_t count) {
-        count = max(0, min(count, most));
-        Count(source, local) = count;
-        demand += count;
-      });
-      demands_[local] = demand;
+  // ---- what has to be known, before a barrier
+
+  // All ranks' choices of an expert.
+  __device__ void SetDemand(int expert, int32_t demand) {
+    demands_[expert] = demand;
+    quotas_[expert] = kUnlimited;
+  }
+
+  // A rank's.
+  __device__ void SetCount(int source, int expert, int32_t count) {
+    const int local = expert - first_expert_;
+    if (0 <= local && local < call_.num_local) FirstRow(source, local) = count;
+  }
+
+  __device__ void SetBadIds(int32_t count) { *groups_.num_bad_ids = count; }
+
+  // ---- and what follows, before another
+
+  // By all warps of the block. count_of(source, expert) is asked for if rows do not fit.
+  template <typename CountOf>
+  __device__ void Find(CountOf count_of) {
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < call_.num_ranks; i += blockDim.x / 32) {
+      const int destination = call_.RankAfter(rank_, i);
+      FindQuotas(destination * call_.num_local, count_of);
+      if (i == 0) NumberGroups();
     }
   }
 
-  __device__ void FindQuotas() {
-    const int32_t cap =
-        AlwaysFit(call_, row_align_) || Fits(kUnlimited) ? kUnlimited : LargestCap();
-    for (int local = threadIdx.x; local < call_.num_local; local += kThreads) {
-      quotas_[local] = demands_[local] <= cap ? kUnlimited : LargestQuota(local, cap);
-    }
+  // ---- results
+
+  __device__ int32_t QuotaOf(int expert) const { return quotas_[expert]; }
+
+  // Of a rank's rows of a local expert.
+  __device__ int32_t& FirstRow(int source, int local) const {
+    return first_rows_[source * call_.num_local + local];
   }
 
-  // Of the experts of this rank.
-  __device__ void WriteGroups(const PlanResults& plan) {
-    int64_t begin = 0;  // of this round's groups
-    int64_t num_received = 0;
-    int64_t num_kept = 0;
-    for (int base = 0; base < call_.num_local; base += kThreads) {
-      const int local = base + threadIdx.x;
-      const bool valid = local < call_.num_local;
-      int32_t real_size = 0;
-      const int32_t quota = valid ? quotas_[local] : 0;
-      if (valid) {
-        ForEachCount(local, [&](int, int32_t count) { real_size += min(count, quota); });
-      }
-      const int64_t size = RoundUp(real_size, row_align_);
-      const PrefixSum offset = PrefixSumOfBlock(size);
-      if (valid) {
-        const auto row_offset = static_cast<int32_t>(begin + offset.before);
-        plan.group_sizes[local] = static_cast<int32_t>(size);
-        plan.real_group_sizes[local] = real_size;
-        plan.row_offsets[local] = row_offset;
-        int32_t row = row_offset;
-        ForEachCount(local, [&](int source, int32_t count) {
-          tables_.first_rows[int64_t{source} * call_.num_local + local] = row;
-          row += min(count, quota);
-        });
-      }
-      begin += offset.total;
-      // Two sums at once: neither reaches 31 bits.
-      const int64_t both =
-          PrefixSumOfBlock(valid ? demands_[local] | int64_t{real_size} << 32 : 0).total;
-      num_received += both & 0x7fffffff;
-      num_kept += both >> 32;
+  // `plan` with what is known of the groups here.
+  __device__ PlanResults WithGroups(const PlanResults& plan) const {
+    PlanResults with_groups = groups_;
+    with_groups.row_source = plan.row_source;
+    with_groups.row_slot = plan.row_slot;
+    with_groups.kept = plan.kept;
+    with_groups.destination = plan.destination;
+    return with_groups;
+  }
+
+  // For all blocks: by all threads of one.
+  __device__ void WriteGroups(const PlanResults& plan) const {
+#pragma unroll 1
+    for (int local = threadIdx.x; local <= call_.num_local; local += blockDim.x) {
+      plan.row_offsets[local] = groups_.row_offsets[local];
+      if (local == call_.num_local) break;
+      plan.group_sizes[local] = groups_.group_sizes[local];
+      plan.real_group_sizes[local] = groups_.real_group_sizes[local];
     }
     if (threadIdx.x == 0) {
-      plan.row_offsets[call_.num_local] = static_cast<int32_t>(begin);
-      *plan.num_received = static_cast<int32_t>(num_received);
-      *plan.num_dropped = static_cast<int32_t>(num_received - num_kept);
-      *plan.num_bad_ids = tables_.counts[call_.control->rank * Pitch() + Pitch() - 1];
-      *plan.status = 0;
+      *plan.num_received = *groups_.num_received;
+      *plan.num_dropped = *groups_.num_dropped;
+      *plan.num_bad_ids = *groups_.num_bad_ids;
+      *plan.status = *groups_.status;
     }
   }
 
  private:
-  __device__ int32_t& Count(int source, int local) { return counts_[source * Pitch() + local]; }
-  __device__ int64_t Pitch() const { return call_.num_experts + 1; }
+  // The others by one warp each.
 
-  // In the order of the sources; some are read before the first is used, because memory is far.
-  // What AddRanks stored is seen: this thread did.
-  template <typename Use>
-  __device__ void ForEachCount(int local, Use use) {
-    constexpr int kAtOnce = 8;
-    for (int first = 0; first < call_.num_ranks; first += kAtOnce) {
-      int32_t counts[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < call_.num_ranks) counts[i] = Count(first + i, local);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < call_.num_ranks) use(first + i, counts[i]);
-      }
-    }
-  }
-
-  // Whether groups of at most `cap` rows, padded, fit into the rows. The same in all threads.
-  __device__ bool Fits(int32_t cap) {
-    int64_t rows = 0;
-    for (int local = threadIdx.x; local < call_.num_local; local += kThreads) {
-      rows += RoundUp(min(demands_[local], cap), row_align_);
-    }
-    return PrefixSumOfBlock(rows).total <= call_.num_rows;
-  }
-
-  __device__ int32_t LargestCap() {
+  template <typename CountOf>
+  __device__ void FindQuotas(int first_expert, CountOf count_of) {
+    const int64_t most = int64_t{call_.num_ranks} * call_.num_choices() +
+                         int64_t{call_.num_local} * (row_align_.divisor() - 1);
+    if (most <= call_.num_rows || Fits(first_expert, kUnlimited)) return;
     int32_t cap = 0;
+#pragma unroll 1
     for (int32_t step = 1 << 29; step > 0; step /= 2) {
-      if (Fits(cap + step)) cap += step;
+      if (Fits(first_expert, cap + step)) cap += step;
     }
-    return cap;
+#pragma unroll 1
+    for (int local = threadIdx.x % 32; local < call_.num_local; local += 32) {
+      const int expert = first_expert + local;
+      if (demands_[expert] > cap) quotas_[expert] = LargestQuota(expert, cap, count_of);
+    }
+    __syncwarp();  // NumberGroups reads other lanes'
   }
 
-  // For a demand above the cap, which implies that the quota is at most the cap.
-  __device__ int32_t LargestQuota(int local, int32_t cap) {
+  __device__ int32_t Padded(int32_t rows) const {
+    const int32_t unit = row_align_.divisor();
+    return row_align_.Quotient(rows + unit - 1) * unit;
+  }
+
+  // Whether groups of at most `cap` rows, padded, fit into the rows.
+  __device__ bool Fits(int first_expert, int32_t cap) const {
+    int64_t rows = 0;
+#pragma unroll 1
+    for (int local = threadIdx.x % 32; local < call_.num_local; local += 32) {
+      rows += Padded(min(demands_[first_expert + local], cap));
+    }
+#pragma unroll 1
+    for (int lanes = 16; lanes > 0; lanes /= 2) rows += __shfl_xor_sync(kWholeWarp, rows, lanes);
+    return rows <= call_.num_rows;
+  }
+
+  // For a demand above the cap, which implies that the quota is at most the cap. By single lanes.
+  template <typename CountOf>
+  __device__ int32_t LargestQuota(int expert, int32_t cap, CountOf count_of) const {
     if (cap == 0) return 0;
     int32_t quota = 0;
+#pragma unroll 1
     for (int32_t step = 1 << (31 - __clz(cap)); step > 0; step /= 2) {
       int64_t rows = 0;
+#pragma unroll 4
       for (int source = 0; source < call_.num_ranks; ++source) {
-        rows += min(Count(source, local), quota + step);
+        rows += min(count_of(source, expert), quota + step);
       }
       if (rows <= cap) quota += step;
     }
     return quota;
   }
 
+  // This rank's groups: each lane has some experts that follow each other. Where a source's rows
+  // begin, its count was until now.
+  __device__ void NumberGroups() {
+    const int lane = threadIdx.x % 32;
+    const int share = (call_.num_local + 31) / 32;
+    const int begin = min(lane * share, call_.num_local);
+    const int end = min(begin + share, call_.num_local);
+    uint32_t size = 0;
+    uint32_t num_received = 0;
+    uint32_t num_kept = 0;
+#pragma unroll 1
+    for (int local = begin; local < end; ++local) {
+      const int32_t demand = demands_[first_expert_ + local];
+      const int32_t quota = quotas_[first_expert_ + local];
+      int32_t real_size = demand;
+      if (demand > quota) {
+        real_size = 0;
+#pragma unroll 1
+        for (int source = 0; source < call_.num_ranks; ++source) {
+          real_size += min(FirstRow(source, local), quota);
+        }
+      }
+      groups_.real_group_sizes[local] = real_size;
+      groups_.group_sizes[local] = Padded(real_size);
+      size += groups_.group_sizes[local];
+      num_received += demand;
+      num_kept += real_size;
+    }
+    uint32_t through = size;  // with those of lower lanes
+#pragma unroll 1
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint32_t lower = __shfl_up_sync(kWholeWarp, through, distance);
+      if (lane >= distance) through += lower;
+      num_received += __shfl_xor_sync(kWholeWarp, num_received, distance);
+      num_kept += __shfl_xor_sync(kWholeWarp, num_kept, distance);
+    }
+    auto group_begin = static_cast<int32_t>(through - size);
+#pragma unroll 1
+    for (int local = begin; local < end; ++local) {
+      groups_.row_offsets[local] = group_begin;
+      const int32_t quota = quotas_[first_expert_ + local];
+      int32_t row = group_begin;
+      group_begin += groups_.group_sizes[local];
+#pragma unroll 1
+      for (int source = 0; source < call_.num_ranks; ++source) {
+        const int32_t count = FirstRow(source, local);
+        FirstRow(source, local) = row;
+        row += min(count, quota);
+      }
+    }
+    if (lane != 31) return;
+    groups_.row_offsets[call_.num_local] = static_cast<int32_t>(through);
+    *groups_.num_received = static_cast<int32_t>(num_received);
+    *groups_.num_dropped = static_cast<int32_t>(num_received - num_kept);
+    *groups_.status = 0;
+  }
+
   const Call& call_;
-  const CountTables& tables_;
-  int32_t row_align_;
-  int32_t* counts_;  // of the destination's experts; the others likewise
-  int32_t* demands_;
-  int32_t* quotas_;
+  const Divisor& row_align_;
+  const int rank_;
+  const int first_expert_;  // of this rank
+  int32_t* demands_;        // [E]: all ranks' choices
+  int32_t* quotas_;         // [E]: rows that one rank may send
+  int32_t* first_rows_;     // [R][L]
+  PlanResults groups_ = {};
 };
 
 }  // namespace jax_ep

@@ -21,7 +21,8 @@ class BulkRowCopies {
         stage_chunks_(ring.stage_chunks),
         num_places_(ring.num_places),
         row_chunks_(row_chunks) {
-    uint8_t* const shared = DynamicSharedMemory() + threadIdx.x / 32 * CopyRingBytes(ring);
+    uint8_t* const shared =
+        DynamicSharedMemory() + ring.first_byte + threadIdx.x / 32 * CopyRingBytes(ring);
     stages_ = SharedAddress(shared);
     state_ = reinterpret_cast<CopyRingState*>(shared + num_stages_ * stage_chunks_ * 16);
     places_ = reinterpret_cast<uint4**>(state_ + 1);

@@ -47,16 +47,6 @@ __device__ inline LastBlock CountBlock(const Call& call, bool failed) {
   return {(sum & 0xffffu) == gridDim.x, sum > 0xffffu};
 }
 
-// For the next kernel of the stream, or the next replay. By the last block, at its end.
-__device__ inline void ResetProgress(const Call& call) {
-  ControlBlock* const control = call.control;
-  if (threadIdx.x == 0) control->blocks_finished = 0;
-  uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x)
-    words[i] = 0;
-}
-
 // Tells every peer that this rank has entered the call, and that what it reads after the gate is
 // complete, also if there is none. By one warp of the block that finished the last part of that.
 __device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poisoned,
@@ -77,35 +67,49 @@ __device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poison
   }
 }
 
-// Ends the call: peers may overwrite what this rank read, and the next call is the next epoch. By
-// the last block of the call's last kernel. `outcome` is that of the call; the result says whether
-// it still stands. `in_place`: ranks may have read operands where they are, so none ends before all
-// are done. If one gives up instead, what others read of its operands may be something else by now:
-// their results have to be made safe.
-__device__ inline Outcome FinishCall(const Call& call, uint64_t epoch, Outcome outcome,
-                                     bool in_place = false) {
-  __shared__ Outcome shared_outcome;
+// Ends the call: the next is the next epoch, and the next kernel of the stream, or the next replay,
+// finds nothing handed out. By the last block, or those of its threads that are `first` or higher.
+__device__ inline void FinishCall(const Call& call, uint64_t epoch, int first = 0) {
   ControlBlock* const control = call.control;
-  Delay(call, epoch, 3);
-  const bool aborted = outcome != Outcome::kArrived && outcome != Outcome::kPoisoned;
-#pragma unroll 1
-  for (int peer = threadIdx.x; peer < control->num_ranks; peer += blockDim.x) {
-    if (peer == control->rank || aborted) continue;
-    // Release: orders all blocks' reads before it, too, by IsLastBlock; values that were read have
-    // been stored since, so no read is still under way.
-    // SIGNAL_DONE
-    StoreReleaseSystem(&control->peers[peer].control->done[control->rank].epoch, epoch);
+  const int thread = static_cast<int>(threadIdx.x) - first;
+  if (thread < 0) return;
+  if (thread == 0) {
+    control->epoch = epoch;
+    control->blocks_finished = 0;
   }
-  // Read by later kernels of the stream only.
-  if (threadIdx.x == 0) control->epoch = epoch;
-  ResetProgress(call);
-  if (!in_place || aborted) return outcome;
+  uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
+#pragma unroll 1
+  for (int i = thread; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x - first) {
+    words[i] = 0;
+  }
+}
+
+// Likewise of a call whose peers read this rank's memory, or store to it without saying so: it does
+// not end before all are done. By the last block. `outcome` is that of the call; the result says
+// whether it still stands. If a rank gives up, what others read of its memory may be something else
+// by now: their results have to be made safe.
+__device__ inline Outcome FinishWithPeers(const Call& call, uint64_t epoch, Outcome outcome) {
+  __shared__ Outcome end;
+  const ControlBlock* const control = call.control;
+  FinishCall(call, epoch, 32);
   if (threadIdx.x < 32) {
-    const Outcome end = WaitForPeers(call, Gate::kDone, epoch);  // WAIT_DONE
-    if (threadIdx.x == 0) shared_outcome = end == Outcome::kArrived ? outcome : end;
+    Delay(call, epoch, 3);
+    if (outcome == Outcome::kArrived || outcome == Outcome::kPoisoned) {
+#pragma unroll 1
+      for (int peer = threadIdx.x; peer < control->num_ranks; peer += 32) {
+        if (peer == control->rank) continue;
+        // Release: orders all blocks' reads before it, too, by IsLastBlock; values that were read
+        // have been stored since, so no read is still under way.
+        // SIGNAL_DONE
+        StoreReleaseSystem(&control->peers[peer].control->done[control->rank].epoch, epoch);
+      }
+      const Outcome others = WaitForPeers(call, Gate::kDone, epoch);  // WAIT_DONE
+      if (others != Outcome::kArrived) outcome = others;
+    }
+    if (threadIdx.x == 0) end = outcome;
   }
   __syncthreads();
-  return shared_outcome;
+  return end;
 }
 
 }  // namespace jax_ep

@@ -3,12 +3,11 @@
 //
 // Nobody waits before it pushes: the memory has two halves, used in turn. All ranks wait in every
 // call until all have entered it. So in call e all have entered e - 1 and ended e - 2, whose half
-// it was.
+// it was. Every dispatch pushes its counts like this.
 #ifndef JAX_EP_DEVICE_SMALL_H_
 #define JAX_EP_DEVICE_SMALL_H_
 
-#include "ffi/device/divisor.h"
-#include "ffi/device/integers.h"
+#include "ffi/device/call.h"
 
 namespace jax_ep {
 
@@ -26,6 +25,20 @@ struct Packet {
   uint64_t tag;
 };
 static_assert(sizeof(Packet) == 16);
+
+// How many choices of two experts a rank has; likewise.
+struct CountPacket {
+  int32_t counts[2];
+  uint64_t tag;
+};
+static_assert(sizeof(CountPacket) == 16);
+
+// Pairs of bins: the experts, and one for bad ids.
+JAX_EP_HOST_DEVICE constexpr int32_t CountPairs(int32_t num_experts) {
+  return (num_experts + 2) / 2;
+}
+static_assert(int64_t{kMaxPeers} * CountPairs(kMaxExperts) * int64_t{sizeof(CountPacket)} <=
+              kSmallRowBytes);
 
 // A piece of a token's row, of one rank or to one.
 struct SmallPart {
@@ -98,12 +111,16 @@ inline SmallStretches PlanSmallStretches(int64_t num_ranks, int64_t num_choices)
   return stretches;
 }
 
-// Of shared memory, that a block needs for the plan of a dispatch (small_plan.cuh).
+// Words of shared memory, that a block of a dispatch needs for what it works out (quotas.cuh).
+constexpr int64_t QuotaWords(int64_t num_ranks, int64_t num_experts) {
+  return 3 * num_experts + 3 * (num_experts / num_ranks) + 5;
+}
+
+// Of shared memory, that a block needs for the plan of a small dispatch (small_plan.cuh).
 inline int64_t SmallPlanBytes(int64_t num_ranks, int64_t num_choices, int64_t num_experts) {
   const int64_t stretches = PlanSmallStretches(num_ranks, num_choices).count;
   const int64_t bins = num_ranks * (stretches + 1) * (num_experts + 1);
-  const int64_t groups = 3 * (num_experts / num_ranks) + 6;
-  return 8 * num_ranks * num_choices + 4 * (bins + 3 * num_experts + groups);
+  return 8 * num_ranks * num_choices + 4 * (bins + QuotaWords(num_ranks, num_experts));
 }
 
 }  // namespace jax_ep

@@ -3,19 +3,14 @@
 #define JAX_EP_DEVICE_SMALL_BLOCK_CUH_
 
 #include "ffi/device/signal.cuh"
-#include "ffi/device/small_memory.cuh"
+#include "ffi/device/pieces.cuh"
 
 namespace jax_ep {
 
 // By all threads of a block.
 class SmallBlock {
  public:
-  __device__ SmallBlock(const Call& call, uint64_t epoch, int rank) : call_(call), epoch_(epoch) {
-    const int peer = threadIdx.x;
-    // Loaded at the beginning, when others are, for the end.
-    if (peer < call.num_ranks && peer != rank && HasWorkspace(call)) {
-      done_ = &call.control->peers[peer].control->done[rank].epoch;
-    }
+  __device__ SmallBlock(const Call& call, uint64_t epoch) : call_(call), epoch_(epoch) {
     if (threadIdx.x == 0) Failed() = 0;
     __syncthreads();
   }
@@ -36,7 +31,7 @@ class SmallBlock {
   __device__ Outcome Finish(Outcome own) {
     // All ranks wait in every call until all have entered it. One warp here, which has least to do.
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
-      const Outcome outcome = KeepGate(call_, epoch_);
+      const Outcome outcome = DecideEntry(call_, epoch_);
       Note(outcome == Outcome::kArrived ? own : outcome);
     }
     __syncthreads();
@@ -47,18 +42,13 @@ class SmallBlock {
       failure = static_cast<Outcome>(LoadAcquireDevice(&call_.control->progress.failure));
       __syncthreads();  // before it is reset
     }
-    EndCall(failure);
+    if (threadIdx.x == 0) EndCall();
     return failure;
   }
 
  private:
   // FinishCall, of what a small call uses.
-  __device__ void EndCall(Outcome outcome) {
-    Delay(call_, epoch_, 3);
-    const bool aborted = outcome != Outcome::kArrived && outcome != Outcome::kPoisoned;
-    // Release: orders all blocks' accesses before it, by CountBlock.
-    if (done_ != nullptr && !aborted) StoreReleaseSystem(done_, epoch_);  // SIGNAL_DONE
-    if (threadIdx.x != 0) return;
+  __device__ void EndCall() {
     ControlBlock* const control = call_.control;
     control->epoch = epoch_;
     control->blocks_finished = 0;
@@ -73,7 +63,6 @@ class SmallBlock {
 
   const Call& call_;
   const uint64_t epoch_;
-  uint64_t* done_ = nullptr;  // where this thread's peer waits for the end of the call
 };
 
 }  // namespace jax_ep

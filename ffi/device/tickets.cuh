@@ -18,13 +18,11 @@ __device__ inline int NextTicket(uint32_t* tickets) {
   return ticket;
 }
 
-// Until all of `total` lower tickets are finished, and what their blocks did is seen. By all
-// threads of a block.
+// Until all of `total` lower tickets are finished. What their blocks did is seen by the first
+// thread, and by all of a block after its next barrier.
 __device__ inline void AwaitParts(const uint32_t* finished, uint32_t total) {
-  if (threadIdx.x == 0) {
-    while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
-  }
-  __syncthreads();
+  if (threadIdx.x != 0) return;
+  while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
 }
 
 // The next part for this warp.

@@ -1,7 +1,7 @@
 // The one place where kernels wait, and how waiting ends if nobody comes.
 //
-// A gate that all blocks pass has one outcome a call and device: the first block that knows it
-// writes it down, and all follow it, so that a call's results are whole or safe but never a
+// The gate that all blocks pass (kReady) has one outcome a call and device: the first block that
+// knows it writes it down, and all follow it, so that a call's results are whole or safe but never a
 // mixture. Where warps wait by themselves (kChunk), or the last block for all (kDone), that block
 // has the last word. A block waits for remote flags and for holders of lower tickets only
 // (tickets.cuh): one resident block is enough for progress.
@@ -118,21 +118,19 @@ class Patience {
   bool warned_ = false;
 };
 
-// Waits until flag(peer), an address, has reached `target` for every peer. By one whole warp; all
+// Waits until flag(peer), an address, has reached `epoch` for every peer. By one whole warp; all
 // lanes return the same.
 template <typename Flag>
-__device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, uint64_t target,
-                                       Flag flag) {
+__device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, Flag flag) {
   const ControlBlock* const control = call.control;
   const int lane = threadIdx.x % 32;
   Patience patience(call, gate, epoch);
   while (true) {
-    // Acquire: what the peer did before it released this epoch has happened. At kReady and kChunk
-    // that is its data; at kFree and kDone, that its last reads of my memory and mine of its are
-    // over.
+    // Acquire: what the peer did before it released this epoch has happened. At kReady that is all
+    // of its last call, too, and its data; at kChunk its data; at kDone its last reads of my memory.
     uint32_t missing = kMaxPeers;
     for (int peer = lane; peer < control->num_ranks; peer += 32) {
-      if (peer == control->rank || LoadAcquireSystem(flag(peer)) >= target) continue;
+      if (peer == control->rank || LoadAcquireSystem(flag(peer)) >= epoch) continue;
       missing = min(missing, static_cast<uint32_t>(peer));
     }
     missing = __reduce_min_sync(kWholeWarp, missing);
@@ -161,9 +159,8 @@ __device__ inline Outcome ReadLine(const Call& call, const FlagLine& line) {
 __device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epoch) {
   const ControlBlock* const control = call.control;
   const FlagLine* const flags = gate == Gate::kReady ? control->ready[epoch % 2] : control->done;
-  const uint64_t target = gate == Gate::kFree ? epoch - 1 : epoch;
   const Outcome outcome =
-      WaitForFlags(call, gate, epoch, target, [&](int peer) { return &flags[peer].epoch; });
+      WaitForFlags(call, gate, epoch, [&](int peer) { return &flags[peer].epoch; });
   if (outcome != Outcome::kArrived || gate != Gate::kReady) return outcome;
 
   // Stored by the peer before its release of `epoch`, which this lane has acquired.
@@ -189,13 +186,20 @@ __device__ inline bool HasWorkspace(const Call& call) {
   return call.workspace_bytes <= control->workspace_bytes && call.num_ranks == control->num_ranks;
 }
 
-__device__ inline Outcome DecideGate(const Call& call, Gate gate, uint64_t epoch) {
-  const ControlBlock* const control = call.control;
-  if (gate == Gate::kFree && !HasWorkspace(call)) {
-    AbortGroup(call, Outcome::kNoWorkspace, gate, control->rank, epoch);
+// Whether all ranks are in this call, with what it takes. By one whole warp.
+__device__ inline Outcome DecideEntry(const Call& call, uint64_t epoch) {
+  if (!HasWorkspace(call)) {
+    AbortGroup(call, Outcome::kNoWorkspace, Gate::kReady, call.control->rank, epoch);
     return Outcome::kNoWorkspace;
   }
-  return WaitForPeers(call, gate, epoch);
+  return WaitForPeers(call, Gate::kReady, epoch);  // WAIT_READY
+}
+
+// Whether a call may store to its peers, and signal, before it has waited: an abort says that this
+// rank may be ahead of one that still reads what an earlier call stored. By one whole warp; all
+// lanes return the same.
+__device__ inline bool MayPush(const Call& call) {
+  return __shfl_sync(kWholeWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
 }
 
 // Waits for a chunk of every peer's partial rows, and of this rank's own. By one whole warp.
@@ -203,23 +207,23 @@ __device__ inline Outcome WaitForChunk(const Call& call, int chunk, uint64_t epo
   ControlBlock* const control = call.control;
   // WAIT_LOCAL: lower tickets of this device.
   while (LoadAcquireDevice(&control->chunks[control->rank][chunk]) < epoch) __nanosleep(20);
-  const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, epoch,
-                                       [&](int peer) { return &control->chunks[peer][chunk]; });
+  const Outcome outcome = WaitForFlags(
+      call, Gate::kChunk, epoch, [&](int peer) { return &control->chunks[peer][chunk]; });
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
 }
 
-// Passes a gate with the whole block. A barrier of the block has to follow before the next.
-__device__ inline Outcome PassGate(const Call& call, Gate gate, uint64_t epoch) {
+// The gate that all blocks pass, each with all of its threads: all ranks have entered the call.
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
   __shared__ uint32_t outcome;
   if (threadIdx.x < 32) {
-    Delay(call, epoch, static_cast<uint32_t>(gate));
-    uint64_t* const verdict = &call.control->verdicts[static_cast<int>(gate)];
+    Delay(call, epoch, 1);
+    uint64_t* const verdict = &call.control->verdict;
     // Acquire: the block that wrote it down had acquired the peers' flags; causality is transitive.
     uint64_t word = __shfl_sync(kWholeWarp, LoadAcquireSystem(verdict), 0);
     if (word >> kOutcomeBits != epoch) {
       const uint64_t mine =
-          epoch << kOutcomeBits | static_cast<uint64_t>(DecideGate(call, gate, epoch));
+          epoch << kOutcomeBits | static_cast<uint64_t>(DecideEntry(call, epoch));
       __syncwarp();  // what each lane has acquired happens before what lane 0 does next
       if (threadIdx.x == 0) {
         // Release: hands on what this warp has acquired. Acquire: if another block was faster, its

@@ -34,17 +34,17 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     CeilingKernel(const __grid_constant__ CeilingStage stage) {
   const Call& call = stage.call;
   const uint64_t epoch = CurrentEpoch(call);
-  Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
   const bool is_first = NextTicket(&call.control->progress.tickets) == 0;
-  if (outcome == Outcome::kArrived && is_first && threadIdx.x < 32) SignalReady(call, epoch, false);
-  __syncthreads();
-  outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
+  if (is_first && threadIdx.x < 32 && HasWorkspace(call) && MayPush(call)) {
+    SignalReady(call, epoch, false);
+  }
+  const Outcome outcome = PassGate(call, epoch);
   if (outcome == Outcome::kArrived) SendRows(stage);
   // The rows are performed at system scope before the blocks are counted.
   if (threadIdx.x % 32 == 0) FenceSystem();
   if (!IsLastBlock(call)) return;
-  if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(outcome);
-  FinishCall(call, epoch, outcome);
+  const Outcome end = FinishWithPeers(call, epoch, outcome);
+  if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(end);
 }
 
 }  // namespace jax_ep

@@ -90,19 +90,17 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   const uint64_t epoch = CurrentEpoch(call);
   const bool poisoned = *stage.plan.status != 0;
 
-  Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
-    if (outcome == Outcome::kArrived) {
+    if (HasWorkspace(call)) {
       // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
       // hold.
-      if (ticket == 0 && threadIdx.x < 32) SignalReady(call, epoch, poisoned);
+      if (ticket == 0 && threadIdx.x < 32 && MayPush(call)) SignalReady(call, epoch, poisoned);
       IndexRows(call, stage.plan, ticket, call.num_tiles);
     }
-    FinishPart(&progress.finished[0], call.num_tiles, false);
+    FinishPart(&progress.finished, call.num_tiles, false);
   }
-  AwaitParts(&progress.finished[0], call.num_tiles);
-
-  outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
+  AwaitParts(&progress.finished, call.num_tiles);
+  const Outcome outcome = PassGate(call, epoch);
   if (outcome == Outcome::kArrived && !poisoned) {
     CombineTokens<Type>(stage, epoch);
   } else {
@@ -111,7 +109,7 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   if (!IsLastBlock(call)) return;
   const auto failure = static_cast<Outcome>(LoadAcquireDevice(&progress.failure));
   __syncthreads();  // before it is reset
-  FinishCall(call, epoch, failure == Outcome::kArrived ? outcome : failure);
+  FinishCall(call, epoch);
   if (failure != Outcome::kArrived) FillWithNan(stage, Threads::OfBlock());
 }
 

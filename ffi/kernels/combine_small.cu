@@ -54,39 +54,38 @@ __device__ int FlagOf(const SmallCombineStage& stage, const SmallPart& part) {
 // A piece of what this rank has for a token of a rank, itself among them. The flag comes even if
 // that is nothing: a plan may be wrong, and nobody shall wait for ever. By one warp.
 template <typename Type>
-__device__ void PushSum(const SmallCombineStage& stage, const SmallMemory& memory,
+__device__ void PushSum(const SmallCombineStage& stage, const Halves& halves,
                         const int32_t* rows, int number, PieceFlags* flags) {
   const Call& call = stage.combine.call;
-  const int rank = memory.rank();
+  const int rank = halves.rank();
   const SmallPart part = stage.pieces.At(number, stage.by_num_ranks);
-  int owner = rank + 1 + part.peer;
-  if (owner >= call.num_ranks) owner -= call.num_ranks;
+  const int owner = call.RankAfter(rank, 1 + part.peer);
   const int k = threadIdx.x % 32;
   const int first = (owner * call.num_tokens + part.token) * call.top_k;
   TokenRowsOf<1> found;
   found.rows[0] = k < call.top_k ? rows[first + k] : -1;
   found.choices = __ballot_sync(kWholeWarp, found.rows[0] >= 0);
-  SendSum(stage.combine, found, PieceOf(stage, part), memory.Of(owner).rows(),
-          memory.Of(owner).scalars(), SumPiece<Type>);
-  flags->Add(&memory.Of(owner).flags()[FlagOf(stage, part) + rank]);
+  SendSum(stage.combine, found, PieceOf(stage, part), halves.Of(owner).rows(),
+          halves.Of(owner).scalars(), SumPiece<Type>);
+  flags->Add(&halves.Of(owner).flags()[FlagOf(stage, part) + rank]);
 }
 
 // All that this rank sends. Nobody waits here for others, so each warp asks for its next part
 // ahead.
 template <typename Type>
-__device__ void Push(const SmallCombineStage& stage, const SmallMemory& memory, uint64_t epoch,
+__device__ void Push(const SmallCombineStage& stage, const Halves& halves, uint64_t epoch,
                      bool poisoned) {
   const Call& call = stage.combine.call;
   const int num_parts = call.num_ranks * call.num_tokens * stage.pieces.count();
   WarpTickets tickets(&call.control->progress.warp_tickets[0]);
-  PieceFlags flags(memory);
+  PieceFlags flags(halves);
   Delay(call, epoch, 4);
   const bool may_push = MayPush(call);
   const int32_t* const rows = IndexBlock(stage);
   if (!may_push) return;
 #pragma unroll 1
   for (int number; (number = tickets.Next()) < num_parts;) {
-    if (!poisoned) PushSum<Type>(stage, memory, rows, number, &flags);
+    if (!poisoned) PushSum<Type>(stage, halves, rows, number, &flags);
     // With the first part: peers that run another call shall know, or have nothing to wait for.
     if (number == 0) SignalReady(call, epoch, poisoned);
   }
@@ -95,7 +94,7 @@ __device__ void Push(const SmallCombineStage& stage, const SmallMemory& memory, 
 
 // What the ranks sent for this one's tokens. By all warps, each in its turn.
 template <typename Type>
-__device__ Outcome AddTokens(const SmallCombineStage& stage, const SmallMemory& memory,
+__device__ Outcome AddTokens(const SmallCombineStage& stage, const Halves& halves,
                              uint64_t epoch) {
   const Call& call = stage.combine.call;
   const int num_parts = call.num_tokens * stage.pieces.count();
@@ -105,20 +104,20 @@ __device__ Outcome AddTokens(const SmallCombineStage& stage, const SmallMemory& 
        number += num_warps) {
     const SmallPart part = stage.pieces.At(number, Divisor());
     const KeptChoices<1> choices(stage.combine, part.token);
-    const uint64_t* const flags = &memory.Mine().flags()[FlagOf(stage, part)];
+    const uint64_t* const flags = &halves.Mine().flags()[FlagOf(stage, part)];
     const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
       uint32_t missing = kMaxPeers;
 #pragma unroll 1
       for (int peer = threadIdx.x % 32; peer < call.num_ranks; peer += 32) {
-        if (LoadAcquireSystem(&flags[peer]) != memory.tag()) {
+        if (LoadAcquireSystem(&flags[peer]) != halves.tag()) {
           missing = min(missing, static_cast<uint32_t>(peer));
         }
       }
       return missing;
     });
     if (outcome != Outcome::kArrived) return outcome;
-    AddSums(stage.combine, choices, PieceOf(stage, part), memory.Mine().rows(),
-            memory.Mine().scalars(), SumPiece<Type>);
+    AddSums(stage.combine, choices, PieceOf(stage, part), halves.Mine().rows(),
+            halves.Mine().scalars(), SumPiece<Type>);
   }
   return Outcome::kArrived;
 }
@@ -130,12 +129,12 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     CombineSmallKernel(const __grid_constant__ SmallCombineStage stage) {
   const Call& call = stage.combine.call;
   const uint64_t epoch = CurrentEpoch(call);
-  const SmallMemory memory(call, epoch);
+  const Halves halves(call, epoch);
   const bool poisoned = *stage.combine.plan.status != 0;
-  SmallBlock block(call, epoch, memory.rank());
-  if (HasWorkspace(call)) Push<Type>(stage, memory, epoch, poisoned);
+  SmallBlock block(call, epoch);
+  if (HasWorkspace(call)) Push<Type>(stage, halves, epoch, poisoned);
   if (HasWorkspace(call) && !poisoned) {
-    block.Note(AddTokens<Type>(stage, memory, epoch));
+    block.Note(AddTokens<Type>(stage, halves, epoch));
   }
   const Outcome outcome = block.Finish(poisoned ? Outcome::kPoisoned : Outcome::kArrived);
   if (outcome != Outcome::kArrived) FillWithNan(stage.combine, Threads::OfBlock());

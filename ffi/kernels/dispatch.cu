@@ -1,9 +1,11 @@
 // dispatch in one kernel. Its parts are handed out in order:
 //
 //   tiles of choices   counted and published; the counts go to all ranks
-//   destinations       what fits, and where the groups begin
 //   tokens             of all ranks, which are given their rows and brought there
+//
+// In between each block works out of the counts what fits and where the groups begin.
 #include "ffi/device/choices.cuh"
+#include "ffi/device/incoming_counts.cuh"
 #include "ffi/device/placing.cuh"
 #include "ffi/device/pull.cuh"
 #include "ffi/device/quotas.cuh"
@@ -53,43 +55,36 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     DispatchKernel(const __grid_constant__ DispatchStage stage) {
   __shared__ Sources sources;
   const Call& call = stage.pull.call;
-  const PlanResults& plan = stage.plan;
   Progress& progress = call.control->progress;
   const uint64_t epoch = CurrentEpoch(call);
+  const Halves halves(call, epoch);
+  const bool has_workspace = HasWorkspace(call);
 
-  Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
-  int ticket = NextTicket(&progress.tickets);
-  for (; ticket < call.num_tiles; ticket = NextTicket(&progress.tickets)) {
-    if (outcome == Outcome::kArrived) {
+  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
+    if (has_workspace) {
       CopyForPeers(stage.pull, ticket, call.num_tiles);
-      ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(epoch);
+      ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
     }
-    const bool is_last = FinishPart(&progress.finished[0], call.num_tiles, true);
-    if (is_last && outcome == Outcome::kArrived && threadIdx.x < 32)
-      SignalTokens(stage.pull, epoch);
+    const bool is_last = FinishPart(&progress.finished, call.num_tiles, true);
+    if (is_last && has_workspace) SignalTokens(stage.pull, epoch);
   }
-  AwaitParts(&progress.finished[0], call.num_tiles);
-
-  outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
-  const CountTables tables = CountTables::OfWorkspace(call);
-  for (; ticket < call.num_tiles + call.num_ranks; ticket = NextTicket(&progress.tickets)) {
-    const int destination = ticket - call.num_tiles;
-    const bool is_mine = destination == call.control->rank;
-    if (outcome == Outcome::kArrived) {
-      Destination<kDispatchThreads> numbers(call, tables, stage.row_align, destination);
-      numbers.AddRanks();
-      numbers.FindQuotas();
-      if (is_mine) numbers.WriteGroups(plan);
-    } else if (is_mine) {
-      WriteSafeGroups<kDispatchThreads>(call, plan, outcome);
-    }
-    FinishPart(&progress.finished[1], call.num_ranks, false);
-  }
-  AwaitParts(&progress.finished[1], call.num_ranks);
+  // Where the tiles' counts were: this block has none any more.
+  Quotas quotas(call, stage.row_align, halves.rank(),
+                reinterpret_cast<int32_t*>(DynamicSharedMemory()));
+  IncomingCounts counts(call, halves);
+  if (has_workspace) counts.Collect(&quotas);
+  AwaitParts(&progress.finished, call.num_tiles);
+  const Outcome outcome = PassGate(call, epoch);
 
   if (outcome == Outcome::kArrived) {
     sources.Find(stage.pull, epoch);
-    const Placing placing(call, plan, tables, call.control->rank);
+    counts.Collect(&quotas);
+    __syncthreads();
+    quotas.Find([&](int source, int expert) { return counts.Of(source, expert); });
+    __syncthreads();
+    if (blockIdx.x == 0) quotas.WriteGroups(stage.plan);
+    const PlanResults plan = quotas.WithGroups(stage.plan);
+    const Placing placing(call, plan, quotas, halves.rank());
     PullTokens(stage.pull, sources, PublishedRoutes(call, placing));
     const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
     FillEmptyRows(stage.pull, plan.row_offsets[call.num_local], next_fill, [&](int row) {
@@ -98,13 +93,14 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
       return true;
     });
   } else {
-    WriteSafeResults(stage.pull, plan, Threads::OfGrid());
+    if (blockIdx.x == 0) WriteSafeGroups<kDispatchThreads>(call, stage.plan, outcome);
+    WriteSafeResults(stage.pull, stage.plan, Threads::OfGrid());
   }
   if (!IsLastBlock(call)) return;
-  const Outcome end = FinishCall(call, epoch, outcome, /*in_place=*/true);
+  const Outcome end = FinishWithPeers(call, epoch, outcome);
   if (end == outcome) return;
-  WriteSafeGroups<kDispatchThreads>(call, plan, end);
-  WriteSafeResults(stage.pull, plan, Threads::OfBlock());
+  WriteSafeGroups<kDispatchThreads>(call, stage.plan, end);
+  WriteSafeResults(stage.pull, stage.plan, Threads::OfBlock());
 }
 
 }  // namespace jax_ep

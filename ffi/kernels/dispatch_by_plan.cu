@@ -44,22 +44,24 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   Progress& progress = call.control->progress;
   const uint64_t epoch = CurrentEpoch(call);
 
-  Outcome outcome = PassGate(call, Gate::kFree, epoch);  // WAIT_FREE
+  const bool has_workspace = HasWorkspace(call);
+  const bool is_copied = !stage.pull.is_in_place;
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
-    if (outcome == Outcome::kArrived) {
+    // Rows that peers read in place are there already.
+    if (!is_copied && ticket == 0 && has_workspace) SignalTokens(stage.pull, epoch);
+    if (has_workspace) {
       CopyForPeers(stage.pull, ticket, call.num_tiles);
       IndexRows(call, plan, ticket, call.num_tiles);
     }
-    const bool is_last = FinishPart(&progress.finished[0], call.num_tiles, !stage.pull.is_in_place);
-    if (is_last && outcome == Outcome::kArrived && threadIdx.x < 32)
-      SignalTokens(stage.pull, epoch);
+    const bool is_last = FinishPart(&progress.finished, call.num_tiles, is_copied);
+    if (is_last && is_copied && has_workspace) SignalTokens(stage.pull, epoch);
   }
-  AwaitParts(&progress.finished[0], call.num_tiles);
-
-  outcome = PassGate(call, Gate::kReady, epoch);  // WAIT_READY
+  AwaitParts(&progress.finished, call.num_tiles);
+  const Outcome outcome = PassGate(call, epoch);
   if (outcome == Outcome::kArrived && *plan.status == 0) {
     const int32_t end = EndOfRows(call, plan);
     sources.Find(stage.pull, epoch);
+    __syncthreads();
     PullTokens(stage.pull, sources, ByPlan(call, plan, end));
     const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
     FillEmptyRows(stage.pull, end, next_fill, [&](int row) {
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     FillWithNan(stage.pull, Threads::OfGrid());
   }
   if (!IsLastBlock(call)) return;
-  const Outcome end = FinishCall(call, epoch, outcome, /*in_place=*/true);
+  const Outcome end = FinishWithPeers(call, epoch, outcome);
   if (end != outcome) FillWithNan(stage.pull, Threads::OfBlock());
 }
 

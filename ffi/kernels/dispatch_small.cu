@@ -15,10 +15,10 @@ namespace {
 constexpr int kLoads = 4;  // chunks of a lane at once
 
 // A packet for each of 32 choices, to all ranks. By one warp.
-__device__ void PushChoices(const SmallDispatchStage& stage, const SmallMemory& memory,
+__device__ void PushChoices(const SmallDispatchStage& stage, const Halves& halves,
                             int number) {
   const Call& call = stage.dispatch.pull.call;
-  const int rank = memory.rank();
+  const int rank = halves.rank();
   const int choice = 32 * number + threadIdx.x % 32;
   if (choice >= call.num_choices()) return;
   const auto expert = static_cast<uint32_t>(stage.dispatch.topk_ids[choice]);
@@ -26,22 +26,20 @@ __device__ void PushChoices(const SmallDispatchStage& stage, const SmallMemory& 
   const uint32_t weight = weights == nullptr ? 0 : __float_as_uint(weights[choice]);
 #pragma unroll 1
   for (int i = 1; i <= call.num_ranks; ++i) {
-    const int peer = rank + i < call.num_ranks ? rank + i : rank + i - call.num_ranks;
-    Packet* const packets = memory.Of(peer).packets();
+    Packet* const packets = halves.Of(call.RankAfter(rank, i)).packets();
     // SIGNAL_PIECE
     StoreRelaxedSystem(&packets[rank * call.num_choices() + choice],
-                       expert | uint64_t{weight} << 32, memory.tag());
+                       expert | uint64_t{weight} << 32, halves.tag());
   }
 }
 
 // A piece of a token, to a peer that it visits. By one warp.
-__device__ void PushRow(const SmallDispatchStage& stage, const SmallMemory& memory, int number,
+__device__ void PushRow(const SmallDispatchStage& stage, const Halves& halves, int number,
                         PieceFlags* flags) {
   const Call& call = stage.dispatch.pull.call;
-  const int rank = memory.rank();
+  const int rank = halves.rank();
   const SmallPart part = stage.pieces.At(number, stage.by_num_peers);
-  int peer = rank + 1 + part.peer;
-  if (peer >= call.num_ranks) peer -= call.num_ranks;
+  const int peer = call.RankAfter(rank, 1 + part.peer);
   const int piece = part.piece;
   const int token = part.token;
   const int k = threadIdx.x % 32;
@@ -51,7 +49,7 @@ __device__ void PushRow(const SmallDispatchStage& stage, const SmallMemory& memo
   const uint4* const from =
       static_cast<const uint4*>(stage.dispatch.pull.x) + int64_t{token} * call.row_chunks;
   const int place = rank * call.num_tokens + token;
-  uint4* const to = memory.Of(peer).rows() + int64_t{place} * call.row_chunks;
+  uint4* const to = halves.Of(peer).rows() + int64_t{place} * call.row_chunks;
   const int end = stage.pieces.EndOf(piece, call.row_chunks);
 #pragma unroll 1
   for (int base = stage.pieces.FirstOf(piece) + threadIdx.x % 32; base - threadIdx.x % 32 < end;
@@ -68,25 +66,25 @@ __device__ void PushRow(const SmallDispatchStage& stage, const SmallMemory& memo
       if (base + 32 * i < end) to[base + 32 * i] = chunks[i];
     }
   }
-  flags->Add(&memory.Of(peer).flags()[place * stage.pieces.count() + piece]);
+  flags->Add(&halves.Of(peer).flags()[place * stage.pieces.count() + piece]);
 }
 
 // All that this rank sends. Nobody waits here for others, so each warp asks for its next part
 // ahead.
-__device__ void Push(const SmallDispatchStage& stage, const SmallMemory& memory, uint64_t epoch) {
+__device__ void Push(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch) {
   const Call& call = stage.dispatch.pull.call;
   const int num_packets = (call.num_choices() + 31) / 32;
   const int num_parts = num_packets + (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
   WarpTickets tickets(&call.control->progress.warp_tickets[0]);
-  PieceFlags flags(memory);
+  PieceFlags flags(halves);
   Delay(call, epoch, 4);
   if (!MayPush(call)) return;
 #pragma unroll 1
   for (int number; (number = tickets.Next()) < num_parts;) {
     if (number < num_packets) {
-      PushChoices(stage, memory, number);
+      PushChoices(stage, halves, number);
     } else {
-      PushRow(stage, memory, number - num_packets, &flags);
+      PushRow(stage, halves, number - num_packets, &flags);
     }
     // With the first part: peers that run another call shall know.
     if (number == 0) SignalReady(call, epoch, false);
@@ -95,16 +93,15 @@ __device__ void Push(const SmallDispatchStage& stage, const SmallMemory& memory,
 }
 
 // A piece of a token, to its rows. By one warp.
-__device__ Outcome PlaceRow(const SmallDispatchStage& stage, const SmallMemory& memory,
+__device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halves,
                             uint64_t epoch, const SmallPlan<kSmallThreads>& small_plan,
                             const Placing& placing, int number) {
   const PullStage& pull = stage.dispatch.pull;
   const Call& call = pull.call;
-  const int rank = memory.rank();
+  const int rank = halves.rank();
   const int lane = threadIdx.x % 32;
   const SmallPart part = stage.pieces.At(number, stage.by_num_ranks);
-  int source = rank + 1 + part.peer;
-  if (source >= call.num_ranks) source -= call.num_ranks;
+  const int source = call.RankAfter(rank, 1 + part.peer);
   const int piece = part.piece;
   const int token = part.token;
   Route routes[1] = {{-1, 0}};
@@ -115,19 +112,19 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const SmallMemory& 
     placing.Write(source, token, placed);
     const int32_t row = placed.found.rows[0];
     if (pull.has_weights && row >= 0) {
-      const Packet* const packets = memory.Mine().packets() + place * call.top_k;
+      const Packet* const packets = halves.Mine().packets() + place * call.top_k;
       pull.row_weights[row] = LoadShared4(&packets[lane].weight);
     }
   }
   if (placed.found.choices == 0) return Outcome::kArrived;
   const uint4* from = static_cast<const uint4*>(pull.x) + int64_t{token} * call.row_chunks;
   if (source != rank) {
-    const uint64_t* const flag = &memory.Mine().flags()[place * stage.pieces.count() + piece];
+    const uint64_t* const flag = &halves.Mine().flags()[place * stage.pieces.count() + piece];
     const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
-      return static_cast<uint32_t>(LoadAcquireSystem(flag) == memory.tag() ? kMaxPeers : source);
+      return static_cast<uint32_t>(LoadAcquireSystem(flag) == halves.tag() ? kMaxPeers : source);
     });
     if (outcome != Outcome::kArrived) return outcome;
-    from = memory.Mine().rows() + int64_t{place} * call.row_chunks;
+    from = halves.Mine().rows() + int64_t{place} * call.row_chunks;
   }
   const int end = stage.pieces.EndOf(piece, call.row_chunks);
 #pragma unroll 1
@@ -151,17 +148,17 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const SmallMemory& 
 }
 
 // Tokens piece by piece, and then the rows that come from none. By all warps, each in its turn.
-__device__ Outcome PlaceRows(const SmallDispatchStage& stage, const SmallMemory& memory,
+__device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halves,
                              uint64_t epoch, const SmallPlan<kSmallThreads>& small_plan) {
   const Call& call = stage.dispatch.pull.call;
-  const PlanResults plan = small_plan.WithGroups(stage.dispatch.plan);
-  const Placing placing(call, plan, small_plan.tables(), memory.rank());
+  const PlanResults plan = small_plan.quotas().WithGroups(stage.dispatch.plan);
+  const Placing placing(call, plan, small_plan.quotas(), halves.rank());
   const int num_parts = call.num_ranks * call.num_tokens * stage.pieces.count();
   const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
   int number = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
 #pragma unroll 1
   for (; number < num_parts; number += num_warps) {
-    const Outcome outcome = PlaceRow(stage, memory, epoch, small_plan, placing, number);
+    const Outcome outcome = PlaceRow(stage, halves, epoch, small_plan, placing, number);
     if (outcome != Outcome::kArrived) return outcome;
   }
   const auto next_fill = [&] {
@@ -184,20 +181,22 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const PullStage& pull = stage.dispatch.pull;
   const Call& call = pull.call;
   const uint64_t epoch = CurrentEpoch(call);
-  const SmallMemory memory(call, epoch);
-  SmallPlan<kSmallThreads> small_plan(call, stage.stretches, memory.rank());
-  SmallBlock block(call, epoch, memory.rank());
+  const Halves halves(call, epoch);
+  SmallPlan<kSmallThreads> small_plan(call, stage.stretches, stage.dispatch.row_align,
+                                      halves.rank());
+  SmallBlock block(call, epoch);
   if (HasWorkspace(call)) {
     if (small_plan.IsCounter()) {
-      block.Note(small_plan.Collect(memory, epoch));
+      block.Note(small_plan.Collect(halves, epoch));
     } else {
-      Push(stage, memory, epoch);
+      Push(stage, halves, epoch);
     }
     __syncthreads();
     if (!block.has_failed()) {
-      small_plan.Number(stage.dispatch.row_align, stage.by_row_align);
-      if (blockIdx.x == 0) small_plan.WriteGroups(stage.dispatch.plan);
-      block.Note(PlaceRows(stage, memory, epoch, small_plan));
+      small_plan.Number();
+      __syncthreads();
+      if (blockIdx.x == 0) small_plan.quotas().WriteGroups(stage.dispatch.plan);
+      block.Note(PlaceRows(stage, halves, epoch, small_plan));
     }
   }
   const Outcome outcome = block.Finish(Outcome::kArrived);

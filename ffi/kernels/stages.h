@@ -29,7 +29,7 @@ static_assert(kTileChoices % kDispatchThreads == 0);
 
 struct DispatchStage {
   PullStage pull;
-  int32_t row_align;
+  Divisor row_align;
   const int32_t* topk_ids;  // [T, K]
   PlanResults plan;
 };
@@ -53,7 +53,6 @@ struct SmallDispatchStage {
   SmallStretches stretches;
   Divisor by_num_ranks;
   Divisor by_num_peers;  // R - 1, or 1
-  Divisor by_row_align;
 };
 
 struct SmallCombineStage {

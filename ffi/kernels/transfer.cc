@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kChunkBytes = 16;
 constexpr int64_t kWarps = kCombineThreads / 32;
 
-int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
   for (const int64_t value : values) {
@@ -121,27 +121,38 @@ Status FindRowEngine(RowEngine* engine) {
   int most = 0;
   Status status = FindComputeCapabilityMajor(&major);
   if (status.ok()) status = FindSharedBytes(&most);
-  *engine = {major >= 9, std::min(most - kFixedBytes, kMostRingBytes)};
+  *engine = {major >= 9, most - kFixedBytes};
   return status;
 }
 
 constexpr int32_t kDispatchWarps = kDispatchThreads / 32;
 
-int64_t CountBytes(const Call& call) {
-  return int64_t{kDispatchWarps} * (call.num_experts + 1) * int64_t{sizeof(int32_t)};
+// What a dispatch has in shared memory before its ring, at different times.
+constexpr int64_t TileCountBytes(int64_t num_experts) {
+  return kDispatchWarps * CountPairs(static_cast<int32_t>(num_experts)) * int64_t{sizeof(int2)};
 }
-static_assert(int64_t{kDispatchWarps} * (kMaxExperts + 1) * sizeof(int32_t) <= kLeastSharedBytes);
+constexpr int64_t QuotaBytes(int64_t num_ranks, int64_t num_experts) {
+  return CeilDivide(QuotaWords(num_ranks, num_experts), 32) * 128;
+}
+static_assert(TileCountBytes(kMaxExperts) <= kLeastSharedBytes);
+static_assert(QuotaBytes(1, kMaxExperts) <= kLeastSharedBytes);
 
-CopyRing Ring(const Call& call, const RowEngine& engine) {
-  if (!engine.copies_rows) return {kDispatchWarps, 0, 0, 0};
-  return PlanCopyRing(call.row_chunks, call.top_k, kDispatchWarps, engine.shared_bytes);
+CopyRing Ring(const Call& call, const RowEngine& engine, int64_t first_byte = 0) {
+  CopyRing ring = {0, kDispatchWarps, 0, 0, 0};
+  const auto first = static_cast<int32_t>(first_byte);
+  if (engine.copies_rows) {
+    ring = PlanCopyRing(call.row_chunks, call.top_k, kDispatchWarps,
+                        std::min(engine.shared_bytes - first, kMostRingBytes));
+  }
+  ring.first_byte = first;
+  return ring;
 }
 
 // The parts of both dispatches that are alike.
 template <typename DispatchCall>
-PullStage Pull(const Call& call, const RowEngine& engine, const DispatchCall& dispatch) {
+PullStage Pull(const Call& call, const CopyRing& ring, const DispatchCall& dispatch) {
   return {call,
-          Ring(call, engine),
+          ring,
           dispatch.zero_tail,
           dispatch.has_weights,
           dispatch.is_in_place,
@@ -173,11 +184,14 @@ int64_t SmallBlocks(const Launcher& launcher, const SmallPieces& pieces, int64_t
   return launcher.Grid({CeilDivide(num_pieces + CeilDivide(num_rows, 32), kSmallThreads / 32)}, 1);
 }
 
-int64_t RingBytes(const CopyRing& ring) { return int64_t{ring.num_warps} * CopyRingBytes(ring); }
+// With what is before it.
+int64_t RingBytes(const CopyRing& ring) {
+  return ring.first_byte + int64_t{ring.num_warps} * CopyRingBytes(ring);
+}
 
 int64_t DispatchBlocks(const Launcher& launcher, const PullStage& pull) {
   const Call& call = pull.call;
-  return launcher.Grid({call.num_tiles + int64_t{call.num_ranks},
+  return launcher.Grid({call.num_tiles,
                         CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
                         CeilDivide(call.num_rows, 32 * kDispatchWarps)},
                        1);
@@ -263,22 +277,23 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  const DispatchStage stage = {Pull(sizes, engine, call), static_cast<int32_t>(align),
+  const CopyRing ring = Ring(sizes, engine, QuotaBytes(sizes.num_ranks, sizes.num_experts));
+  const DispatchStage stage = {Pull(sizes, ring, call), Divisor(static_cast<int32_t>(align)),
                                call.topk_ids, call.plan};
   if (pieces.count() > 0) {
     const SmallDispatchStage small = {stage,
                                       pieces,
                                       PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
                                       Divisor(sizes.num_ranks),
-                                      Divisor(std::max(1, sizes.num_ranks - 1)),
-                                      Divisor(stage.row_align)};
+                                      Divisor(std::max(1, sizes.num_ranks - 1))};
     launcher.Launch("dispatch of few tokens", DispatchSmallKernelAddress(),
                     SmallBlocks(launcher, pieces, sizes.num_rows), kSmallThreads, small,
                     SmallPlanBytes(sizes.num_ranks, sizes.num_choices(), sizes.num_experts));
     return launcher.status();
   }
   launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.pull),
-                  kDispatchThreads, stage, std::max(RingBytes(stage.pull.ring), CountBytes(sizes)));
+                  kDispatchThreads, stage,
+                  std::max(RingBytes(ring), TileCountBytes(sizes.num_experts)));
   return launcher.status();
 }
 
@@ -289,7 +304,8 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
-  const DispatchByPlanStage stage = {Pull(launcher.call(), engine, call), call.plan};
+  const DispatchByPlanStage stage = {Pull(launcher.call(), Ring(launcher.call(), engine), call),
+                                     call.plan};
   launcher.Launch("dispatch by plan", DispatchByPlanKernelAddress(),
                   DispatchBlocks(launcher, stage.pull), kDispatchThreads, stage,
                   RingBytes(stage.pull.ring));

@@ -83,7 +83,7 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
     const char* name;
     Bytes bytes;
   } needs[] = {
-      // Small calls of all shapes.
+      // What is pushed without waiting, in calls of all shapes.
       {kSmallRows, "small_rows", Bytes({2, kSmallRowBytes})},
       {kSmallPackets, "small_packets", Bytes({2, kSmallChoices, sizeof(Packet)})},
       {kSmallFlags, "small_flags", Bytes({2, kSmallPieces, sizeof(uint64_t)})},
@@ -91,15 +91,11 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
       {kRoutes, "routes", Bytes({choices, sizeof(Route)})},
       {kPublishedRows, "published_rows", Bytes({tokens, row.value()})},
       {kPublishedWeights, "published_weights", Bytes({choices, kScalarBytes})},
-      {kAllCounts, "all_counts", Bytes({ranks, shape.num_experts + 1, kIndexBytes})},
       // Combine. A token gets one partial sum from every rank that has one of its choices.
       {kPartialRows, "partial_rows", Bytes({tokens, std::min(shape.top_k, ranks), row.value()})},
       {kChoiceScalars, "choice_scalars", Bytes({choices, kScalarBytes})},
       // What a rank keeps for itself during a call.
-      {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 1, kIndexBytes})},
-      {kDemands, "demands", Bytes({shape.num_experts, kIndexBytes})},
-      {kQuotas, "quotas", Bytes({shape.num_experts, kIndexBytes})},
-      {kFirstRows, "first_rows", Bytes({shape.num_experts, kIndexBytes})},
+      {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 2, kIndexBytes})},
       {kRowOfChoices, "row_of_choices", Bytes({ranks, choices, kIndexBytes})},
   };
   static_assert(std::size(needs) == kNumBuffers);

@@ -31,7 +31,7 @@ void TestSizes() {
   CHECK(PlanCopyRing(256, 8, kWarps, kBytes).num_stages == 6);
 }
 
-void TestWithoutStages() { CHECK(CopyRingBytes({8, 0, 0, 0}) == 0); }
+void TestWithoutStages() { CHECK(CopyRingBytes({0, 8, 0, 0, 0}) == 0); }
 
 }  // namespace
 }  // namespace jax_ep

@@ -21,11 +21,11 @@ void TestWords() {
   CHECK_FAILS(Describe(late),
               "rank 3 waited for rank 1 in dispatch_by_plan.entry (epoch 12) until the deadline");
   CHECK((ToReport(late) == TimeoutReport{3, 1, "dispatch_by_plan.entry", 12}));
-  CHECK(ToReport(Record(Outcome::kTimeout, Gate::kFree)).phase == "dispatch_by_plan.progress");
+  CHECK(ToReport(Record(Outcome::kTimeout, Gate::kDone)).phase == "dispatch_by_plan.progress");
   const AbortRecord other = Record(Outcome::kMismatch, Gate::kReady);
   CHECK_FAILS(Describe(other), "while rank 1 runs another call");
   CHECK(ToReport(other).phase == "dispatch_by_plan.mismatch");
-  const AbortRecord released = Record(Outcome::kNoWorkspace, Gate::kFree);
+  const AbortRecord released = Record(Outcome::kNoWorkspace, Gate::kReady);
   CHECK_FAILS(Describe(released), "rank 3 has no workspace for dispatch_by_plan");
   CHECK(ToReport(released).phase == "dispatch_by_plan.workspace");
   CHECK(testing::Contains(DescribeWaiting(late, 30),

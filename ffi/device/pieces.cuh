@@ -1,0 +1,102 @@
+// Pieces of rows in small calls: their flags, and waiting for them.
+#ifndef JAX_EP_DEVICE_PIECES_CUH_
+#define JAX_EP_DEVICE_PIECES_CUH_
+
+#include "ffi/device/halves.cuh"
+
+namespace jax_ep {
+
+// The flags of the pieces that a warp has stored, kept back for some pieces: a release waits until
+// all stores before it have arrived, and the next pieces' need not wait for that.
+class PieceFlags {
+ public:
+  __device__ explicit PieceFlags(const Halves& halves) : halves_(halves) {}
+
+  // The piece is stored.
+  __device__ void Add(uint64_t* flag) {
+    if (static_cast<int>(threadIdx.x % 32) == count_) flag_ = flag;
+    if (++count_ == 32) Signal();
+  }
+
+  __device__ void Signal() {
+    __syncwarp();  // all lanes' stores come before each lane's flag
+    // SIGNAL_PIECE
+    if (flag_ != nullptr) StoreReleaseSystem(flag_, halves_.tag());
+    flag_ = nullptr;
+    count_ = 0;
+  }
+
+ private:
+  const Halves& halves_;
+  uint64_t* flag_ = nullptr;
+  int count_ = 0;
+};
+
+// A wait for pieces that did not come at once.
+class PieceWait {
+ public:
+  __device__ PieceWait(const Call& call, uint64_t epoch)
+      : call_(call),
+        epoch_(epoch),
+        entry_(call, Gate::kReady, epoch),
+        progress_(call, Gate::kChunk, epoch) {}
+
+  // Whether it may go on for one of `peer`; kArrived if so. Only who has entered the call has to
+  // hurry. By one whole warp; all lanes return the same.
+  __device__ Outcome Try(uint32_t peer) {
+    ControlBlock* const control = call_.control;
+    const uint32_t aborted = __shfl_sync(kWholeWarp, LoadAcquireSystem(&control->abort), 0);
+    if (aborted != 0) {
+      PassOnAbort(call_, aborted);
+      return static_cast<Outcome>(aborted);
+    }
+    // Another warp of this rank knows that they will not come.
+    const uint32_t failed =
+        __shfl_sync(kWholeWarp, LoadAcquireDevice(&control->progress.failure), 0);
+    if (failed != 0) return static_cast<Outcome>(failed);
+    if (peer == static_cast<uint32_t>(control->rank)) return progress_.Try(peer);
+    const FlagLine& line = control->ready[epoch_ % 2][peer];
+    if (__shfl_sync(kWholeWarp, LoadAcquireSystem(&line.epoch), 0) < epoch_) {
+      progress_.Restart();
+      return entry_.Try(peer);
+    }
+    // It may be in another call, or have nothing to send.
+    const Outcome outcome = ReadLine(call_, line);
+    if (outcome == Outcome::kMismatch) {
+      AbortGroup(call_, outcome, Gate::kReady, static_cast<int>(peer), epoch_);
+    }
+    return outcome == Outcome::kArrived ? progress_.Try(peer) : outcome;
+  }
+
+ private:
+  const Call& call_;
+  const uint64_t epoch_;
+  Patience entry_;
+  Patience progress_;
+};
+
+// Waits until no lane misses a piece: `missing()` looks, and returns whose it is, kMaxPeers if
+// there is none. By one whole warp; all lanes return the same, and what each has acquired happens
+// before what any does next.
+template <typename Missing>
+__device__ inline Outcome WaitForPieces(const Call& call, uint64_t epoch, Missing missing) {
+  constexpr int kLooks = 16;  // in a row, before anything else is looked at
+  PieceWait wait(call, epoch);
+  while (true) {
+    uint32_t peer = kMaxPeers;
+#pragma unroll 1
+    for (int look = 0; look < kLooks; ++look) {
+      peer = __reduce_min_sync(kWholeWarp, missing());
+      if (peer == kMaxPeers) break;
+    }
+    __syncwarp();
+    // Pieces that are here are right, whatever became of their owner: they are no operands.
+    if (peer == kMaxPeers) return Outcome::kArrived;
+    const Outcome end = wait.Try(peer);
+    if (end != Outcome::kArrived) return end;
+  }
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PIECES_CUH_
