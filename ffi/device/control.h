@@ -28,7 +28,6 @@ enum class Outcome : uint32_t {
   kNoWorkspace = 3,  // the workspace was released, or is too small for this call
   kPoisoned = 4,     // a peer was given a plan whose status is not 0; ends no later call
 };
-inline constexpr uint64_t kOutcomeBits = 3;
 
 // What a peer writes into my block, alone in its cache line so that polls do not collide.
 struct alignas(128) FlagLine {
@@ -51,7 +50,7 @@ struct Progress {
   uint32_t tickets;          // handed out to blocks
   uint32_t finished;         // of these tickets
   uint32_t warp_tickets[2];  // handed out to warps, of two kinds
-  uint32_t failure;          // an Outcome: of a wait that only a part of the warps made
+  uint32_t failure;          // an Outcome: of a wait of any warp
   uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to each rank
 };
 
@@ -92,7 +91,6 @@ struct ControlBlock {
 
   // Written by kernels of this device.
   alignas(128) uint64_t epoch;  // calls completed; the running call is one more
-  alignas(128) uint64_t verdict;  // epoch << kOutcomeBits | Outcome, one decision a call
   alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
   alignas(128) uint64_t warned;           // the latest gate and epoch that the host was told of
   alignas(128) Progress progress;

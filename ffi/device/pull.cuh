@@ -16,78 +16,103 @@ struct Sources {
   const uint4* rows[kMaxPeers];
   const float* weights[kMaxPeers];
 
-  // After the gate, before a barrier. By all threads of a block.
-  __device__ void Find(const PullStage& stage, uint64_t epoch) {
-    const ControlBlock* const control = stage.call.control;
-    for (int rank = threadIdx.x; rank < control->num_ranks; rank += blockDim.x) {
-      const FlagLine& line = control->ready[epoch % 2][rank];
-      const bool is_mine = rank == control->rank;
-      rows[rank] = static_cast<const uint4*>(is_mine ? stage.x : LoadPointer(&line.rows));
-      weights[rank] =
-          static_cast<const float*>(is_mine ? stage.topk_weights : LoadPointer(&line.weights));
-    }
+  // My own, by one thread.
+  __device__ void SetMine(const PullStage& stage) {
+    rows[stage.call.control->rank] = static_cast<const uint4*>(stage.x);
+    weights[stage.call.control->rank] = stage.topk_weights;
+  }
+
+  // A peer's, at the gate.
+  __device__ void Set(int peer, const FlagLine& line) {
+    rows[peer] = static_cast<const uint4*>(Load(&line.rows));
+    weights[peer] = static_cast<const float*>(Load(&line.weights));
   }
 
  private:
   template <typename T>
-  __device__ static const void* LoadPointer(T* const* address) {
+  __device__ static const void* Load(T* const* address) {
     return reinterpret_cast<const void*>(
         LoadRelaxedSystem(reinterpret_cast<const uint64_t*>(address)));
   }
 };
 
-// All tokens. `finder` finds their rows in two steps, because what it reads may be far:
-// Load(source, token) and, one token later, Rows(source, token, loaded). By all warps that have a
-// ring.
-template <typename Finder>
-__device__ void PullTokens(const PullStage& stage, const Sources& sources, const Finder& finder) {
-  const Call& call = stage.call;
-  const int warp = threadIdx.x / 32;
-  if (warp >= stage.ring.num_warps) return;
-  const int lane = threadIdx.x % 32;
-  RowCopies copies(stage.ring, call.row_chunks);
-  const int num_items = call.num_tokens * call.num_ranks;
-  // Each rank begins at its own right neighbour, so that all links carry data at once.
-  const auto source_of = [&](int item) { return call.RankAfter(item % call.num_ranks, call.control->rank + 1); };
-  float weights[2] = {};
-  typename Finder::Loaded next = {};
-  float next_weights[2] = {};
-  const auto load = [&](int item) {
-    if (item >= num_items) return;
-    const int source = source_of(item);
-    const int token = item / call.num_ranks;
-    next = finder.Load(source, token);
-    for (int half = 0; stage.has_weights && half < 2; ++half) {
-      const int k = lane + 32 * half;
-      if (k >= call.top_k) continue;
-      next_weights[half] = LoadShared4(&sources.weights[source][int64_t{token} * call.top_k + k]);
-    }
-  };
-  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
-  int following = tickets.Next();
-  load(following);
-  for (int item; (item = following) < num_items;) {
-    const typename Finder::Loaded loaded = next;
-    weights[0] = next_weights[0];
-    weights[1] = next_weights[1];
-    following = tickets.Next();
+// All tokens, handed out to the warps that have a ring.
+class TokenPull {
+ public:
+  // What needs no peer. By all threads, when nothing else is in the ring's memory.
+  __device__ explicit TokenPull(const PullStage& stage)
+      : stage_(stage),
+        copies_(stage.ring, stage.call.row_chunks),
+        tickets_(&stage.call.control->progress.warp_tickets[0],
+                 threadIdx.x / 32 * gridDim.x + blockIdx.x, gridDim.x * stage.ring.num_warps) {}
+
+  // After the gate and a barrier. `finder` finds a token's rows in two steps, because what it reads
+  // may be far: Load(source, token) and, one token later, Rows(source, token, loaded).
+  // meanwhile() is other work, done once, when the first rows are on their way.
+  template <typename Finder, typename Meanwhile>
+  __device__ void Run(const Sources& sources, const Finder& finder, Meanwhile meanwhile) {
+    const Call& call = stage_.call;
+    const bool has_ring = threadIdx.x / 32 < stage_.ring.num_warps;
+    const int lane = threadIdx.x % 32;
+    const int rank = call.control->rank;
+    const int num_items = call.num_tokens * call.num_ranks;
+    // Each rank begins at its own right neighbour, so that all links carry data at once.
+    const auto source_of = [&](int item) {
+      return call.RankAfter(item % call.num_ranks, rank + 1);
+    };
+    float weights[2] = {};
+    typename Finder::Loaded next = {};
+    float next_weights[2] = {};
+    const auto load = [&](int item) {
+      if (item >= num_items) return;
+      const int source = source_of(item);
+      const int token = item / call.num_ranks;
+      next = finder.Load(source, token);
+      for (int half = 0; stage_.has_weights && half < 2; ++half) {
+        const int k = lane + 32 * half;
+        if (k >= call.top_k) continue;
+        next_weights[half] = LoadShared4(&sources.weights[source][int64_t{token} * call.top_k + k]);
+      }
+    };
+    // By this warp, if it has rows here.
+    const auto bring = [&](int item, const typename Finder::Loaded& loaded) {
+      const int source = source_of(item);
+      const int token = item / call.num_ranks;
+      const TokenRows found = finder.Rows(source, token, loaded);
+      if (found.choices == 0) return;
+      uint4* places[2] = {};
+      for (int half = 0; half < 2; ++half) {
+        const int32_t row = found.rows[half];
+        if (row < 0) continue;
+        if (stage_.has_weights) stage_.row_weights[row] = weights[half];
+        places[half] = static_cast<uint4*>(stage_.rows) + int64_t{row} * call.row_chunks;
+      }
+      copies_.Add(sources.rows[source] + int64_t{token} * call.row_chunks, found.choices, places);
+    };
+    if (has_ring) copies_.Begin();
+    int following = has_ring ? tickets_.Next() : num_items;
     load(following);
-    const int source = source_of(item);
-    const int token = item / call.num_ranks;
-    const TokenRows found = finder.Rows(source, token, loaded);
-    if (found.choices == 0) continue;
-    for (int half = 0; stage.has_weights && half < 2; ++half) {
-      if (found.rows[half] >= 0) stage.row_weights[found.rows[half]] = weights[half];
+    for (bool is_first = true;; is_first = false) {
+      const int item = following;
+      if (item < num_items) {
+        const typename Finder::Loaded loaded = next;
+        weights[0] = next_weights[0];
+        weights[1] = next_weights[1];
+        following = tickets_.Next();
+        load(following);
+        bring(item, loaded);
+      }
+      if (is_first) meanwhile();
+      if (item >= num_items) break;
     }
-    uint4* places[2] = {};
-    for (int half = 0; half < 2; ++half) {
-      if (found.rows[half] < 0) continue;
-      places[half] = static_cast<uint4*>(stage.rows) + int64_t{found.rows[half]} * call.row_chunks;
-    }
-    copies.Add(sources.rows[source] + int64_t{token} * call.row_chunks, found.choices, places);
+    if (has_ring) copies_.Finish();
   }
-  copies.Finish();
-}
+
+ private:
+  const PullStage& stage_;
+  RowCopies copies_;
+  WarpTickets tickets_;
+};
 
 // to[i] = from[i] for i in [first, end). By all threads of a block.
 template <typename T>

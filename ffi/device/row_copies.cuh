@@ -14,8 +14,7 @@ namespace jax_ep {
 // of one more may still read theirs.
 class BulkRowCopies {
  public:
-  // In the block's dynamic shared memory. After a gate: the fence puts what it has acquired before
-  // this lane's copies.
+  // In the block's dynamic shared memory.
   __device__ BulkRowCopies(const CopyRing& ring, int32_t row_chunks)
       : num_stages_(ring.num_stages),
         stage_chunks_(ring.stage_chunks),
@@ -23,15 +22,20 @@ class BulkRowCopies {
         row_chunks_(row_chunks) {
     uint8_t* const shared =
         DynamicSharedMemory() + ring.first_byte + threadIdx.x / 32 * CopyRingBytes(ring);
+    if (threadIdx.x / 32 >= ring.num_warps) return;
     stages_ = SharedAddress(shared);
     state_ = reinterpret_cast<CopyRingState*>(shared + num_stages_ * stage_chunks_ * 16);
     places_ = reinterpret_cast<uint4**>(state_ + 1);
     if (IsLeader()) {
       for (int stage = 0; stage < num_stages_; ++stage) InitBarrier(Loaded(stage), 1);
       FenceBarrierInit();
-      FenceProxy();
     }
     __syncwarp();
+  }
+
+  // After a gate: what it has acquired comes before this lane's copies.
+  __device__ void Begin() {
+    if (IsLeader()) FenceProxy();
   }
 
   // A row to each of the places that the lanes have, two at most a lane, null where there is none.
@@ -131,6 +135,7 @@ class RegisterRowCopies {
     }
   }
 
+  __device__ void Begin() {}
   __device__ void Finish() {}
 
  private:

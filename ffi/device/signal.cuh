@@ -24,27 +24,31 @@ __device__ inline bool FinishPart(uint32_t* finished, uint32_t total, bool to_pe
   return is_last;
 }
 
-// True in the block that finishes last, of those of the kernel. To be called once, by all threads
-// of all blocks, when their work is done and all stores to peers are performed.
-__device__ inline bool IsLastBlock(const Call& call) {
-  return FinishPart(&call.control->blocks_finished, gridDim.x, false);
-}
-
-// The same, where warps of a block may fail by themselves: `failed` of any block, in the last. The
-// number of blocks fits 16 bits.
-struct LastBlock {
+// The end of a kernel: what its last block has to know.
+struct BlockEnd {
   bool is_last;
-  bool has_failed;
+  uint32_t num_failed;  // blocks, so far
 };
-__device__ inline LastBlock CountBlock(const Call& call, bool failed) {
+
+// To be called once, by all threads of all blocks, when their work is done and all stores to peers
+// are performed. The number of blocks fits 16 bits.
+__device__ inline BlockEnd CountBlock(const Call& call, bool has_failed) {
   __shared__ uint32_t sum;
   __syncthreads();
   if (threadIdx.x == 0) {
-    const uint32_t mine = failed ? 0x10001u : 1u;
+    const uint32_t mine = has_failed ? 0x10001u : 1u;
     sum = mine + AddAcquireReleaseDevice(&call.control->blocks_finished, mine);
   }
   __syncthreads();
-  return {(sum & 0xffffu) == gridDim.x, sum > 0xffffu};
+  return {(sum & 0xffffu) == gridDim.x, sum >> 16};
+}
+
+// What the last block finds. By all of its threads.
+__device__ inline Outcome FailureOf(const Call& call, const BlockEnd& end) {
+  if (end.num_failed == 0) return Outcome::kArrived;
+  const auto failure = static_cast<Outcome>(LoadAcquireDevice(&call.control->progress.failure));
+  __syncthreads();  // before it is reset
+  return failure;
 }
 
 // Tells every peer that this rank has entered the call, and that what it reads after the gate is
@@ -62,7 +66,7 @@ __device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poison
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->rows), reinterpret_cast<uint64_t>(rows));
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->weights),
                        reinterpret_cast<uint64_t>(weights));
-    // Release: after these fields, by program order, and after all blocks' data, by IsLastBlock.
+    // Release: after these fields, by program order, and after all blocks' data, by FinishPart.
     StoreReleaseSystem(&line->epoch, epoch);  // SIGNAL_READY
   }
 }
@@ -98,12 +102,12 @@ __device__ inline Outcome FinishWithPeers(const Call& call, uint64_t epoch, Outc
 #pragma unroll 1
       for (int peer = threadIdx.x; peer < control->num_ranks; peer += 32) {
         if (peer == control->rank) continue;
-        // Release: orders all blocks' reads before it, too, by IsLastBlock; values that were read
+        // Release: orders all blocks' reads before it, too, by CountBlock; values that were read
         // have been stored since, so no read is still under way.
         // SIGNAL_DONE
         StoreReleaseSystem(&control->peers[peer].control->done[control->rank].epoch, epoch);
       }
-      const Outcome others = WaitForPeers(call, Gate::kDone, epoch);  // WAIT_DONE
+      const Outcome others = WaitForReaders(call, epoch);
       if (others != Outcome::kArrived) outcome = others;
     }
     if (threadIdx.x == 0) end = outcome;

@@ -20,7 +20,7 @@ class SmallBlock {
   __device__ void Note(Outcome outcome) {
     if (outcome == Outcome::kArrived || threadIdx.x % 32 != 0) return;
     Failed() = 1;
-    atomicExch(&call_.control->progress.failure, static_cast<uint32_t>(outcome));
+    NoteFailure(call_, outcome);
   }
 
   // The same in all threads, after a barrier.
@@ -31,17 +31,13 @@ class SmallBlock {
   __device__ Outcome Finish(Outcome own) {
     // All ranks wait in every call until all have entered it. One warp here, which has least to do.
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
-      const Outcome outcome = DecideEntry(call_, epoch_);
+      const Outcome outcome = PassGate(call_, epoch_);
       Note(outcome == Outcome::kArrived ? own : outcome);
     }
     __syncthreads();
-    const LastBlock last = CountBlock(call_, has_failed());
-    if (!last.is_last) return Outcome::kArrived;
-    auto failure = Outcome::kArrived;
-    if (last.has_failed) {
-      failure = static_cast<Outcome>(LoadAcquireDevice(&call_.control->progress.failure));
-      __syncthreads();  // before it is reset
-    }
+    const BlockEnd end = CountBlock(call_, has_failed());
+    if (!end.is_last) return Outcome::kArrived;
+    const Outcome failure = FailureOf(call_, end);
     if (threadIdx.x == 0) EndCall();
     return failure;
   }

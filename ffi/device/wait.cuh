@@ -1,10 +1,9 @@
 // The one place where kernels wait, and how waiting ends if nobody comes.
 //
-// The gate that all blocks pass (kReady) has one outcome a call and device: the first block that
-// knows it writes it down, and all follow it, so that a call's results are whole or safe but never a
-// mixture. Where warps wait by themselves (kChunk), or the last block for all (kDone), that block
-// has the last word. A block waits for remote flags and for holders of lower tickets only
-// (tickets.cuh): one resident block is enough for progress.
+// Whoever waits goes by what it sees itself. What failed is written down, and the last block of the
+// call makes all results safe, so that they are whole or safe but never a mixture. A block waits for
+// remote flags and for holders of lower tickets only (tickets.cuh): one resident block is enough for
+// progress.
 #ifndef JAX_EP_DEVICE_WAIT_CUH_
 #define JAX_EP_DEVICE_WAIT_CUH_
 
@@ -118,10 +117,11 @@ class Patience {
   bool warned_ = false;
 };
 
-// Waits until flag(peer), an address, has reached `epoch` for every peer. By one whole warp; all
-// lanes return the same.
-template <typename Flag>
-__device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, Flag flag) {
+// Waits until flag(peer), an address, has reached `epoch` for every peer; arrived() then reads what
+// came with the flags. By one whole warp; all lanes return the same.
+template <typename Flag, typename Arrived>
+__device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, Flag flag,
+                                       Arrived arrived) {
   const ControlBlock* const control = call.control;
   const int lane = threadIdx.x % 32;
   Patience patience(call, gate, epoch);
@@ -134,9 +134,12 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
       missing = min(missing, static_cast<uint32_t>(peer));
     }
     missing = __reduce_min_sync(kWholeWarp, missing);
-    const uint32_t aborted = __shfl_sync(kWholeWarp, LoadAcquireSystem(&control->abort), 0);
-    // It counts more than the flags. And it is passed on before this rank's call ends: a peer that
-    // has yet to hear of it may be reading operands that are lost then.
+    // It counts more than the flags, so it is loaded after them.
+    const uint32_t word = LoadRelaxedSystem(&control->abort);
+    if (missing == kMaxPeers) arrived();  // meanwhile
+    const uint32_t aborted = __shfl_sync(kWholeWarp, word, 0);
+    // It is passed on before this rank's call ends: a peer that has yet to hear of it may be reading
+    // operands that are lost then.
     if (aborted != 0) {
       PassOnAbort(call, aborted);
       return static_cast<Outcome>(aborted);
@@ -144,7 +147,7 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
     if (missing == kMaxPeers) return Outcome::kArrived;
     const Outcome end = patience.Try(missing);
     if (end != Outcome::kArrived) return end;
-    __nanosleep(100);
+    __nanosleep(40);
   }
 }
 
@@ -155,44 +158,10 @@ __device__ inline Outcome ReadLine(const Call& call, const FlagLine& line) {
   return LoadRelaxedSystem(&line.poisoned) != 0 ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
-// Waits for all peers at a gate. By one whole warp; all lanes return the same.
-__device__ inline Outcome WaitForPeers(const Call& call, Gate gate, uint64_t epoch) {
-  const ControlBlock* const control = call.control;
-  const FlagLine* const flags = gate == Gate::kReady ? control->ready[epoch % 2] : control->done;
-  const Outcome outcome =
-      WaitForFlags(call, gate, epoch, [&](int peer) { return &flags[peer].epoch; });
-  if (outcome != Outcome::kArrived || gate != Gate::kReady) return outcome;
-
-  // Stored by the peer before its release of `epoch`, which this lane has acquired.
-  uint32_t other = kMaxPeers;
-  bool poisoned = false;
-  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
-    if (peer == control->rank) continue;
-    const Outcome outcome = ReadLine(call, flags[peer]);
-    if (outcome == Outcome::kMismatch) other = min(other, static_cast<uint32_t>(peer));
-    poisoned |= outcome == Outcome::kPoisoned;
-  }
-  other = __reduce_min_sync(kWholeWarp, other);
-  if (other != kMaxPeers) {
-    AbortGroup(call, Outcome::kMismatch, gate, other, epoch);
-    return Outcome::kMismatch;
-  }
-  return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
-}
-
 // Whether there is memory for the call, in the group that it is for.
 __device__ inline bool HasWorkspace(const Call& call) {
   const ControlBlock* const control = call.control;
   return call.workspace_bytes <= control->workspace_bytes && call.num_ranks == control->num_ranks;
-}
-
-// Whether all ranks are in this call, with what it takes. By one whole warp.
-__device__ inline Outcome DecideEntry(const Call& call, uint64_t epoch) {
-  if (!HasWorkspace(call)) {
-    AbortGroup(call, Outcome::kNoWorkspace, Gate::kReady, call.control->rank, epoch);
-    return Outcome::kNoWorkspace;
-  }
-  return WaitForPeers(call, Gate::kReady, epoch);  // WAIT_READY
 }
 
 // Whether a call may store to its peers, and signal, before it has waited: an abort says that this
@@ -202,41 +171,81 @@ __device__ inline bool MayPush(const Call& call) {
   return __shfl_sync(kWholeWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
 }
 
+// The gate of every call: all ranks have entered it, and it is the same. use(peer, line) reads what
+// else a line has, by one lane. By one whole warp; all lanes return the same.
+template <typename Use>
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, Use use) {
+  const ControlBlock* const control = call.control;
+  if (!HasWorkspace(call)) {
+    AbortGroup(call, Outcome::kNoWorkspace, Gate::kReady, control->rank, epoch);
+    return Outcome::kNoWorkspace;
+  }
+  const FlagLine* const lines = control->ready[epoch % 2];
+  uint32_t other = kMaxPeers;
+  bool poisoned = false;
+  const auto flag = [&](int peer) { return &lines[peer].epoch; };
+  const Outcome outcome = WaitForFlags(call, Gate::kReady, epoch, flag, [&] {  // WAIT_READY
+    // Stored by the peer before its release of `epoch`, which this lane has acquired.
+    for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
+      if (peer == control->rank) continue;
+      use(peer, lines[peer]);
+      const Outcome said = ReadLine(call, lines[peer]);
+      if (said == Outcome::kMismatch) other = min(other, static_cast<uint32_t>(peer));
+      poisoned |= said == Outcome::kPoisoned;
+    }
+  });
+  if (outcome != Outcome::kArrived) return outcome;
+  other = __reduce_min_sync(kWholeWarp, other);
+  if (other != kMaxPeers) {
+    AbortGroup(call, Outcome::kMismatch, Gate::kReady, other, epoch);
+    return Outcome::kMismatch;
+  }
+  return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
+}
+
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
+  return PassGate(call, epoch, [](int, const FlagLine&) {});
+}
+
+// A wait of this kernel ended like this: for the last block. By one thread.
+__device__ inline void NoteFailure(const Call& call, Outcome outcome) {
+  atomicExch(&call.control->progress.failure, static_cast<uint32_t>(outcome));
+}
+
+// The same by a whole block, each for itself. A barrier has to follow before the next.
+template <typename... Use>
+__device__ inline Outcome PassGateWithBlock(const Call& call, uint64_t epoch, Use... use) {
+  __shared__ Outcome outcome;
+  if (threadIdx.x < 32) {
+    Delay(call, epoch, 1);
+    const Outcome mine = PassGate(call, epoch, use...);
+    __syncwarp();  // what each lane has acquired happens before what lane 0 does next
+    if (threadIdx.x == 0) {
+      outcome = mine;
+      if (mine != Outcome::kArrived) NoteFailure(call, mine);
+    }
+  }
+  // From one warp to all: a barrier is causality within the block.
+  __syncthreads();
+  return outcome;
+}
+
+// Until no peer reads my memory any more. By one whole warp; all lanes return the same.
+__device__ inline Outcome WaitForReaders(const Call& call, uint64_t epoch) {
+  const FlagLine* const lines = call.control->done;
+  const auto flag = [&](int peer) { return &lines[peer].epoch; };
+  return WaitForFlags(call, Gate::kDone, epoch, flag, [] {});  // WAIT_DONE
+}
+
 // Waits for a chunk of every peer's partial rows, and of this rank's own. By one whole warp.
 __device__ inline Outcome WaitForChunk(const Call& call, int chunk, uint64_t epoch) {
   ControlBlock* const control = call.control;
   // WAIT_LOCAL: lower tickets of this device.
   while (LoadAcquireDevice(&control->chunks[control->rank][chunk]) < epoch) __nanosleep(20);
-  const Outcome outcome = WaitForFlags(
-      call, Gate::kChunk, epoch, [&](int peer) { return &control->chunks[peer][chunk]; });
+  const auto flag = [&](int peer) { return &control->chunks[peer][chunk]; };
+  const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, flag, [] {});  // WAIT_CHUNK
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
-}
-
-// The gate that all blocks pass, each with all of its threads: all ranks have entered the call.
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
-  __shared__ uint32_t outcome;
-  if (threadIdx.x < 32) {
-    Delay(call, epoch, 1);
-    uint64_t* const verdict = &call.control->verdict;
-    // Acquire: the block that wrote it down had acquired the peers' flags; causality is transitive.
-    uint64_t word = __shfl_sync(kWholeWarp, LoadAcquireSystem(verdict), 0);
-    if (word >> kOutcomeBits != epoch) {
-      const uint64_t mine =
-          epoch << kOutcomeBits | static_cast<uint64_t>(DecideEntry(call, epoch));
-      __syncwarp();  // what each lane has acquired happens before what lane 0 does next
-      if (threadIdx.x == 0) {
-        // Release: hands on what this warp has acquired. Acquire: if another block was faster, its
-        // outcome counts, and what it has acquired.
-        const uint64_t before = CompareAndSwapDevice(verdict, word, mine);
-        word = before == word ? mine : before;
-      }
-    }
-    if (threadIdx.x == 0) outcome = word & ((uint64_t{1} << kOutcomeBits) - 1);
-  }
-  // From one warp to all: a barrier is causality within the block.
-  __syncthreads();
-  return static_cast<Outcome>(outcome);
 }
 
 }  // namespace jax_ep

@@ -38,13 +38,14 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   if (is_first && threadIdx.x < 32 && HasWorkspace(call) && MayPush(call)) {
     SignalReady(call, epoch, false);
   }
-  const Outcome outcome = PassGate(call, epoch);
+  const Outcome outcome = PassGateWithBlock(call, epoch);
   if (outcome == Outcome::kArrived) SendRows(stage);
   // The rows are performed at system scope before the blocks are counted.
   if (threadIdx.x % 32 == 0) FenceSystem();
-  if (!IsLastBlock(call)) return;
-  const Outcome end = FinishWithPeers(call, epoch, outcome);
-  if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(end);
+  const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
+  if (!end.is_last) return;
+  const Outcome failure = FinishWithPeers(call, epoch, FailureOf(call, end));
+  if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(failure);
 }
 
 }  // namespace jax_ep

@@ -55,7 +55,7 @@ __device__ void FinishReduce(const CombineStage& stage, const CombineTicket& tic
 
 // By all warps, until there are no more tickets.
 template <typename Type>
-__device__ void CombineTokens(const CombineStage& stage, uint64_t epoch) {
+__device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
   const Call& call = stage.call;
   Progress& progress = call.control->progress;
   const int32_t end = EndOfRows(call, stage.plan);
@@ -64,11 +64,10 @@ __device__ void CombineTokens(const CombineStage& stage, uint64_t epoch) {
     const CombineTicket ticket = stage.tickets.At(number, call.control->rank);
     if (ticket.token < 0) continue;
     if (ticket.is_sum) {
-      const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);  // WAIT_CHUNK
+      const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);
       if (outcome != Outcome::kArrived) {
-        // The last block makes all results safe.
-        if (threadIdx.x % 32 == 0) atomicExch(&progress.failure, static_cast<uint32_t>(outcome));
-        return;
+        if (threadIdx.x % 32 == 0) NoteFailure(call, outcome);
+        return outcome;
       }
     }
     if (ticket.is_sum) {
@@ -78,6 +77,7 @@ __device__ void CombineTokens(const CombineStage& stage, uint64_t epoch) {
       FinishReduce(stage, ticket, epoch);
     }
   }
+  return Outcome::kArrived;
 }
 
 }  // namespace
@@ -100,15 +100,16 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
     FinishPart(&progress.finished, call.num_tiles, false);
   }
   AwaitParts(&progress.finished, call.num_tiles);
-  const Outcome outcome = PassGate(call, epoch);
-  if (outcome == Outcome::kArrived && !poisoned) {
-    CombineTokens<Type>(stage, epoch);
+  const Outcome outcome = PassGateWithBlock(call, epoch);
+  bool has_failed = outcome != Outcome::kArrived;
+  if (!has_failed && !poisoned) {
+    has_failed = __syncthreads_or(CombineTokens<Type>(stage, epoch) != Outcome::kArrived);
   } else {
     FillWithNan(stage, Threads::OfGrid());
   }
-  if (!IsLastBlock(call)) return;
-  const auto failure = static_cast<Outcome>(LoadAcquireDevice(&progress.failure));
-  __syncthreads();  // before it is reset
+  const BlockEnd end = CountBlock(call, has_failed);
+  if (!end.is_last) return;
+  const Outcome failure = FailureOf(call, end);
   FinishCall(call, epoch);
   if (failure != Outcome::kArrived) FillWithNan(stage, Threads::OfBlock());
 }

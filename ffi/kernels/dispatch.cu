@@ -61,23 +61,27 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const bool has_workspace = HasWorkspace(call);
 
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
+    const bool is_last_tile = ticket == call.num_tiles - 1;
     if (has_workspace) {
       CopyForPeers(stage.pull, ticket, call.num_tiles);
       ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
     }
-    const bool is_last = FinishPart(&progress.finished, call.num_tiles, true);
+    const bool is_last =
+        FinishPart(&progress.finished, call.num_tiles, is_last_tile || !stage.pull.is_in_place);
     if (is_last && has_workspace) SignalTokens(stage.pull, epoch);
   }
-  // Where the tiles' counts were: this block has none any more.
+  // In shared memory, where the tiles' counts were: this block has none any more.
   Quotas quotas(call, stage.row_align, halves.rank(),
                 reinterpret_cast<int32_t*>(DynamicSharedMemory()));
+  TokenPull pull(stage.pull);
   IncomingCounts counts(call, halves);
+  if (threadIdx.x == 0) sources.SetMine(stage.pull);
   if (has_workspace) counts.Collect(&quotas);
   AwaitParts(&progress.finished, call.num_tiles);
-  const Outcome outcome = PassGate(call, epoch);
+  const Outcome outcome = PassGateWithBlock(
+      call, epoch, [&](int peer, const FlagLine& line) { sources.Set(peer, line); });
 
   if (outcome == Outcome::kArrived) {
-    sources.Find(stage.pull, epoch);
     counts.Collect(&quotas);
     __syncthreads();
     quotas.Find([&](int source, int expert) { return counts.Of(source, expert); });
@@ -85,21 +89,23 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     if (blockIdx.x == 0) quotas.WriteGroups(stage.plan);
     const PlanResults plan = quotas.WithGroups(stage.plan);
     const Placing placing(call, plan, quotas, halves.rank());
-    PullTokens(stage.pull, sources, PublishedRoutes(call, placing));
-    const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
-    FillEmptyRows(stage.pull, plan.row_offsets[call.num_local], next_fill, [&](int row) {
-      if (!IsEmptyRow(call, plan, row)) return false;
-      SetRow(plan, row, -1, -1, -1, -1);
-      return true;
+    pull.Run(sources, PublishedRoutes(call, placing), [&] {
+      const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
+      FillEmptyRows(stage.pull, plan.row_offsets[call.num_local], next_fill, [&](int row) {
+        if (!IsEmptyRow(call, plan, row)) return false;
+        SetRow(plan, row, -1, -1, -1, -1);
+        return true;
+      });
     });
   } else {
     if (blockIdx.x == 0) WriteSafeGroups<kDispatchThreads>(call, stage.plan, outcome);
     WriteSafeResults(stage.pull, stage.plan, Threads::OfGrid());
   }
-  if (!IsLastBlock(call)) return;
-  const Outcome end = FinishWithPeers(call, epoch, outcome);
-  if (end == outcome) return;
-  WriteSafeGroups<kDispatchThreads>(call, stage.plan, end);
+  const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
+  if (!end.is_last) return;
+  const Outcome failure = FinishWithPeers(call, epoch, FailureOf(call, end));
+  if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;
+  WriteSafeGroups<kDispatchThreads>(call, stage.plan, failure);
   WriteSafeResults(stage.pull, stage.plan, Threads::OfBlock());
 }
 

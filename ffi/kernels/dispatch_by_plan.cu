@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
 
   const bool has_workspace = HasWorkspace(call);
   const bool is_copied = !stage.pull.is_in_place;
+
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
-    // Rows that peers read in place are there already.
+    // What peers read in place is there already.
     if (!is_copied && ticket == 0 && has_workspace) SignalTokens(stage.pull, epoch);
     if (has_workspace) {
       CopyForPeers(stage.pull, ticket, call.num_tiles);
@@ -56,24 +57,29 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     const bool is_last = FinishPart(&progress.finished, call.num_tiles, is_copied);
     if (is_last && is_copied && has_workspace) SignalTokens(stage.pull, epoch);
   }
+  TokenPull pull(stage.pull);
+  if (threadIdx.x == 0) sources.SetMine(stage.pull);
   AwaitParts(&progress.finished, call.num_tiles);
-  const Outcome outcome = PassGate(call, epoch);
+  const Outcome outcome = PassGateWithBlock(
+      call, epoch, [&](int peer, const FlagLine& line) { sources.Set(peer, line); });
+
   if (outcome == Outcome::kArrived && *plan.status == 0) {
     const int32_t end = EndOfRows(call, plan);
-    sources.Find(stage.pull, epoch);
-    __syncthreads();
-    PullTokens(stage.pull, sources, ByPlan(call, plan, end));
-    const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
-    FillEmptyRows(stage.pull, end, next_fill, [&](int row) {
-      int choice;
-      return row >= end || !SourceOfRow(call, plan, row, &choice);
+    pull.Run(sources, ByPlan(call, plan, end), [&] {
+      const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
+      FillEmptyRows(stage.pull, end, next_fill, [&](int row) {
+        int choice;
+        return row >= end || !SourceOfRow(call, plan, row, &choice);
+      });
     });
   } else {
     FillWithNan(stage.pull, Threads::OfGrid());
   }
-  if (!IsLastBlock(call)) return;
-  const Outcome end = FinishWithPeers(call, epoch, outcome);
-  if (end != outcome) FillWithNan(stage.pull, Threads::OfBlock());
+  const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
+  if (!end.is_last) return;
+  const Outcome failure = FinishWithPeers(call, epoch, FailureOf(call, end));
+  if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;
+  FillWithNan(stage.pull, Threads::OfBlock());
 }
 
 }  // namespace jax_ep

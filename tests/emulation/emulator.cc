@@ -48,6 +48,7 @@ class Block {
 
   const std::function<void()>& kernel;
   Barrier barrier;
+  bool any[2] = {};  // of the values that came with a barrier, by its generation
   std::vector<uint8_t> shared;
   uint8_t* shared_begin;  // aligned
   std::vector<std::function<void()>> copies;
@@ -159,7 +160,15 @@ void AwaitChange(const uint64_t* word, uint64_t value) {
   block->SwitchToScheduler();
 }
 
-void BarrierOfBlock() { Pass(block->barrier, Here().block_size.x); }
+bool BarrierOfBlock(bool value) {
+  const uint64_t generation = block->barrier.generation;
+  block->any[generation % 2] |= value;
+  const unsigned count = Here().block_size.x;
+  // The last one knows that all have read those of the barrier before.
+  if (block->barrier.arrived + 1 == count) block->any[(generation + 1) % 2] = false;
+  Pass(block->barrier, count);
+  return block->any[generation % 2];
+}
 
 const uint64_t* Exchange(uint64_t value) {
   Warp& warp = block->warp();

@@ -54,7 +54,7 @@ void Yield();
 // The same until *word is no longer `value`, which a fiber of the block changes.
 void AwaitChange(const uint64_t* word, uint64_t value);
 
-void BarrierOfBlock();
+bool BarrierOfBlock(bool value = false);  // whether any thread came with true
 // The values of all 32 lanes, until the warp's next exchange but one.
 const uint64_t* Exchange(uint64_t value);
 
@@ -96,6 +96,7 @@ extern Settings settings;
 #define gridDim (::emulation::Here().grid)
 
 inline void __syncthreads() { ::emulation::BarrierOfBlock(); }
+inline int __syncthreads_or(int value) { return ::emulation::BarrierOfBlock(value != 0); }
 inline void __syncwarp() { ::emulation::Exchange(0); }
 inline void __nanosleep(unsigned) { ::emulation::Yield(); }
 
