@@ -30,6 +30,7 @@ class ChoiceTile {
 
   // Everything, with counts to all ranks if this is the last tile.
   __device__ void Publish(const Halves& halves, uint64_t epoch) {
+    const bool sends_totals = tile_ == call_.num_tiles - 1 && MayPush(call_);
     CountStretch();
     __syncthreads();
     AddWarps();
@@ -41,7 +42,7 @@ class ChoiceTile {
       while (LoadAcquireDevice(&call_.control->tiles_counted[other]) < epoch) __nanosleep(20);
     }
     __syncthreads();
-    AddLowerTiles(halves, tile_ == call_.num_tiles - 1 && MayPush(call_));
+    AddLowerTiles(halves, sends_totals);
     __syncthreads();
     AddToPositions();
   }

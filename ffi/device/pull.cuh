@@ -147,16 +147,21 @@ __device__ inline void CopyForPeers(const PullStage& stage, int64_t part, int64_
               choices * part / num_parts, choices * (part + 1) / num_parts);
 }
 
-// Tells the peers that this rank has entered, and where they find its tokens; nothing after an
-// abort. By the block that finished the last part of what they read: it sees what any other has
-// seen.
-__device__ inline void SignalTokens(const PullStage& stage, uint64_t epoch) {
+// Where peers find this rank's tokens; nothing after an abort. By all threads of one block.
+__device__ inline void StoreLinesOfTokens(const PullStage& stage, uint64_t epoch) {
   const Call& call = stage.call;
   if (threadIdx.x >= 32 || !MayPush(call)) return;
   const int rank = call.control->rank;
   const bool is_copied = !stage.is_in_place;
-  SignalReady(call, epoch, false, is_copied ? call.Of<uint4>(rank, kPublishedRows) : stage.x,
-              is_copied ? call.Of<float>(rank, kPublishedWeights) : stage.topk_weights);
+  StoreLines(call, epoch, false, is_copied ? call.Of<uint4>(rank, kPublishedRows) : stage.x,
+             is_copied ? call.Of<float>(rank, kPublishedWeights) : stage.topk_weights);
+}
+
+// And that they may. By all threads of the block that finished the last part of what they read: it
+// sees the abort, if any other has.
+__device__ inline void SignalTokens(const Call& call, const PeerControls& peers, uint64_t epoch) {
+  if (threadIdx.x >= 32 || !MayPush(call)) return;
+  SignalReady(call, epoch, [&](int peer) { return peers.of[peer]; });
 }
 
 }  // namespace jax_ep

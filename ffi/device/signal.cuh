@@ -51,12 +51,22 @@ __device__ inline Outcome FailureOf(const Call& call, const BlockEnd& end) {
   return failure;
 }
 
-// Tells every peer that this rank has entered the call, and that what it reads after the gate is
-// complete, also if there is none. By one warp of the block that finished the last part of that.
-__device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poisoned,
-                                   const void* rows = nullptr, const float* weights = nullptr) {
+// The peers' control blocks, in shared memory: what lies in my own is far again after each acquire.
+struct PeerControls {
+  ControlBlock* of[kMaxPeers];
+
+  // By all threads of a block, before a barrier.
+  __device__ void Load(const Call& call) {
+    for (int peer = threadIdx.x; peer < call.control->num_ranks; peer += blockDim.x) {
+      of[peer] = call.control->peers[peer].control;
+    }
+  }
+};
+
+// What peers find when this rank has entered the call. By one warp.
+__device__ inline void StoreLines(const Call& call, uint64_t epoch, bool poisoned,
+                                  const void* rows = nullptr, const float* weights = nullptr) {
   const ControlBlock* const control = call.control;
-  Delay(call, epoch, 2);
 #pragma unroll 1
   for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
     if (peer == control->rank) continue;
@@ -66,9 +76,29 @@ __device__ inline void SignalReady(const Call& call, uint64_t epoch, bool poison
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->rows), reinterpret_cast<uint64_t>(rows));
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->weights),
                        reinterpret_cast<uint64_t>(weights));
-    // Release: after these fields, by program order, and after all blocks' data, by FinishPart.
-    StoreReleaseSystem(&line->epoch, epoch);  // SIGNAL_READY
   }
+}
+
+// That it has, and that what they read after the gate is complete, also if there is none. By one
+// warp of the block that finished the last part of that, or of the only one.
+template <typename ControlOf>
+__device__ inline void SignalReady(const Call& call, uint64_t epoch, ControlOf control_of) {
+  const ControlBlock* const control = call.control;
+  Delay(call, epoch, 2);
+#pragma unroll 1
+  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
+    if (peer == control->rank) continue;
+    // Release: after the line and all blocks' data, by program order or FinishPart.
+    // SIGNAL_READY
+    StoreReleaseSystem(&control_of(peer)->ready[epoch % 2][control->rank].epoch, epoch);
+  }
+}
+
+// Both at once.
+__device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned,
+                             const void* rows = nullptr, const float* weights = nullptr) {
+  StoreLines(call, epoch, poisoned, rows, weights);
+  SignalReady(call, epoch, [&](int peer) { return call.control->peers[peer].control; });
 }
 
 // Ends the call: the next is the next epoch, and the next kernel of the stream, or the next replay,
@@ -92,7 +122,8 @@ __device__ inline void FinishCall(const Call& call, uint64_t epoch, int first = 
 // not end before all are done. By the last block. `outcome` is that of the call; the result says
 // whether it still stands. If a rank gives up, what others read of its memory may be something else
 // by now: their results have to be made safe.
-__device__ inline Outcome FinishWithPeers(const Call& call, uint64_t epoch, Outcome outcome) {
+__device__ inline Outcome FinishWithPeers(const Call& call, const PeerControls& peers,
+                                          uint64_t epoch, Outcome outcome) {
   __shared__ Outcome end;
   const ControlBlock* const control = call.control;
   FinishCall(call, epoch, 32);
@@ -105,7 +136,7 @@ __device__ inline Outcome FinishWithPeers(const Call& call, uint64_t epoch, Outc
         // Release: orders all blocks' reads before it, too, by CountBlock; values that were read
         // have been stored since, so no read is still under way.
         // SIGNAL_DONE
-        StoreReleaseSystem(&control->peers[peer].control->done[control->rank].epoch, epoch);
+        StoreReleaseSystem(&peers.of[peer]->done[control->rank].epoch, epoch);
       }
       const Outcome others = WaitForReaders(call, epoch);
       if (others != Outcome::kArrived) outcome = others;

@@ -33,10 +33,12 @@ __device__ void SendRows(const CeilingStage& stage) {
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     CeilingKernel(const __grid_constant__ CeilingStage stage) {
   const Call& call = stage.call;
+  __shared__ PeerControls peers;
   const uint64_t epoch = CurrentEpoch(call);
+  peers.Load(call);
   const bool is_first = NextTicket(&call.control->progress.tickets) == 0;
   if (is_first && threadIdx.x < 32 && HasWorkspace(call) && MayPush(call)) {
-    SignalReady(call, epoch, false);
+    Enter(call, epoch, false);
   }
   const Outcome outcome = PassGateWithBlock(call, epoch);
   if (outcome == Outcome::kArrived) SendRows(stage);
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   if (threadIdx.x % 32 == 0) FenceSystem();
   const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
   if (!end.is_last) return;
-  const Outcome failure = FinishWithPeers(call, epoch, FailureOf(call, end));
+  const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
   if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(failure);
 }
 

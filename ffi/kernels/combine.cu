@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
     if (HasWorkspace(call)) {
       // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
       // hold.
-      if (ticket == 0 && threadIdx.x < 32 && MayPush(call)) SignalReady(call, epoch, poisoned);
+      if (ticket == 0 && threadIdx.x < 32 && MayPush(call)) Enter(call, epoch, poisoned);
       IndexRows(call, stage.plan, ticket, call.num_tiles);
     }
     FinishPart(&progress.finished, call.num_tiles, false);

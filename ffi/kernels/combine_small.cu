@@ -87,7 +87,7 @@ __device__ void Push(const SmallCombineStage& stage, const Halves& halves, uint6
   for (int number; (number = tickets.Next()) < num_parts;) {
     if (!poisoned) PushSum<Type>(stage, halves, rows, number, &flags);
     // With the first part: peers that run another call shall know, or have nothing to wait for.
-    if (number == 0) SignalReady(call, epoch, poisoned);
+    if (number == 0) Enter(call, epoch, poisoned);
   }
   flags.Signal();
 }

@@ -54,21 +54,24 @@ class PublishedRoutes {
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     DispatchKernel(const __grid_constant__ DispatchStage stage) {
   __shared__ Sources sources;
+  __shared__ PeerControls peers;
   const Call& call = stage.pull.call;
   Progress& progress = call.control->progress;
   const uint64_t epoch = CurrentEpoch(call);
   const Halves halves(call, epoch);
   const bool has_workspace = HasWorkspace(call);
+  peers.Load(call);
 
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
-    const bool is_last_tile = ticket == call.num_tiles - 1;
     if (has_workspace) {
+      if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
       CopyForPeers(stage.pull, ticket, call.num_tiles);
       ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
     }
+    const bool is_sender = ticket == 0 || ticket == call.num_tiles - 1;
     const bool is_last =
-        FinishPart(&progress.finished, call.num_tiles, is_last_tile || !stage.pull.is_in_place);
-    if (is_last && has_workspace) SignalTokens(stage.pull, epoch);
+        FinishPart(&progress.finished, call.num_tiles, is_sender || !stage.pull.is_in_place);
+    if (is_last && has_workspace) SignalTokens(call, peers, epoch);
   }
   // In shared memory, where the tiles' counts were: this block has none any more.
   Quotas quotas(call, stage.row_align, halves.rank(),
@@ -103,7 +106,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   }
   const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
   if (!end.is_last) return;
-  const Outcome failure = FinishWithPeers(call, epoch, FailureOf(call, end));
+  const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
   if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;
   WriteSafeGroups<kDispatchThreads>(call, stage.plan, failure);
   WriteSafeResults(stage.pull, stage.plan, Threads::OfBlock());

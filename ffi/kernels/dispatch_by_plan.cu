@@ -39,6 +39,7 @@ class ByPlan {
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     DispatchByPlanKernel(const __grid_constant__ DispatchByPlanStage stage) {
   __shared__ Sources sources;
+  __shared__ PeerControls peers;
   const Call& call = stage.pull.call;
   const PlanOperands& plan = stage.plan;
   Progress& progress = call.control->progress;
@@ -46,16 +47,18 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
 
   const bool has_workspace = HasWorkspace(call);
   const bool is_copied = !stage.pull.is_in_place;
+  peers.Load(call);
 
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
-    // What peers read in place is there already.
-    if (!is_copied && ticket == 0 && has_workspace) SignalTokens(stage.pull, epoch);
     if (has_workspace) {
+      if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
+      // What peers read in place is there already.
+      if (ticket == 0 && !is_copied) SignalTokens(call, peers, epoch);
       CopyForPeers(stage.pull, ticket, call.num_tiles);
       IndexRows(call, plan, ticket, call.num_tiles);
     }
     const bool is_last = FinishPart(&progress.finished, call.num_tiles, is_copied);
-    if (is_last && is_copied && has_workspace) SignalTokens(stage.pull, epoch);
+    if (is_last && is_copied && has_workspace) SignalTokens(call, peers, epoch);
   }
   TokenPull pull(stage.pull);
   if (threadIdx.x == 0) sources.SetMine(stage.pull);
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   }
   const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
   if (!end.is_last) return;
-  const Outcome failure = FinishWithPeers(call, epoch, FailureOf(call, end));
+  const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
   if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;
   FillWithNan(stage.pull, Threads::OfBlock());
 }

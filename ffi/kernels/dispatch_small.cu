@@ -87,7 +87,7 @@ __device__ void Push(const SmallDispatchStage& stage, const Halves& halves, uint
       PushRow(stage, halves, number - num_packets, &flags);
     }
     // With the first part: peers that run another call shall know.
-    if (number == 0) SignalReady(call, epoch, false);
+    if (number == 0) Enter(call, epoch, false);
   }
   flags.Signal();
 }
