@@ -1,7 +1,9 @@
-"""`python -m jax_ep.bench transfer`: calls chained in one program, and the evidence that they are in its loop."""
+"""`python -m jax_ep.bench transfer`: calls chained in one program, and the evidence that all are in it."""
 
 from __future__ import annotations
 
+import collections
+import re
 import unittest.mock
 
 import testing  # isort: skip
@@ -13,33 +15,51 @@ from transfers import problem_of
 
 from jax_ep.bench import hlo, measure, timing, transfer_cases, transfer_problem
 from jax_ep.bench.transfer_contenders import Ours
-from jax_ep.bench.transfer_problem import start_sharded
+from jax_ep.bench.transfer_problem import chain, sharded, start_sharded
 
 
 class ChainTest(parameterized.TestCase):
-    @parameterized.parameters(*transfer_cases.OPERATIONS)
-    def test_calls_stay_in_the_loop(self, operation):
+    @parameterized.product(operation=transfer_cases.OPERATIONS, chained=(1, 2, 7))
+    def test_all_calls_are_in_the_program(self, operation, chained):
         problem = problem_of()
         transfer = Ours().transfer(operation, problem)
         arguments = Ours()._arguments(operation, problem)
         collective = "all-to-all" if operation == "combine" else "all-gather"
-        started = start_sharded(transfer, arguments, problem.mesh, 5, collective)
-        self.assertEqual(started.repeats, 5)
-        with self.assertRaisesRegex(RuntimeError, r"no collective-permute .*\(in its loop\)"):
-            start_sharded(transfer, arguments, problem.mesh, 5, "collective-permute")
+        alone = start_sharded(transfer, arguments, problem.mesh, 1, None)
+        started = start_sharded(transfer, arguments, problem.mesh, chained, None)
+        self.assertEqual(started.repeats, chained)
+        # What the pure-JAX dispatch gathers besides x does not depend on it, and is gathered once.
+        once = alone.facts["collectives"][collective] - 1
+        self.assertEqual(started.facts["collectives"][collective], once + chained)
 
-    def test_calls_outside_the_loop_are_no_evidence(self):
-        """As if the compiler had moved them out."""
+    def test_nothing_is_between_calls(self):
+        """Nor are they merged, though their arguments are the same and nobody reads their results."""
         problem = problem_of()
         gather = lambda x: jax.lax.all_gather(x, "expert", tiled=True)
-        moved_out = lambda transfer, calls: (
-            lambda x: jax.lax.fori_loop(0, calls, lambda i, a: a * a, transfer(x))
-        )
+        x = jax.ShapeDtypeStruct((36, 16), np.float32)  # XLA:CPU would convert bfloat16
+        program = jax.jit(sharded(chain(gather, 5), problem.mesh)).lower(x)
+        disabled = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+        text = program.compile(compiler_options=disabled).as_text()
+        operations = collections.Counter(re.findall(r"^ .* = .*? ([\w-]+)\(", text, re.MULTILINE))
+        free = {"parameter", "tuple", "get-tuple-element", "opt-barrier"}
+        self.assertEqual({o: n for o, n in operations.items() if o not in free}, {"all-gather": 5})
+
+    def test_fewer_or_more_calls_are_no_evidence(self):
+        problem = problem_of()
+        gather = lambda x: jax.lax.all_gather(x, "expert", tiled=True)
+        twice = lambda x: jax.lax.all_gather(gather(x), "expert")
+        arguments = [(problem.sets[0].x,)]
+        start_sharded(gather, arguments, problem.mesh, 5, "all-gather")
+        with self.assertRaisesRegex(RuntimeError, "have all-gather 5 times, but has .*: 10}"):
+            start_sharded(twice, arguments, problem.mesh, 5, "all-gather")
+        with self.assertRaisesRegex(RuntimeError, "have all-to-all 5 times, but has"):
+            start_sharded(gather, arguments, problem.mesh, 5, "all-to-all")
+        merged = unittest.mock.patch.object(transfer_problem, "chain", lambda transfer, _: transfer)
         with (
-            unittest.mock.patch.object(transfer_problem, "chain", moved_out),
-            self.assertRaisesRegex(RuntimeError, r"no all-gather .*\(in its loop\)"),
+            merged,
+            self.assertRaisesRegex(RuntimeError, "have all-gather 5 times, but has .*: 1}"),
         ):
-            start_sharded(gather, [(problem.sets[0].x,)], problem.mesh, 5, "all-gather")
+            start_sharded(gather, arguments, problem.mesh, 5, "all-gather")
 
     def test_as_many_calls_as_asked_for(self):
         calls = []
@@ -67,31 +87,34 @@ class ChainTest(parameterized.TestCase):
         times = {"median": 2.0, "minimum": 1.0, "maximum": 4.0, "iterations": 3}
         self.assertEqual(measurements["a"]["rounds"], [times])
 
-    def test_what_loops_repeat(self):
+    def test_instructions_are_counted(self):
+        """In all computations; asynchronous ones once, and nothing that is only named like them."""
         text = """HloModule m, is_scheduled=true
 
-%sum (a: f32[]) -> f32[] {
-  ROOT %r = f32[] all-reduce(%a)
+%wrapped (p: f32[4]) -> f32[8] {
+  %p = f32[4] parameter(0)
+  ROOT %g = f32[8] all-gather(%p), dimensions={0}
 }
 
-%inner.1 (p: f32[4]) -> f32[4] {
-  ROOT %g = (f32[4], f32[8]) all-gather-start(%p)
-}
-
-%step (p: f32[4]) -> f32[4] {
-  %d = f32[8] all-gather-done(%g)
-  ROOT %f = f32[4] fusion(%p), calls=%inner.1
+%wrapped.1 (p: f32[4]) -> f32[4] {
+  ROOT %c.1 = f32[4] custom-call(%p), custom_call_target="jax_ep.combine.v1"
 }
 
 ENTRY %main (p: f32[4]) -> f32[4] {
-  %c = f32[4] custom-call(%p), custom_call_target="jax_ep.combine.v1"
-  %x = f32[4] all-to-all(%c), to_apply=%sum
-  ROOT %w = f32[4] while(%x), condition=%until, body=%step
+  %all-gather.1 = (f32[4], f32[8]) all-gather-start(%p), metadata={op_name="all-gather"}
+  %all-gather.2 = f32[8] all-gather-done(%all-gather.1)
+  %async = ((f32[4]), f32[8], u32[]) async-start(%all-gather.2), calls=%wrapped
+  %async.1 = f32[8] async-done(%async)
+  %s = ((f32[8]), f32[4], u32[]) custom-call-start(%async.1), custom_call_target="jax_ep.combine.v1"
+  %d = f32[4] custom-call-done(%s), custom_call_target="jax_ep.combine.v1"
+  %f = f32[4] fusion(%d), calls=%wrapped.1
+  %r = (f32[4], s32[1]) custom-call(%f), custom_call_target="jax_ep.dispatch.v1"
+  ROOT %x = f32[4] ragged-all-to-all(%r), channel_id=1
 }
 """
-        self.assertEqual(hlo.collectives(text), {"all-reduce": 1, "all-gather": 1, "all-to-all": 1})
-        self.assertEqual(hlo.custom_calls(text), {"jax_ep.combine.v1": 1})
-        self.assertEqual(hlo.collectives(hlo.loops(text)), {"all-gather": 1})
+        self.assertEqual(hlo.collectives(text), {"all-gather": 2, "ragged-all-to-all": 1})
+        calls = {"jax_ep.combine.v1": 2, "jax_ep.dispatch.v1": 1}
+        self.assertEqual(hlo.custom_calls(text), calls)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class CasesTest(absltest.TestCase):
         self.assertEqual({s.tokens for s in shapes}, set(transfer_cases.SWEEP_TOKENS))
         cases = transfer_cases.choose_cases(shapes, None, ["combine"])
         self.assertLen(cases, 11 + 1 + 4)  # zipf for the first; 1 to 128 tokens singly, too
-        self.assertEqual({c.shape.tokens for c in cases if c.chained == 20}, {1, 8, 32, 128})
+        self.assertEqual({c.shape.tokens for c in cases if c.chained == 64}, {1, 8, 32, 128})
         self.assertLen(transfer_cases.choose_cases(shapes[:2], ["zipf"], None), 2 * 3)
 
     def test_parsed(self):

@@ -109,13 +109,20 @@ class TimingTest(absltest.TestCase):
             seconds = timing.device_times(lambda x: calls.append(x) or x, ["a", "b"], 5, completion)
         self.assertLen(seconds, 5)
         self.assertEqual(calls, (["a", "b"] * len(calls))[: len(calls)])
-        self.assertEqual(ahead[2:], [0] + [1] * (len(ahead) - 3))
+        self.assertEqual(ahead[4:], [0] + [1] * (len(ahead) - 5))
         self.assertLen(waited, len(ahead))
 
-    def test_long_calls_are_repeated_less(self):
+    def test_long_calls_are_repeated_less_and_never_two_at_once(self):
+        running, most = [], []
+
+        def completion(result):
+            most.append(len(running))
+            return running.clear
+
         with unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, LONG_CALL_SECONDS=0):
-            seconds = timing.device_times(lambda x: x, [jnp.ones(1)], 50)
+            seconds = timing.device_times(running.append, [1], 50, completion)
         self.assertLen(seconds, timing.LONG_CALL_ITERATIONS)
+        self.assertEqual(set(most), {1})
 
 
 class FiguresTest(absltest.TestCase):
@@ -168,7 +175,7 @@ class FiguresTest(absltest.TestCase):
         self.assertEqual((results["missing"], results["counts"]), ([], True))
 
 
-class CommandTest(absltest.TestCase):
+class CommandTest(parameterized.TestCase):
     def test_smoke(self):
         arguments = ("--shape", "24,16,8,3", "--operation", "forward")
         status, output, results = smoke("matmul", *arguments)
@@ -216,6 +223,31 @@ class CommandTest(absltest.TestCase):
         self.assertIn("rounds", comparison.measurements["jax_ep"])
         self.assertRegex(
             comparison.measurements["lax.ragged_dot"]["error"], "differs from that of jax_ep by 0.1"
+        )
+
+    @parameterized.product(
+        shape=((1,), (7, 5), (1, 3), (3, 5, 7), (1, 2, 3)), dtype=(jnp.bfloat16, jnp.float32)
+    )
+    def test_relative_difference(self, shape, dtype):
+        random = np.random.default_rng(0)
+        a, b = (jnp.asarray(random.normal(size=shape), dtype) for _ in range(2))
+        x, y = (np.asarray(array, np.float64) for array in (a, b))
+        expected = np.linalg.norm(x - y) / np.linalg.norm(y)
+        self.assertAlmostEqual(float(matmul.relative_difference(a, b)), expected, places=5)
+        self.assertEqual(float(matmul.relative_difference(b, b)), 0)
+
+    def test_nan_is_a_difference(self):
+        class Nan(contenders.RaggedDot):
+            def computation(self, operation):
+                return lambda x: super(Nan, self).computation(operation)(x).at[-1, -1].set(jnp.nan)
+
+        operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
+        comparison = matmul.Comparison(cases.Case(SHAPE, "balanced", "forward"), operands, 1, {})
+        with unittest.mock.patch.multiple(timing, **QUICK):
+            comparison.measure(contenders.Ours())
+            comparison.measure(Nan())
+        self.assertRegex(
+            comparison.measurements["lax.ragged_dot"]["error"], "differs from that of jax_ep by nan"
         )
 
     def test_tokamax_configurations_are_tried_once_for_a_shape(self):

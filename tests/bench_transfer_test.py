@@ -146,7 +146,7 @@ class CommandTest(absltest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertEqual((results["ranks"], results["counts"]), (4, False))
         self.assertLen(results["cases"], 3 * (2 + 2))  # two routings; few tokens singly, too
-        self.assertEqual({record["chained"] for record in results["cases"]}, {1, 4, 20})
+        self.assertEqual({record["chained"] for record in results["cases"]}, {1, 8, 64})
         for record in results["cases"]:
             measurements = record["measurements"]
             by_plan = record["operation"] == "dispatch_by_plan"

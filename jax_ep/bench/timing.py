@@ -59,10 +59,13 @@ def device_times(
     same for every framework: JAX shows neither its streams nor events on them, and what CUPTI says
     of kernels leaves out the gaps.
 
+    Calls of more than 50 ms are waited for one by one: launching is nothing beside them, and two at
+    once may not fit into memory (lax.ragged_dot's weight gradient takes 44 GiB for 64 groups).
+
     Args:
       call: enqueues the work on the device and returns its result. Compiled and run once before.
       argument_sets: arguments of successive calls, used in turn; together larger than the L2 cache.
-      iterations: how many; at most `LONG_CALL_ITERATIONS` if a call takes more than 50 ms.
+      iterations: how many; at most `LONG_CALL_ITERATIONS` of long calls.
       completion: how to wait for a result.
     """
     rotation = itertools.cycle(argument_sets)
@@ -72,14 +75,20 @@ def device_times(
             result = call(next(rotation))
         return completion(result)
 
-    burst(1)()
-    start = time.perf_counter()
-    burst(2)()
-    estimate = (time.perf_counter() - start) / 2
-    calls = max(1, math.ceil(BURST_SECONDS / estimate))
-    if estimate > LONG_CALL_SECONDS:
-        iterations = min(iterations, LONG_CALL_ITERATIONS)
+    def timed(calls: int) -> float:
+        start = time.perf_counter()
+        burst(calls)()
+        return (time.perf_counter() - start) / calls
 
+    burst(1)()
+    estimate = min(timed(1), timed(1))
+    if estimate > LONG_CALL_SECONDS:
+        warm_up = math.ceil(WARM_UP_SECONDS / estimate)
+        iterations = min(iterations, LONG_CALL_ITERATIONS)
+        return [timed(1) for _ in range(warm_up + iterations)][warm_up:]
+
+    estimate = timed(2)
+    calls = max(1, math.ceil(BURST_SECONDS / estimate))
     warm_up = max(1, math.ceil(WARM_UP_SECONDS / (estimate * calls)))
     seconds = []
     running = burst(calls)

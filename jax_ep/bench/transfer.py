@@ -6,8 +6,9 @@ with 1 and with 64 updates a peer, lax.all_to_all of as many bytes, and all_gath
 (psum_scatter of sums, for combine). GB/s are of one number of bytes for all contenders of a case:
 those of distinct (token, other rank) pairs of the busiest rank. recv_capacity is what the rank with
 most rows receives, so nothing is dropped, and jax_ep's results are checked against numpy. Calls are
-chained in one program, four of them, or 20 if a rank has up to 256 tokens: the host may not launch
-single ones as fast as they run. Those of few tokens are measured as single calls, too.
+chained in one program, one straight after another, 8 of them, or 64 if a rank has up to 256 tokens:
+the host may not launch single ones as fast as they run. Those of few tokens are measured singly,
+too.
 
 Writes DIR/transfer.json (times, ratios, and the versions of all) after every measurement, so that a
 run that is stopped leaves what it had, and at its end DIR/transfer.png. A result counts only if

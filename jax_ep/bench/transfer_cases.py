@@ -11,11 +11,12 @@ from jax_ep.bench import options
 
 OPERATIONS: tuple[str, ...] = ("dispatch", "dispatch_by_plan", "combine")
 ROUTINGS = ("balanced", "zipf")
-# Launching from the host may take longer than a transfer: calls are chained in one program. With so
-# few tokens a rank more of them, and single calls are measured, too.
+# Launching from the host may take longer than a transfer: calls are chained in one program, which
+# should take a millisecond. With so few tokens a rank more of them, and single calls are measured,
+# too.
 FEW_TOKENS = 256
-CHAINED_OF_FEW = 20
-CHAINED = 4
+CHAINED_OF_FEW = 64
+CHAINED = 8
 ELEMENT_BYTES = 2  # bfloat16
 
 
