@@ -9,7 +9,8 @@ namespace jax_ep {
 
 // The buffers of a workspace, in their order. R ranks, E experts, T tokens a rank, K choices.
 enum Buffer : int {
-  // Written by peers without waiting (small.h), in halves by the epoch's parity. First, and as large
+  // Written by peers without waiting (small.h), in halves by the epoch's parity. First, and as
+  // large
   // for all shapes, so that they never overlap another buffer.
   kSmallRows,     // rows[R][T] of dispatch, rows[T][min(K, R)] of combine; or CountPacket[R][pairs]
   kSmallPackets,  // Packet[R][T * K] of dispatch, float32[T * K] of combine

@@ -47,10 +47,10 @@ inline constexpr int kMaxChunks = 32;
 
 // Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
 struct Progress {
-  uint32_t tickets;          // handed out to blocks
-  uint32_t finished;         // of these tickets
-  uint32_t warp_tickets[2];  // handed out to warps, of two kinds
-  uint32_t failure;          // an Outcome: of a wait of any warp
+  uint32_t tickets;                                 // handed out to blocks
+  uint32_t finished;                                // of these tickets
+  uint32_t warp_tickets[2];                         // handed out to warps, of two kinds
+  uint32_t failure;                                 // an Outcome: of a wait of any warp
   uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to each rank
 };
 
@@ -90,7 +90,7 @@ struct ControlBlock {
   Peer peers[kMaxPeers];  // by rank, mine included
 
   // Written by kernels of this device.
-  alignas(128) uint64_t epoch;  // calls completed; the running call is one more
+  alignas(128) uint64_t epoch;            // calls completed; the running call is one more
   alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
   alignas(128) uint64_t warned;           // the latest gate and epoch that the host was told of
   alignas(128) Progress progress;

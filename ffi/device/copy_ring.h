@@ -10,7 +10,7 @@ inline constexpr int kMaxCopyStages = 8;
 
 // Of each of the block's first warps.
 struct CopyRing {
-  int32_t first_byte;    // of shared memory: before it is something else
+  int32_t first_byte;  // of shared memory: before it is something else
   int32_t num_warps;
   int32_t num_stages;    // 3 or more; 0: there are none, rows go through registers
   int32_t stage_chunks;  // of 16 bytes

@@ -41,15 +41,17 @@ class ActivationRows {
     place_ = place;
     weights_.Read(epilogue_.row_weights, place);
     if (epilogue_.bias != nullptr) AddBias(group, sums);
-    uint32_t words[kStagedWords];
     if (epilogue_.activation.is_identity) {
       // Rounded once: the weight comes before.
 #pragma unroll
       for (int i = 0; i < kResultN / 2; ++i) sums[i] *= weights_.of[i / 2 % 2];
     }
-    Round(sums, 0, words);
-    stage_.Replace(words);
-    Round(sums, 1, kept_);
+    // One branch instead of a choice for each sum: the matrix units wait meanwhile.
+    if (epilogue_.activation.is_gated) {
+      Round<true>(sums);
+    } else {
+      Round<false>(sums);
+    }
     half_ = 0;
     word_ = kUnsent;
   }
@@ -94,18 +96,22 @@ class ActivationRows {
   static constexpr int kStagedColumns = kResultN / 2;
   static constexpr int kUnsent = -1;  // that pre-activations are
 
-  __device__ void Round(const float (&sums)[kResultN / 2], int half,
-                        uint32_t (&words)[kStagedWords]) const {
-    const bool is_gated = epilogue_.activation.is_gated;
+  // One half into the stage, the other into kept_.
+  template <bool kIsGated>
+  __device__ void Round(const float (&sums)[kResultN / 2]) {
+    const auto round = [&](int half, uint32_t (&words)[kStagedWords]) {
 #pragma unroll
-    for (int i = 0; i < kStagedWords; ++i) {
-      // Boxes 0 and 2 of the sums' four with box 1 and 3, or each with its neighbour.
-      const int gated = (i / kBoxWords * 2 + half) * kBoxWords + i % kBoxWords;
-      const int plain = half * kStagedWords + i;
-      const float pair[2] = {is_gated ? sums[2 * gated] : sums[2 * plain],
-                             is_gated ? sums[2 * gated + 1] : sums[2 * plain + 1]};
-      words[i] = T::Pack(pair);
-    }
+      for (int i = 0; i < kStagedWords; ++i) {
+        // Boxes 0 and 2 of the sums' four with box 1 and 3, or each with its neighbour.
+        const int gated = (i / kBoxWords * 2 + half) * kBoxWords + i % kBoxWords;
+        const int plain = half * kStagedWords + i;
+        words[i] = T::Pack(sums + 2 * (kIsGated ? gated : plain));
+      }
+    };
+    uint32_t words[kStagedWords];
+    round(0, words);
+    stage_.Replace(words);
+    round(1, kept_);
   }
 
   __device__ void SendPreActivations() const {

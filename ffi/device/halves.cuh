@@ -26,9 +26,7 @@ class Halves {
     }
     __device__ float* scalars() const { return reinterpret_cast<float*>(packets()); }
     // [R][pairs]: of each rank's choices.
-    __device__ CountPacket* counts() const {
-      return At<CountPacket>(kSmallRows, kSmallRowBytes);
-    }
+    __device__ CountPacket* counts() const { return At<CountPacket>(kSmallRows, kSmallRowBytes); }
     __device__ uint64_t* flags() const {
       return At<uint64_t>(kSmallFlags, kSmallPieces * int64_t{sizeof(uint64_t)});
     }

@@ -1,5 +1,5 @@
-// What every block works out of all ranks' counts: which rows fit, and where each rank's rows of each
-// local expert begin.
+// What every block works out of all ranks' counts: which rows fit, and where each rank's rows of
+// each local expert begin.
 //
 // On overflow every local expert of a destination gets the same cap, the largest with which the
 // padded groups fit into its M rows; within an expert every source gets the same quota, the largest
@@ -20,10 +20,7 @@ inline constexpr int32_t kUnlimited = (1 << 30) - 1;
 class Quotas {
  public:
   __device__ Quotas(const Call& call, const Divisor& row_align, int rank, int32_t* shared)
-      : call_(call),
-        row_align_(row_align),
-        rank_(rank),
-        first_expert_(rank * call.num_local) {
+      : call_(call), row_align_(row_align), rank_(rank), first_expert_(rank * call.num_local) {
     const auto take = [&](int count) {
       int32_t* const taken = shared;
       shared += count;

@@ -2,8 +2,8 @@
 #ifndef JAX_EP_DEVICE_SMALL_BLOCK_CUH_
 #define JAX_EP_DEVICE_SMALL_BLOCK_CUH_
 
-#include "ffi/device/signal.cuh"
 #include "ffi/device/pieces.cuh"
+#include "ffi/device/signal.cuh"
 
 namespace jax_ep {
 

@@ -1,9 +1,9 @@
 // The one place where kernels wait, and how waiting ends if nobody comes.
 //
 // Whoever waits goes by what it sees itself. What failed is written down, and the last block of the
-// call makes all results safe, so that they are whole or safe but never a mixture. A block waits for
-// remote flags and for holders of lower tickets only (tickets.cuh): one resident block is enough for
-// progress.
+// call makes all results safe, so that they are whole or safe but never a mixture. A block waits
+// for remote flags and for holders of lower tickets only (tickets.cuh): one resident block is
+// enough for progress.
 #ifndef JAX_EP_DEVICE_WAIT_CUH_
 #define JAX_EP_DEVICE_WAIT_CUH_
 
@@ -127,7 +127,8 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
   Patience patience(call, gate, epoch);
   while (true) {
     // Acquire: what the peer did before it released this epoch has happened. At kReady that is all
-    // of its last call, too, and its data; at kChunk its data; at kDone its last reads of my memory.
+    // of its last call, too, and its data; at kChunk its data; at kDone its last reads of my
+    // memory.
     uint32_t missing = kMaxPeers;
     for (int peer = lane; peer < control->num_ranks; peer += 32) {
       if (peer == control->rank || LoadAcquireSystem(flag(peer)) >= epoch) continue;
@@ -138,8 +139,8 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
     const uint32_t word = LoadRelaxedSystem(&control->abort);
     if (missing == kMaxPeers) arrived();  // meanwhile
     const uint32_t aborted = __shfl_sync(kWholeWarp, word, 0);
-    // It is passed on before this rank's call ends: a peer that has yet to hear of it may be reading
-    // operands that are lost then.
+    // It is passed on before this rank's call ends: a peer that has yet to hear of it may be
+    // reading operands that are lost then.
     if (aborted != 0) {
       PassOnAbort(call, aborted);
       return static_cast<Outcome>(aborted);
@@ -207,9 +208,16 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
   return PassGate(call, epoch, [](int, const FlagLine&) {});
 }
 
-// A wait of this kernel ended like this: for the last block. By one thread.
-__device__ inline void NoteFailure(const Call& call, Outcome outcome) {
-  atomicExch(&call.control->progress.failure, static_cast<uint32_t>(outcome));
+// A wait of this kernel ended like this: for the last block. By one thread. That a peer is poisoned
+// counts less than that the group is aborted.
+__device__ __noinline__ inline void NoteFailure(const Call& call, Outcome outcome) {
+  uint32_t* const failure = &call.control->progress.failure;
+  const auto word = static_cast<uint32_t>(outcome);
+  if (outcome == Outcome::kPoisoned) {
+    atomicCAS(failure, 0u, word);
+  } else {
+    atomicExch(failure, word);
+  }
 }
 
 // The same by a whole block, each for itself. A barrier has to follow before the next.

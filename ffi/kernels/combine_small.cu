@@ -54,8 +54,8 @@ __device__ int FlagOf(const SmallCombineStage& stage, const SmallPart& part) {
 // A piece of what this rank has for a token of a rank, itself among them. The flag comes even if
 // that is nothing: a plan may be wrong, and nobody shall wait for ever. By one warp.
 template <typename Type>
-__device__ void PushSum(const SmallCombineStage& stage, const Halves& halves,
-                        const int32_t* rows, int number, PieceFlags* flags) {
+__device__ void PushSum(const SmallCombineStage& stage, const Halves& halves, const int32_t* rows,
+                        int number, PieceFlags* flags) {
   const Call& call = stage.combine.call;
   const int rank = halves.rank();
   const SmallPart part = stage.pieces.At(number, stage.by_num_ranks);
@@ -94,8 +94,7 @@ __device__ void Push(const SmallCombineStage& stage, const Halves& halves, uint6
 
 // What the ranks sent for this one's tokens. By all warps, each in its turn.
 template <typename Type>
-__device__ Outcome AddTokens(const SmallCombineStage& stage, const Halves& halves,
-                             uint64_t epoch) {
+__device__ Outcome AddTokens(const SmallCombineStage& stage, const Halves& halves, uint64_t epoch) {
   const Call& call = stage.combine.call;
   const int num_parts = call.num_tokens * stage.pieces.count();
   const int num_warps = gridDim.x * (kSmallThreads / 32);

@@ -15,8 +15,7 @@ namespace {
 constexpr int kLoads = 4;  // chunks of a lane at once
 
 // A packet for each of 32 choices, to all ranks. By one warp.
-__device__ void PushChoices(const SmallDispatchStage& stage, const Halves& halves,
-                            int number) {
+__device__ void PushChoices(const SmallDispatchStage& stage, const Halves& halves, int number) {
   const Call& call = stage.dispatch.pull.call;
   const int rank = halves.rank();
   const int choice = 32 * number + threadIdx.x % 32;
@@ -93,9 +92,9 @@ __device__ void Push(const SmallDispatchStage& stage, const Halves& halves, uint
 }
 
 // A piece of a token, to its rows. By one warp.
-__device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halves,
-                            uint64_t epoch, const SmallPlan<kSmallThreads>& small_plan,
-                            const Placing& placing, int number) {
+__device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch,
+                            const SmallPlan<kSmallThreads>& small_plan, const Placing& placing,
+                            int number) {
   const PullStage& pull = stage.dispatch.pull;
   const Call& call = pull.call;
   const int rank = halves.rank();
@@ -148,8 +147,8 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
 }
 
 // Tokens piece by piece, and then the rows that come from none. By all warps, each in its turn.
-__device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halves,
-                             uint64_t epoch, const SmallPlan<kSmallThreads>& small_plan) {
+__device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch,
+                             const SmallPlan<kSmallThreads>& small_plan) {
   const Call& call = stage.dispatch.pull.call;
   const PlanResults plan = small_plan.quotas().WithGroups(stage.dispatch.plan);
   const Placing placing(call, plan, small_plan.quotas(), halves.rank());

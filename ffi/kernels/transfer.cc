@@ -14,7 +14,9 @@ namespace {
 constexpr int64_t kChunkBytes = 16;
 constexpr int64_t kWarps = kCombineThreads / 32;
 
-constexpr int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr int64_t CeilDivide(int64_t value, int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
 uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
   for (const int64_t value : values) {
@@ -191,10 +193,10 @@ int64_t RingBytes(const CopyRing& ring) {
 
 int64_t DispatchBlocks(const Launcher& launcher, const PullStage& pull) {
   const Call& call = pull.call;
-  return launcher.Grid({call.num_tiles,
-                        CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
-                        CeilDivide(call.num_rows, 32 * kDispatchWarps)},
-                       1);
+  return launcher.Grid(
+      {call.num_tiles, CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
+       CeilDivide(call.num_rows, 32 * kDispatchWarps)},
+      1);
 }
 
 }  // namespace
@@ -281,11 +283,9 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   const DispatchStage stage = {Pull(sizes, ring, call), Divisor(static_cast<int32_t>(align)),
                                call.topk_ids, call.plan};
   if (pieces.count() > 0) {
-    const SmallDispatchStage small = {stage,
-                                      pieces,
-                                      PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
-                                      Divisor(sizes.num_ranks),
-                                      Divisor(std::max(1, sizes.num_ranks - 1))};
+    const SmallDispatchStage small = {
+        stage, pieces, PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
+        Divisor(sizes.num_ranks), Divisor(std::max(1, sizes.num_ranks - 1))};
     launcher.Launch("dispatch of few tokens", DispatchSmallKernelAddress(),
                     SmallBlocks(launcher, pieces, sizes.num_rows), kSmallThreads, small,
                     SmallPlanBytes(sizes.num_ranks, sizes.num_choices(), sizes.num_experts));

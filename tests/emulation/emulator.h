@@ -163,6 +163,11 @@ template <typename T>
 T atomicExch(T* address, T value) {
   return std::atomic_ref<T>(*address).exchange(value);
 }
+template <typename T>
+T atomicCAS(T* address, T expected, T value) {
+  std::atomic_ref<T>(*address).compare_exchange_strong(expected, value);
+  return expected;
+}
 
 template <typename A, typename B>
 constexpr std::common_type_t<A, B> min(A a, B b) {

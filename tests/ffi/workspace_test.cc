@@ -75,7 +75,7 @@ void TestBuffers() {
   CHECK(BytesOf(kLarge, "published_rows") == 4096 * 7168 * 2);
   CHECK(BytesOf(kLarge, "partial_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2; }), "partial_rows") ==
-        int64_t{4096} * 2 * 7168 * 2);           // min(K, R) is K
+        int64_t{4096} * 2 * 7168 * 2);  // min(K, R) is K
   CHECK(BytesOf(kLarge, "tile_counts") == 128 * 258 * 4);
   CHECK(BytesOf(kLarge, "routes") == 4096 * 8 * 8);
   // A wire row is padded to the unit of bulk copies.
