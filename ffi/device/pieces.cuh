@@ -93,7 +93,9 @@ __device__ inline Outcome WaitForPieces(const Call& call, uint64_t epoch, Missin
     // Pieces that are here are right, whatever became of their owner: they are no operands.
     if (peer == kMaxPeers) return Outcome::kArrived;
     const Outcome end = wait.Try(peer);
-    if (end != Outcome::kArrived) return end;
+    if (end == Outcome::kArrived) continue;
+    if (threadIdx.x % 32 == 0) NoteFailure(call, end);
+    return end;
   }
 }
 

@@ -31,10 +31,10 @@ struct BlockEnd {
 };
 
 // To be called once, by all threads of all blocks, when their work is done and all stores to peers
-// are performed. The number of blocks fits 16 bits.
-__device__ inline BlockEnd CountBlock(const Call& call, bool has_failed) {
+// are performed. `outcome` is that of this thread's part. The number of blocks fits 16 bits.
+__device__ inline BlockEnd CountBlock(const Call& call, Outcome outcome) {
   __shared__ uint32_t sum;
-  __syncthreads();
+  const bool has_failed = __syncthreads_or(outcome != Outcome::kArrived);
   if (threadIdx.x == 0) {
     const uint32_t mine = has_failed ? 0x10001u : 1u;
     sum = mine + AddAcquireReleaseDevice(&call.control->blocks_finished, mine);
@@ -145,6 +145,27 @@ __device__ inline Outcome FinishWithPeers(const Call& call, const PeerControls& 
   }
   __syncthreads();
   return end;
+}
+
+// The end of a small call, by all threads of all blocks; `outcome` as above. If results have to be
+// made safe, says why, in all threads of the block that has to do it.
+__device__ inline Outcome FinishSmallCall(const Call& call, uint64_t epoch, Outcome outcome) {
+  // All ranks wait in every call until all have entered it. One warp here, which has least to do.
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
+    const Outcome others = PassGate(call, epoch);
+    if (others != Outcome::kArrived) outcome = others;
+  }
+  const BlockEnd end = CountBlock(call, outcome);
+  if (!end.is_last) return Outcome::kArrived;
+  const Outcome failure = FailureOf(call, end);
+  if (threadIdx.x == 0) {  // FinishCall, of what it uses
+    ControlBlock* const control = call.control;
+    control->epoch = epoch;
+    control->blocks_finished = 0;
+    control->progress.warp_tickets[0] = 0;
+    control->progress.failure = 0;
+  }
+  return failure;
 }
 
 }  // namespace jax_ep

@@ -16,7 +16,8 @@ inline constexpr int64_t kSmallRowBytes = int64_t{8} << 20;
 inline constexpr int64_t kSmallChoices = 8192;  // R * T * K
 inline constexpr int64_t kSmallPieces = 8192;   // R * T * pieces of a row
 
-inline constexpr int64_t kSmallTopK = 32;  // a lane for each choice
+inline constexpr int64_t kSmallTopK = 32;          // a lane for each choice
+inline constexpr int64_t kSmallPieceChunks = 128;  // 4 of 16 bytes for each lane, at once
 
 // A choice, with what says of which call it is: 16 bytes that are stored and loaded at once.
 struct Packet {
@@ -73,11 +74,13 @@ class SmallPieces {
   Divisor by_count_;
 };
 
-// Some thousands of pieces if the rows are long enough: about two for each warp of a large GPU.
-// None if the call is not small, by static shapes alone, as all ranks have to agree.
+// Some thousands of pieces if the rows are long enough, about two for each warp of a large GPU;
+// none longer than kSmallPieceChunks, since there are at most that many chunks for each piece
+// wanted. None if the call is not small, by static shapes alone, as all ranks have to agree.
 inline SmallPieces PlanSmallPieces(int64_t num_ranks, int64_t num_tokens, int64_t top_k,
                                    int64_t row_chunks) {
   constexpr int64_t kWanted = 4096;
+  static_assert(kSmallRowBytes / 16 <= kWanted * kSmallPieceChunks);
   constexpr int64_t kLeastChunks = 64;
   const int64_t rows = num_ranks * num_tokens;
   if (rows <= 0 || row_chunks <= 0 || top_k > kSmallTopK || rows > kSmallPieces ||

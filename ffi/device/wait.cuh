@@ -117,6 +117,18 @@ class Patience {
   bool warned_ = false;
 };
 
+// Something in this kernel ended like this: for the last block. By one thread. That a peer is
+// poisoned counts less than that the group is aborted.
+__device__ __noinline__ inline void NoteFailure(const Call& call, Outcome outcome) {
+  uint32_t* const failure = &call.control->progress.failure;
+  const auto word = static_cast<uint32_t>(outcome);
+  if (outcome == Outcome::kPoisoned) {
+    atomicCAS(failure, 0u, word);
+  } else {
+    atomicExch(failure, word);
+  }
+}
+
 // Waits until flag(peer), an address, has reached `epoch` for every peer; arrived() then reads what
 // came with the flags. By one whole warp; all lanes return the same.
 template <typename Flag, typename Arrived>
@@ -172,10 +184,8 @@ __device__ inline bool MayPush(const Call& call) {
   return __shfl_sync(kWholeWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
 }
 
-// The gate of every call: all ranks have entered it, and it is the same. use(peer, line) reads what
-// else a line has, by one lane. By one whole warp; all lanes return the same.
 template <typename Use>
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, Use use) {
+__device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch, Use use) {
   const ControlBlock* const control = call.control;
   if (!HasWorkspace(call)) {
     AbortGroup(call, Outcome::kNoWorkspace, Gate::kReady, control->rank, epoch);
@@ -204,20 +214,16 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch, Use use) {
   return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
+// The gate of every call: all ranks have entered it, and it is the same. use(peer, line) reads what
+// else a line has, by one lane. By one whole warp; all lanes return the same.
+template <typename Use>
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, Use use) {
+  const Outcome outcome = WaitForEntry(call, epoch, use);
+  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
+  return outcome;
+}
 __device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
   return PassGate(call, epoch, [](int, const FlagLine&) {});
-}
-
-// A wait of this kernel ended like this: for the last block. By one thread. That a peer is poisoned
-// counts less than that the group is aborted.
-__device__ __noinline__ inline void NoteFailure(const Call& call, Outcome outcome) {
-  uint32_t* const failure = &call.control->progress.failure;
-  const auto word = static_cast<uint32_t>(outcome);
-  if (outcome == Outcome::kPoisoned) {
-    atomicCAS(failure, 0u, word);
-  } else {
-    atomicExch(failure, word);
-  }
 }
 
 // The same by a whole block, each for itself. A barrier has to follow before the next.
@@ -228,10 +234,7 @@ __device__ inline Outcome PassGateWithBlock(const Call& call, uint64_t epoch, Us
     Delay(call, epoch, 1);
     const Outcome mine = PassGate(call, epoch, use...);
     __syncwarp();  // what each lane has acquired happens before what lane 0 does next
-    if (threadIdx.x == 0) {
-      outcome = mine;
-      if (mine != Outcome::kArrived) NoteFailure(call, mine);
-    }
+    if (threadIdx.x == 0) outcome = mine;
   }
   // From one warp to all: a barrier is causality within the block.
   __syncthreads();
@@ -252,6 +255,7 @@ __device__ inline Outcome WaitForChunk(const Call& call, int chunk, uint64_t epo
   while (LoadAcquireDevice(&control->chunks[control->rank][chunk]) < epoch) __nanosleep(20);
   const auto flag = [&](int peer) { return &control->chunks[peer][chunk]; };
   const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, flag, [] {});  // WAIT_CHUNK
+  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
 }

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   if (outcome == Outcome::kArrived) SendRows(stage);
   // The rows are performed at system scope before the blocks are counted.
   if (threadIdx.x % 32 == 0) FenceSystem();
-  const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
+  const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
   const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
   if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(failure);

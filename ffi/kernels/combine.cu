@@ -65,10 +65,7 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
     if (ticket.token < 0) continue;
     if (ticket.is_sum) {
       const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);
-      if (outcome != Outcome::kArrived) {
-        if (threadIdx.x % 32 == 0) NoteFailure(call, outcome);
-        return outcome;
-      }
+      if (outcome != Outcome::kArrived) return outcome;
     }
     if (ticket.is_sum) {
       AddPiece<Type>(stage, ticket);
@@ -100,14 +97,13 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
     FinishPart(&progress.finished, call.num_tiles, false);
   }
   AwaitParts(&progress.finished, call.num_tiles);
-  const Outcome outcome = PassGateWithBlock(call, epoch);
-  bool has_failed = outcome != Outcome::kArrived;
-  if (!has_failed && !poisoned) {
-    has_failed = __syncthreads_or(CombineTokens<Type>(stage, epoch) != Outcome::kArrived);
+  Outcome outcome = PassGateWithBlock(call, epoch);
+  if (outcome == Outcome::kArrived && !poisoned) {
+    outcome = CombineTokens<Type>(stage, epoch);
   } else {
     FillWithNan(stage, Threads::OfGrid());
   }
-  const BlockEnd end = CountBlock(call, has_failed);
+  const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
   const Outcome failure = FailureOf(call, end);
   FinishCall(call, epoch);

@@ -4,7 +4,8 @@
 //   push    handed out in order: the sums of this rank's rows go to the tokens' ranks
 //   add     what all ranks sent for the tokens of this one
 #include "ffi/device/combine_sums.cuh"
-#include "ffi/device/small_block.cuh"
+#include "ffi/device/pieces.cuh"
+#include "ffi/device/signal.cuh"
 #include "ffi/device/tickets.cuh"
 #include "ffi/kernels/stages.h"
 
@@ -130,13 +131,14 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const uint64_t epoch = CurrentEpoch(call);
   const Halves halves(call, epoch);
   const bool poisoned = *stage.combine.plan.status != 0;
-  SmallBlock block(call, epoch);
-  if (HasWorkspace(call)) Push<Type>(stage, halves, epoch, poisoned);
-  if (HasWorkspace(call) && !poisoned) {
-    block.Note(AddTokens<Type>(stage, halves, epoch));
+  auto outcome = poisoned ? Outcome::kPoisoned : Outcome::kArrived;  // of this thread's warp
+  if (poisoned && threadIdx.x == 0) NoteFailure(call, outcome);
+  if (HasWorkspace(call)) {
+    Push<Type>(stage, halves, epoch, poisoned);
+    if (!poisoned) outcome = AddTokens<Type>(stage, halves, epoch);
   }
-  const Outcome outcome = block.Finish(poisoned ? Outcome::kPoisoned : Outcome::kArrived);
-  if (outcome != Outcome::kArrived) FillWithNan(stage.combine, Threads::OfBlock());
+  const Outcome failure = FinishSmallCall(call, epoch, outcome);
+  if (failure != Outcome::kArrived) FillWithNan(stage.combine, Threads::OfBlock());
 }
 
 template __global__ void CombineSmallKernel<BFloat16>(

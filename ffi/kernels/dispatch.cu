@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     if (blockIdx.x == 0) WriteSafeGroups<kDispatchThreads>(call, stage.plan, outcome);
     WriteSafeResults(stage.pull, stage.plan, Threads::OfGrid());
   }
-  const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
+  const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
   const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
   if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;

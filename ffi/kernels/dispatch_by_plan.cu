@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   } else {
     FillWithNan(stage.pull, Threads::OfGrid());
   }
-  const BlockEnd end = CountBlock(call, outcome != Outcome::kArrived);
+  const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
   const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
   if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;

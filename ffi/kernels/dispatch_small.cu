@@ -4,7 +4,7 @@
 //   number   meanwhile each block counts the choices of all ranks, and finds all rows by itself
 //   place    tokens that are here go to their rows; rows that come from no token are filled
 #include "ffi/device/placing.cuh"
-#include "ffi/device/small_block.cuh"
+#include "ffi/device/signal.cuh"
 #include "ffi/device/small_plan.cuh"
 #include "ffi/device/tickets.cuh"
 #include "ffi/kernels/stages.h"
@@ -12,7 +12,7 @@
 namespace jax_ep {
 namespace {
 
-constexpr int kLoads = 4;  // chunks of a lane at once
+constexpr int kLoads = kSmallPieceChunks / 32;  // chunks of a lane, of a piece
 
 // A packet for each of 32 choices, to all ranks. By one warp.
 __device__ void PushChoices(const SmallDispatchStage& stage, const Halves& halves, int number) {
@@ -49,21 +49,18 @@ __device__ void PushRow(const SmallDispatchStage& stage, const Halves& halves, i
       static_cast<const uint4*>(stage.dispatch.pull.x) + int64_t{token} * call.row_chunks;
   const int place = rank * call.num_tokens + token;
   uint4* const to = halves.Of(peer).rows() + int64_t{place} * call.row_chunks;
+  const int first = stage.pieces.FirstOf(piece) + k;
   const int end = stage.pieces.EndOf(piece, call.row_chunks);
-#pragma unroll 1
-  for (int base = stage.pieces.FirstOf(piece) + threadIdx.x % 32; base - threadIdx.x % 32 < end;
-       base += 32 * kLoads) {
-    uint4 chunks[kLoads];
+  uint4 chunks[kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if (base + 32 * i < end) chunks[i] = from[base + 32 * i];
-    }
-    // Asked for after the loads, whose wait is the same.
-    if (!__any_sync(kWholeWarp, visits)) return;
+  for (int i = 0; i < kLoads; ++i) {
+    if (first + 32 * i < end) chunks[i] = from[first + 32 * i];
+  }
+  // Asked for after the loads, whose wait is the same.
+  if (!__any_sync(kWholeWarp, visits)) return;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if (base + 32 * i < end) to[base + 32 * i] = chunks[i];
-    }
+  for (int i = 0; i < kLoads; ++i) {
+    if (first + 32 * i < end) to[first + 32 * i] = chunks[i];
   }
   flags->Add(&halves.Of(peer).flags()[place * stage.pieces.count() + piece]);
 }
@@ -125,22 +122,20 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
     if (outcome != Outcome::kArrived) return outcome;
     from = halves.Mine().rows() + int64_t{place} * call.row_chunks;
   }
+  const int first = stage.pieces.FirstOf(piece) + lane;
   const int end = stage.pieces.EndOf(piece, call.row_chunks);
+  uint4 chunks[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    if (first + 32 * i < end) chunks[i] = LoadShared16(&from[first + 32 * i]);
+  }
 #pragma unroll 1
-  for (int base = stage.pieces.FirstOf(piece) + lane; base - lane < end; base += 32 * kLoads) {
-    uint4 chunks[kLoads];
+  for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
+    uint4* const to = static_cast<uint4*>(pull.rows) +
+                      int64_t{placed.found.RowOf(__ffs(left) - 1)} * call.row_chunks;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (base + 32 * i < end) chunks[i] = LoadShared16(&from[base + 32 * i]);
-    }
-#pragma unroll 1
-    for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
-      uint4* const to = static_cast<uint4*>(pull.rows) +
-                        int64_t{placed.found.RowOf(__ffs(left) - 1)} * call.row_chunks;
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        if (base + 32 * i < end) to[base + 32 * i] = chunks[i];
-      }
+      if (first + 32 * i < end) to[first + 32 * i] = chunks[i];
     }
   }
   return Outcome::kArrived;
@@ -183,24 +178,23 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const Halves halves(call, epoch);
   SmallPlan<kSmallThreads> small_plan(call, stage.stretches, stage.dispatch.row_align,
                                       halves.rank());
-  SmallBlock block(call, epoch);
+  auto outcome = Outcome::kArrived;  // of this thread's warp
   if (HasWorkspace(call)) {
     if (small_plan.IsCounter()) {
-      block.Note(small_plan.Collect(halves, epoch));
+      outcome = small_plan.Collect(halves, epoch);
     } else {
       Push(stage, halves, epoch);
     }
-    __syncthreads();
-    if (!block.has_failed()) {
+    if (!__syncthreads_or(outcome != Outcome::kArrived)) {
       small_plan.Number();
       __syncthreads();
       if (blockIdx.x == 0) small_plan.quotas().WriteGroups(stage.dispatch.plan);
-      block.Note(PlaceRows(stage, halves, epoch, small_plan));
+      outcome = PlaceRows(stage, halves, epoch, small_plan);
     }
   }
-  const Outcome outcome = block.Finish(Outcome::kArrived);
-  if (outcome == Outcome::kArrived) return;
-  WriteSafeGroups<kSmallThreads>(call, stage.dispatch.plan, outcome);
+  const Outcome failure = FinishSmallCall(call, epoch, outcome);
+  if (failure == Outcome::kArrived) return;
+  WriteSafeGroups<kSmallThreads>(call, stage.dispatch.plan, failure);
   WriteSafeResults(pull, stage.dispatch.plan, Threads::OfBlock());
 }
 

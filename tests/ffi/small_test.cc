@@ -18,6 +18,7 @@ void TestPiecesCoverARowOnce() {
           CHECK(pieces.FirstOf(piece) == end);
           end = pieces.EndOf(piece, static_cast<int32_t>(chunks));
           CHECK(end > pieces.FirstOf(piece));
+          CHECK(end - pieces.FirstOf(piece) <= kSmallPieceChunks);
         }
         CHECK(end == chunks);
         CHECK(ranks * tokens * pieces.count() <= kSmallPieces);
