@@ -119,7 +119,7 @@ class Patience {
 
 // Something in this kernel ended like this: for the last block. By one thread. That a peer is
 // poisoned counts less than that the group is aborted.
-__device__ __noinline__ inline void NoteFailure(const Call& call, Outcome outcome) {
+__device__ inline void NoteFailure(const Call& call, Outcome outcome) {
   uint32_t* const failure = &call.control->progress.failure;
   const auto word = static_cast<uint32_t>(outcome);
   if (outcome == Outcome::kPoisoned) {
