@@ -21,20 +21,21 @@ MEMORY_MB = 1500
 
 # Calls without end, one of seven operations each, unless CALLS, FIRST and LAST say otherwise. RESIDENT is 2 and RESIDENT_ELSEWHERE 1.
 SETTINGS = {
-    "two_ranks": {},
-    "two_blocks_on_both_ranks": {"RESIDENT_ELSEWHERE": 2, "FIRST": 2, "LAST": 3},
-    "small_calls_of_two_blocks_on_both_ranks": {"RESIDENT_ELSEWHERE": 2, "FIRST": 3, "LAST": 5},
+    "two_ranks": {"RESIDENT_ELSEWHERE": 2},
     "one_resident_block": {"RESIDENT": 1},
     "three_ranks": {"RANKS": 3, "RESIDENT": 1, "LAST": 4},
-    "a_rank_gives_up": {"TIMEOUTS": 1, "CALLS": 1},
-    "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2, "LAST": 4},
+    "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2},
     "a_rank_gives_up_in_three_calls": {"TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
-    "a_rank_gives_up_in_two_small_calls": {"TIMEOUTS": 1, "CALLS": 2, "FIRST": 4, "LAST": 5},
     "a_rank_gives_up_with_one_resident_block": {
-        "TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 5, "RESIDENT": 1
+        "TIMEOUTS": 1, "CALLS": 3, "FIRST": 2, "LAST": 5, "RESIDENT": 1
     },
-    "one_of_three_ranks_gives_up": {"TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "RESIDENT": 1},
-    "different_calls": {"MISMATCH": 1, "CALLS": 2, "LAST": 3},
+    "one_of_three_ranks_gives_up": {
+        "TIMEOUTS": 1, "CALLS": 1, "LAST": 5, "RANKS": 3, "RESIDENT": 1
+    },
+    "one_of_three_ranks_gives_up_and_one_has_two_blocks": {
+        "TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "FIRST": 3, "LAST": 3
+    },
+    "different_calls": {"MISMATCH": 1, "CALLS": 2, "LAST": 4},
     "different_calls_with_one_resident_block": {
         "MISMATCH": 1, "CALLS": 2, "LAST": 5, "RESIDENT": 1
     },
@@ -49,18 +50,15 @@ WRONG, STUCK = "assertion violated", "invalid end state"
 IN_PLACE, COMBINE, COPIED, SMALL, SMALL_POISONED, POISONED = (
     {"FIRST": n, "LAST": n} for n in (1, 2, 3, 4, 5, 6)
 )
-GIVES_UP = SETTINGS["a_rank_gives_up"]
-ONE_BLOCK_GIVES_UP = SETTINGS["a_rank_gives_up_with_one_resident_block"]
+GIVES_UP = {"TIMEOUTS": 1, "CALLS": 3}
+ONE_BLOCK = {"FIRST": 4, "LAST": 5, "RESIDENT": 1}
 MUTATIONS = (
-    ("NO_WAIT_FREE", WRONG, COPIED),
-    ("NO_WAIT_FREE", WRONG, COMBINE),
     ("NO_WAIT_READY", WRONG, IN_PLACE),
-    ("NO_WAIT_READY", STUCK, POISONED),
-    ("NO_WAIT_READY", WRONG, SMALL_POISONED | {"CALLS": 3}),
-    ("NO_WAIT_READY", WRONG, ONE_BLOCK_GIVES_UP),
+    ("NO_WAIT_READY", WRONG, COMBINE),
+    ("NO_WAIT_READY", WRONG, SMALL_POISONED | GIVES_UP),
     ("NO_WAIT_CHUNK", WRONG, COMBINE),
     ("NO_WAIT_PIECE", WRONG, SMALL),
-    ("NO_WAIT_LOCAL", WRONG, COPIED),
+    ("NO_WAIT_LOCAL", WRONG, COPIED | GIVES_UP),
     ("NO_WAIT_LOCAL", WRONG, COMBINE),
     ("NO_WAIT_DONE", WRONG, IN_PLACE),
     ("NO_SIGNAL_READY", STUCK, COPIED),
@@ -77,28 +75,37 @@ MUTATIONS = (
     ("FIRST_SIGNAL_READY", WRONG, COPIED),
     ("FIRST_SIGNAL_CHUNK", WRONG, COMBINE),
     ("FIRST_SIGNAL_DONE", WRONG, COPIED),
-    ("ONE_PEER_FREE", WRONG, SETTINGS["three_ranks"]),
-    ("NO_FINGERPRINT", WRONG, SETTINGS["different_calls"]),
+    ("COPIED_NOT_DONE", WRONG, COPIED),
+    ("COPIED_NOT_DONE", WRONG, {"FIRST": 2, "LAST": 3}),
+    ("NO_FINGERPRINT", STUCK, SETTINGS["different_calls_with_one_resident_block"]),
     ("NO_POISONED", STUCK, POISONED),
-    ("NO_POISONED", STUCK, SMALL_POISONED),
-    ("NO_VERDICT", WRONG, GIVES_UP),
-    ("NO_ABORT", STUCK, GIVES_UP),
+    ("NO_POISONED", STUCK, ONE_BLOCK),
+    ("NO_NOTE", WRONG, COMBINE | GIVES_UP),
+    ("NO_NOTE", WRONG, SMALL | GIVES_UP),
+    ("NO_ABORT", STUCK, COPIED | GIVES_UP),
+    ("NO_ABORT", STUCK, SMALL | GIVES_UP),
     ("NO_PASSING_ON", WRONG, SETTINGS["one_of_three_ranks_gives_up"]),
-    ("NO_LAST_LOOK", WRONG, GIVES_UP),
-    ("NO_LOOK", WRONG, SMALL | {"TIMEOUTS": 1, "CALLS": 3}),
-    ("NO_LINE_LOOK", STUCK, SMALL_POISONED | {"RESIDENT": 1}),
+    ("NO_LAST_LOOK", WRONG, IN_PLACE | GIVES_UP),
+    ("NO_LAST_LOOK", WRONG, COPIED | GIVES_UP),
+    ("NO_LOOK", WRONG, SMALL | GIVES_UP),
+    ("NO_LOOK", WRONG, COPIED | GIVES_UP),
+    ("ENTER_ANYWAY", WRONG, IN_PLACE | GIVES_UP),
+    ("ENTER_ANYWAY", WRONG, COPIED | GIVES_UP),
+    ("ENTER_ANYWAY", WRONG, COMBINE | GIVES_UP),
+    ("ENTER_ANYWAY", WRONG, SMALL | GIVES_UP),
+    ("NO_SECOND_LOOK", WRONG, SETTINGS["one_of_three_ranks_gives_up_and_one_has_two_blocks"]),
+    ("NO_LINE_LOOK", STUCK, ONE_BLOCK),
     ("NO_LINE_LOOK", STUCK, SETTINGS["different_calls_with_one_resident_block"]),
-    ("READY_ANYWAY", WRONG, SETTINGS["a_rank_gives_up_in_three_calls"]),
-    ("READY_BY_BLOCK", STUCK, SMALL | {"RESIDENT": 1}),
+    ("READY_BY_BLOCK", STUCK, ONE_BLOCK),
     ("NO_RESET", STUCK, COPIED),
-    ("READS_FIRST", STUCK, COPIED | {"RESIDENT": 1}),
-    ("EARLY_STORE", WRONG, COPIED),
+    ("READS_FIRST", STUCK, COMBINE),
     ("EARLY_STORE", WRONG, COMBINE),
-    ("FLAGS_FIRST", WRONG, SETTINGS["a_rank_gives_up_in_two_calls"]),
-    ("ONE_LINE", WRONG, SMALL | {"CALLS": 2}),
-    ("ONE_LINE", WRONG, {"CALLS": 2, "FIRST": 2, "LAST": 4}),
-    ("ONE_HALF", STUCK, SMALL | {"CALLS": 2}),
-    ("ONE_HALF", WRONG, SMALL | {"TIMEOUTS": 1, "CALLS": 2}),
+    ("FLAGS_FIRST", WRONG, COPIED | GIVES_UP),
+    ("ONE_LINE", WRONG, SMALL | GIVES_UP),
+    ("ONE_LINE", WRONG, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
+    ("ONE_HALF", WRONG, SMALL | GIVES_UP),
+    ("ONE_COUNTS_HALF", WRONG, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
+    ("COUNTS_AMONG_ROWS", WRONG, {"FIRST": 2, "LAST": 3}),
 )  # fmt: skip
 
 

@@ -64,8 +64,8 @@ struct PeerControls {
 };
 
 // What peers find when this rank has entered the call. By one warp.
-__device__ inline void StoreLines(const Call& call, uint64_t epoch, bool poisoned,
-                                  const void* rows = nullptr, const float* weights = nullptr) {
+__device__ inline void StoreLines(const Call& call, uint64_t epoch, bool poisoned, const void* rows,
+                                  const float* weights) {
   const ControlBlock* const control = call.control;
 #pragma unroll 1
   for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
@@ -94,10 +94,9 @@ __device__ inline void SignalReady(const Call& call, uint64_t epoch, ControlOf c
   }
 }
 
-// Both at once.
-__device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned,
-                             const void* rows = nullptr, const float* weights = nullptr) {
-  StoreLines(call, epoch, poisoned, rows, weights);
+// Both at once, where peers read nothing.
+__device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned) {
+  StoreLines(call, epoch, poisoned, nullptr, nullptr);
   SignalReady(call, epoch, [&](int peer) { return call.control->peers[peer].control; });
 }
 
@@ -129,7 +128,7 @@ __device__ inline Outcome FinishWithPeers(const Call& call, const PeerControls& 
   FinishCall(call, epoch, 32);
   if (threadIdx.x < 32) {
     Delay(call, epoch, 3);
-    if (outcome == Outcome::kArrived || outcome == Outcome::kPoisoned) {
+    if (outcome == Outcome::kArrived) {
 #pragma unroll 1
       for (int peer = threadIdx.x; peer < control->num_ranks; peer += 32) {
         if (peer == control->rank) continue;
@@ -138,8 +137,7 @@ __device__ inline Outcome FinishWithPeers(const Call& call, const PeerControls& 
         // SIGNAL_DONE
         StoreReleaseSystem(&peers.of[peer]->done[control->rank].epoch, epoch);
       }
-      const Outcome others = WaitForReaders(call, epoch);
-      if (others != Outcome::kArrived) outcome = others;
+      outcome = WaitForReaders(call, epoch);
     }
     if (threadIdx.x == 0) end = outcome;
   }

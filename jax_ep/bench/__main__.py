@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 
 # Each has `add_arguments(parser)` and `run(arguments) -> exit status`.
@@ -16,8 +15,6 @@ COMMANDS = {
 
 def main() -> int:
     """Runs the command that is named on the command line."""
-    # Leaves memory to torch, which runs in the same process. Read when JAX starts a backend.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     parser = argparse.ArgumentParser(prog="python -m jax_ep.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in COMMANDS.items():
