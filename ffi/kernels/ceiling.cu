@@ -16,6 +16,7 @@ __device__ void SendRows(const CeilingStage& stage) {
   const int num_others = max(call.num_ranks - 1, 1);
   const int stride = stage.ring.num_warps * gridDim.x;
   RowCopies copies(stage.ring, call.row_chunks);
+  copies.Begin();
   for (int repeat = 0; repeat < stage.repeats; ++repeat) {
     for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
       const int peer = (call.control->rank + 1 + row % num_others) % call.num_ranks;
