@@ -36,6 +36,14 @@ struct Sources {
   }
 };
 
+// Parts of what is filled, up to `most` for this warp.
+struct FillTickets {
+  uint32_t* tickets;
+  int most;
+
+  __device__ int operator()() { return most-- > 0 ? NextTicketOfWarp(tickets) : kMaxItems; }
+};
+
 // All tokens, handed out to the warps that have a ring.
 class TokenPull {
  public:
@@ -48,9 +56,10 @@ class TokenPull {
 
   // After the gate and a barrier. `finder` finds a token's rows in two steps, because what it reads
   // may be far: Load(source, token) and, one token later, Rows(source, token, loaded).
-  // meanwhile() is other work, done once, when the first rows are on their way.
-  template <typename Finder, typename Meanwhile>
-  __device__ void Run(const Sources& sources, const Finder& finder, Meanwhile meanwhile) {
+  // fill(most) is other work, in parts: one when this warp's first row is on its way, and what is
+  // left when all are.
+  template <typename Finder, typename Fill>
+  __device__ void Run(const Sources& sources, const Finder& finder, Fill fill) {
     const Call& call = stage_.call;
     const bool has_ring = threadIdx.x / 32 < stage_.ring.num_warps;
     const int lane = threadIdx.x % 32;
@@ -102,8 +111,9 @@ class TokenPull {
         load(following);
         bring(item, loaded);
       }
-      if (is_first) meanwhile();
-      if (item >= num_items) break;
+      const bool is_done = item >= num_items;
+      if (is_first || is_done) fill(is_done ? kMaxItems : 1);
+      if (is_done) break;
     }
     if (has_ring) copies_.Finish();
   }

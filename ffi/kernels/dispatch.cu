@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     if (blockIdx.x == 0) quotas.WriteGroups(stage.plan);
     const PlanResults plan = quotas.WithGroups(stage.plan);
     const Placing placing(call, plan, quotas, halves.rank());
-    pull.Run(sources, PublishedRoutes(call, placing), [&] {
-      const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
-      FillEmptyRows(stage.pull, plan.row_offsets[call.num_local], next_fill, [&](int row) {
+    pull.Run(sources, PublishedRoutes(call, placing), [&](int most) {
+      const FillTickets tickets = {&progress.warp_tickets[1], most};
+      FillEmptyRows(stage.pull, plan.row_offsets[call.num_local], tickets, [&](int row) {
         if (!IsEmptyRow(call, plan, row)) return false;
         SetRow(plan, row, -1, -1, -1, -1);
         return true;

@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
 
   if (outcome == Outcome::kArrived && *plan.status == 0) {
     const int32_t end = EndOfRows(call, plan);
-    pull.Run(sources, ByPlan(call, plan, end), [&] {
-      const auto next_fill = [&] { return NextTicketOfWarp(&progress.warp_tickets[1]); };
-      FillEmptyRows(stage.pull, end, next_fill, [&](int row) {
+    pull.Run(sources, ByPlan(call, plan, end), [&](int most) {
+      const FillTickets tickets = {&progress.warp_tickets[1], most};
+      FillEmptyRows(stage.pull, end, tickets, [&](int row) {
         int choice;
         return row >= end || !SourceOfRow(call, plan, row, &choice);
       });
