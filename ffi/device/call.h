@@ -11,7 +11,7 @@ namespace jax_ep {
 enum Buffer : int {
   // Written by peers without waiting (small.h), in halves by the epoch's parity. First, and as
   // large
-  // for all shapes, so that they never overlap another buffer.
+  // for all shapes: they never overlap another buffer.
   kSmallRows,     // rows[R][T] of dispatch, rows[T][min(K, R)] of combine; or CountPacket[R][pairs]
   kSmallPackets,  // Packet[R][T * K] of dispatch, float32[T * K] of combine
   kSmallFlags,    // uint64[R][T][pieces] of dispatch, uint64[T][pieces][R] of combine
@@ -69,7 +69,8 @@ struct Call {
   }
 
 #ifdef __CUDACC__
-  // `rank` must be below num_ranks, and a gate must have been passed.
+  // `rank` must be below num_ranks. There must be a workspace; and to store to a peer's, outside
+  // the halves, the gate must have been passed.
   template <typename T>
   __device__ T* Of(int rank, Buffer buffer) const {
     return reinterpret_cast<T*>(control->peers[rank].workspace + offsets[buffer]);

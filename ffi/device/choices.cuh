@@ -8,8 +8,6 @@
 #include "ffi/device/async_copy.cuh"
 #include "ffi/device/counting.cuh"
 #include "ffi/device/halves.cuh"
-#include "ffi/device/rows.cuh"
-#include "ffi/device/tickets.cuh"
 
 namespace jax_ep {
 

@@ -98,7 +98,8 @@ struct ControlBlock {
 
   // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
   alignas(128) uint32_t abort;
-  // By the epoch's parity: a small call signals while its peers may still compare the last line.
+  // By the epoch's parity: nobody waits before it signals, and its peers may still compare the last
+  // call's line.
   FlagLine ready[2][kMaxPeers];
   FlagLine done[kMaxPeers];
   alignas(128) uint64_t chunks[kMaxPeers][kMaxChunks];  // epochs: of each rank's partial rows

@@ -33,7 +33,8 @@ JAX_EP_HOST_DEVICE constexpr int32_t CopyRingBytes(const CopyRing& ring) {
   return (bytes + 127) / 128 * 128;
 }
 
-// For rows of so many chunks: whole rows if a few fit, and then as many warps, and stages, as do.
+// For rows of so many chunks: whole rows if a few fit, else parts of them, and then as many warps,
+// and stages, as do.
 constexpr CopyRing PlanCopyRing(int64_t row_chunks, int32_t num_places, int32_t most_warps,
                                 int32_t shared_bytes) {
   constexpr int32_t kMostStageChunks = 1024;  // 16 KB
@@ -41,6 +42,9 @@ constexpr CopyRing PlanCopyRing(int64_t row_chunks, int32_t num_places, int32_t 
   CopyRing ring = {0, 1, kFewestStages, 1, num_places};
   const int64_t parts = (row_chunks + kMostStageChunks - 1) / kMostStageChunks;
   if (parts > 0) ring.stage_chunks = static_cast<int32_t>((row_chunks + parts - 1) / parts);
+  while (ring.stage_chunks > 1 && CopyRingBytes(ring) > shared_bytes) {
+    ring.stage_chunks = (ring.stage_chunks + 1) / 2;
+  }
   while (ring.num_warps < most_warps &&
          (ring.num_warps + 1) * CopyRingBytes(ring) <= shared_bytes) {
     ++ring.num_warps;

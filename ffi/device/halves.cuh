@@ -11,7 +11,7 @@ namespace jax_ep {
 // The halves that a call uses, and the tag that is on all it stores there. What a half happens to
 // hold has another: the tag is a hash of 64 bits of the call, its epoch and its generation.
 //
-// What lies in the control block is loaded once: after each acquire it would be far again.
+// What the control block says of my own is loaded once: after each acquire it would be far again.
 class Halves {
  public:
   // A half of a rank.

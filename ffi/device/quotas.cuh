@@ -13,7 +13,7 @@
 
 namespace jax_ep {
 
-inline constexpr int32_t kUnlimited = (1 << 30) - 1;
+inline constexpr int32_t kUnlimited = kMaxItems;
 
 // In shared memory of a block: QuotaWords (small.h). Numbers that fit 32 bits: there are at most
 // 2^30 choices, and padding adds less than row_align, which is 2^30 at most, to a group.
@@ -149,7 +149,7 @@ class Quotas {
 #pragma unroll 1
     for (int32_t step = 1 << (31 - __clz(cap)); step > 0; step /= 2) {
       int64_t rows = 0;
-#pragma unroll 4
+#pragma unroll 8
       for (int source = 0; source < call_.num_ranks; ++source) {
         rows += min(count_of(source, expert), quota + step);
       }

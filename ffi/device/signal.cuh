@@ -7,16 +7,15 @@
 namespace jax_ep {
 
 // Counts a block's part of some work as finished: true in the block that finishes the last of
-// `total`. By all threads. No block waits for another. `to_peers`: parts store to peers, or to what
-// peers read.
+// `total`. By all threads. No block waits for another. `to_peers`: this part stored to peers.
 __device__ inline bool FinishPart(uint32_t* finished, uint32_t total, bool to_peers) {
   __shared__ bool is_last;
   __syncthreads();  // the block's accesses happen before what thread 0 does next
   if (threadIdx.x == 0) {
     // The fence makes this block's stores to peers performed at system scope here. The last block's
     // release would cover them by causality (counter: release here, acquire there); a fence in each
-    // block does not ask one SM's fence to wait for another SM's stores. What stays on the device
-    // needs the counter alone.
+    // block does not ask one SM's fence to wait for another SM's stores. What stays in this
+    // device's memory needs the counter alone, also if peers read it.
     if (to_peers) FenceSystem();
     is_last = AddAcquireReleaseDevice(finished, 1) == total - 1;
   }

@@ -66,8 +66,6 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
     if (ticket.is_sum) {
       const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);
       if (outcome != Outcome::kArrived) return outcome;
-    }
-    if (ticket.is_sum) {
       AddPiece<Type>(stage, ticket);
     } else {
       SendPiece<Type>(stage, end, ticket);
@@ -107,7 +105,9 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   if (!end.is_last) return;
   const Outcome failure = FailureOf(call, end);
   FinishCall(call, epoch);
-  if (failure != Outcome::kArrived) FillWithNan(stage, Threads::OfBlock());
+  // Of a poisoned peer all blocks have heard at the gate.
+  if (failure == Outcome::kArrived || failure == Outcome::kPoisoned) return;
+  FillWithNan(stage, Threads::OfBlock());
 }
 
 template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineStage stage);

@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
       ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
     }
     const bool is_sender = ticket == 0 || ticket == call.num_tiles - 1;
-    const bool is_last =
-        FinishPart(&progress.finished, call.num_tiles, is_sender || !stage.pull.is_in_place);
+    const bool is_last = FinishPart(&progress.finished, call.num_tiles, is_sender);
     if (is_last && has_workspace) SignalTokens(call, peers, epoch);
   }
   // In shared memory, where the tiles' counts were: this block has none any more.

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
       CopyForPeers(stage.pull, ticket, call.num_tiles);
       IndexRows(call, plan, ticket, call.num_tiles);
     }
-    const bool is_last = FinishPart(&progress.finished, call.num_tiles, is_copied);
+    const bool is_last = FinishPart(&progress.finished, call.num_tiles, ticket == 0);
     if (is_last && is_copied && has_workspace) SignalTokens(call, peers, epoch);
   }
   TokenPull pull(stage.pull);

@@ -129,7 +129,8 @@ Status FindRowEngine(RowEngine* engine) {
 
 constexpr int32_t kDispatchWarps = kDispatchThreads / 32;
 
-// What a dispatch has in shared memory before its ring, at different times.
+// What a dispatch has in shared memory: quotas, and the ring after them; or before, where both will
+// be, the counts of a tile.
 constexpr int64_t TileCountBytes(int64_t num_experts) {
   return kDispatchWarps * CountPairs(static_cast<int32_t>(num_experts)) * int64_t{sizeof(int2)};
 }
