@@ -41,7 +41,7 @@ class ActivationRows {
     place_ = place;
     weights_.Read(epilogue_.row_weights, place);
     if (epilogue_.bias != nullptr) AddBias(group, sums);
-    if (epilogue_.activation.is_identity) {
+    if (epilogue_.activation.is_identity && epilogue_.row_weights != nullptr) {
       // Rounded once: the weight comes before.
 #pragma unroll
       for (int i = 0; i < kResultN / 2; ++i) sums[i] *= weights_.of[i / 2 % 2];
@@ -53,48 +53,63 @@ class ActivationRows {
       Round<false>(sums);
     }
     half_ = 0;
-    word_ = kUnsent;
+    step_ = 0;
+  }
+
+  // The first half of a step: reads what Continue needs of the stage.
+  __device__ void Load() {
+    if (half_ == 2 || step_ == 0) return;
+    const int word = (step_ - 1) * kWordsPerStep;
+    stage_.ReadWords(word, words_);
+    if (epilogue_.activation.is_gated) stage_.ReadWords(kBoxWords + word, ups_);
   }
 
   __device__ void Continue() {
     if (half_ == 2) return;
+    const ActivationFunction& f = epilogue_.activation;
     const bool keeps = epilogue_.pre_activation != nullptr;
-    if (word_ == kUnsent) {
+    if (step_ == 0) {
       if (half_ == 1) stage_.Replace(kept_);
       if (keeps) SendPreActivations();
-      word_ = 0;
-      if (keeps) return;
+    } else {
+      if (step_ == 1 && keeps) stage_.Wait();
+      const int word = (step_ - 1) * kWordsPerStep;
+      if (f.is_gated) {
+        Make<true, true>(word);
+      } else if (f.is_smooth) {
+        Make<false, true>(word);
+      } else {
+        Make<false, false>(word);
+      }
     }
-    if (word_ == 0 && keeps) stage_.Wait();
-    const ActivationFunction& f = epilogue_.activation;
-    if (f.is_smooth) {
-      Make<true>(word_);
-    } else if (!f.is_identity) {
-      Make<false>(word_);
-    }
-    word_ += 4;
-    const bool is_gated = f.is_gated;
-    if (word_ < (is_gated ? kBoxWords : kStagedWords)) return;
-    stage_.Send<2>(out_, place_, is_gated ? 1 : kStagedBoxes);
-    place_.n += is_gated ? kStagedColumns / 2 : kStagedColumns;
-    word_ = kUnsent;
+    if (++step_ <= NumWords() / kWordsPerStep) return;
+    stage_.Send<2>(out_, place_, f.is_gated ? 1 : kStagedBoxes);
+    place_.n += f.is_gated ? kStagedColumns / 2 : kStagedColumns;
+    step_ = 0;
     ++half_;
   }
 
   // To be called before the next Store.
   __device__ void Finish() {
 #pragma unroll 1
-    while (half_ < 2) Continue();
+    while (half_ < 2) {
+      Load();
+      Continue();
+    }
   }
 
-  __device__ void Close() {
-    Finish();
-    stage_.Close();
-  }
+  // To be called last, after Finish.
+  __device__ void Close() { stage_.Close(); }
 
  private:
   static constexpr int kStagedColumns = kResultN / 2;
-  static constexpr int kUnsent = -1;  // that pre-activations are
+  static constexpr int kWordsPerStep = 4;
+
+  // To be made, of a half.
+  __device__ int NumWords() const {
+    const ActivationFunction& f = epilogue_.activation;
+    return f.is_identity ? 0 : f.is_gated ? kBoxWords : kStagedWords;
+  }
 
   // One half into the stage, the other into kept_.
   template <bool kIsGated>
@@ -126,26 +141,24 @@ class ActivationRows {
     }
   }
 
-  // Four words, in the place of those that they are made of.
-  template <bool kIsSmooth>
-  __device__ void Make(int first) const {
+  // Words in the place of those that they are made of. What is gated is smooth.
+  template <bool kIsGated, bool kIsSmooth>
+  __device__ void Make(uint32_t first) {
     const ActivationFunction& f = epilogue_.activation;
-    uint32_t gates[4], ups[4] = {};
-    stage_.ReadWords(first, gates);
-    if (f.is_gated) stage_.ReadWords(kBoxWords + first, ups);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float gate[2], up[2] = {1, 1};
-      T::Unpack(gates[i], gate);
-      if (f.is_gated) T::Unpack(ups[i], up);
+    for (int i = 0; i < kWordsPerStep; ++i) {
+      float values[2], up[2];
+      T::Unpack(words_[i], values);
+      if constexpr (kIsGated) T::Unpack(ups_[i], up);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        gate[x] = weights_.of[i % 2] * (ActivateFast<kIsSmooth>(f, gate[x]).value * up[x]);
+        float value = ActivateFast<kIsSmooth>(f, values[x]).value;
+        if constexpr (kIsGated) value *= up[x];
+        values[x] = weights_.of[i % 2] * value;
       }
-      gates[i] = T::Pack(gate);
+      words_[i] = T::Pack(values);
     }
-    __syncwarp();
-    stage_.WriteWords(first, gates);
+    stage_.WriteWords(first, words_);
   }
 
   __device__ void AddBias(int group, float (&sums)[kResultN / 2]) const {
@@ -172,7 +185,9 @@ class ActivationRows {
   ResultPlace place_ = {};
   RowWeights weights_ = {};
   int half_ = 2;  // that the stage has; 2: all is done
-  int word_ = 0;  // the next to be made
+  int step_ = 0;  // of this half: the first prepares, the others make words
+  uint32_t words_[kWordsPerStep] = {};
+  uint32_t ups_[kWordsPerStep] = {};
   uint32_t kept_[kStagedWords] = {};
 };
 

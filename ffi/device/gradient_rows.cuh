@@ -9,16 +9,27 @@ namespace jax_ep {
 
 // Of kActivationGradient: sums are gradients of the hidden rows, without their weight. The hidden
 // rows take their place.
+//
+// A step takes four rows of a box, eight lanes the 128 bytes of a row. Steps go from box to box,
+// then to the next rows.
 template <typename T>
 class GradientRows {
  public:
   __device__ GradientRows(const MatmulProblem& problem, const MatmulTensorMaps& /*maps*/,
                           const ResultMatrix& out, uint32_t staging)
-      : epilogue_(problem.epilogue), out_(out), stage_(staging) {}
+      : epilogue_(problem.epilogue),
+        pitch_(out.num_n * (problem.epilogue.activation.is_gated ? 2 : 1)),
+        out_(out),
+        stage_(staging) {}
 
   __device__ void Store(const ResultPlace& place, int /*group*/,
                         const float (&sums)[kResultN / 2]) {
     place_ = place;
+    const int row = threadIdx.x % 32 / kLanes;
+    const int column = threadIdx.x % kLanes * kElements;
+    first_ = int64_t{place.m + row} * pitch_ + place.n + column;
+    num_rows_ = place.num_m - row;
+    num_columns_ = out_.num_n - place.n - column;
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
@@ -26,90 +37,105 @@ class GradientRows {
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) kept_[i] = T::Pack(sums + 2 * kStagedWords + 2 * i);
     step_ = 0;
-    Read();
+    Prefetch();
+  }
+
+  // The first half of a step: asks for what Continue needs of memory.
+  __device__ void Load() {
+    if (step_ == 2 * kSteps) return;
+    const int row = Row();
+    const int column = Column();
+    is_there_ = row < num_rows_ && column < num_columns_;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) gates_[i] = ups_[i] = 0;
+    weight_ = 1.0f;
+    if (!is_there_) return;
+    at_ = first_ + (int64_t{row} * pitch_ + column);
+    const uint16_t* const from = PreActivations() + at_;
+    ReadWords(from, gates_);
+    if (epilogue_.activation.is_gated) ReadWords(from + out_.num_n, ups_);
+    if (epilogue_.row_weights != nullptr) {
+      weight_ = epilogue_.row_weights[place_.m + row + threadIdx.x % 32 / kLanes];
+    }
   }
 
   __device__ void Continue() {
     if (step_ == 2 * kSteps) return;
     if (step_ == kSteps) stage_.Replace(kept_);
-    if (epilogue_.activation.is_smooth) {
-      Make<true>();
+    const ActivationFunction& f = epilogue_.activation;
+    if (f.is_gated) {
+      Make<true, true>();
+    } else if (f.is_smooth) {
+      Make<false, true>();
     } else {
-      Make<false>();
+      Make<false, false>();
     }
     ++step_;
     if (step_ % kSteps == 0) {
-      ResultPlace place = place_;
-      place.n += (step_ / kSteps - 1) * kHalfColumns;
-      stage_.Send<2>(out_, place);
+      stage_.Send<2>(out_, place_);
+      place_.n += kHalfColumns;
     }
-    if (step_ < 2 * kSteps) Read();
   }
 
   // To be called before the next Store.
   __device__ void Finish() {
 #pragma unroll 1
-    while (step_ < 2 * kSteps) Continue();
+    while (step_ < 2 * kSteps) {
+      Load();
+      Continue();
+    }
   }
 
-  __device__ void Close() {
-    Finish();
-    stage_.Close();
-  }
+  // To be called last, after Finish.
+  __device__ void Close() { stage_.Close(); }
 
  private:
   static constexpr int kHalfColumns = kResultN / 2;
   static_assert(kHalfColumns == kColumnsPerDot);
 
-  // A step takes 4 rows of a box, eight lanes the 128 bytes of a row. Steps go from box to box, and
-  // then to the next rows.
-  static constexpr int kLanes = kStagedLine / 16;
-  static constexpr int kSteps = kResultM / (32 / kLanes) * kStagedBoxes;  // of half the columns
+  static constexpr int kWords = 4;  // of a lane, in a step
+  static constexpr int kElements = 2 * kWords;
+  static constexpr int kLanes = kStagedLine / 2 / kElements;
+  static constexpr int kRows = 32 / kLanes;
+  static constexpr uint32_t kSteps = kResultM / kRows * kStagedBoxes;  // of half the columns
 
-  __device__ int Row() const {
-    return step_ / kStagedBoxes * (32 / kLanes) % kResultM + threadIdx.x % 32 / kLanes;
-  }
-  __device__ int Chunk() const { return step_ % kStagedBoxes * kLanes + threadIdx.x % kLanes; }
-
-  // Where this lane's pre-activations are, from the first row on; negative: nowhere.
-  __device__ int At() const {
-    const int row = Row();
-    const int n = place_.n + step_ / kSteps * kHalfColumns + Chunk() * 8;
-    const int pitch = epilogue_.activation.is_gated ? 2 * out_.num_n : out_.num_n;
-    return row < place_.num_m && n < out_.num_n ? row * pitch + n : -1;
+  __device__ int Row() const { return step_ / kStagedBoxes * kRows % kResultM; }
+  __device__ int Column() const {
+    return step_ / kSteps * kHalfColumns + step_ % kStagedBoxes * (kHalfColumns / kStagedBoxes);
   }
 
-  __device__ int64_t FirstRow() const {
-    return int64_t{place_.m} * out_.num_n * (epilogue_.activation.is_gated ? 2 : 1);
+  __device__ const uint16_t* PreActivations() const {
+    return static_cast<const uint16_t*>(epilogue_.pre_activation);
   }
 
-  // What the next step needs: memory has until then to answer.
-  __device__ void Read() {
-    const int at = At();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) gates_[i] = ups_[i] = 0;
-    weight_ = 1.0f;
-    if (at < 0) return;
-    const uint16_t* const from = static_cast<const uint16_t*>(epilogue_.pre_activation);
-    ReadChunk(from + FirstRow() + at, gates_);
-    if (epilogue_.activation.is_gated) ReadChunk(from + FirstRow() + at + out_.num_n, ups_);
-    if (epilogue_.row_weights != nullptr) weight_ = epilogue_.row_weights[place_.m + Row()];
+  // The pre-activations that Load will read, to L2: a line a lane, or about one.
+  __device__ void Prefetch() const {
+    constexpr int kLines = kResultN * 2 / kStagedLine;  // of a row
+    const int lane = threadIdx.x % 32;
+    const int n = place_.n + lane % kLines * (kStagedLine / 2);
+    if (n >= out_.num_n) return;
+    for (int half = 0; half < (epilogue_.activation.is_gated ? 2 : 1); ++half) {
+      for (int row = lane / kLines; row < min(place_.num_m, kResultM); row += 32 / kLines) {
+        const int64_t at = int64_t{place_.m + row} * pitch_ + half * out_.num_n + n;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(PreActivations() + at) : "memory");
+      }
+    }
   }
 
-  // Eight elements, in the place of those that they are made of.
-  template <bool kIsSmooth>
+  // Elements in the place of those that they are made of. What is gated is smooth.
+  template <bool kIsGated, bool kIsSmooth>
   __device__ void Make() {
     const ActivationFunction& f = epilogue_.activation;
-    const uint32_t staged = stage_.Chunk(Row(), Chunk());
+    const uint32_t staged = stage_.ChunkOfLane(step_ % kStagedBoxes, Row());
     const uint4 chunk = LoadChunk(staged);
-    uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    uint32_t words[kWords] = {chunk.x, chunk.y, chunk.z, chunk.w};
     float dot = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       float d[2], gate[2], up[2] = {1, 1};
       T::Unpack(words[i], d);
       T::Unpack(gates_[i], gate);
-      if (f.is_gated) T::Unpack(ups_[i], up);
+      if constexpr (kIsGated) T::Unpack(ups_[i], up);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const Activated a = ActivateFast<kIsSmooth>(f, gate[x]);
@@ -122,53 +148,63 @@ class GradientRows {
       }
       words[i] = T::Pack(d);
       gates_[i] = T::Pack(gate);
-      ups_[i] = T::Pack(up);
+      if constexpr (kIsGated) ups_[i] = T::Pack(up);
     }
     StoreChunk(staged, make_uint4(words[0], words[1], words[2], words[3]));
-    const int at = At();
-    if (at >= 0) {
-      uint16_t* const to = static_cast<uint16_t*>(epilogue_.gradient) + FirstRow() + at;
-      WriteChunk(to, gates_);
-      if (f.is_gated) WriteChunk(to + out_.num_n, ups_);
+    if (is_there_) {
+      uint16_t* const to = static_cast<uint16_t*>(epilogue_.gradient) + at_;
+      WriteWords(to, gates_);
+      if constexpr (kIsGated) WriteWords(to + out_.num_n, ups_);
     }
-    AddDot(dot);
+    if (step_ % kStagedBoxes == 0) {
+      dot_ = dot;
+    } else {
+      WriteDot(dot_ + dot);
+    }
   }
 
-  // By 8 lanes, of both boxes.
-  __device__ void AddDot(float dot) {
+  // Of a row, whose lanes have a part each.
+  __device__ void WriteDot(float dot) const {
 #pragma unroll
     for (int lanes = 1; lanes < kLanes; lanes *= 2) {
       dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
     }
-    dot_ = step_ % kStagedBoxes == 0 ? dot : dot_ + dot;
-    if (step_ % kStagedBoxes != kStagedBoxes - 1 || threadIdx.x % kLanes != 0) return;
+    if (threadIdx.x % kLanes != 0) return;
     const int row = Row();
     const int num_blocks = (out_.num_n + kColumnsPerDot - 1) / kColumnsPerDot;
-    const int block = place_.n / kColumnsPerDot + step_ / kSteps;
-    if (row < place_.num_m && block < num_blocks) {
-      epilogue_.row_dots[int64_t{place_.m + row} * num_blocks + block] = dot_;
+    const int block = place_.n / kColumnsPerDot;
+    if (row < num_rows_ && block < num_blocks) {
+      const int64_t m = place_.m + row + threadIdx.x % 32 / kLanes;
+      epilogue_.row_dots[m * num_blocks + block] = dot;
     }
   }
 
-  // Where it stands, not where it is used.
-  __device__ static void ReadChunk(const uint16_t* from, uint32_t (&words)[4]) {
+  // Volatile: loaded where it stands, not where it is used.
+  __device__ static void ReadWords(const uint16_t* from, uint32_t (&words)[kWords]) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "l"(from)
                  : "memory");
   }
 
-  __device__ static void WriteChunk(uint16_t* to, const uint32_t (&words)[4]) {
+  __device__ static void WriteWords(uint16_t* to, const uint32_t (&words)[kWords]) {
     *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
   }
 
   const Epilogue& epilogue_;
+  const int pitch_;  // of pre-activations
   const ResultMatrix out_;
   const StagedRows stage_;
-  ResultPlace place_ = {};
-  int step_ = 2 * kSteps;  // the next; the stage has the first half of the columns, then the second
-  uint32_t gates_[4] = {};
-  uint32_t ups_[4] = {};
+  ResultPlace place_ = {};  // of the half that the stage has
+  int64_t first_ = 0;       // this lane's first pre-activations
+  int num_rows_ = 0;        // to store, from there on
+  int num_columns_ = 0;
+  uint32_t step_ =
+      2 * kSteps;          // the next; the stage has the first half of the columns, then the second
+  int64_t at_ = 0;         // its pre-activations
+  bool is_there_ = false;  // that there are any
+  uint32_t gates_[kWords] = {};
+  uint32_t ups_[kWords] = {};
   float weight_ = 1.0f;
   float dot_ = 0;
   uint32_t kept_[kStagedWords] = {};

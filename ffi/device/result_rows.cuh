@@ -68,10 +68,8 @@ class ResultRows {
     to_do_ = 0;  // as it is: for the compiler, which then needs no registers for what is kept
   }
 
-  __device__ void Close() {
-    Finish();
-    stage_.Close();
-  }
+  // To be called last, after Finish.
+  __device__ void Close() { stage_.Close(); }
 
  private:
   const ResultMatrix matrix_;

@@ -6,18 +6,6 @@
 
 namespace jax_ep::sm90 {
 
-// One thread of a warp. The compiler knows that it is one, and keeps its addresses and coordinates
-// in the registers that copies take them from: a copy is 4 instructions then instead of 13.
-__device__ inline bool IsElected() {
-  uint32_t is_elected;
-  asm volatile(
-      "{\n.reg .pred elected;\n"
-      "elect.sync _|elected, 0xffffffff;\n"
-      "selp.u32 %0, 1, 0, elected;\n}"
-      : "=r"(is_elected));
-  return is_elected != 0;
-}
-
 // By one warp, of which one thread copies. A source has
 //   Await(tile)                  returns once the tile's rows of the left operand may be read;
 //   Copy(tile, k, stage, full)   makes the barrier expect the bytes of a step of both operands, and

@@ -42,9 +42,10 @@ struct ResultPlace {
 class StagedRows {
  public:
   // `address`: kStagedBytes at a multiple of 1024.
-  __device__ explicit StagedRows(uint32_t address) : address_(address) {}
+  __device__ explicit StagedRows(uint32_t address)
+      : address_(address), first_chunk_(Chunk(threadIdx.x % 16, threadIdx.x % 32 / 16) - address) {}
 
-  __device__ uint32_t Box(int box) const { return address_ + box * kStagedBoxBytes; }
+  __device__ uint32_t Box(uint32_t box) const { return address_ + box * kStagedBoxBytes; }
 
   // Where a chunk of 16 bytes is: box by box, as the copy engine's swizzle of 128 bytes expects
   // it. Matrices of 8 lines are written 8 chunks at a time: the XOR puts these into 8 different
@@ -53,25 +54,31 @@ class StagedRows {
     return Box(chunk / kChunks) + line * kStagedLine + (chunk % kChunks ^ line % 8) * 16;
   }
 
-  // Until copies have read the stage. Lane 0 has all the warp's copies.
+  // Where this lane has a chunk of a box, if lanes take the chunks of four lines one after another;
+  // `line`, the first, is a multiple of four.
+  __device__ uint32_t ChunkOfLane(uint32_t box, uint32_t line) const {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t first = Chunk(lane / kChunks, lane % kChunks) - address_;
+    return Box(box) + line * kStagedLine + (first ^ line % 8 * 16);
+  }
+
+  // Until copies have read the stage. One lane has all the warp's copies.
   __device__ static void Wait() {
-    if (threadIdx.x % 32 == 0) WaitStoresRead<0>();
+    if (IsElected()) WaitStoresRead<0>();
     __syncwarp();
   }
 
   // Until they are complete: shared memory must outlive what is sent from it.
   __device__ static void Close() {
-    if (threadIdx.x % 32 == 0) WaitStores<0>();
+    if (IsElected()) WaitStores<0>();
   }
 
   // Four words of this lane, from word `first` of the stage on.
-  __device__ void WriteWords(int first, const uint32_t (&words)[4]) const {
-    const int lane = threadIdx.x % 32;
-    StoreMatrices(Chunk(lane % 16, first / 2 + lane / 16), words);
+  __device__ void WriteWords(uint32_t first, const uint32_t (&words)[4]) const {
+    StoreMatrices(ChunkOfWords(first), words);
   }
-  __device__ void ReadWords(int first, uint32_t (&words)[4]) const {
-    const int lane = threadIdx.x % 32;
-    LoadMatrices<false>(Chunk(lane % 16, first / 2 + lane / 16), words);
+  __device__ void ReadWords(uint32_t first, uint32_t (&words)[4]) const {
+    LoadMatrices<false>(ChunkOfWords(first), words);
   }
 
   // All words, in the place of those before. Then the lanes may read each other's.
@@ -97,13 +104,15 @@ class StagedRows {
     }
     FenceAsyncProxy();
     __syncwarp();
-    if (threadIdx.x % 32 != 0) return;
-    for (int i = 0; i < num_boxes; ++i) {
-      const int n = place.n + i * kColumns;
-      if (n >= matrix.num_n) break;
-      StoreBox(matrix.tensor_map, Box(first + i), {n, place.m, 0, place.group});
+    if (IsElected()) {
+      for (int i = 0; i < num_boxes; ++i) {
+        const int n = place.n + i * kColumns;
+        if (n >= matrix.num_n) break;
+        StoreBox(matrix.tensor_map, Box(first + i), {n, place.m, 0, place.group});
+      }
+      CommitStores();
     }
-    CommitStores();
+    __syncwarp();
   }
 
   // kBoxes from box `first` on, done when it returns.
@@ -133,7 +142,15 @@ class StagedRows {
  private:
   static constexpr int kChunks = kStagedLine / 16;
 
+  // Two chunks of 16 lines have four words of each lane: this one gives the address of line
+  // lane % 16, chunk first / 2 + lane / 16. As first / 2 is even, that is one XOR away from the
+  // first such chunk.
+  __device__ uint32_t ChunkOfWords(uint32_t first) const {
+    return Box(first / kBoxWords) + (first_chunk_ ^ first % kBoxWords / 2 * 16);
+  }
+
   uint32_t address_;
+  uint32_t first_chunk_;  // from the address on
 };
 
 }  // namespace jax_ep

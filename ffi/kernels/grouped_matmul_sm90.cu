@@ -145,10 +145,13 @@ struct Sink {
     }
   }
 
-  // The second step waits for the copies of the first.
+  __device__ void BeforeStep() const {}
+
+  // While the matrix units are at work. The second step waits for the copies of the first.
   __device__ void AfterStep(int k) {
     if (k == 0 || k == Ring::kStages * kTileK) rows.Continue();
   }
+  __device__ void BetweenSteps() const {}
 };
 
 template <typename Rows>
@@ -164,7 +167,11 @@ struct FusedSink {
     rows.Store(place, group, sums);
   }
 
-  __device__ void AfterStep(int /*k*/) { rows.Continue(); }
+  __device__ void BeforeStep() { rows.Load(); }
+  __device__ void AfterStep(int /*k*/) const {}
+
+  // The batch that was begun last keeps the matrix units at work; stages are free already.
+  __device__ void BetweenSteps() { rows.Continue(); }
 };
 
 template <typename T>
@@ -196,6 +203,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
     int before = -1;
     for (int k = 0; k < tile.num_k; k += kTileK) {
       const uint32_t stage = ring.Stage(at.index);
+      if (has_rows) sink.BeforeStep();
       if (!is_full) WaitBarrier(ring.Full(at.index), at.parity);
       if constexpr (kIsGradient<kKind>) {
         const int left = tile.num_k - k;
@@ -205,7 +213,6 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       at.Advance();
       if (has_rows) {
         MultiplyStep<T, kKind>(sums, stage, consumer, k > 0);
-        // While the matrix units are at work: what the tile before has left to do.
         sink.AfterStep(k);
         is_full = IsComplete(ring.Full(at.index), at.parity);
         WaitWgmma<1>();
@@ -215,6 +222,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       // The batch before this one has read its stage.
       __syncwarp();
       if (before >= 0 && arrives) Arrive(ring.Empty(before));
+      if (has_rows) sink.BetweenSteps();
       before = current;
     }
     if (has_rows) sink.rows.Finish();
@@ -232,6 +240,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
     sink.Store(problem, place, tile.group, sums);
     FenceSums(sums);
   }
+  sink.rows.Finish();
   sink.rows.Close();
 }
 
