@@ -42,6 +42,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/combine_small.cu
     ffi/kernels/dispatch.cu
     ffi/kernels/dispatch_by_plan.cu
+    ffi/kernels/dispatch_by_plan_small.cu
     ffi/kernels/dispatch_small.cu
     ffi/kernels/grouped_matmul.cc
     ffi/kernels/grouped_matmul_16bit.cu

@@ -61,6 +61,7 @@ struct Call {
   int64_t offsets[kNumBuffers];
 
   JAX_EP_HOST_DEVICE int num_choices() const { return num_tokens * top_k; }  // of one rank
+  JAX_EP_HOST_DEVICE int num_all_tokens() const { return num_ranks * num_tokens; }
 
   // The rank that is `distance` further on, up to num_ranks.
   JAX_EP_HOST_DEVICE int RankAfter(int rank, int distance) const {

@@ -107,7 +107,8 @@ class ChoiceTile {
         const int i = first + lane;
         const Route route = routes[0];
         ShiftDown(routes);
-        // Checked like an index: a peer that runs another call may have stored its counts here.
+        // Checked like an index: a peer that has yet to hear of an abort may store partial rows
+        // here.
         if (i >= end_ || route.expert < 0 || route.expert >= call_.num_experts) continue;
         routes_[i].position = route.position + counts[route.expert];
       }

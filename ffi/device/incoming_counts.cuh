@@ -13,7 +13,6 @@ class IncomingCounts {
  public:
   __device__ IncomingCounts(const Call& call, const Halves& halves)
       : call_(call),
-        rank_(halves.rank()),
         tag_(halves.tag()),
         num_pairs_(CountPairs(call.num_experts)),
         packets_(halves.Mine().counts()),
@@ -76,7 +75,6 @@ class IncomingCounts {
           const int32_t count = Count(counts[j], which);
           demands[which] += count;
           quotas->SetCount(first + j, bin, count);
-          if (bin == call_.num_experts && first + j == rank_) quotas->SetBadIds(count);
         }
       }
     }
@@ -88,7 +86,6 @@ class IncomingCounts {
   }
 
   const Call& call_;
-  const int rank_;
   const uint64_t tag_;
   const int num_pairs_;
   const CountPacket* const packets_;  // [R][pairs]

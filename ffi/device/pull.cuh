@@ -64,7 +64,7 @@ class TokenPull {
     const bool has_ring = threadIdx.x / 32 < stage_.ring.num_warps;
     const int lane = threadIdx.x % 32;
     const int rank = call.control->rank;
-    const int num_items = call.num_tokens * call.num_ranks;
+    const int num_items = call.num_all_tokens();
     // Each rank begins at its own right neighbour, so that all links carry data at once.
     const auto source_of = [&](int item) {
       return call.RankAfter(item % call.num_ranks, rank + 1);

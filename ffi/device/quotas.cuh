@@ -46,13 +46,12 @@ class Quotas {
     quotas_[expert] = kUnlimited;
   }
 
-  // A rank's.
+  // A rank's; those of bad ids follow the last expert's.
   __device__ void SetCount(int source, int expert, int32_t count) {
     const int local = expert - first_expert_;
     if (0 <= local && local < call_.num_local) FirstRow(source, local) = count;
+    if (expert == call_.num_experts && source == rank_) *groups_.num_bad_ids = count;
   }
-
-  __device__ void SetBadIds(int32_t count) { *groups_.num_bad_ids = count; }
 
   // ---- and what follows, before another
 

@@ -19,7 +19,6 @@ class SmallPlan {
                        int rank)
       : call_(call),
         stretches_(stretches),
-        rank_(rank),
         routes_(reinterpret_cast<Route*>(DynamicSharedMemory())),
         stretch_counts_(
             reinterpret_cast<int32_t*>(routes_ + call_.num_ranks * call_.num_choices())),
@@ -123,7 +122,6 @@ class SmallPlan {
         }
         totals_[source * NumBins() + bin] = sum;
         quotas_.SetCount(source, bin, sum);
-        if (bin == call_.num_experts && source == rank_) quotas_.SetBadIds(sum);
         demand += sum;
       }
       if (bin < call_.num_experts) quotas_.SetDemand(bin, demand);
@@ -132,7 +130,6 @@ class SmallPlan {
 
   const Call& call_;
   const SmallStretches stretches_;
-  const int rank_;
   Route* const routes_;            // [R][T * K], positions within stretches
   int32_t* const stretch_counts_;  // [R][stretches][bins]
   int32_t* const totals_;          // [R][bins]

@@ -77,7 +77,7 @@ template <typename Type>
 __device__ void Push(const SmallCombineStage& stage, const Halves& halves, uint64_t epoch,
                      bool poisoned) {
   const Call& call = stage.combine.call;
-  const int num_parts = call.num_ranks * call.num_tokens * stage.pieces.count();
+  const int num_parts = call.num_all_tokens() * stage.pieces.count();
   WarpTickets tickets(&call.control->progress.warp_tickets[0]);
   PieceFlags flags(halves);
   Delay(call, epoch, 4);

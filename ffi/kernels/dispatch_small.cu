@@ -4,6 +4,7 @@
 //   number   meanwhile each block counts the choices of all ranks, and finds all rows by itself
 //   place    tokens that are here go to their rows; rows that come from no token are filled
 #include "ffi/device/placing.cuh"
+#include "ffi/device/push.cuh"
 #include "ffi/device/signal.cuh"
 #include "ffi/device/small_plan.cuh"
 #include "ffi/device/tickets.cuh"
@@ -12,65 +13,18 @@
 namespace jax_ep {
 namespace {
 
-constexpr int kLoads = kSmallPieceChunks / 32;  // chunks of a lane, of a piece
-
-// A packet for each of 32 choices, to all ranks. By one warp.
-__device__ void PushChoices(const SmallDispatchStage& stage, const Halves& halves, int number) {
-  const Call& call = stage.dispatch.pull.call;
-  const int rank = halves.rank();
-  const int choice = 32 * number + threadIdx.x % 32;
-  if (choice >= call.num_choices()) return;
-  const auto expert = static_cast<uint32_t>(stage.dispatch.topk_ids[choice]);
-  const float* const weights = stage.dispatch.pull.topk_weights;
-  const uint32_t weight = weights == nullptr ? 0 : __float_as_uint(weights[choice]);
-#pragma unroll 1
-  for (int i = 1; i <= call.num_ranks; ++i) {
-    Packet* const packets = halves.Of(call.RankAfter(rank, i)).packets();
-    // SIGNAL_PIECE
-    StoreRelaxedSystem(&packets[rank * call.num_choices() + choice],
-                       expert | uint64_t{weight} << 32, halves.tag());
-  }
-}
-
-// A piece of a token, to a peer that it visits. By one warp.
-__device__ void PushRow(const SmallDispatchStage& stage, const Halves& halves, int number,
-                        PieceFlags* flags) {
-  const Call& call = stage.dispatch.pull.call;
-  const int rank = halves.rank();
-  const SmallPart part = stage.pieces.At(number, stage.by_num_peers);
-  const int peer = call.RankAfter(rank, 1 + part.peer);
-  const int piece = part.piece;
-  const int token = part.token;
-  const int k = threadIdx.x % 32;
-  const int first_expert = peer * call.num_local;
-  const int32_t id = k < call.top_k ? stage.dispatch.topk_ids[token * call.top_k + k] : -1;
-  const bool visits = first_expert <= id && id < first_expert + call.num_local;
-  const uint4* const from =
-      static_cast<const uint4*>(stage.dispatch.pull.x) + int64_t{token} * call.row_chunks;
-  const int place = rank * call.num_tokens + token;
-  uint4* const to = halves.Of(peer).rows() + int64_t{place} * call.row_chunks;
-  const int first = stage.pieces.FirstOf(piece) + k;
-  const int end = stage.pieces.EndOf(piece, call.row_chunks);
-  uint4 chunks[kLoads];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    if (first + 32 * i < end) chunks[i] = from[first + 32 * i];
-  }
-  // Asked for after the loads, whose wait is the same.
-  if (!__any_sync(kWholeWarp, visits)) return;
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    if (first + 32 * i < end) to[first + 32 * i] = chunks[i];
-  }
-  flags->Add(&halves.Of(peer).flags()[place * stage.pieces.count() + piece]);
-}
-
 // All that this rank sends. Nobody waits here for others, so each warp asks for its next part
 // ahead.
 __device__ void Push(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch) {
-  const Call& call = stage.dispatch.pull.call;
-  const int num_packets = (call.num_choices() + 31) / 32;
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const int32_t* const ids = stage.dispatch.topk_ids;
+  const int num_packets = NumPacketParts(call.num_choices());
   const int num_parts = num_packets + (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
+  const auto is_for = [&](int peer, int choice) {
+    const int first_expert = peer * call.num_local;
+    return first_expert <= ids[choice] && ids[choice] < first_expert + call.num_local;
+  };
   WarpTickets tickets(&call.control->progress.warp_tickets[0]);
   PieceFlags flags(halves);
   Delay(call, epoch, 4);
@@ -78,9 +32,10 @@ __device__ void Push(const SmallDispatchStage& stage, const Halves& halves, uint
 #pragma unroll 1
   for (int number; (number = tickets.Next()) < num_parts;) {
     if (number < num_packets) {
-      PushChoices(stage, halves, number);
+      PushPackets(pull, halves, number, [&](int choice) { return ids[choice]; });
     } else {
-      PushRow(stage, halves, number - num_packets, &flags);
+      const SmallPart part = stage.pieces.At(number - num_packets, stage.by_num_peers);
+      PushPiece(pull, halves, stage.pieces, part, is_for, false, &flags);
     }
     // With the first part: peers that run another call shall know.
     if (number == 0) Enter(call, epoch, false);
@@ -124,9 +79,9 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
   }
   const int first = stage.pieces.FirstOf(piece) + lane;
   const int end = stage.pieces.EndOf(piece, call.row_chunks);
-  uint4 chunks[kLoads];
+  uint4 chunks[kPieceLoads];
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
+  for (int i = 0; i < kPieceLoads; ++i) {
     if (first + 32 * i < end) chunks[i] = LoadShared16(&from[first + 32 * i]);
   }
 #pragma unroll 1
@@ -134,7 +89,7 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
     uint4* const to = static_cast<uint4*>(pull.rows) +
                       int64_t{placed.found.RowOf(__ffs(left) - 1)} * call.row_chunks;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    for (int i = 0; i < kPieceLoads; ++i) {
       if (first + 32 * i < end) to[first + 32 * i] = chunks[i];
     }
   }
@@ -147,7 +102,7 @@ __device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halv
   const Call& call = stage.dispatch.pull.call;
   const PlanResults plan = small_plan.quotas().WithGroups(stage.dispatch.plan);
   const Placing placing(call, plan, small_plan.quotas(), halves.rank());
-  const int num_parts = call.num_ranks * call.num_tokens * stage.pieces.count();
+  const int num_parts = call.num_all_tokens() * stage.pieces.count();
   const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
   int number = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
 #pragma unroll 1

@@ -55,6 +55,13 @@ struct SmallDispatchStage {
   Divisor by_num_peers;  // R - 1, or 1
 };
 
+struct SmallDispatchByPlanStage {
+  DispatchByPlanStage dispatch;
+  SmallPieces pieces;
+  Divisor by_num_peers;
+  Divisor by_top_k;
+};
+
 struct SmallCombineStage {
   CombineStage combine;
   SmallPieces pieces;
@@ -68,6 +75,7 @@ const void* DispatchKernelAddress();
 const void* DispatchByPlanKernelAddress();
 const void* CombineKernelAddress(RowType type);
 const void* DispatchSmallKernelAddress();
+const void* DispatchByPlanSmallKernelAddress();
 const void* CombineSmallKernelAddress(RowType type);
 const void* CeilingKernelAddress();
 #endif

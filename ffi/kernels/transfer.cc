@@ -180,11 +180,12 @@ SmallPieces PiecesOfDispatch(const TransferCall& call) {
   return fits ? pieces : SmallPieces();
 }
 
-// As many as there is work for at once: for each warp a piece, or 32 rows to be filled.
-int64_t SmallBlocks(const Launcher& launcher, const SmallPieces& pieces, int64_t num_rows) {
-  const Call& call = launcher.call();
-  const int64_t num_pieces = int64_t{call.num_ranks} * call.num_tokens * pieces.count();
-  return launcher.Grid({CeilDivide(num_pieces + CeilDivide(num_rows, 32), kSmallThreads / 32)}, 1);
+// As many as there is work for at once: for each warp a piece of a row on its way, or 32 rows to be
+// filled.
+int64_t SmallBlocks(const Launcher& launcher, const SmallPieces& pieces, int64_t num_on_way,
+                    int64_t num_filled) {
+  const int64_t num_parts = num_on_way * pieces.count() + CeilDivide(num_filled, 32);
+  return launcher.Grid({CeilDivide(num_parts, kSmallThreads / 32)}, 1);
 }
 
 // With what is before it.
@@ -252,7 +253,8 @@ Status LoadTransferKernels() {
       {DispatchKernelAddress(), engine.shared_bytes},
       {DispatchByPlanKernelAddress(), engine.shared_bytes},
       {CeilingKernelAddress(), engine.shared_bytes},
-      {DispatchSmallKernelAddress(), kLeastSharedBytes}};
+      {DispatchSmallKernelAddress(), kLeastSharedBytes},
+      {DispatchByPlanSmallKernelAddress(), 0}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
     kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
     kernels.emplace_back(CombineSmallKernelAddress(type), kSmallCombineSharedBytes);
@@ -288,7 +290,8 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
         stage, pieces, PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
         Divisor(sizes.num_ranks), Divisor(std::max(1, sizes.num_ranks - 1))};
     launcher.Launch("dispatch of few tokens", DispatchSmallKernelAddress(),
-                    SmallBlocks(launcher, pieces, sizes.num_rows), kSmallThreads, small,
+                    SmallBlocks(launcher, pieces, sizes.num_all_tokens(), sizes.num_rows),
+                    kSmallThreads, small,
                     SmallPlanBytes(sizes.num_ranks, sizes.num_choices(), sizes.num_experts));
     return launcher.status();
   }
@@ -299,14 +302,24 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
 }
 
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
-  Launcher launcher(call.transfer, Operation::kDispatchByPlan, {call.zero_tail, call.has_weights},
-                    stream);
+  const SmallPieces pieces = PiecesOf(call.transfer);
+  Launcher launcher(call.transfer, Operation::kDispatchByPlan,
+                    {call.zero_tail, call.has_weights, pieces.count()}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
-  const DispatchByPlanStage stage = {Pull(launcher.call(), Ring(launcher.call(), engine), call),
-                                     call.plan};
+  const Call& sizes = launcher.call();
+  const DispatchByPlanStage stage = {Pull(sizes, Ring(sizes, engine), call), call.plan};
+  if (pieces.count() > 0) {
+    const SmallDispatchByPlanStage small = {
+        stage, pieces, Divisor(std::max(1, sizes.num_ranks - 1)), Divisor(sizes.top_k)};
+    // As many as there are of all ranks' tokens, or here on average.
+    const int64_t rows = std::max(sizes.num_all_tokens(), sizes.num_choices());
+    launcher.Launch("dispatch by plan of few tokens", DispatchByPlanSmallKernelAddress(),
+                    SmallBlocks(launcher, pieces, rows, sizes.num_rows), kSmallThreads, small);
+    return launcher.status();
+  }
   launcher.Launch("dispatch by plan", DispatchByPlanKernelAddress(),
                   DispatchBlocks(launcher, stage.pull), kDispatchThreads, stage,
                   RingBytes(stage.pull.ring));
@@ -334,7 +347,7 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
   if (pieces.count() > 0) {
     const SmallCombineStage small = {stage, pieces, Divisor(sizes.num_ranks)};
     launcher.Launch("combine of few tokens", CombineSmallKernelAddress(type),
-                    SmallBlocks(launcher, pieces, 0), kSmallThreads, small,
+                    SmallBlocks(launcher, pieces, sizes.num_all_tokens(), 0), kSmallThreads, small,
                     kSmallCombineSharedBytes);
     return launcher.status();
   }

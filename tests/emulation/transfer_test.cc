@@ -11,6 +11,7 @@
 #include "ffi/kernels/combine_small.cu"
 #include "ffi/kernels/dispatch.cu"
 #include "ffi/kernels/dispatch_by_plan.cu"
+#include "ffi/kernels/dispatch_by_plan_small.cu"
 #include "ffi/kernels/dispatch_small.cu"
 
 #define main main_of_transfer_test
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
   emulation::Register(CombineKernelAddress(RowType::kFloat16), CombineKernel<Float16>);
   emulation::Register(CombineKernelAddress(RowType::kFloat32), CombineKernel<Float32>);
   emulation::Register(DispatchSmallKernelAddress(), DispatchSmallKernel);
+  emulation::Register(DispatchByPlanSmallKernelAddress(), DispatchByPlanSmallKernel);
   emulation::Register(CombineSmallKernelAddress(RowType::kBFloat16), CombineSmallKernel<BFloat16>);
   emulation::Register(CombineSmallKernelAddress(RowType::kFloat16), CombineSmallKernel<Float16>);
   emulation::Register(CombineSmallKernelAddress(RowType::kFloat32), CombineSmallKernel<Float32>);

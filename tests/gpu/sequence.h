@@ -53,6 +53,7 @@ struct Shape {
   bool has_scalars = true;  // combine
   bool zero_tail = true;
   int num_sms = 0;
+  bool has_own_num_sms = false;  // each rank another number
   bool may_be_small = true;
 
   int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
@@ -173,7 +174,8 @@ class Sequence {
   }
 
   // `shape` may differ from the dispatch's in what is not the routing.
-  void AddDispatchByPlan(const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+  std::shared_ptr<std::vector<jax_ep::DispatchByPlanCall>> AddDispatchByPlan(
+      const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
@@ -215,6 +217,14 @@ class Sequence {
                   (*calls)[r].rows, (*calls)[r].row_weights);
       }
     });
+    brought.push_back([=, this](int r) {
+      const int64_t bytes = rows * shape.row_bytes();
+      if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].rows, bytes), shape.type)) return false;
+      CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
+                (*calls)[r].row_weights);
+      return true;
+    });
+    return calls;
   }
 
   std::shared_ptr<std::vector<jax_ep::CombineCall>> AddCombine(
@@ -289,8 +299,10 @@ class Sequence {
     return calls;
   }
 
-  // Of each combine: whether a rank's results are whole. Else they have to be NaN, all of them.
+  // Of each combine, and dispatch by plan: whether a rank's results are whole. Else they have to be
+  // NaN, all of them.
   std::vector<std::function<bool(int r)>> combined;
+  std::vector<std::function<bool(int r)>> brought;
 
   // Operands are gone when a call ends, as XLA has it. To be filled again before the next launch.
   bool overwrites_operands = false;
@@ -367,7 +379,7 @@ class Sequence {
             .num_ranks = sizes.ranks,
             .num_rows = sizes.rows,
             .row_type = shape.type,
-            .num_sms = shape.num_sms,
+            .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
             .may_be_small = shape.may_be_small};
   }
 

@@ -120,8 +120,8 @@ inline void TestGivingUp(Group* group, const Options& options) {
   const int before = failures;
   int safe = 0;
   int whole = 0;
-  int whole_sums = 0;
-  int nan_sums = 0;
+  int whole_others = 0;
+  int nan_others = 0;
   for (int round = 0; round < (options.tiny ? 16 : 80); ++round) {
     group->ResetArenas(0x11);
     // From less than a call takes to much more, wherever it runs.
@@ -153,20 +153,22 @@ inline void TestGivingUp(Group* group, const Options& options) {
         }
       }
     }
-    for (const auto& is_whole : calls.combined) {
-      for (int r = 0; r < group->size(); ++r) ++(is_whole(r) ? whole_sums : nan_sums);
+    for (const auto& others : {calls.combined, calls.brought}) {
+      for (const auto& is_whole : others) {
+        for (int r = 0; r < group->size(); ++r) ++(is_whole(r) ? whole_others : nan_others);
+      }
     }
   }
-  if (safe == 0 || whole == 0 || whole_sums == 0 || nan_sums == 0) {
+  if (safe == 0 || whole == 0 || whole_others == 0 || nan_others == 0) {
     Fail(jax_ep::Concatenate(safe, " results of dispatch were safe and ", whole, " whole, ",
-                             nan_sums, " of combine NaN and ", whole_sums,
+                             nan_others, " of the others NaN and ", whole_others,
                              " whole; expected all four"));
   }
   group->entry_deadline_ns = group->progress_deadline_ns = 20'000'000'000;
   group->max_delay_ns = 0;
   group->NewGeneration();
-  std::printf("%s giving up: %d results of dispatch whole, %d safe; of combine %d and %d\n",
-              failures == before ? "PASS" : "FAIL", whole, safe, whole_sums, nan_sums);
+  std::printf("%s giving up: %d results of dispatch whole, %d safe; of the others %d and %d\n",
+              failures == before ? "PASS" : "FAIL", whole, safe, whole_others, nan_others);
 }
 
 // One rank makes another call than the others: at another place, and perhaps by the kernels for few
@@ -210,7 +212,8 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool may_be_sm
   std::printf("%s released workspace\n", failures == before ? "PASS" : "FAIL");
 }
 
-// One rank is given a plan with a status: nobody adds up old sums, and the next calls work.
+// One rank is given a plan with a status: nobody adds up old sums, or takes old rows, and the next
+// calls work, also those that are waiting behind.
 inline void TestPoisonedPlan(Group* group, const Options& options, bool may_be_small) {
   Random random(options.seed + 700);
   const int before = failures;
@@ -219,17 +222,25 @@ inline void TestPoisonedPlan(Group* group, const Options& options, bool may_be_s
   const Shape shape = FaultShape(group->size(), options, may_be_small);
   const auto dispatched = calls.AddDispatch(shape);
   const auto combined = calls.AddCombine(dispatched, shape);
+  calls.AddDispatchByPlan(dispatched, shape);
   calls.Fill();
   calls.LaunchAll();
   calls.Check();
   const int last = group->size() - 1;
   group->Refill(last, dispatched->calls[last].plan.status, std::vector<int32_t>{1});
-  for (int r = 0; r <= last; ++r) calls.Launch(1, r);
+  for (int call : {1, 2}) {
+    for (int r = 0; r <= last; ++r) calls.Launch(call, r);
+  }
   group->Synchronize();
   for (int r = 0; r <= last; ++r) {
     ExpectNan("out", group, r, (*combined)[r].out, 40 * 64, shape.type);
+    // What goes the other way needs no sums: peers have whole rows.
+    if (calls.brought[0](r) == (r == last)) Fail("rows by a plan with a status, or without one");
   }
   calls.Fill();
+  for (int call : {1, 2, 1, 2}) {
+    for (int r = 0; r <= last; ++r) calls.Launch(call, r);
+  }
   calls.LaunchAll();
   calls.Check();
   std::printf("%s plan with a status\n", failures == before ? "PASS" : "FAIL");

@@ -41,6 +41,10 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   if (options.tiny) {
     routing.tokens = std::min(routing.tokens, 8);
     chunks = std::min(chunks, 3);
+    if (Uniform(random, 0, 9) == 0) {  // several pieces
+      routing.tokens = std::min(routing.tokens, 3);
+      chunks = Pick(random, {65, 129, 257});
+    }
   }
   routing.experts = local * ranks;
   routing.align = Pick(random, {1, 1, 8, 128});
@@ -53,6 +57,7 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   shape.zero_tail = Uniform(random, 0, 1);
   shape.may_be_small = Uniform(random, 0, 1);
   shape.num_sms = options.shared ? Uniform(random, 1, 2) : Pick(random, {0, 1, 7, 32});
+  shape.has_own_num_sms = Uniform(random, 0, 3) == 0;
   return shape;
 }
 

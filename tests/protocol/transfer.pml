@@ -150,7 +150,7 @@ hidden byte spare;
 #define IN_PLACE 1 /* dispatch by plan: peers read x itself, which others overwrite when it has ended */
 #define COMBINE 2
 #define COPIED 3         /* dispatch, not by plan: x is copied into the workspace before */
-#define SMALL 4          /* dispatch or combine, of few tokens */
+#define SMALL 4          /* dispatch, by plan or not, or combine, of few tokens */
 #define SMALL_POISONED 5 /* combine: rank 0 has a plan whose status is not 0, and stores nothing */
 #define POISONED 6       /* the same, not small */
 #define MIXED 7          /* the same, but rank 0 has its x in place; the line says which */

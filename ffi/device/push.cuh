@@ -1,0 +1,73 @@
+// What small dispatches send: packets of choices to all ranks, pieces of tokens to those that they
+// visit (small.h). By single warps.
+#ifndef JAX_EP_DEVICE_PUSH_CUH_
+#define JAX_EP_DEVICE_PUSH_CUH_
+
+#include "ffi/device/pieces.cuh"
+#include "ffi/device/pull_stage.h"
+
+namespace jax_ep {
+
+inline constexpr int kPieceLoads = kSmallPieceChunks / 32;  // chunks of a lane, of a piece
+
+// A warp's share of packets is one part.
+JAX_EP_HOST_DEVICE constexpr int32_t NumPacketParts(int32_t num_choices) {
+  return (num_choices + 31) / 32;
+}
+
+// A packet for each of 32 choices. Without weights they are 0; `expert_of(choice)` says the rest.
+template <typename ExpertOf>
+__device__ inline void PushPackets(const PullStage& stage, const Halves& halves, int number,
+                                   ExpertOf expert_of) {
+  const Call& call = stage.call;
+  const int rank = halves.rank();
+  const int choice = 32 * number + threadIdx.x % 32;
+  if (choice >= call.num_choices()) return;
+  const auto expert = static_cast<uint32_t>(expert_of(choice));
+  const uint32_t weight =
+      stage.topk_weights == nullptr ? 0 : __float_as_uint(stage.topk_weights[choice]);
+#pragma unroll 1
+  for (int i = 1; i <= call.num_ranks; ++i) {
+    Packet* const packets = halves.Of(call.RankAfter(rank, i)).packets();
+    // SIGNAL_PIECE
+    StoreRelaxedSystem(&packets[rank * call.num_choices() + choice],
+                       expert | uint64_t{weight} << 32, halves.tag());
+  }
+}
+
+// A piece of a token to a peer, if `is_for(peer, choice)` of any of its choices. A peer that has no
+// row of the token does not wait for the flag, so it may be left out; with `flags_all` it comes
+// anyway.
+template <typename IsFor>
+__device__ inline void PushPiece(const PullStage& stage, const Halves& halves,
+                                 const SmallPieces& pieces, const SmallPart& part, IsFor is_for,
+                                 bool flags_all, PieceFlags* flags) {
+  const Call& call = stage.call;
+  const int rank = halves.rank();
+  const int peer = call.RankAfter(rank, 1 + part.peer);
+  const int lane = threadIdx.x % 32;
+  const bool is_mine = lane < call.top_k && is_for(peer, part.token * call.top_k + lane);
+  const uint4* const from =
+      static_cast<const uint4*>(stage.x) + int64_t{part.token} * call.row_chunks;
+  const int place = rank * call.num_tokens + part.token;
+  uint4* const to = halves.Of(peer).rows() + int64_t{place} * call.row_chunks;
+  const int first = pieces.FirstOf(part.piece) + lane;
+  const int end = pieces.EndOf(part.piece, call.row_chunks);
+  uint4 chunks[kPieceLoads];
+#pragma unroll
+  for (int i = 0; i < kPieceLoads; ++i) {
+    if (first + 32 * i < end) chunks[i] = from[first + 32 * i];
+  }
+  // Asked for after the loads, whose wait is the same.
+  const bool visits = __any_sync(kWholeWarp, is_mine);
+  if (!visits && !flags_all) return;
+#pragma unroll
+  for (int i = 0; i < kPieceLoads; ++i) {
+    if (visits && first + 32 * i < end) to[first + 32 * i] = chunks[i];
+  }
+  flags->Add(&halves.Of(peer).flags()[place * pieces.count() + part.piece]);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PUSH_CUH_

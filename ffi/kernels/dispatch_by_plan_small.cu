@@ -1,0 +1,210 @@
+// dispatch_by_plan of few tokens in one kernel, see small.h:
+//
+//   push    handed out in order: weights go to all ranks, tokens to those that the plan names
+//   place   each row waits for its token; rows that come from none are filled
+#include "ffi/device/dispatch_results.cuh"
+#include "ffi/device/push.cuh"
+#include "ffi/device/signal.cuh"
+#include "ffi/device/tickets.cuh"
+#include "ffi/kernels/stages.h"
+
+namespace jax_ep {
+namespace {
+
+// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
+// ahead. A plan with a status says nothing, so then all tokens go to all ranks. And flags come even
+// if a token has no row there: a plan may be wrong, which makes wrong rows, and nobody shall wait
+// for ever.
+__device__ void Push(const SmallDispatchByPlanStage& stage, const Halves& halves, uint64_t epoch,
+                     bool poisoned) {
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const int num_weights = pull.has_weights ? NumPacketParts(call.num_choices()) : 0;
+  const int num_parts = num_weights + (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
+  const auto is_for = [&](int peer, int choice) {
+    return poisoned || stage.dispatch.plan.destination[choice] == peer;
+  };
+  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
+  PieceFlags flags(halves);
+  Delay(call, epoch, 4);
+  if (!MayPush(call)) return;
+#pragma unroll 1
+  for (int number; (number = tickets.Next()) < num_parts;) {
+    if (number < num_weights) {
+      PushPackets(pull, halves, number, [](int /*choice*/) { return 0; });
+    } else {
+      const SmallPart part = stage.pieces.At(number - num_weights, stage.by_num_peers);
+      PushPiece(pull, halves, stage.pieces, part, is_for, true, &flags);
+    }
+    // With the first part: peers that run another call shall know.
+    if (number == 0) Enter(call, epoch, false);
+  }
+  flags.Signal();
+}
+
+// A piece of a row, and the choice of all ranks' that it comes from.
+struct RowPart {
+  int row;
+  int piece;
+  int source;  // rank; -1 if the row comes from no token
+  int choice;
+};
+
+// Every num_warps-th piece of all rows, whose number may need more than 32 bits.
+class RowParts {
+ public:
+  __device__ RowParts(const SmallDispatchByPlanStage& stage, int32_t end, int warp, int num_warps)
+      : stage_(stage),
+        end_(end),
+        stride_(stage.pieces.At(num_warps, Divisor())),
+        next_(stage.pieces.At(warp, Divisor())) {}
+
+  __device__ bool IsEnd(const RowPart& part) const { return part.row >= end_; }
+
+  __device__ RowPart Next() {
+    const PlanOperands& plan = stage_.dispatch.plan;
+    RowPart part = {next_.token, next_.piece, -1, 0};
+    if (IsEnd(part)) return part;
+    if (SourceOfRow(stage_.dispatch.pull.call, plan, part.row, &part.choice)) {
+      part.source = plan.row_source[int64_t{3} * part.row];
+    }
+    next_.token += stride_.token;
+    next_.piece += stride_.piece;
+    if (next_.piece >= stage_.pieces.count()) {
+      next_.piece -= stage_.pieces.count();
+      ++next_.token;
+    }
+    return part;
+  }
+
+ private:
+  const SmallDispatchByPlanStage& stage_;
+  const int32_t end_;
+  const SmallPart stride_;
+  SmallPart next_;  // its token is a row
+};
+
+constexpr int kAtOnce = 2;  // parts of a warp, whose waits are the same
+static_assert(kAtOnce == 2, "lanes choose between two");
+
+// Waits for what parts need, each of which is one lane's to look for, and brings it. By one warp.
+__device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& halves,
+                         uint64_t epoch, const RowPart (&parts)[kAtOnce]) {
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const int rank = halves.rank();
+  const int lane = threadIdx.x % 32;
+  const Halves::Half half = halves.Mine();
+  const RowPart mine = lane == 1 ? parts[1] : parts[0];
+  const bool looks = lane < kAtOnce && mine.source >= 0;
+  const bool has_weight = looks && pull.has_weights && mine.piece == 0;
+  const uint64_t* const flag =
+      &half.flags()[stage.by_top_k.Quotient(mine.choice) * stage.pieces.count() + mine.piece];
+  uint64_t packed = 0;
+  const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
+    uint64_t tag = halves.tag();
+    if (has_weight) LoadRelaxedSystem(&half.packets()[mine.choice], &packed, &tag);
+    bool is_there = tag == halves.tag();
+    if (looks && mine.source != rank) is_there &= LoadAcquireSystem(flag) == halves.tag();
+    return static_cast<uint32_t>(is_there ? kMaxPeers : mine.source);
+  });
+  if (outcome != Outcome::kArrived) return outcome;
+  if (has_weight) {
+    pull.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
+  }
+  uint4 chunks[kAtOnce][kPieceLoads];
+#pragma unroll
+  for (int j = 0; j < kAtOnce; ++j) {
+    const RowPart& part = parts[j];
+    const bool is_local = part.source == rank;
+    const int place =
+        stage.by_top_k.Quotient(part.choice) - (is_local ? rank * call.num_tokens : 0);
+    const uint4* const from = (is_local ? static_cast<const uint4*>(pull.x) : half.rows()) +
+                              int64_t{place} * call.row_chunks;
+    const int end = part.source < 0 ? 0 : stage.pieces.EndOf(part.piece, call.row_chunks);
+#pragma unroll
+    for (int i = 0; i < kPieceLoads; ++i) {
+      const int chunk = stage.pieces.FirstOf(part.piece) + lane + 32 * i;
+      if (chunk < end) chunks[j][i] = LoadShared16(&from[chunk]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kAtOnce; ++j) {
+    const RowPart& part = parts[j];
+    uint4* const to = static_cast<uint4*>(pull.rows) + int64_t{part.row} * call.row_chunks;
+    const int end = part.source < 0 ? 0 : stage.pieces.EndOf(part.piece, call.row_chunks);
+#pragma unroll
+    for (int i = 0; i < kPieceLoads; ++i) {
+      const int chunk = stage.pieces.FirstOf(part.piece) + lane + 32 * i;
+      if (chunk < end) to[chunk] = chunks[j][i];
+    }
+  }
+  return Outcome::kArrived;
+}
+
+// All rows, piece by piece, and then those that come from no token. By all warps, each in its turn.
+__device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves& halves,
+                             uint64_t epoch) {
+  const PullStage& pull = stage.dispatch.pull;
+  const PlanOperands& plan = stage.dispatch.plan;
+  const int32_t end = EndOfRows(pull.call, plan);
+  const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
+  const int warp = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+  RowParts rows(stage, end, warp, num_warps);
+  RowPart parts[kAtOnce];
+  RowPart next[kAtOnce];  // the plan is far
+#pragma unroll
+  for (RowPart& part : next) part = rows.Next();
+#pragma unroll 1
+  while (!rows.IsEnd(next[0])) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      parts[j] = next[j];
+      next[j] = rows.Next();
+    }
+    if (parts[0].source < 0 && parts[1].source < 0) continue;  // padding
+    const Outcome outcome = Place(stage, halves, epoch, parts);
+    if (outcome != Outcome::kArrived) return outcome;
+  }
+  int fill = warp - num_warps;
+  FillEmptyRows(
+      pull, end, [&] { return fill += num_warps; },
+      [&](int row) {
+        int choice;
+        return row >= end || !SourceOfRow(pull.call, plan, row, &choice);
+      });
+  return Outcome::kArrived;
+}
+
+}  // namespace
+
+__global__ void __launch_bounds__(kSmallThreads, 1)
+    DispatchByPlanSmallKernel(const __grid_constant__ SmallDispatchByPlanStage stage) {
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const uint64_t epoch = CurrentEpoch(call);
+  const Halves halves(call, epoch);
+  const bool poisoned = *stage.dispatch.plan.status != 0;
+  auto outcome = poisoned ? Outcome::kPoisoned : Outcome::kArrived;  // of this thread's warp
+  if (poisoned && threadIdx.x == 0) NoteFailure(call, outcome);
+  if (HasWorkspace(call)) {
+    Push(stage, halves, epoch, poisoned);
+    if (!poisoned) outcome = PlaceRows(stage, halves, epoch);
+  }
+  const Outcome failure = FinishSmallCall(call, epoch, outcome);
+  if (failure != Outcome::kArrived) FillWithNan(pull, Threads::OfBlock());
+}
+
+}  // namespace jax_ep
+
+#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+
+namespace jax_ep {
+
+const void* DispatchByPlanSmallKernelAddress() {
+  return reinterpret_cast<const void*>(DispatchByPlanSmallKernel);
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__
