@@ -122,12 +122,15 @@ inline void TestGivingUp(Group* group, const Options& options) {
   int whole = 0;
   int whole_others = 0;
   int nan_others = 0;
-  for (int round = 0; round < (options.tiny ? 16 : 80); ++round) {
+  int reports[jax_ep::kNumGates] = {};
+  for (int round = 0; round < (options.tiny ? 16 : 96); ++round) {
     group->ResetArenas(0x11);
     // From less than a call takes to much more, wherever it runs.
     constexpr int kDoublings[] = {0, 3, 6, 9, 11, 13, 15, 17};
     const uint64_t deadline = uint64_t{20'000} << kDoublings[round / 2 % std::size(kDoublings)];
-    group->entry_deadline_ns = group->progress_deadline_ns = deadline;
+    // Half of the time whoever has not come is waited for, and only who has may be late.
+    group->progress_deadline_ns = deadline;
+    group->entry_deadline_ns = (round / 2 + round / 16) % 2 == 0 ? deadline : 20'000'000'000;
     group->max_delay_ns = std::min<uint64_t>(deadline, 20'000'000);
     group->NewGeneration();
     Sequence calls(group, &random);
@@ -142,6 +145,9 @@ inline void TestGivingUp(Group* group, const Options& options) {
     calls.Fill();
     calls.LaunchAll();
     group->Synchronize();
+    for (const Rank& rank : group->ranks) {
+      if (rank.record->posted) ++reports[static_cast<int>(rank.record->gate)];
+    }
     for (const auto& state : dispatched) {
       for (int r = 0; r < group->size(); ++r) {
         const int status = group->Download<int32_t>(r, state->calls[r].plan.status, 1)[0];
@@ -164,11 +170,15 @@ inline void TestGivingUp(Group* group, const Options& options) {
                              nan_others, " of the others NaN and ", whole_others,
                              " whole; expected all four"));
   }
+  if (reports[0] == 0 || reports[1] + reports[2] == 0) Fail("some waits never gave up");
   group->entry_deadline_ns = group->progress_deadline_ns = 20'000'000'000;
   group->max_delay_ns = 0;
   group->NewGeneration();
-  std::printf("%s giving up: %d results of dispatch whole, %d safe; of the others %d and %d\n",
-              failures == before ? "PASS" : "FAIL", whole, safe, whole_others, nan_others);
+  std::printf(
+      "%s giving up: %d results of dispatch whole, %d safe; of the others %d and %d; "
+      "reports of ready %d, done %d, chunk %d\n",
+      failures == before ? "PASS" : "FAIL", whole, safe, whole_others, nan_others, reports[0],
+      reports[1], reports[2]);
 }
 
 // One rank makes another call than the others: at another place, and perhaps by the kernels for few
