@@ -56,12 +56,12 @@ class FusedRunner {
     const int64_t m = case_.m, k = case_.k, f = case_.f;
     const int64_t groups = static_cast<int64_t>(case_.pattern.sizes.size());
     const auto random = [&](int stream, int64_t i) {
-      return static_cast<float>(static_cast<int32_t>(Hash(case_.seed * 8 + stream, i))) * 0x1p-31f;
+      return RandomNumber(case_.seed * 8 + stream, i);
     };
     const auto draw = [&](int64_t count, const auto& number) {
       std::vector<uint16_t> bits(count);
       for (int64_t i = 0; i < count; ++i) {
-        bits[i] = kind_.type == kBF16 ? ToBFloat16(number(i)) : ToFloat16(number(i));
+        bits[i] = ToBits(kind_.type, number(i));
       }
       return bits;
     };
@@ -142,8 +142,7 @@ class FusedRunner {
                                           case_.tile_counter, nullptr);
   }
 
-  // A row's sums, with the bias, as the kernel may have them: float32's errors are as in
-  // matmul_check.h, and the bias is one more to add.
+  // A row's sums, with the bias, which is one more to add, as the kernel may have them.
   std::vector<Interval> Sums(int64_t row) const {
     const int64_t group = rows_.row_group[row];
     std::vector<double> sums(num_sums_), magnitudes(num_sums_);
@@ -159,7 +158,7 @@ class FusedRunner {
     }
     if (case_.has_bias) add(1, &bias_values_[group * num_sums_]);
     std::vector<Interval> bounds;
-    const double error = 0x1p-22 * (4 + std::sqrt(static_cast<double>(case_.k)));
+    const double error = SumError(kind_.type, case_.k);
     for (int64_t n = 0; n < num_sums_; ++n) {
       bounds.push_back(Around(sums[n], error * magnitudes[n]));
     }

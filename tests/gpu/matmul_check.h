@@ -23,7 +23,23 @@ HARNESS_FUNCTION uint32_t Hash(uint64_t seed, uint64_t i) {
   return static_cast<uint32_t>((x ^ x >> 31) >> 16);
 }
 
-// Numbers in [-1, 1). float32 ones do not fit 16 bits, so that their rounding shows. Elements from
+// In [-1, 1).
+HARNESS_FUNCTION float RandomNumber(uint64_t seed, uint64_t i) {
+  return static_cast<float>(static_cast<int32_t>(Hash(seed, i))) * 0x1p-31f;
+}
+
+// Of a type of 16 bits.
+HARNESS_FUNCTION uint16_t ToBits(ElementType type, float value) {
+  return type == kBF16 ? ToBFloat16(value) : ToFloat16(value);
+}
+
+// What a sum in float32 of so many products may be off by, of the sum of their magnitudes. Tensor
+// cores, which 16-bit operands go through, cut where plain additions round.
+HARNESS_FUNCTION double SumError(ElementType type, int64_t count) {
+  return (type == kF32 ? 0x1p-24 : 0x1p-22) * (4 + sqrt(static_cast<double>(count)));
+}
+
+// Random numbers. float32 ones do not fit 16 bits, so that their rounding shows. Elements from
 // `poison_from` on, and the matrices of groups without rows, keep the buffer's NaN.
 struct FillFunction {
   ElementType type;
@@ -36,11 +52,11 @@ struct FillFunction {
   __device__ void operator()(int64_t i) const {
     if (i >= poison_from) return;
     if (group_rows != nullptr && group_rows[i / group_elements] == 0) return;
-    const float value = static_cast<float>(static_cast<int32_t>(Hash(seed, i))) * 0x1p-31f;
+    const float value = RandomNumber(seed, i);
     if (type == kF32) {
       static_cast<float*>(data)[i] = value;
     } else {
-      static_cast<uint16_t*>(data)[i] = type == kBF16 ? ToBFloat16(value) : ToFloat16(value);
+      static_cast<uint16_t*>(data)[i] = ToBits(type, value);
     }
   }
 };
@@ -132,10 +148,7 @@ struct CheckFunction {
       const double got = Element(out_type, out, i);
       const double error = fabs(got - sum);
       const double unit = out_type == kF32 ? 0x1p-24 : out_type == kBF16 ? 0x1p-8 : 0x1p-11;
-      // Sums are float32; tensor cores cut where plain additions round.
-      const double add_unit = lhs_type == kF32 ? 0x1p-24 : 0x1p-22;
-      const double tolerance = 1.01 * unit * fabs(sum) +
-                               add_unit * (4 + sqrt(double(count))) * magnitude +
+      const double tolerance = 1.01 * unit * fabs(sum) + SumError(lhs_type, count) * magnitude +
                                (out_type == kF16 ? 0x1p-24 : 0x1p-126);
       if (sum != sum) {
         excess = got != got ? 0 : 1e30;

@@ -174,8 +174,7 @@ class Sequence {
   }
 
   // `shape` may differ from the dispatch's in what is not the routing.
-  std::shared_ptr<std::vector<jax_ep::DispatchByPlanCall>> AddDispatchByPlan(
-      const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+  void AddDispatchByPlan(const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
@@ -211,20 +210,19 @@ class Sequence {
       STATUS_OK(jax_ep::LaunchDispatchByPlan(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
     });
+    const auto expect = [=, this](int r) {
+      CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
+                (*calls)[r].row_weights);
+    };
     checks_.push_back([=, this] {
-      for (int r = 0; r < group_.size(); ++r) {
-        CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights,
-                  (*calls)[r].rows, (*calls)[r].row_weights);
-      }
+      for (int r = 0; r < group_.size(); ++r) expect(r);
     });
     brought.push_back([=, this](int r) {
       const int64_t bytes = rows * shape.row_bytes();
       if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].rows, bytes), shape.type)) return false;
-      CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
-                (*calls)[r].row_weights);
+      expect(r);
       return true;
     });
-    return calls;
   }
 
   std::shared_ptr<std::vector<jax_ep::CombineCall>> AddCombine(
