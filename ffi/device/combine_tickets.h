@@ -1,8 +1,10 @@
 // In which order combine sends and adds up: chunk by chunk of the ranks' tokens.
 //
-//   step 0     send chunk 0 of all ranks' tokens
+//   step 0       send chunk 0 of all ranks' tokens
 //   ...
-//   step kLag  send chunk kLag, add up chunk 0 of this rank's
+//   step lag     send chunk lag, add up chunk 0 of this rank's
+//   ...
+//   step chunks  add up chunk chunks - lag
 //   ...
 //
 // A warp that adds up a chunk waits for those that send it, here and on the peers. These are in an
@@ -40,15 +42,15 @@ class CombineTickets {
     const int64_t wanted = (units < 1 ? 1 : units) * kPieceUnit;
     piece_chunks_ = static_cast<int32_t>(wanted < most ? wanted : most);
     num_pieces_ = row_chunks == 0 ? 1 : CeilDivide(row_chunks, piece_chunks_);
+    const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kTicketsAhead, SendsOfStep());
+    lag_ = lag < num_chunks_ ? lag : num_chunks_;
   }
 
   JAX_EP_HOST_DEVICE int32_t num_chunks() const { return num_chunks_; }
   JAX_EP_HOST_DEVICE int32_t num_pieces() const { return num_pieces_; }
 
-  // Some of them with nothing to do.
-  JAX_EP_HOST_DEVICE int32_t Count() const {
-    return num_chunks_ == 0 ? 0 : (num_chunks_ + kLag) * OfStep();
-  }
+  // In the last chunk some have nothing to do.
+  JAX_EP_HOST_DEVICE int32_t Count() const { return num_chunks_ * (SendsOfStep() + SumsOfStep()); }
 
   // Tickets that send a chunk of a rank's tokens.
   JAX_EP_HOST_DEVICE int32_t TicketsOf(int32_t chunk) const {
@@ -58,12 +60,20 @@ class CombineTickets {
 
   // `rank` is this one: the first of its peers is the next, so that all links carry data at once.
   JAX_EP_HOST_DEVICE CombineTicket At(int32_t number, int32_t rank) const {
-    const int32_t step = number / OfStep();
-    const int32_t within = number % OfStep();
-    const int32_t sends = tokens_of_chunk_ * num_pieces_ * num_ranks_;
-    if (within < sends)
-      return Of(false, step, within / num_ranks_, (within + rank + 1) % num_ranks_);
-    return Of(true, step - kLag, within - sends, rank);
+    const int32_t sends = SendsOfStep();
+    const int32_t sums = SumsOfStep();
+    const auto send = [&](int32_t chunk, int32_t within) {
+      return Of(false, chunk, within / num_ranks_, (within + rank + 1) % num_ranks_);
+    };
+    if (number < lag_ * sends) return send(number / sends, number % sends);
+    number -= lag_ * sends;
+    const int32_t step = number / (sends + sums);
+    if (step >= num_chunks_ - lag_) {
+      number -= (num_chunks_ - lag_) * (sends + sums);
+      return Of(true, num_chunks_ - lag_ + number / sums, number % sums, rank);
+    }
+    const int32_t within = number % (sends + sums);
+    return within < sends ? send(lag_ + step, within) : Of(true, step, within - sends, rank);
   }
 
   // Where a piece begins and ends, in chunks of 16 bytes.
@@ -74,7 +84,9 @@ class CombineTickets {
   }
 
  private:
-  static constexpr int32_t kLag = 2;  // steps from sending to adding up
+  // Tickets from those that send a chunk to those that add it up: more than warps hold at once, or
+  // these wait for each other instead of filling the links.
+  static constexpr int32_t kTicketsAhead = 6144;
   // What a warp does at once, and how many of a GPU do something at once: a few tokens' rows are
   // cut into pieces for all of them.
   static constexpr int32_t kPieceUnit = 64;
@@ -84,9 +96,8 @@ class CombineTickets {
     return (value + divisor - 1) / divisor;
   }
 
-  JAX_EP_HOST_DEVICE int32_t OfStep() const {
-    return tokens_of_chunk_ * num_pieces_ * (num_ranks_ + 1);
-  }
+  JAX_EP_HOST_DEVICE int32_t SumsOfStep() const { return tokens_of_chunk_ * num_pieces_; }
+  JAX_EP_HOST_DEVICE int32_t SendsOfStep() const { return SumsOfStep() * num_ranks_; }
 
   JAX_EP_HOST_DEVICE CombineTicket Of(bool is_sum, int32_t chunk, int32_t within,
                                       int32_t rank) const {
@@ -102,6 +113,7 @@ class CombineTickets {
   int32_t num_chunks_;
   int32_t piece_chunks_;
   int32_t num_pieces_;
+  int32_t lag_;  // steps from sending to adding up
 };
 
 }  // namespace jax_ep

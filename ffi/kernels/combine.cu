@@ -29,9 +29,10 @@ __device__ void SendPiece(const CombineStage& stage, int32_t end, const CombineT
 
 // Adds up what the ranks sent for a token of this rank, in rank order: a piece of it. By one warp.
 template <typename Type>
-__device__ void AddPiece(const CombineStage& stage, const CombineTicket& ticket) {
+__device__ void AddPiece(const CombineStage& stage, const CombineTicket& ticket,
+                         const KeptChoices<2>& choices) {
   const Call& call = stage.call;
-  AddSums(stage, KeptChoices<2>(stage, ticket.token),
+  AddSums(stage, choices,
           {ticket.token, stage.tickets.FirstOf(ticket.piece), stage.tickets.EndOf(ticket.piece)},
           call.Of<uint4>(ticket.rank, kPartialRows), call.Of<float>(ticket.rank, kChoiceScalars),
           SumRows<Type, kSumStages, 2>);
@@ -64,9 +65,10 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
     const CombineTicket ticket = stage.tickets.At(number, call.control->rank);
     if (ticket.token < 0) continue;
     if (ticket.is_sum) {
+      const KeptChoices<2> choices(stage, ticket.token);
       const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);
       if (outcome != Outcome::kArrived) return outcome;
-      AddPiece<Type>(stage, ticket);
+      AddPiece<Type>(stage, ticket, choices);
     } else {
       SendPiece<Type>(stage, end, ticket);
       FinishReduce(stage, ticket, epoch);
@@ -85,16 +87,16 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   const uint64_t epoch = CurrentEpoch(call);
   const bool poisoned = *stage.plan.status != 0;
 
-  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
+  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
     if (HasWorkspace(call)) {
       // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
       // hold.
       if (ticket == 0 && threadIdx.x < 32 && MayPush(call)) Enter(call, epoch, poisoned);
-      IndexRows(call, stage.plan, ticket, call.num_tiles);
+      IndexRows(call, stage.plan, ticket, call.num_parts);
     }
-    FinishPart(&progress.finished, call.num_tiles, false);
+    FinishPart(&progress.finished, call.num_parts, false);
   }
-  AwaitParts(&progress.finished, call.num_tiles);
+  AwaitParts(&progress.finished, call.num_parts);
   Outcome outcome = PassGateWithBlock(call, epoch);
   if (outcome == Outcome::kArrived && !poisoned) {
     outcome = CombineTokens<Type>(stage, epoch);

@@ -62,14 +62,14 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const bool has_workspace = HasWorkspace(call);
   peers.Load(call);
 
-  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
+  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
     if (has_workspace) {
       if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
-      CopyForPeers(stage.pull, ticket, call.num_tiles);
+      CopyForPeers(stage.pull, ticket, call.num_parts);
       ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
     }
-    const bool is_sender = ticket == 0 || ticket == call.num_tiles - 1;
-    const bool is_last = FinishPart(&progress.finished, call.num_tiles, is_sender);
+    const bool is_sender = ticket == 0 || ticket == call.num_parts - 1;
+    const bool is_last = FinishPart(&progress.finished, call.num_parts, is_sender);
     if (is_last && has_workspace) SignalTokens(call, peers, epoch);
   }
   // In shared memory, where the tiles' counts were: this block has none any more.
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   IncomingCounts counts(call, halves);
   if (threadIdx.x == 0) sources.SetMine(stage.pull);
   if (has_workspace) counts.Collect(&quotas);
-  AwaitParts(&progress.finished, call.num_tiles);
+  AwaitParts(&progress.finished, call.num_parts);
   const Outcome outcome = PassGateWithBlock(
       call, epoch, [&](int peer, const FlagLine& line) { sources.Set(peer, line); });
 

@@ -49,20 +49,20 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const bool is_copied = !stage.pull.is_in_place;
   peers.Load(call);
 
-  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_tiles;) {
+  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
     if (has_workspace) {
       if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
       // What peers read in place is there already.
       if (ticket == 0 && !is_copied) SignalTokens(call, peers, epoch);
-      CopyForPeers(stage.pull, ticket, call.num_tiles);
-      IndexRows(call, plan, ticket, call.num_tiles);
+      CopyForPeers(stage.pull, ticket, call.num_parts);
+      IndexRows(call, plan, ticket, call.num_parts);
     }
-    const bool is_last = FinishPart(&progress.finished, call.num_tiles, ticket == 0);
+    const bool is_last = FinishPart(&progress.finished, call.num_parts, ticket == 0);
     if (is_last && is_copied && has_workspace) SignalTokens(call, peers, epoch);
   }
   TokenPull pull(stage.pull);
   if (threadIdx.x == 0) sources.SetMine(stage.pull);
-  AwaitParts(&progress.finished, call.num_tiles);
+  AwaitParts(&progress.finished, call.num_parts);
   const Outcome outcome = PassGateWithBlock(
       call, epoch, [&](int peer, const FlagLine& line) { sources.Set(peer, line); });
 

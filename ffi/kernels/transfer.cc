@@ -70,8 +70,11 @@ class Launcher {
     const int64_t choices = call.num_tokens * call.top_k;
     const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
     call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
-    call_.num_tiles =
-        static_cast<int32_t>(std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices)));
+    // A plan's rows are spread over all blocks: each takes a thread the way to memory and back.
+    const int64_t parts = operation == Operation::kDispatch
+                              ? CeilDivide(choices, call_.tile_choices)
+                              : std::min(CeilDivide(call.num_rows, 32), num_sms_);
+    call_.num_parts = static_cast<int32_t>(std::max<int64_t>(1, parts));
     call_.nan_word = NanWord(call.row_type);
     call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
@@ -196,7 +199,7 @@ int64_t RingBytes(const CopyRing& ring) {
 int64_t DispatchBlocks(const Launcher& launcher, const PullStage& pull) {
   const Call& call = pull.call;
   return launcher.Grid(
-      {call.num_tiles, CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
+      {call.num_parts, CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
        CeilDivide(call.num_rows, 32 * kDispatchWarps)},
       1);
 }
@@ -352,7 +355,7 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
     return launcher.status();
   }
   const int64_t blocks =
-      launcher.Grid({sizes.num_tiles, CeilDivide(stage.tickets.Count(), kWarps)}, 2);
+      launcher.Grid({sizes.num_parts, CeilDivide(stage.tickets.Count(), kWarps)}, 2);
   launcher.Launch("combine", CombineKernelAddress(type), blocks, kCombineThreads, stage,
                   kCombineSharedBytes);
   return launcher.status();

@@ -24,7 +24,7 @@ inline std::vector<int32_t> UniformIds(Random& random, const Routing& routing) {
   return ids;
 }
 
-inline constexpr int kCeilingRepeats = 16;
+inline constexpr int kCeilingRepeats = 64;
 
 // A fourth more than uniform routing needs.
 inline int RowsOf(const TimedShape& shape) { return shape.tokens * shape.top_k * 5 / 4 + 1024; }
