@@ -5,17 +5,19 @@
 
 #include "ffi/device/pieces.cuh"
 #include "ffi/device/pull_stage.h"
+#include "ffi/device/signal.cuh"
+#include "ffi/device/tickets.cuh"
 
 namespace jax_ep {
 
 inline constexpr int kPieceLoads = kSmallPieceChunks / 32;  // chunks of a lane, of a piece
 
-// A warp's share of packets is one part.
+// Packets are handed out to warps in parts of 32 choices, one a lane.
 JAX_EP_HOST_DEVICE constexpr int32_t NumPacketParts(int32_t num_choices) {
   return (num_choices + 31) / 32;
 }
 
-// A packet for each of 32 choices. Without weights they are 0; `expert_of(choice)` says the rest.
+// Without weights they are 0; `expert_of(choice)` says the rest of a packet.
 template <typename ExpertOf>
 __device__ inline void PushPackets(const PullStage& stage, const Halves& halves, int number,
                                    ExpertOf expert_of) {
@@ -66,6 +68,34 @@ __device__ inline void PushPiece(const PullStage& stage, const Halves& halves,
     if (visits && first + 32 * i < end) to[first + 32 * i] = chunks[i];
   }
   flags->Add(&halves.Of(peer).flags()[place * pieces.count() + part.piece]);
+}
+
+// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
+// ahead. `stage`: that of a small dispatch, with or without a plan.
+template <typename Stage, typename ExpertOf, typename IsFor>
+__device__ inline void Push(const Stage& stage, const Halves& halves, uint64_t epoch,
+                            int num_packet_parts, ExpertOf expert_of, IsFor is_for,
+                            bool flags_all) {
+  const PullStage& pull = stage.dispatch.pull;
+  const Call& call = pull.call;
+  const int num_pieces = (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
+  const int num_parts = num_packet_parts + num_pieces;
+  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
+  PieceFlags flags(halves);
+  Delay(call, epoch, 4);
+  if (!MayPush(call)) return;
+#pragma unroll 1
+  for (int number; (number = tickets.Next()) < num_parts;) {
+    if (number < num_packet_parts) {
+      PushPackets(pull, halves, number, expert_of);
+    } else {
+      const SmallPart part = stage.pieces.At(number - num_packet_parts, stage.by_num_peers);
+      PushPiece(pull, halves, stage.pieces, part, is_for, flags_all, &flags);
+    }
+    // With the first part: peers that run another call shall know.
+    if (number == 0) Enter(call, epoch, false);
+  }
+  flags.Signal();
 }
 
 }  // namespace jax_ep

@@ -5,41 +5,23 @@
 #include "ffi/device/dispatch_results.cuh"
 #include "ffi/device/push.cuh"
 #include "ffi/device/signal.cuh"
-#include "ffi/device/tickets.cuh"
 #include "ffi/kernels/stages.h"
 
 namespace jax_ep {
 namespace {
 
-// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
-// ahead. A plan with a status says nothing, so then all tokens go to all ranks. And flags come even
-// if a token has no row there: a plan may be wrong, which makes wrong rows, and nobody shall wait
-// for ever.
-__device__ void Push(const SmallDispatchByPlanStage& stage, const Halves& halves, uint64_t epoch,
-                     bool poisoned) {
+// Weights to all ranks, tokens to those that the plan names. A plan with a status says nothing, so
+// then all tokens go to all ranks. And flags come even if a token has no row there: a plan may be
+// wrong, which makes wrong rows, and nobody shall wait for ever.
+__device__ void PushByPlan(const SmallDispatchByPlanStage& stage, const Halves& halves,
+                           uint64_t epoch, bool poisoned) {
   const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
-  const int num_weights = pull.has_weights ? NumPacketParts(call.num_choices()) : 0;
-  const int num_parts = num_weights + (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
+  const int num_weight_parts = pull.has_weights ? NumPacketParts(pull.call.num_choices()) : 0;
+  const auto expert_of = [](int /*choice*/) { return 0; };
   const auto is_for = [&](int peer, int choice) {
     return poisoned || stage.dispatch.plan.destination[choice] == peer;
   };
-  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
-  PieceFlags flags(halves);
-  Delay(call, epoch, 4);
-  if (!MayPush(call)) return;
-#pragma unroll 1
-  for (int number; (number = tickets.Next()) < num_parts;) {
-    if (number < num_weights) {
-      PushPackets(pull, halves, number, [](int /*choice*/) { return 0; });
-    } else {
-      const SmallPart part = stage.pieces.At(number - num_weights, stage.by_num_peers);
-      PushPiece(pull, halves, stage.pieces, part, is_for, true, &flags);
-    }
-    // With the first part: peers that run another call shall know.
-    if (number == 0) Enter(call, epoch, false);
-  }
-  flags.Signal();
+  Push(stage, halves, epoch, num_weight_parts, expert_of, is_for, true);
 }
 
 // A piece of a row, and the choice of all ranks' that it comes from.
@@ -188,7 +170,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   auto outcome = poisoned ? Outcome::kPoisoned : Outcome::kArrived;  // of this thread's warp
   if (poisoned && threadIdx.x == 0) NoteFailure(call, outcome);
   if (HasWorkspace(call)) {
-    Push(stage, halves, epoch, poisoned);
+    PushByPlan(stage, halves, epoch, poisoned);
     if (!poisoned) outcome = PlaceRows(stage, halves, epoch);
   }
   const Outcome failure = FinishSmallCall(call, epoch, outcome);

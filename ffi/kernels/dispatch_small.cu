@@ -7,40 +7,21 @@
 #include "ffi/device/push.cuh"
 #include "ffi/device/signal.cuh"
 #include "ffi/device/small_plan.cuh"
-#include "ffi/device/tickets.cuh"
 #include "ffi/kernels/stages.h"
 
 namespace jax_ep {
 namespace {
 
-// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
-// ahead.
-__device__ void Push(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch) {
-  const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
+// Choices to all ranks, tokens to those that have an expert of one of their choices.
+__device__ void PushByIds(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch) {
+  const Call& call = stage.dispatch.pull.call;
   const int32_t* const ids = stage.dispatch.topk_ids;
-  const int num_packets = NumPacketParts(call.num_choices());
-  const int num_parts = num_packets + (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
+  const auto expert_of = [&](int choice) { return ids[choice]; };
   const auto is_for = [&](int peer, int choice) {
     const int first_expert = peer * call.num_local;
     return first_expert <= ids[choice] && ids[choice] < first_expert + call.num_local;
   };
-  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
-  PieceFlags flags(halves);
-  Delay(call, epoch, 4);
-  if (!MayPush(call)) return;
-#pragma unroll 1
-  for (int number; (number = tickets.Next()) < num_parts;) {
-    if (number < num_packets) {
-      PushPackets(pull, halves, number, [&](int choice) { return ids[choice]; });
-    } else {
-      const SmallPart part = stage.pieces.At(number - num_packets, stage.by_num_peers);
-      PushPiece(pull, halves, stage.pieces, part, is_for, false, &flags);
-    }
-    // With the first part: peers that run another call shall know.
-    if (number == 0) Enter(call, epoch, false);
-  }
-  flags.Signal();
+  Push(stage, halves, epoch, NumPacketParts(call.num_choices()), expert_of, is_for, false);
 }
 
 // A piece of a token, to its rows. By one warp.
@@ -138,7 +119,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     if (small_plan.IsCounter()) {
       outcome = small_plan.Collect(halves, epoch);
     } else {
-      Push(stage, halves, epoch);
+      PushByIds(stage, halves, epoch);
     }
     if (!__syncthreads_or(outcome != Outcome::kArrived)) {
       small_plan.Number();
