@@ -1,10 +1,40 @@
-// Pieces of rows in small calls: their flags, and waiting for them.
+// Pieces of rows in small calls: copying them, their flags, and waiting for them.
 #ifndef JAX_EP_DEVICE_PIECES_CUH_
 #define JAX_EP_DEVICE_PIECES_CUH_
 
 #include "ffi/device/halves.cuh"
 
 namespace jax_ep {
+
+// A piece of a row on its way through the registers of a warp, which asks for all of it at once.
+class PieceCopy {
+ public:
+  // Of no chunks at all if row_chunks is 0.
+  __device__ PieceCopy(const SmallPieces& pieces, int piece, int row_chunks)
+      : first_(pieces.FirstOf(piece) + static_cast<int>(threadIdx.x % 32)),
+        end_(pieces.EndOf(piece, row_chunks)) {}
+
+  __device__ void Load(const uint4* row) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (first_ + 32 * i < end_) chunks_[i] = LoadShared16(&row[first_ + 32 * i]);
+    }
+  }
+
+  __device__ void Store(uint4* row) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (first_ + 32 * i < end_) row[first_ + 32 * i] = chunks_[i];
+    }
+  }
+
+ private:
+  static constexpr int kLoads = kSmallPieceChunks / 32;
+
+  const int first_;  // of this lane
+  const int end_;
+  uint4 chunks_[kLoads];
+};
 
 // The flags of the pieces that a warp has stored, kept back for some pieces: a release waits until
 // all stores before it have arrived, and the next pieces' need not wait for that.

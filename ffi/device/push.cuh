@@ -10,8 +10,6 @@
 
 namespace jax_ep {
 
-inline constexpr int kPieceLoads = kSmallPieceChunks / 32;  // chunks of a lane, of a piece
-
 // Packets are handed out to warps in parts of 32 choices, one a lane.
 JAX_EP_HOST_DEVICE constexpr int32_t NumPacketParts(int32_t num_choices) {
   return (num_choices + 31) / 32;
@@ -53,20 +51,12 @@ __device__ inline void PushPiece(const PullStage& stage, const Halves& halves,
       static_cast<const uint4*>(stage.x) + int64_t{part.token} * call.row_chunks;
   const int place = rank * call.num_tokens + part.token;
   uint4* const to = halves.Of(peer).rows() + int64_t{place} * call.row_chunks;
-  const int first = pieces.FirstOf(part.piece) + lane;
-  const int end = pieces.EndOf(part.piece, call.row_chunks);
-  uint4 chunks[kPieceLoads];
-#pragma unroll
-  for (int i = 0; i < kPieceLoads; ++i) {
-    if (first + 32 * i < end) chunks[i] = from[first + 32 * i];
-  }
+  PieceCopy copy(pieces, part.piece, call.row_chunks);
+  copy.Load(from);
   // Asked for after the loads, whose wait is the same.
   const bool visits = __any_sync(kWholeWarp, is_mine);
   if (!visits && !flags_all) return;
-#pragma unroll
-  for (int i = 0; i < kPieceLoads; ++i) {
-    if (visits && first + 32 * i < end) to[first + 32 * i] = chunks[i];
-  }
+  if (visits) copy.Store(to);
   flags->Add(&halves.Of(peer).flags()[place * pieces.count() + part.piece]);
 }
 

@@ -94,32 +94,22 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
   if (has_weight) {
     pull.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
   }
-  uint4 chunks[kAtOnce][kPieceLoads];
+  const auto copy_of = [&](const RowPart& part) {
+    return PieceCopy(stage.pieces, part.piece, part.source < 0 ? 0 : call.row_chunks);
+  };
+  PieceCopy copies[kAtOnce] = {copy_of(parts[0]), copy_of(parts[1])};
 #pragma unroll
   for (int j = 0; j < kAtOnce; ++j) {
     const RowPart& part = parts[j];
     const bool is_local = part.source == rank;
     const int place =
         stage.by_top_k.Quotient(part.choice) - (is_local ? rank * call.num_tokens : 0);
-    const uint4* const from = (is_local ? static_cast<const uint4*>(pull.x) : half.rows()) +
-                              int64_t{place} * call.row_chunks;
-    const int end = part.source < 0 ? 0 : stage.pieces.EndOf(part.piece, call.row_chunks);
-#pragma unroll
-    for (int i = 0; i < kPieceLoads; ++i) {
-      const int chunk = stage.pieces.FirstOf(part.piece) + lane + 32 * i;
-      if (chunk < end) chunks[j][i] = LoadShared16(&from[chunk]);
-    }
+    copies[j].Load((is_local ? static_cast<const uint4*>(pull.x) : half.rows()) +
+                   int64_t{place} * call.row_chunks);
   }
 #pragma unroll
   for (int j = 0; j < kAtOnce; ++j) {
-    const RowPart& part = parts[j];
-    uint4* const to = static_cast<uint4*>(pull.rows) + int64_t{part.row} * call.row_chunks;
-    const int end = part.source < 0 ? 0 : stage.pieces.EndOf(part.piece, call.row_chunks);
-#pragma unroll
-    for (int i = 0; i < kPieceLoads; ++i) {
-      const int chunk = stage.pieces.FirstOf(part.piece) + lane + 32 * i;
-      if (chunk < end) to[chunk] = chunks[j][i];
-    }
+    copies[j].Store(static_cast<uint4*>(pull.rows) + int64_t{parts[j].row} * call.row_chunks);
   }
   return Outcome::kArrived;
 }

@@ -58,21 +58,12 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
     if (outcome != Outcome::kArrived) return outcome;
     from = halves.Mine().rows() + int64_t{place} * call.row_chunks;
   }
-  const int first = stage.pieces.FirstOf(piece) + lane;
-  const int end = stage.pieces.EndOf(piece, call.row_chunks);
-  uint4 chunks[kPieceLoads];
-#pragma unroll
-  for (int i = 0; i < kPieceLoads; ++i) {
-    if (first + 32 * i < end) chunks[i] = LoadShared16(&from[first + 32 * i]);
-  }
+  PieceCopy copy(stage.pieces, piece, call.row_chunks);
+  copy.Load(from);
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
-    uint4* const to = static_cast<uint4*>(pull.rows) +
-                      int64_t{placed.found.RowOf(__ffs(left) - 1)} * call.row_chunks;
-#pragma unroll
-    for (int i = 0; i < kPieceLoads; ++i) {
-      if (first + 32 * i < end) to[first + 32 * i] = chunks[i];
-    }
+    const int32_t row = placed.found.RowOf(__ffs(left) - 1);
+    copy.Store(static_cast<uint4*>(pull.rows) + int64_t{row} * call.row_chunks);
   }
   return Outcome::kArrived;
 }
