@@ -66,16 +66,14 @@ struct PeerControls {
 __device__ inline void StoreLines(const Call& call, uint64_t epoch, bool poisoned, const void* rows,
                                   const float* weights) {
   const ControlBlock* const control = call.control;
-#pragma unroll 1
-  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
-    if (peer == control->rank) continue;
+  ForPeers(control, [&](int peer) {
     FlagLine* const line = &control->peers[peer].control->ready[epoch % 2][control->rank];
     StoreRelaxedSystem(&line->fingerprint, CurrentFingerprint(call));
     StoreRelaxedSystem(&line->poisoned, poisoned ? 1 : 0);
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->rows), reinterpret_cast<uint64_t>(rows));
     StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->weights),
                        reinterpret_cast<uint64_t>(weights));
-  }
+  });
 }
 
 // That it has, and that what they read after the gate is complete, also if there is none. By one
@@ -84,13 +82,11 @@ template <typename ControlOf>
 __device__ inline void SignalReady(const Call& call, uint64_t epoch, ControlOf control_of) {
   const ControlBlock* const control = call.control;
   Delay(call, epoch, 2);
-#pragma unroll 1
-  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
-    if (peer == control->rank) continue;
+  ForPeers(control, [&](int peer) {
     // Release: after the line and all blocks' data, by program order or FinishPart.
     // SIGNAL_READY
     StoreReleaseSystem(&control_of(peer)->ready[epoch % 2][control->rank].epoch, epoch);
-  }
+  });
 }
 
 // Both at once, where peers read nothing.
@@ -128,14 +124,12 @@ __device__ inline Outcome FinishWithPeers(const Call& call, const PeerControls& 
   if (threadIdx.x < 32) {
     Delay(call, epoch, 3);
     if (outcome == Outcome::kArrived) {
-#pragma unroll 1
-      for (int peer = threadIdx.x; peer < control->num_ranks; peer += 32) {
-        if (peer == control->rank) continue;
+      ForPeers(control, [&](int peer) {
         // Release: orders all blocks' reads before it, too, by CountBlock; values that were read
         // have been stored since, so no read is still under way.
         // SIGNAL_DONE
         StoreReleaseSystem(&peers.of[peer]->done[control->rank].epoch, epoch);
-      }
+      });
       outcome = WaitForReaders(call, epoch);
     }
     if (threadIdx.x == 0) end = outcome;

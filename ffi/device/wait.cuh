@@ -60,14 +60,22 @@ __device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t 
   WriteRecord(call, control->warning, Outcome::kArrived, gate, peer, epoch);
 }
 
+// use(peer), of each rank but mine. By one warp.
+template <typename Use>
+__device__ inline void ForPeers(const ControlBlock* control, Use use) {
+#pragma unroll 1
+  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
+    if (peer != control->rank) use(peer);
+  }
+}
+
 // Tells all peers to end this call and all later ones of the generation. By one warp.
 __device__ inline void PassOnAbort(const Call& call, uint32_t word) {
   const ControlBlock* const control = call.control;
-  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
-    if (peer == control->rank) continue;
+  ForPeers(control, [&](int peer) {
     // Nothing is published by this word; its order does not matter. It may replace another cause.
     StoreReleaseSystem(&control->peers[peer].control->abort, word);
-  }
+  });
 }
 
 // Ends this call and all later ones of the generation, on all ranks. By one warp.
@@ -135,17 +143,16 @@ template <typename Flag, typename Arrived>
 __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, Flag flag,
                                        Arrived arrived) {
   const ControlBlock* const control = call.control;
-  const int lane = threadIdx.x % 32;
   Patience patience(call, gate, epoch);
   while (true) {
     // Acquire: what the peer did before it released this epoch has happened. At kReady that is all
     // of its last call, too, and its data; at kChunk its data; at kDone its last reads of my
     // memory.
     uint32_t missing = kMaxPeers;
-    for (int peer = lane; peer < control->num_ranks; peer += 32) {
-      if (peer == control->rank || LoadAcquireSystem(flag(peer)) >= epoch) continue;
-      missing = min(missing, static_cast<uint32_t>(peer));
-    }
+    ForPeers(control, [&](int peer) {
+      const bool is_there = LoadAcquireSystem(flag(peer)) >= epoch;
+      if (!is_there) missing = min(missing, static_cast<uint32_t>(peer));
+    });
     missing = __reduce_min_sync(kWholeWarp, missing);
     // It counts more than the flags, so it is loaded after them.
     const uint32_t word = LoadRelaxedSystem(&control->abort);
@@ -197,13 +204,12 @@ __device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch, Use use
   const auto flag = [&](int peer) { return &lines[peer].epoch; };
   const Outcome outcome = WaitForFlags(call, Gate::kReady, epoch, flag, [&] {  // WAIT_READY
     // Stored by the peer before its release of `epoch`, which this lane has acquired.
-    for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
-      if (peer == control->rank) continue;
+    ForPeers(control, [&](int peer) {
       use(peer, lines[peer]);
       const Outcome said = ReadLine(call, lines[peer]);
       if (said == Outcome::kMismatch) other = min(other, static_cast<uint32_t>(peer));
       poisoned |= said == Outcome::kPoisoned;
-    }
+    });
   });
   if (outcome != Outcome::kArrived) return outcome;
   other = __reduce_min_sync(kWholeWarp, other);
