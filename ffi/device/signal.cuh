@@ -149,7 +149,7 @@ __device__ inline Outcome FinishSmallCall(const Call& call, uint64_t epoch, Outc
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return Outcome::kArrived;
   const Outcome failure = FailureOf(call, end);
-  if (threadIdx.x == 0) {  // FinishCall, of what it uses
+  if (threadIdx.x == 0) {  // FinishCall, of what it uses alone: 18 instructions less
     ControlBlock* const control = call.control;
     control->epoch = epoch;
     control->blocks_finished = 0;
