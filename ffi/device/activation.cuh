@@ -46,6 +46,18 @@ __device__ inline Activated ActivateFast(const ActivationFunction& f, float x) {
   return ActivateSmooth(f, x, square, sigmoid);
 }
 
+// make<kIsGated, kIsSmooth>(), which then has no choices to make. What is gated is smooth.
+template <typename Make>
+__device__ inline void MakeByKind(const ActivationFunction& f, Make make) {
+  if (f.is_gated) {
+    make.template operator()<true, true>();
+  } else if (f.is_smooth) {
+    make.template operator()<false, true>();
+  } else {
+    make.template operator()<false, false>();
+  }
+}
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_ACTIVATION_CUH_

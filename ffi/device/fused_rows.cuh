@@ -74,13 +74,7 @@ class ActivationRows {
     } else {
       if (step_ == 1 && keeps) stage_.Wait();
       const int word = (step_ - 1) * kWordsPerStep;
-      if (f.is_gated) {
-        Make<true, true>(word);
-      } else if (f.is_smooth) {
-        Make<false, true>(word);
-      } else {
-        Make<false, false>(word);
-      }
+      MakeByKind(f, [&]<bool kIsGated, bool kIsSmooth>() { Make<kIsGated, kIsSmooth>(word); });
     }
     if (++step_ <= NumWords() / kWordsPerStep) return;
     stage_.Send<2>(out_, place_, f.is_gated ? 1 : kStagedBoxes);
@@ -141,7 +135,7 @@ class ActivationRows {
     }
   }
 
-  // Words in the place of those that they are made of. What is gated is smooth.
+  // Words in the place of those that they are made of.
   template <bool kIsGated, bool kIsSmooth>
   __device__ void Make(uint32_t first) {
     const ActivationFunction& f = epilogue_.activation;

@@ -62,14 +62,8 @@ class GradientRows {
   __device__ void Continue() {
     if (step_ == 2 * kSteps) return;
     if (step_ == kSteps) stage_.Replace(kept_);
-    const ActivationFunction& f = epilogue_.activation;
-    if (f.is_gated) {
-      Make<true, true>();
-    } else if (f.is_smooth) {
-      Make<false, true>();
-    } else {
-      Make<false, false>();
-    }
+    MakeByKind(epilogue_.activation,
+               [&]<bool kIsGated, bool kIsSmooth>() { Make<kIsGated, kIsSmooth>(); });
     ++step_;
     if (step_ % kSteps == 0) {
       stage_.Send<2>(out_, place_);
@@ -122,7 +116,7 @@ class GradientRows {
     }
   }
 
-  // Elements in the place of those that they are made of. What is gated is smooth.
+  // Elements in the place of those that they are made of.
   template <bool kIsGated, bool kIsSmooth>
   __device__ void Make() {
     const ActivationFunction& f = epilogue_.activation;
