@@ -17,6 +17,8 @@ from jax_ep import fused_matmul, runtime
 from jax_ep.fused_matmul import FusedParams
 
 K, F = 16, 24
+# Of rows and matrices: a kernel each.
+DTYPES = ((jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, np.float32), (np.float32, np.float32))
 
 
 def params(activation, num_sms=0):
@@ -123,6 +125,33 @@ class ActivationTest(parameterized.TestCase):
             again, _ = forward("swiglu", **options)(*arguments)
             testing.assert_bitwise(again[:end], np.asarray(out)[:end])
 
+    @parameterized.product(activation=("silu", "gelu", "swiglu", "geglu"), dtypes=DTYPES)
+    @np.errstate(over="ignore")
+    def test_squares_overflow(self, activation, dtypes):
+        """Pre-activations of +-1e20, and others that make a finite product of that."""
+        dtype, rhs_dtype = dtypes
+        (lhs, rhs, sizes, _, weights), _, _ = problem(
+            GROUP_SIZES["full"], activation, dtype=dtype, rhs_dtype=rhs_dtype
+        )
+        lhs[:], lhs[:, 0] = 0, 1e10
+        rhs[:, 0, :F] = np.sign(rhs[:, 0, :F].astype(np.float32)) * 1e10
+        rhs[:, 0, F:] = 1e-20
+        arguments = lhs, rhs, sizes, None, weights
+        out, pre = forward(activation)(*arguments)
+        expected = grouped.matmul_activation(activation, *arguments)
+        testing.assert_close(out, expected[0], steps=16)
+        testing.assert_close(pre, expected[1], steps=16)
+
+    @parameterized.product(activation=("silu", "swiglu"), rhs_dtype=[np.float16, np.float32])
+    def test_sums_that_float16_does_not_have(self, activation, rhs_dtype):
+        (lhs, rhs, sizes, _, _), _, _ = problem(
+            GROUP_SIZES["full"], activation, dtype=np.float16, rhs_dtype=rhs_dtype
+        )
+        lhs[:], lhs[:, 0] = 0, 1e4
+        rhs[:, 0, :F], rhs[:, 0, F:] = 1e4, 1e-4
+        for result in forward(activation)(lhs, rhs, sizes, None, None):
+            np.testing.assert_array_equal(np.asarray(result)[:, :F], np.inf)
+
     @parameterized.parameters(jnp.bfloat16, jnp.float16)
     def test_none_rounds_once(self, dtype):
         arguments, _, end = problem(GROUP_SIZES["full"], "none", dtype=dtype)
@@ -146,6 +175,19 @@ class GradientTest(parameterized.TestCase):
     def test_without_weights(self, activation):
         _, arguments, end = problem(GROUP_SIZES["usual"], activation, given=(0, 0))
         check_gradient(activation, arguments, end, steps=16)
+
+    @parameterized.product(activation=("silu", "swiglu"), dtypes=DTYPES)
+    @np.errstate(over="ignore")
+    def test_squares_overflow(self, activation, dtypes):
+        """Not of gelu: there the reference's own slope is NaN."""
+        dtype, rhs_dtype = dtypes
+        _, arguments, end = problem(
+            GROUP_SIZES["full"], activation, dtype=dtype, rhs_dtype=rhs_dtype
+        )
+        pre = arguments[3]
+        pre[:, :F] = np.sign(pre[:, :F].astype(np.float32)) * 1e20
+        pre[:, F:] = 1e-10
+        check_gradient(activation, arguments, end, steps=32)
 
 
 class OtherTest(parameterized.TestCase):

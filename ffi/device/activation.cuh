@@ -2,6 +2,7 @@
 #ifndef JAX_EP_DEVICE_ACTIVATION_CUH_
 #define JAX_EP_DEVICE_ACTIVATION_CUH_
 
+#include "ffi/device/approximations.cuh"
 #include "ffi/device/matmul_problem.h"
 
 namespace jax_ep {
@@ -22,7 +23,9 @@ __device__ inline Activated ActivateRelu(const ActivationFunction& f, float x) {
 __device__ inline Activated ActivateSmooth(const ActivationFunction& f, float x, float square,
                                            float sigmoid) {
   const float value = x * sigmoid;
-  return {value, sigmoid + value * (1.0f - sigmoid) * (f.linear + 3.0f * f.cubic * square)};
+  // It is multiplied by 0 where it is infinite, which is NaN. NaN itself is in the value, too.
+  const float finite = fminf(square, 3.402823466e+38f);
+  return {value, sigmoid + value * (1.0f - sigmoid) * (f.linear + 3.0f * f.cubic * finite)};
 }
 
 // To float32's last bits.
@@ -40,9 +43,7 @@ __device__ inline Activated ActivateFast(const ActivationFunction& f, float x) {
   const float square = x * x;
   // exp(-argument) as a power of two; an infinite one makes a sigmoid of 0.
   const float exponent = (f.power_linear + f.power_cubic * square) * x;
-  float power, sigmoid;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + power));
+  const float sigmoid = Reciprocal(1.0f + PowerOf2(exponent));
   return ActivateSmooth(f, x, square, sigmoid);
 }
 

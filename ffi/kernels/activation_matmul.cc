@@ -1,44 +1,9 @@
 #include "ffi/kernels/activation_matmul.h"
 
+#include "ffi/kernels/activation_function.h"
 #include "ffi/kernels/matmul_launch.h"
 
 namespace jax_ep {
-namespace {
-
-// gelu in its tanh form: x / 2 * (1 + tanh(u)) is x * sigmoid(2 * u), u = c * (x + 0.044715 * x^3)
-// with c the root of 2 / pi.
-ActivationFunction Function(Activation activation) {
-  constexpr float kTwiceRoot = 1.5957691216057308f;
-  ActivationFunction f = {};
-  f.is_identity = activation == Activation::kNone;
-  f.is_gated = IsGated(activation);
-  switch (activation) {
-    case Activation::kNone:
-    case Activation::kRelu:
-      break;
-    case Activation::kRelu2:
-      f.is_squared = true;
-      break;
-    case Activation::kSilu:
-    case Activation::kSwiglu:
-      f.is_smooth = true;
-      f.linear = 1;
-      break;
-    case Activation::kGelu:
-    case Activation::kGeglu:
-      f.is_smooth = true;
-      f.linear = kTwiceRoot;
-      f.cubic = 0.044715f * kTwiceRoot;
-      break;
-  }
-  constexpr float kLog2E = 1.4426950408889634f;
-  f.power_linear = -kLog2E * f.linear;
-  f.power_cubic = -kLog2E * f.cubic;
-  return f;
-}
-
-}  // namespace
-
 Status CheckActivationMatmulLaunch(const ActivationMatmulConfig& config,
                                    const GroupedMatmulSizes& sizes) {
   Status status = CheckMatmulLaunch(config.num_sms, sizes);
@@ -53,7 +18,7 @@ Status LaunchActivationMatmul(const ActivationMatmulConfig& config, const Groupe
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
   MatmulProblem problem = {};
-  problem.epilogue.activation = Function(config.activation);
+  problem.epilogue.activation = FunctionOf(config.activation);
   problem.epilogue.bias = buffers.bias;
   problem.epilogue.row_weights = buffers.row_weights;
   problem.epilogue.pre_activation = buffers.pre_activation;
@@ -80,7 +45,7 @@ Status LaunchActivationMatmulGradient(const ActivationMatmulConfig& config,
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
   MatmulProblem problem = {};
-  problem.epilogue.activation = Function(config.activation);
+  problem.epilogue.activation = FunctionOf(config.activation);
   problem.epilogue.row_weights = buffers.row_weights;
   problem.epilogue.pre_activation = const_cast<void*>(buffers.pre_activation);  // is only read
   problem.epilogue.gradient = buffers.pre_activation_gradient;

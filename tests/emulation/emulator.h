@@ -178,6 +178,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
   return a < b ? b : a;
 }
 
+#include "tests/emulation/device/approximations.cuh"
 #include "tests/emulation/device/async_copy.cuh"
 #include "tests/emulation/device/bulk_copy.cuh"
 #include "tests/emulation/device/mbarrier.cuh"
