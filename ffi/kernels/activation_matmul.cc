@@ -41,6 +41,9 @@ Status LaunchActivationMatmulGradient(const ActivationMatmulConfig& config,
                                       const GroupedMatmulSizes& sizes,
                                       const ActivationGradientBuffers& buffers,
                                       int32_t tile_counter, cudaStream_t stream) {
+  if (config.activation == Activation::kNone) {
+    return InvalidArgument("activation is none; the gradient takes any other");
+  }
   Status status = CheckActivationMatmulLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
