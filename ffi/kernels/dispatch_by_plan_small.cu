@@ -32,22 +32,24 @@ struct RowPart {
   int choice;
 };
 
-// Every num_warps-th piece of all rows, whose number may need more than 32 bits.
+// Every num_warps-th piece of all rows, 32 at a time, a lane's each: the plan is far, and much of
+// it may be padding. Their number may need more than 32 bits.
 class RowParts {
  public:
   __device__ RowParts(const SmallDispatchByPlanStage& stage, int32_t end, int warp, int num_warps)
       : stage_(stage),
         end_(end),
-        stride_(stage.pieces.At(num_warps, Divisor())),
-        next_(stage.pieces.At(warp, Divisor())) {}
+        stride_(stage.pieces.At(32 * num_warps, Divisor())),
+        next_(stage.pieces.At(warp + static_cast<int>(threadIdx.x % 32) * num_warps, Divisor())) {}
 
-  __device__ bool IsEnd(const RowPart& part) const { return part.row >= end_; }
+  // The same in all lanes.
+  __device__ bool IsEnd() const { return !__any_sync(kWholeWarp, next_.token < end_); }
 
+  // This lane's.
   __device__ RowPart Next() {
     const PlanOperands& plan = stage_.dispatch.plan;
     RowPart part = {next_.token, next_.piece, -1, 0};
-    if (IsEnd(part)) return part;
-    if (SourceOfRow(stage_.dispatch.pull.call, plan, part.row, &part.choice)) {
+    if (part.row < end_ && SourceOfRow(stage_.dispatch.pull.call, plan, part.row, &part.choice)) {
       part.source = plan.row_source[int64_t{3} * part.row];
     }
     next_.token += stride_.token;
@@ -66,19 +68,28 @@ class RowParts {
   SmallPart next_;  // its token is a row
 };
 
-constexpr int kAtOnce = 2;  // parts of a warp, whose waits are the same
-static_assert(kAtOnce == 2, "lanes choose between two");
+// The part of the first lane in `lanes`, which leaves them; from no token if there is none.
+__device__ RowPart Take(const RowPart& mine, uint32_t* lanes) {
+  const int lane = (__ffs(*lanes) - 1) & 31;
+  const int source = __shfl_sync(kWholeWarp, mine.source, lane);
+  const RowPart part = {__shfl_sync(kWholeWarp, mine.row, lane),
+                        __shfl_sync(kWholeWarp, mine.piece, lane), *lanes == 0 ? -1 : source,
+                        __shfl_sync(kWholeWarp, mine.choice, lane)};
+  *lanes &= *lanes - 1;
+  return part;
+}
 
-// Waits for what parts need, each of which is one lane's to look for, and brings it. By one warp.
+// Brings the parts of the first two of `lanes`, which look for what these need, and takes the two
+// out: their waits are the same. By one warp.
 __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& halves,
-                         uint64_t epoch, const RowPart (&parts)[kAtOnce]) {
+                         uint64_t epoch, const RowPart& mine, uint32_t* lanes) {
   const PullStage& pull = stage.dispatch.pull;
   const Call& call = pull.call;
   const int rank = halves.rank();
-  const int lane = threadIdx.x % 32;
   const Halves::Half half = halves.Mine();
-  const RowPart mine = lane == 1 ? parts[1] : parts[0];
-  const bool looks = lane < kAtOnce && mine.source >= 0;
+  const uint32_t before = *lanes;
+  const RowPart parts[] = {Take(mine, lanes), Take(mine, lanes)};
+  const bool looks = ((before ^ *lanes) >> (threadIdx.x % 32) & 1) != 0;
   const bool has_weight = looks && pull.has_weights && mine.piece == 0;
   const uint64_t* const flag =
       &half.flags()[stage.by_top_k.Quotient(mine.choice) * stage.pieces.count() + mine.piece];
@@ -97,9 +108,9 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
   const auto copy_of = [&](const RowPart& part) {
     return PieceCopy(stage.pieces, part.piece, part.source < 0 ? 0 : call.row_chunks);
   };
-  PieceCopy copies[kAtOnce] = {copy_of(parts[0]), copy_of(parts[1])};
+  PieceCopy copies[] = {copy_of(parts[0]), copy_of(parts[1])};
 #pragma unroll
-  for (int j = 0; j < kAtOnce; ++j) {
+  for (int j = 0; j < 2; ++j) {
     const RowPart& part = parts[j];
     const bool is_local = part.source == rank;
     const int place =
@@ -108,7 +119,7 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
                    int64_t{place} * call.row_chunks);
   }
 #pragma unroll
-  for (int j = 0; j < kAtOnce; ++j) {
+  for (int j = 0; j < 2; ++j) {
     copies[j].Store(static_cast<uint4*>(pull.rows) + int64_t{parts[j].row} * call.row_chunks);
   }
   return Outcome::kArrived;
@@ -123,20 +134,15 @@ __device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves
   const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
   const int warp = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
   RowParts rows(stage, end, warp, num_warps);
-  RowPart parts[kAtOnce];
-  RowPart next[kAtOnce];  // the plan is far
-#pragma unroll
-  for (RowPart& part : next) part = rows.Next();
 #pragma unroll 1
-  while (!rows.IsEnd(next[0])) {
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      parts[j] = next[j];
-      next[j] = rows.Next();
+  while (!rows.IsEnd()) {
+    const RowPart mine = rows.Next();
+    uint32_t lanes = __ballot_sync(kWholeWarp, mine.source >= 0);
+#pragma unroll 1
+    while (lanes != 0) {
+      const Outcome outcome = Place(stage, halves, epoch, mine, &lanes);
+      if (outcome != Outcome::kArrived) return outcome;
     }
-    if (parts[0].source < 0 && parts[1].source < 0) continue;  // padding
-    const Outcome outcome = Place(stage, halves, epoch, parts);
-    if (outcome != Outcome::kArrived) return outcome;
   }
   int fill = warp - num_warps;
   FillEmptyRows(
