@@ -17,13 +17,14 @@
 
 namespace jax_ep {
 
-// A piece of the row of one of a rank's tokens, or nothing.
+// Chunks [first, end) of the row of one of a rank's tokens.
 struct CombineTicket {
   bool is_sum;  // to be added up, of this rank; else to be sent
   int32_t chunk;
   int32_t rank;
   int32_t token;  // -1: there is nothing to do
-  int32_t piece;
+  int32_t first;
+  int32_t end;
 };
 
 class CombineTickets {
@@ -38,16 +39,13 @@ class CombineTickets {
         num_chunks_(num_tokens == 0 ? 0 : CeilDivide(num_tokens, tokens_of_chunk_)) {
     const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_chunks / kTicketsAtOnce;
     const int64_t units = (shared_by_all + kPieceUnit - 1) / kPieceUnit;
-    const int64_t most = row_chunks < kPieceUnit ? kPieceUnit : row_chunks;
-    const int64_t wanted = (units < 1 ? 1 : units) * kPieceUnit;
-    piece_chunks_ = static_cast<int32_t>(wanted < most ? wanted : most);
-    num_pieces_ = row_chunks == 0 ? 1 : CeilDivide(row_chunks, piece_chunks_);
+    send_pieces_ = Pieces((units < 1 ? 1 : units) * kPieceUnit, row_chunks);
+    sum_pieces_ = send_pieces_.size < kSumPiece ? send_pieces_ : Pieces(kSumPiece, row_chunks);
     const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kTicketsAhead, SendsOfStep());
     lag_ = lag < num_chunks_ ? lag : num_chunks_;
   }
 
   JAX_EP_HOST_DEVICE int32_t num_chunks() const { return num_chunks_; }
-  JAX_EP_HOST_DEVICE int32_t num_pieces() const { return num_pieces_; }
 
   // In the last chunk some have nothing to do.
   JAX_EP_HOST_DEVICE int32_t Count() const { return num_chunks_ * (SendsOfStep() + SumsOfStep()); }
@@ -55,32 +53,22 @@ class CombineTickets {
   // Tickets that send a chunk of a rank's tokens.
   JAX_EP_HOST_DEVICE int32_t TicketsOf(int32_t chunk) const {
     const int32_t left = num_tokens_ - chunk * tokens_of_chunk_;
-    return (left < tokens_of_chunk_ ? left : tokens_of_chunk_) * num_pieces_;
+    return (left < tokens_of_chunk_ ? left : tokens_of_chunk_) * send_pieces_.count;
   }
 
-  // `rank` is this one: the first of its peers is the next, so that all links carry data at once.
+  // `rank` is this one.
   JAX_EP_HOST_DEVICE CombineTicket At(int32_t number, int32_t rank) const {
     const int32_t sends = SendsOfStep();
     const int32_t sums = SumsOfStep();
-    const auto send = [&](int32_t chunk, int32_t within) {
-      return Of(false, chunk, within / num_ranks_, (within + rank + 1) % num_ranks_);
-    };
-    if (number < lag_ * sends) return send(number / sends, number % sends);
+    if (number < lag_ * sends) return Send(number / sends, number % sends, rank);
     number -= lag_ * sends;
     const int32_t step = number / (sends + sums);
     if (step >= num_chunks_ - lag_) {
       number -= (num_chunks_ - lag_) * (sends + sums);
-      return Of(true, num_chunks_ - lag_ + number / sums, number % sums, rank);
+      return Sum(num_chunks_ - lag_ + number / sums, number % sums, rank);
     }
     const int32_t within = number % (sends + sums);
-    return within < sends ? send(lag_ + step, within) : Of(true, step, within - sends, rank);
-  }
-
-  // Where a piece begins and ends, in chunks of 16 bytes.
-  JAX_EP_HOST_DEVICE int32_t FirstOf(int32_t piece) const { return piece * piece_chunks_; }
-  JAX_EP_HOST_DEVICE int32_t EndOf(int32_t piece) const {
-    const int32_t end = (piece + 1) * piece_chunks_;
-    return end < row_chunks_ ? end : row_chunks_;
+    return within < sends ? Send(lag_ + step, within, rank) : Sum(step, within - sends, rank);
   }
 
  private:
@@ -91,19 +79,46 @@ class CombineTickets {
   // cut into pieces for all of them.
   static constexpr int32_t kPieceUnit = 64;
   static constexpr int32_t kTicketsAtOnce = 4096;
+  // The last sums are on nobody's way, so that they should not take long.
+  static constexpr int32_t kSumPiece = 256;
+
+  // How rows are cut.
+  struct Pieces {
+    int32_t size;  // in chunks of 16 bytes
+    int32_t count;
+
+    Pieces() = default;
+    JAX_EP_HOST_DEVICE Pieces(int64_t wanted, int32_t row_chunks)
+        : size(static_cast<int32_t>(wanted < row_chunks ? wanted : row_chunks)),
+          count(size == 0 ? 1 : CeilDivide(row_chunks, size)) {}
+  };
 
   JAX_EP_HOST_DEVICE static int32_t CeilDivide(int32_t value, int32_t divisor) {
     return (value + divisor - 1) / divisor;
   }
 
-  JAX_EP_HOST_DEVICE int32_t SumsOfStep() const { return tokens_of_chunk_ * num_pieces_; }
-  JAX_EP_HOST_DEVICE int32_t SendsOfStep() const { return SumsOfStep() * num_ranks_; }
+  JAX_EP_HOST_DEVICE int32_t SendsOfStep() const {
+    return tokens_of_chunk_ * send_pieces_.count * num_ranks_;
+  }
+  JAX_EP_HOST_DEVICE int32_t SumsOfStep() const { return tokens_of_chunk_ * sum_pieces_.count; }
 
-  JAX_EP_HOST_DEVICE CombineTicket Of(bool is_sum, int32_t chunk, int32_t within,
-                                      int32_t rank) const {
-    const int32_t token = chunk * tokens_of_chunk_ + within / num_pieces_;
-    const bool is_there = 0 <= chunk && chunk < num_chunks_ && token < num_tokens_;
-    return {is_sum, chunk, rank, is_there ? token : -1, within % num_pieces_};
+  // The first peer is the next rank, so that all links carry data at once.
+  JAX_EP_HOST_DEVICE CombineTicket Send(int32_t chunk, int32_t within, int32_t rank) const {
+    return Of(false, chunk, within / num_ranks_, (within + rank + 1) % num_ranks_, send_pieces_);
+  }
+
+  JAX_EP_HOST_DEVICE CombineTicket Sum(int32_t chunk, int32_t within, int32_t rank) const {
+    return Of(true, chunk, within, rank, sum_pieces_);
+  }
+
+  JAX_EP_HOST_DEVICE CombineTicket Of(bool is_sum, int32_t chunk, int32_t within, int32_t rank,
+                                      const Pieces& pieces) const {
+    const int32_t token = chunk * tokens_of_chunk_ + within / pieces.count;
+    const int32_t first = within % pieces.count * pieces.size;
+    const int32_t end = first + pieces.size;
+    return {is_sum, chunk,
+            rank,   token < num_tokens_ ? token : -1,
+            first,  end < row_chunks_ ? end : row_chunks_};
   }
 
   int32_t num_tokens_;
@@ -111,8 +126,8 @@ class CombineTickets {
   int32_t row_chunks_;
   int32_t tokens_of_chunk_;
   int32_t num_chunks_;
-  int32_t piece_chunks_;
-  int32_t num_pieces_;
+  Pieces send_pieces_;
+  Pieces sum_pieces_;
   int32_t lag_;  // steps from sending to adding up
 };
 

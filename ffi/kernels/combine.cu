@@ -22,9 +22,8 @@ template <typename Type>
 __device__ void SendPiece(const CombineStage& stage, int32_t end, const CombineTicket& ticket) {
   const Call& call = stage.call;
   SendSum(stage, RowsOfToken(call, stage.plan, end, ticket.rank, ticket.token),
-          {ticket.token, stage.tickets.FirstOf(ticket.piece), stage.tickets.EndOf(ticket.piece)},
-          call.Of<uint4>(ticket.rank, kPartialRows), call.Of<float>(ticket.rank, kChoiceScalars),
-          SumRows<Type, kSumStages, 2>);
+          {ticket.token, ticket.first, ticket.end}, call.Of<uint4>(ticket.rank, kPartialRows),
+          call.Of<float>(ticket.rank, kChoiceScalars), SumRows<Type, kSumStages, 2>);
 }
 
 // Adds up what the ranks sent for a token of this rank, in rank order: a piece of it. By one warp.
@@ -32,8 +31,7 @@ template <typename Type>
 __device__ void AddPiece(const CombineStage& stage, const CombineTicket& ticket,
                          const KeptChoices<2>& choices) {
   const Call& call = stage.call;
-  AddSums(stage, choices,
-          {ticket.token, stage.tickets.FirstOf(ticket.piece), stage.tickets.EndOf(ticket.piece)},
+  AddSums(stage, choices, {ticket.token, ticket.first, ticket.end},
           call.Of<uint4>(ticket.rank, kPartialRows), call.Of<float>(ticket.rank, kChoiceScalars),
           SumRows<Type, kSumStages, 2>);
 }

@@ -12,17 +12,19 @@ namespace {
 
 constexpr int32_t kMostChunks = 32;
 
-// Every piece of every rank's tokens is sent once, and every one of this rank's added up once; each
-// chunk is sent by as many tickets as TicketsOf says, all of them before the first that adds it up.
-void TestAllPiecesOnce(int32_t row_chunks) {
+// Every chunk of 16 bytes of every rank's tokens is sent once, and every one of this rank's added
+// up once; each chunk of tokens is sent by as many tickets as TicketsOf says, all of them before
+// the first that adds it up.
+void TestAllChunksOnce(int32_t row_chunks) {
   for (int32_t num_ranks : {1, 2, 3, 4, 7, 64}) {
     for (int32_t num_tokens : {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 1000, 4096}) {
       if (num_tokens * num_ranks > 70000) continue;
       const CombineTickets tickets(num_tokens, num_ranks, row_chunks, kMostChunks);
       CHECK(tickets.num_chunks() <= kMostChunks);
       const int32_t rank = num_ranks / 2;
-      std::map<std::tuple<bool, int32_t, int32_t, int32_t>, int> times;  // sum?, rank, token, piece
-      std::map<std::pair<int32_t, int32_t>, int> sends;                  // rank, chunk
+      // sum?, rank, token, first: end
+      std::map<std::tuple<bool, int32_t, int32_t, int32_t>, int32_t> pieces;
+      std::map<std::pair<int32_t, int32_t>, int> sends;  // rank, chunk
       std::vector<bool> is_summed(kMostChunks);
       for (int32_t i = 0; i < tickets.Count(); ++i) {
         const CombineTicket ticket = tickets.At(i, rank);
@@ -39,33 +41,45 @@ void TestAllPiecesOnce(int32_t row_chunks) {
           CHECK(!is_summed[ticket.chunk]);
           ++sends[{ticket.rank, ticket.chunk}];
         }
-        ++times[{ticket.is_sum, ticket.rank, ticket.token, ticket.piece}];
+        CHECK(ticket.token < num_tokens);
+        CHECK(ticket.first < ticket.end || row_chunks == 0);
+        const bool is_new =
+            pieces
+                .emplace(std::tuple(ticket.is_sum, ticket.rank, ticket.token, ticket.first),
+                         ticket.end)
+                .second;
+        CHECK(is_new);
       }
-      CHECK(times.size() == size_t(num_tokens) * (num_ranks + 1) * tickets.num_pieces());
-      for (const auto& [key, count] : times) {
-        CHECK(count == 1);
-        CHECK(std::get<2>(key) < num_tokens);
+      // Sorted, the pieces of a row follow each other from its beginning to its end.
+      int rows = 0;
+      int32_t end = row_chunks;
+      for (const auto& [key, end_of_piece] : pieces) {
+        CHECK(std::get<3>(key) == (end == row_chunks ? 0 : end));
+        end = end_of_piece;
+        if (end == row_chunks) ++rows;
       }
+      CHECK(end == row_chunks);
+      CHECK(rows == num_tokens * (num_ranks + 1));
     }
   }
 }
 
-// Pieces follow each other from a row's beginning to its end; few tokens have many.
-void TestPieces() {
-  for (int32_t row_chunks : {0, 1, 63, 64, 65, 896, 1000}) {
-    for (int32_t num_tokens : {1, 128, 512, 4096}) {
-      const CombineTickets tickets(num_tokens, 4, row_chunks, kMostChunks);
-      int32_t end = 0;
-      for (int32_t piece = 0; piece < tickets.num_pieces(); ++piece) {
-        CHECK(tickets.FirstOf(piece) == end);
-        CHECK(tickets.EndOf(piece) > end || row_chunks == 0);
-        end = tickets.EndOf(piece);
-      }
-      CHECK(end == row_chunks);
-    }
+int CountPieces(int32_t num_tokens, bool of_sums) {
+  const CombineTickets tickets(num_tokens, 4, 896, kMostChunks);
+  int count = 0;
+  for (int32_t i = 0; i < tickets.Count(); ++i) {
+    const CombineTicket ticket = tickets.At(i, 0);
+    if (ticket.token == 0 && ticket.rank == 0 && ticket.is_sum == of_sums) ++count;
   }
-  CHECK(CombineTickets(1, 4, 896, kMostChunks).num_pieces() == 14);
-  CHECK(CombineTickets(4096, 4, 896, kMostChunks).num_pieces() == 1);
+  return count;
+}
+
+// Few tokens have many; sums always have some.
+void TestPieces() {
+  CHECK(CountPieces(1, false) == 14);
+  CHECK(CountPieces(1, true) == 14);
+  CHECK(CountPieces(4096, false) == 1);
+  CHECK(CountPieces(4096, true) == 4);
 }
 
 // A token is in the same chunk for its sender and for its rank.
@@ -86,7 +100,7 @@ void TestChunksAgree() {
 }  // namespace jax_ep
 
 int main() {
-  for (int32_t row_chunks : {0, 1, 130, 896}) jax_ep::TestAllPiecesOnce(row_chunks);
+  for (int32_t row_chunks : {0, 1, 130, 896}) jax_ep::TestAllChunksOnce(row_chunks);
   jax_ep::TestPieces();
   jax_ep::TestChunksAgree();
   return jax_ep::testing::Finish();
