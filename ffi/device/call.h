@@ -53,7 +53,8 @@ struct Call {
   int32_t num_rows;      // M
   int32_t row_chunks;    // 16-byte pieces of a row
   int32_t num_slots;     // min(K, R)
-  int32_t num_parts;     // of what precedes the exchange: tiles of choices, or of a plan's rows
+  int32_t num_parts;     // of what precedes the exchange
+  int32_t num_tiles;     // of choices: dispatch's first parts
   int32_t tile_choices;  // of a tile of choices, a multiple of kTileChoices
   uint32_t nan_word;     // NaN in the row dtype, repeated to 4 bytes
 

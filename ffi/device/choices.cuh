@@ -28,7 +28,7 @@ class ChoiceTile {
 
   // Everything, with counts to all ranks if this is the last tile.
   __device__ void Publish(const Halves& halves, uint64_t epoch) {
-    const bool sends_totals = tile_ == call_.num_parts - 1 && MayPush(call_);
+    const bool sends_totals = tile_ == call_.num_tiles - 1 && MayPush(call_);
     CountStretch();
     __syncthreads();
     AddWarps();

@@ -1,6 +1,7 @@
 // dispatch in one kernel. Its parts are handed out in order:
 //
 //   tiles of choices   counted and published; the counts go to all ranks
+//                      beside them x is copied to where peers can read it, if that is elsewhere
 //   tokens             of all ranks, which are given their rows and brought there
 //
 // In between each block works out of the counts what fits and where the groups begin.
@@ -65,10 +66,12 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
     if (has_workspace) {
       if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
+      if (ticket < call.num_tiles) {
+        ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
+      }
       CopyForPeers(stage.pull, ticket, call.num_parts);
-      ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
     }
-    const bool is_sender = ticket == 0 || ticket == call.num_parts - 1;
+    const bool is_sender = ticket == 0 || ticket == call.num_tiles - 1;
     const bool is_last = FinishPart(&progress.finished, call.num_parts, is_sender);
     if (is_last && has_workspace) SignalTokens(call, peers, epoch);
   }

@@ -39,9 +39,10 @@ RowType ToRowType(ElementType type) {
 // The kernel of one call, launched if all that it needs is there.
 class Launcher {
  public:
-  // `flags` are what ranks must give alike besides the sizes.
+  // `flags` are what ranks must give alike besides the sizes. `copies`: of a dispatch, tokens to
+  // where peers read them.
   Launcher(const TransferCall& call, Operation operation, std::initializer_list<int64_t> flags,
-           cudaStream_t stream)
+           cudaStream_t stream, bool copies = false)
       : num_sms_(call.num_sms), stream_(stream) {
     WorkspaceShape shape;
     WorkspaceLayout layout;
@@ -70,11 +71,13 @@ class Launcher {
     const int64_t choices = call.num_tokens * call.top_k;
     const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
     call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
-    // A plan's rows are spread over all blocks: each takes a thread the way to memory and back.
-    const int64_t parts = operation == Operation::kDispatch
-                              ? CeilDivide(choices, call_.tile_choices)
-                              : std::min(CeilDivide(call.num_rows, 32), num_sms_);
-    call_.num_parts = static_cast<int32_t>(std::max<int64_t>(1, parts));
+    const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices));
+    // What precedes the exchange is short. A plan's rows are spread over all blocks, as each takes
+    // a thread the way to memory and back; so are tokens that peers do not read in place.
+    const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
+    call_.num_tiles = static_cast<int32_t>(tiles);
+    call_.num_parts = static_cast<int32_t>(
+        operation == Operation::kDispatch ? (copies ? std::max(tiles, spread) : tiles) : spread);
     call_.nan_word = NanWord(call.row_type);
     call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
@@ -279,7 +282,8 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
   const SmallPieces pieces = PiecesOfDispatch(call.transfer);
   Launcher launcher(call.transfer, Operation::kDispatch,
-                    {align, call.zero_tail, call.has_weights, pieces.count()}, stream);
+                    {align, call.zero_tail, call.has_weights, pieces.count()}, stream,
+                    !call.is_in_place);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
