@@ -1,0 +1,59 @@
+#!/bin/bash
+# All that runs on a machine with GPUs before a change of kernels lands: times, checks, sanitizers, tiers.
+#
+#   cmake -S . -B build/gpu -G Ninja -DJAX_EP_CUDA=ON -DJAX_EP_BUILD_GPU_TESTS=ON && cmake --build build/gpu
+#   tools/gpu_check.sh 4     on 4 GPUs (or 2, or 1): eight minutes on 4 H200
+#
+#   PROGRAMS=...          where the programs of tests/gpu are (default build/gpu/tests/gpu)
+#   RESULTS=...           where logs go (default build/gpu_check)
+#   PYTHON=... JOBS=...   as for tools/gpu_tests.sh
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+gpus=${1:?how many GPUs: tools/gpu_check.sh 1, 2 or 4}
+programs=${PROGRAMS:-build/gpu/tests/gpu}
+results=${RESULTS:-build/gpu_check}
+mkdir -p "$results"
+rm -f "$results/failed"
+
+# A name, a limit in seconds, a command. Its output is a log; how it ended, and its last line, are shown.
+run() {
+  local name=$1 limit=$2 status=0
+  shift 2
+  timeout -k 10 "$limit" "$@" >"$results/$name.log" 2>&1 || status=$?
+  [ $status -eq 0 ] || touch "$results/failed"
+  printf '%4d s  %-24s %s  %s\n' $SECONDS "$name" $status "$(tail -n 1 "$results/$name.log" | cut -c 1-90)"
+}
+
+tier() { RESULTS="$results/gpu$1" run "tier_gpu$1" 600 tools/gpu_tests.sh "$1"; }
+
+on() { CUDA_VISIBLE_DEVICES=$1 "${@:2}"; }
+
+# On one GPU; racecheck and synccheck know nothing of other devices.
+checks() {
+  run fused 120 "$programs/fused_matmul_test" check 22
+  run matmul 120 "$programs/grouped_matmul_test" check 8
+  local tool
+  for tool in memcheck racecheck synccheck; do
+    run "transfer_$tool" 200 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/transfer_test" --ranks 1 --tiny
+    run "fused_$tool" 200 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/fused_matmul_test" small
+  done
+}
+
+# What measures comes first, alone. Of 4 GPUs then each has something to do.
+run times 120 "$programs/transfer_test" --ranks "$gpus" --only timing
+cat "$results/times.log"
+run random 120 "$programs/transfer_test" --ranks "$gpus" --only random
+run faults 120 "$programs/transfer_test" --ranks "$gpus" --only faults
+if [ "$gpus" -ge 4 ]; then
+  tier 4
+  (on 0 tier 1) &
+  (on 1,2 tier 2) &
+  (on 3 checks) &
+  wait
+else
+  [ "$gpus" -lt 2 ] || tier 2
+  on 0 tier 1
+  on 0 checks
+fi
+[ ! -e "$results/failed" ]
