@@ -35,16 +35,15 @@ checks() {
   run matmul 120 "$programs/grouped_matmul_test" check 8
   local tool
   for tool in memcheck racecheck synccheck; do
-    run "transfer_$tool" 200 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/transfer_test" --ranks 1 --tiny
-    run "fused_$tool" 200 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/fused_matmul_test" small
+    local sanitizer=(compute-sanitizer --tool $tool --error-exitcode 9)
+    run "transfer_$tool" 200 "${sanitizer[@]}" "$programs/transfer_test" --ranks 1 --tiny
+    run "fused_$tool" 200 "${sanitizer[@]}" "$programs/fused_matmul_test" small
   done
 }
 
 # What measures comes first, alone. Of 4 GPUs then each has something to do.
-run times 120 "$programs/transfer_test" --ranks "$gpus" --only timing
-cat "$results/times.log"
-run random 120 "$programs/transfer_test" --ranks "$gpus" --only random
-run faults 120 "$programs/transfer_test" --ranks "$gpus" --only faults
+run transfers 300 "$programs/transfer_test" --ranks "$gpus"
+grep -E '^(TIME|FAIL)' "$results/transfers.log"
 if [ "$gpus" -ge 4 ]; then
   tier 4
   (on 0 tier 1) &

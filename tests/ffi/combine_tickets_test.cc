@@ -100,7 +100,8 @@ void TestChunksAgree() {
 }  // namespace jax_ep
 
 int main() {
-  for (int32_t row_chunks : {0, 1, 130, 896}) jax_ep::TestAllChunksOnce(row_chunks);
+  for (int32_t row_chunks : {0, 1, 63, 64, 65, 130, 896, 1000})
+    jax_ep::TestAllChunksOnce(row_chunks);
   jax_ep::TestPieces();
   jax_ep::TestChunksAgree();
   return jax_ep::testing::Finish();

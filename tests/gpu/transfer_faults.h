@@ -177,7 +177,12 @@ inline void TestGivingUp(Group* group, const Options& options) {
     Fail(jax_ep::Concatenate(of.whole, " results of ", of.operation, " were whole and ", of.safe,
                              " safe; expected both"));
   }
-  if (reports[0] == 0 || reports[1] + reports[2] == 0) Fail("some waits never gave up");
+  using jax_ep::Gate;
+  const auto reports_of = [&](Gate gate) { return reports[static_cast<int>(gate)]; };
+  const int entries = reports_of(Gate::kReady);
+  const int ends = reports_of(Gate::kDone);
+  const int chunks = reports_of(Gate::kChunk);
+  if (entries == 0 || ends + chunks == 0) Fail("some waits never gave up");
   group->entry_deadline_ns = group->progress_deadline_ns = 20'000'000'000;
   group->max_delay_ns = 0;
   group->NewGeneration();
@@ -185,7 +190,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
       "%s giving up: whole and safe are of dispatch %d and %d, of combine %d and %d, by plan "
       "%d and %d; reports of ready %d, done %d, chunk %d\n",
       failures == before ? "PASS" : "FAIL", dispatches.whole, dispatches.safe, combines.whole,
-      combines.safe, by_plan.whole, by_plan.safe, reports[0], reports[1], reports[2]);
+      combines.safe, by_plan.whole, by_plan.safe, entries, ends, chunks);
 }
 
 // One rank makes another call than the others: at another place, and perhaps by the kernels for few
