@@ -55,7 +55,6 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc
     ffi/runtime/group_cuda.cc
-    ffi/runtime/peer_access_cuda.cc
     ffi/runtime/site_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -169,12 +169,12 @@ def in_mig_mode(facts: Facts) -> Verdict | None:
 
 
 def no_peer_access(facts: Facts) -> Verdict | None:
-    """A pair of GPUs that cannot read each other's memory."""
+    """A pair of GPUs that cannot access each other's memory."""
     for a, row in enumerate(facts["peers"]):
         for b, access in enumerate(row):
             if access not in ("self", "NVLink", "yes"):
                 return broken(
-                    f"GPUs {a} and {b} cannot read each other's memory: {access}",
+                    f"GPUs {a} and {b} cannot access each other's memory: {access}",
                     "Choose GPUs that can (nvidia-smi topo -p2p r shows which) by "
                     "CUDA_VISIBLE_DEVICES; in a virtual machine ask for peer access, and turn off "
                     "the IOMMU's ACS. JAX_EP_IMPLEMENTATION=xla runs without it.",

@@ -25,7 +25,7 @@ MAX_RANKS = 64
 MAX_TOP_K = 64
 """Choices of a token that the kernels take."""
 
-MAX_EXPERTS = 3000
+MAX_EXPERTS = 2048
 """Experts of all ranks that the kernels take: they count the choices of each in shared memory."""
 
 ROW_UNIT = 16

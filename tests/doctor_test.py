@@ -107,7 +107,7 @@ CAUSES = {
     ),
     "no_peer_access": (
         changed(GPU_MACHINE, peers=[["self", "disabled by the driver's settings"], ["yes", "self"]], trial=HUNG),
-        "GPUs 0 and 1 cannot read .* disabled", "topo -p2p",
+        "GPUs 0 and 1 cannot access .* disabled", "topo -p2p",
     ),
     "container_limits: shared memory": (changed(GPU_MACHINE, container={"shm_bytes": 64 * 2**20}, trial=CRASHED), "64 MiB", "--shm-size"),
     "container_limits: locked memory": (changed(GPU_MACHINE, container={"locked_memory_bytes": 65536}, trial=HUNG), "64 KiB", "memlock"),

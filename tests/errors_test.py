@@ -321,7 +321,7 @@ class ProducedTest(absltest.TestCase):
             on(MESH, hidden=3)
             on(wide)
             on(MESH, top_k=65)
-            on(MESH, num_experts=3000 + RANKS)
+            on(MESH, num_experts=2048 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
         (template,) = documented()["Warnings"]
         for pattern in patterns:

@@ -24,83 +24,87 @@ SETTINGS = {
     "two_ranks": {"RESIDENT_ELSEWHERE": 2},
     "one_resident_block": {"RESIDENT": 1},
     "three_ranks": {"RANKS": 3, "RESIDENT": 1, "LAST": 4},
-    "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2},
+    "three_ranks_and_one_has_two_blocks": {"RANKS": 3, "FIRST": 3, "LAST": 3},
+    "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2, "FIRST": 2},
     "a_rank_gives_up_in_three_calls": {"TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
     "a_rank_gives_up_with_one_resident_block": {
-        "TIMEOUTS": 1, "CALLS": 3, "FIRST": 2, "LAST": 5, "RESIDENT": 1
+        "TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 6, "RESIDENT": 1
     },
-    "one_of_three_ranks_gives_up": {
-        "TIMEOUTS": 1, "CALLS": 1, "LAST": 5, "RANKS": 3, "RESIDENT": 1
-    },
+    "one_of_three_ranks_gives_up": {"TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "RESIDENT": 1},
     "one_of_three_ranks_gives_up_and_one_has_two_blocks": {
-        "TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "FIRST": 3, "LAST": 3
+        "TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "CHUNKS": 1, "FIRST": 1, "LAST": 1
     },
     "different_calls": {"MISMATCH": 1, "CALLS": 2, "LAST": 4},
-    "different_calls_with_one_resident_block": {
-        "MISMATCH": 1, "CALLS": 2, "LAST": 5, "RESIDENT": 1
-    },
+    "different_calls_with_one_resident_block": {"MISMATCH": 1, "CALLS": 2, "RESIDENT": 1},
     "three_different_calls": {"MISMATCH": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
-    "different_calls_of_three_ranks": {
-        "MISMATCH": 1, "CALLS": 1, "LAST": 4, "RANKS": 3, "RESIDENT": 1
-    },
+    "different_calls_of_three_ranks": {"MISMATCH": 1, "CALLS": 1, "RANKS": 3, "RESIDENT": 1},
 }  # fmt: skip
 
 # How each mutation shows: something wrong was read or overwritten, or nobody can go on.
 WRONG, STUCK = "assertion violated", "invalid end state"
-IN_PLACE, COMBINE, COPIED, SMALL, SMALL_POISONED, POISONED = (
-    {"FIRST": n, "LAST": n} for n in (1, 2, 3, 4, 5, 6)
+BY_PLAN, COMBINE, DISPATCH, SMALL, SMALL_POISONED, POISONED, EMPTY = (
+    {"FIRST": n, "LAST": n} for n in (1, 2, 3, 4, 5, 6, 7)
 )
 GIVES_UP = {"TIMEOUTS": 1, "CALLS": 3}
 ONE_BLOCK = {"FIRST": 4, "LAST": 5, "RESIDENT": 1}
 MUTATIONS = (
-    ("NO_WAIT_READY", WRONG, IN_PLACE),
     ("NO_WAIT_READY", WRONG, COMBINE),
+    ("NO_WAIT_READY", WRONG, DISPATCH),
     ("NO_WAIT_READY", WRONG, SMALL_POISONED | GIVES_UP),
     ("NO_WAIT_CHUNK", WRONG, COMBINE),
+    ("NO_WAIT_CHUNK", WRONG, DISPATCH),
     ("NO_WAIT_PIECE", WRONG, SMALL),
-    ("NO_WAIT_LOCAL", WRONG, COPIED | GIVES_UP),
     ("NO_WAIT_LOCAL", WRONG, COMBINE),
-    ("NO_WAIT_DONE", WRONG, IN_PLACE),
-    ("NO_SIGNAL_READY", STUCK, COPIED),
+    ("NO_WAIT_LOCAL", WRONG, BY_PLAN),
+    ("NO_WAIT_LOCAL", WRONG, DISPATCH),
+    ("NO_WAIT_TILES", WRONG, DISPATCH),
+    ("NO_WAIT_PARTS", WRONG, DISPATCH),
+    ("LOCAL_LAST", WRONG, DISPATCH | GIVES_UP),
+    ("NO_SIGNAL_READY", STUCK, DISPATCH),
+    ("NO_SIGNAL_READY", STUCK, EMPTY),
     ("NO_SIGNAL_READY", STUCK, SMALL),
     ("NO_SIGNAL_CHUNK", STUCK, COMBINE),
+    ("NO_SIGNAL_CHUNK", STUCK, DISPATCH),
     ("NO_SIGNAL_PIECE", STUCK, SMALL),
-    ("NO_SIGNAL_DONE", STUCK, COPIED),
-    ("EARLY_SIGNAL_READY", WRONG, COPIED),
+    ("NO_SIGNAL_PIECE", WRONG, DISPATCH),
     ("EARLY_SIGNAL_CHUNK", WRONG, COMBINE),
+    ("EARLY_SIGNAL_CHUNK", WRONG, DISPATCH),
     ("EARLY_SIGNAL_PIECE", WRONG, SMALL),
-    ("EARLY_SIGNAL_DONE", WRONG, COPIED),
-    ("EARLY_EPOCH", WRONG, COMBINE),
+    ("EARLY_EPOCH", WRONG, DISPATCH),
     ("EARLY_EPOCH", WRONG, SMALL),
-    ("FIRST_SIGNAL_READY", WRONG, COPIED),
     ("FIRST_SIGNAL_CHUNK", WRONG, COMBINE),
-    ("FIRST_SIGNAL_DONE", WRONG, COPIED),
-    ("COPIED_NOT_DONE", WRONG, COPIED),
-    ("COPIED_NOT_DONE", WRONG, {"FIRST": 2, "LAST": 3}),
-    ("NO_FINGERPRINT", STUCK, SETTINGS["different_calls_with_one_resident_block"]),
+    ("FIRST_SIGNAL_CHUNK", WRONG, DISPATCH),
+    ("NO_FINGERPRINT", WRONG, SETTINGS["different_calls_with_one_resident_block"]),
     ("NO_POISONED", STUCK, POISONED),
     ("NO_POISONED", STUCK, ONE_BLOCK),
     ("NO_NOTE", WRONG, COMBINE | GIVES_UP),
+    ("NO_NOTE", WRONG, DISPATCH | GIVES_UP),
     ("NO_NOTE", WRONG, SMALL | GIVES_UP),
-    ("NO_ABORT", STUCK, COPIED | GIVES_UP),
+    ("NO_ABORT", STUCK, DISPATCH | GIVES_UP),
     ("NO_ABORT", STUCK, SMALL | GIVES_UP),
-    ("NO_PASSING_ON", WRONG, SETTINGS["one_of_three_ranks_gives_up"]),
-    ("NO_LAST_LOOK", WRONG, IN_PLACE | GIVES_UP),
-    ("NO_LAST_LOOK", WRONG, COPIED | GIVES_UP),
+    ("NO_PASSING_ON", WRONG, SETTINGS["one_of_three_ranks_gives_up_and_one_has_two_blocks"]),
     ("NO_LOOK", WRONG, SMALL | GIVES_UP),
-    ("NO_LOOK", WRONG, COPIED | GIVES_UP),
-    ("ENTER_ANYWAY", WRONG, IN_PLACE | GIVES_UP),
-    ("ENTER_ANYWAY", WRONG, COPIED | GIVES_UP),
+    ("NO_LOOK", WRONG, DISPATCH | GIVES_UP),
+    ("ENTER_ANYWAY", WRONG, DISPATCH | GIVES_UP),
     ("ENTER_ANYWAY", WRONG, COMBINE | GIVES_UP),
     ("ENTER_ANYWAY", WRONG, SMALL | GIVES_UP),
-    ("NO_SECOND_LOOK", WRONG, SETTINGS["one_of_three_ranks_gives_up_and_one_has_two_blocks"]),
     ("NO_LINE_LOOK", STUCK, ONE_BLOCK),
     ("NO_LINE_LOOK", STUCK, SETTINGS["different_calls_with_one_resident_block"]),
     ("READY_BY_BLOCK", STUCK, ONE_BLOCK),
-    ("NO_RESET", STUCK, COPIED),
+    ("READY_LAST", STUCK, DISPATCH),
+    ("NO_RESET", STUCK, DISPATCH),
     ("READS_FIRST", STUCK, COMBINE),
     ("EARLY_STORE", WRONG, COMBINE),
-    ("FLAGS_FIRST", WRONG, COPIED | GIVES_UP),
+    ("EARLY_STORE", WRONG, DISPATCH),
+    ("EARLY_PARTS", WRONG, DISPATCH),
+    ("EARLY_READ", WRONG, DISPATCH),
+    ("CHUNK_0_ALONE", WRONG, COMBINE),
+    ("CHUNK_0_ALONE", WRONG, DISPATCH),
+    ("FAILED_STORES", WRONG, DISPATCH | GIVES_UP),
+    ("FAILED_NOT_COUNTED", STUCK, DISPATCH | GIVES_UP),
+    ("FAILED_COUNTED", WRONG, DISPATCH | GIVES_UP),
+    ("EMPTY_STORES", WRONG, EMPTY),
+    ("FLAGS_FIRST", WRONG, DISPATCH | GIVES_UP),
     ("ONE_LINE", WRONG, SMALL | GIVES_UP),
     ("ONE_LINE", WRONG, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
     ("ONE_HALF", WRONG, SMALL | GIVES_UP),

@@ -7,7 +7,7 @@
 
 namespace jax_ep {
 
-// From memory, a peer's too, to shared memory; completes the bytes at the barrier.
+// From memory to shared memory; completes the bytes at the barrier.
 __device__ inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::

@@ -10,18 +10,16 @@ namespace jax_ep {
 // The buffers of a workspace, in their order. R ranks, E experts, T tokens a rank, K choices.
 enum Buffer : int {
   // Written by peers without waiting (small.h), in halves by the epoch's parity. First, and as
-  // large
-  // for all shapes: they never overlap another buffer.
+  // large for all shapes: they never overlap another buffer.
   kSmallRows,     // rows[R][T] of dispatch, rows[T][min(K, R)] of combine; or CountPacket[R][pairs]
   kSmallPackets,  // Packet[R][T * K] of dispatch, float32[T * K] of combine
   kSmallFlags,    // uint64[R][T][pieces] of dispatch, uint64[T][pieces][R] of combine
-  // Read by peers.
-  kRoutes,            // {expert or -1, position among my choices of that expert}[T * K], int32
-  kPublishedRows,     // rows[T]; not used where peers read the operand itself
-  kPublishedWeights,  // float32[T * K]; likewise
   // Written by peers.
-  kPartialRows,    // rows[T][min(K, R)]: one slot for each rank that a token visits
-  kChoiceScalars,  // float32[T * K]
+  kArrivedRows,     // dispatch: rows[R - 1][T], tokens that visit me, the next rank's first;
+                    // combine: rows[T][min(K, R)], one for each rank that a token visits
+  kRoutes,          // Route[R][T * K] of all ranks, mine included
+  kArrivedWeights,  // float32[R][T * K] of the others
+  kChoiceScalars,   // float32[T * K]
   // Mine alone.
   kTileCounts,    // int2[kMaxTiles][pairs]: of each tile of my choices, those of each bin
   kRowOfChoices,  // int32[R][T * K]: a guess; an entry holds if row_source of that row agrees
@@ -29,10 +27,10 @@ enum Buffer : int {
 };
 
 inline constexpr int kMaxItems = 1 << 30;
-inline constexpr int kMaxExperts = 3000;  // a count for each, and each of 8 warps, fits a block
+inline constexpr int kMaxExperts = 2048;  // a count for each, and each of 8 warps, fits a block
 
-// A routed choice as its rank publishes it.
-struct Route {
+// A routed choice: its expert or -1, and its position among its rank's choices of that expert.
+struct alignas(8) Route {
   int32_t expert;
   int32_t position;
 };

@@ -24,31 +24,65 @@ class ChoiceTile {
         begin_(tile * call.tile_choices + threadIdx.x / 32 * (call.tile_choices / kWarps)),
         end_(min(begin_ + call.tile_choices / kWarps, call.num_choices())),
         counts_(reinterpret_cast<int2*>(DynamicSharedMemory())),
-        routes_(call.Of<Route>(call.control->rank, kRoutes)) {}
+        routes_(RoutesOf(call, call.control->rank)) {}
 
-  // Everything, with counts to all ranks if this is the last tile.
-  __device__ void Publish(const Halves& halves, uint64_t epoch) {
+  // With counts to all ranks if this is the last tile.
+  __device__ void Count(const Halves& halves, uint64_t epoch, const Threads& threads) {
     const bool sends_totals = tile_ == call_.num_tiles - 1 && MayPush(call_);
     CountStretch();
-    __syncthreads();
+    threads.Sync();
     AddWarps();
-    __syncthreads();
+    threads.Sync();
     if (threadIdx.x == 0) StoreReleaseDevice(&call_.control->tiles_counted[tile_], epoch);
     // Lower tickets, which wait for lower ones only.
 #pragma unroll 1
     for (int other = threadIdx.x; other < tile_; other += kThreads) {
       while (LoadAcquireDevice(&call_.control->tiles_counted[other]) < epoch) __nanosleep(20);
     }
-    __syncthreads();
+    threads.Sync();
     AddLowerTiles(halves, sends_totals);
-    __syncthreads();
-    AddToPositions();
+    threads.Sync();
+  }
+
+  // The tile's routes to all ranks, after Count and the gate. What the lane itself left there, from
+  // where the warp's choices begin.
+  __device__ void SendRoutes() {
+    const int lane = threadIdx.x % 32;
+    const int rank = call_.control->rank;
+    const int32_t* const counts = MyCounts();
+#pragma unroll 1
+    for (int base = begin_; base < end_; base += 32 * kAtOnce) {
+      Route routes[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = base + 32 * j + lane;
+        if (i < end_) routes[j] = routes_[i];
+        // Memory that peers store to, too: checked like every index.
+        const bool is_routed =
+            i < end_ && 0 <= routes[j].expert && routes[j].expert < call_.num_experts;
+        if (is_routed) routes[j].position += counts[routes[j].expert];
+      }
+#pragma unroll 1
+      for (int distance = 1; distance <= call_.num_ranks; ++distance) {
+        Route* const to = RoutesOf(call_, call_.RankAfter(rank, distance));
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int i = base + 32 * j + lane;
+          if (i < end_) to[i] = routes[j];
+        }
+      }
+    }
   }
 
  private:
   static constexpr int kThreads = 32 * kWarps;
   // Choices of a lane that are read before the first is looked at: memory is far.
   static constexpr int kAtOnce = 4;
+
+  // This rank's, at a rank.
+  __device__ static Route* RoutesOf(const Call& call, int rank) {
+    return call.Of<Route>(rank, kRoutes) + int64_t{call.control->rank} * call.num_choices();
+  }
 
   __device__ int2* Counts(int warp) const { return counts_ + warp * num_pairs_; }
 
@@ -86,31 +120,6 @@ class ChoiceTile {
         const int32_t position = CountInOrder(counts, bin);
         if (i < end_) routes_[i] = {bin < call_.num_experts ? bin : -1, position};
         ShiftDown(ids);
-      }
-    }
-  }
-
-  // What the lane itself left there, from where the warp's choices begin.
-  __device__ void AddToPositions() {
-    const int lane = threadIdx.x % 32;
-    const int32_t* const counts = MyCounts();
-#pragma unroll 1
-    for (int base = begin_; base < end_; base += 32 * kAtOnce) {
-      Route routes[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int i = base + 32 * j + lane;
-        if (i < end_) routes[j] = routes_[i];
-      }
-#pragma unroll 1
-      for (int first = base; first < base + 32 * kAtOnce; first += 32) {
-        const int i = first + lane;
-        const Route route = routes[0];
-        ShiftDown(routes);
-        // Checked like an index: a peer that has yet to hear of an abort may store partial rows
-        // here.
-        if (i >= end_ || route.expert < 0 || route.expert >= call_.num_experts) continue;
-        routes_[i].position = route.position + counts[route.expert];
       }
     }
   }

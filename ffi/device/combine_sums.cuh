@@ -55,18 +55,14 @@ struct KeptChoices {
 
   __device__ KeptChoices(const CombineStage& stage, int token) {
     const Call& call = stage.call;
-    uint32_t low = 0;  // a bit for each rank that the token visits
-    uint32_t high = 0;
+    int32_t destinations[kHalves];
     for (int half = 0; half < kHalves; ++half) {
       const int k = threadIdx.x % 32 + 32 * half;
-      const int32_t destination =
-          k < call.top_k ? stage.plan.destination[token * call.top_k + k] : -1;
-      is_kept[half] = 0 <= destination && destination < call.num_ranks;
-      if (is_kept[half]) (destination < 32 ? low : high) |= 1u << destination % 32;
+      destinations[half] = k < call.top_k ? stage.plan.destination[token * call.top_k + k] : -1;
+      is_kept[half] = 0 <= destinations[half] && destinations[half] < call.num_ranks;
+      if (!is_kept[half]) destinations[half] = -1;
     }
-    const int visited =
-        __popc(__reduce_or_sync(kWholeWarp, low)) + __popc(__reduce_or_sync(kWholeWarp, high));
-    num_sums = min(visited, call.num_slots);
+    num_sums = min(__popcll(VisitedRanks(destinations)), call.num_slots);
   }
 };
 

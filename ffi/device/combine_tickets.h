@@ -31,7 +31,7 @@ class CombineTickets {
  public:
   CombineTickets() = default;
   JAX_EP_HOST_DEVICE CombineTickets(int32_t num_tokens, int32_t num_ranks, int32_t row_chunks,
-                                    int32_t most_chunks)
+                                    int32_t most_chunks, int32_t num_warps)
       : num_tokens_(num_tokens),
         num_ranks_(num_ranks),
         row_chunks_(row_chunks),
@@ -40,7 +40,11 @@ class CombineTickets {
     const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_chunks / kTicketsAtOnce;
     const int64_t units = (shared_by_all + kPieceUnit - 1) / kPieceUnit;
     send_pieces_ = Pieces((units < 1 ? 1 : units) * kPieceUnit, row_chunks);
-    sum_pieces_ = send_pieces_.size < kSumPiece ? send_pieces_ : Pieces(kSumPiece, row_chunks);
+    // Where warps are few, sums are many anyway: 649 us with whole rows, 814 with small pieces.
+    const int64_t cuts = num_tokens == 0 ? 0 : int64_t{kSumsOfWarp} * num_warps / num_tokens;
+    const int64_t sum = (row_chunks / (cuts < 1 ? 1 : cuts) + kPieceUnit - 1) / kPieceUnit;
+    sum_pieces_ = Pieces(sum < 2 ? 2 * kPieceUnit : sum * kPieceUnit, row_chunks);
+    if (send_pieces_.size < sum_pieces_.size) sum_pieces_ = send_pieces_;
     const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kTicketsAhead, SendsOfStep());
     lag_ = lag < num_chunks_ ? lag : num_chunks_;
   }
@@ -81,7 +85,7 @@ class CombineTickets {
   static constexpr int32_t kTicketsAtOnce = 4096;
   // The last sums come when there is nothing else to do: small ones, for many warps (506 to 490 us
   // at T = 4096, H = 7168 on 4 H200).
-  static constexpr int32_t kSumPiece = 128;
+  static constexpr int32_t kSumsOfWarp = 6;
 
   // How rows are cut.
   struct Pieces {

@@ -14,11 +14,9 @@ enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine, kCeiling
 
 // The points of a call where ranks wait for each other, and what a rank waits for there.
 enum class Gate : uint32_t {
-  kReady,  // every peer has entered this call and its data is there
-  kDone,   // every peer is done with this call: the operands that it read may be freed
-  kChunk,  // every peer has sent what goes to a part of my tokens
+  kReady,  // every peer has entered this call
+  kChunk,  // every peer has sent what it has for me of a part of its tokens, or of mine
 };
-inline constexpr int kNumGates = 3;
 
 // How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.
 enum class Outcome : uint32_t {
@@ -34,15 +32,13 @@ struct alignas(128) FlagLine {
   uint64_t epoch;        // written last, with release
   uint64_t fingerprint;  // of the call; ready lines only
   uint64_t poisoned;     // 1 if the peer's plan has a status; ready lines only
-  // Where the peer's rows and weights are to be read; ready lines of dispatch only.
-  const void* rows;
-  const float* weights;
 };
 
 // Tiles of choices that are counted by one block each.
 inline constexpr int kMaxTiles = 128;
 
-// Chunks of a rank's tokens, whose partial rows are added up as soon as all of a chunk are there.
+// Chunks of a rank's tokens: these, or their partial rows, are used as soon as all of a chunk are
+// there.
 inline constexpr int kMaxChunks = 32;
 
 // Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
@@ -50,8 +46,10 @@ struct Progress {
   uint32_t tickets;                                 // handed out to blocks
   uint32_t finished;                                // of these tickets
   uint32_t warp_tickets[2];                         // handed out to warps, of two kinds
+  uint32_t fill_tickets;                            // and of what is filled
+  uint32_t senders;                                 // warps that came to send
   uint32_t failure;                                 // an Outcome: of a wait of any warp
-  uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to each rank
+  uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to a rank, or all (0)
 };
 
 // Host-mapped memory: whom a rank waits for, or why it gave up. The device writes one of the second
@@ -101,8 +99,7 @@ struct ControlBlock {
   // By the epoch's parity: nobody waits before it signals, and its peers may still compare the last
   // call's line.
   FlagLine ready[2][kMaxPeers];
-  FlagLine done[kMaxPeers];
-  alignas(128) uint64_t chunks[kMaxPeers][kMaxChunks];  // epochs: of each rank's partial rows
+  alignas(128) uint64_t chunks[kMaxPeers][kMaxChunks];  // epochs: of what each rank sends
 };
 
 static_assert(sizeof(FlagLine) == 128);

@@ -8,7 +8,7 @@ namespace jax_ep {
 
 inline constexpr int kMaxCopyStages = 8;
 
-// Of each of the block's first warps.
+// Of each of some warps of a block.
 struct CopyRing {
   int32_t first_byte;  // of shared memory: before it is something else
   int32_t num_warps;
@@ -33,11 +33,11 @@ JAX_EP_HOST_DEVICE constexpr int32_t CopyRingBytes(const CopyRing& ring) {
   return (bytes + 127) / 128 * 128;
 }
 
-// For rows of so many chunks: whole rows if a few fit, else parts of them, and then as many warps,
-// and stages, as do.
+// For rows of so many chunks: whole rows if they are short, else parts of them, and then as many
+// warps, and stages, as fit.
 constexpr CopyRing PlanCopyRing(int64_t row_chunks, int32_t num_places, int32_t most_warps,
                                 int32_t shared_bytes) {
-  constexpr int32_t kMostStageChunks = 1024;  // 16 KB
+  constexpr int32_t kMostStageChunks = 512;  // 8 KB
   constexpr int32_t kFewestStages = 3;
   CopyRing ring = {0, 1, kFewestStages, 1, num_places};
   const int64_t parts = (row_chunks + kMostStageChunks - 1) / kMostStageChunks;
@@ -55,6 +55,29 @@ constexpr CopyRing PlanCopyRing(int64_t row_chunks, int32_t num_places, int32_t 
     if (longer.num_warps * CopyRingBytes(longer) > shared_bytes) break;
     ring = longer;
   }
+  return ring;
+}
+
+// For so many warps, if they fit, that have one row on its way at a time: cut in four, or smaller.
+constexpr CopyRing PlanSendRing(int64_t row_chunks, int32_t num_places, int32_t num_warps,
+                                int32_t shared_bytes) {
+  constexpr int32_t kFewestStageChunks = 192;  // 3 KB
+  constexpr int64_t kMostStageChunks = 1024;
+  const int64_t quarters = (row_chunks + 3) / 4;
+  const auto quarter =
+      static_cast<int32_t>(quarters < kMostStageChunks ? quarters : kMostStageChunks);
+  CopyRing ring = {0, num_warps, 3, quarter, num_places};
+  const auto fits = [&] { return ring.num_warps * CopyRingBytes(ring) <= shared_bytes; };
+  if (ring.stage_chunks < kFewestStageChunks) {
+    ring.stage_chunks =
+        static_cast<int32_t>(row_chunks < kFewestStageChunks ? row_chunks : kFewestStageChunks);
+  }
+  while (!fits() && ring.stage_chunks > kFewestStageChunks) {
+    const int32_t half = (ring.stage_chunks + 1) / 2;
+    ring.stage_chunks = half < kFewestStageChunks ? kFewestStageChunks : half;
+  }
+  while (!fits() && ring.num_warps > 1) --ring.num_warps;
+  while (!fits() && ring.stage_chunks > 1) ring.stage_chunks = (ring.stage_chunks + 1) / 2;
   return ring;
 }
 

@@ -4,8 +4,8 @@
 #define JAX_EP_DEVICE_DISPATCH_RESULTS_CUH_
 
 #include "ffi/device/plan.h"
-#include "ffi/device/pull_stage.h"
 #include "ffi/device/rows.cuh"
+#include "ffi/device/token_stage.h"
 
 namespace jax_ep {
 
@@ -35,7 +35,7 @@ __device__ inline bool IsEmptyRow(const Call& call, const PlanResults& plan, int
 // token, and does what else is to be done with these. By any warps, 32 rows at a time, of which
 // `next` gives each to one.
 template <typename Next, typename IsEmpty>
-__device__ void FillEmptyRows(const PullStage& stage, int32_t end, Next next, IsEmpty is_empty) {
+__device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, IsEmpty is_empty) {
   const Call& call = stage.call;
   const int lane = threadIdx.x % 32;
   const int num_fills = (call.num_rows + 31) / 32;
@@ -56,17 +56,17 @@ __device__ void FillEmptyRows(const PullStage& stage, int32_t end, Next next, Is
 }
 
 // NaN everywhere.
-__device__ inline void FillWithNan(const PullStage& stage, const Threads& threads) {
+__device__ inline void FillWithNan(const TokenStage& stage, const Threads& threads) {
   const Call& call = stage.call;
   Fill(threads, static_cast<uint4*>(stage.rows), int64_t{call.num_rows} * call.row_chunks,
        RepeatWord(call.nan_word));
   if (stage.has_weights) Fill(threads, stage.row_weights, call.num_rows, Nan());
 }
 
-template <int kThreads>
-__device__ __noinline__ void WriteSafeGroups(const Call& call, const PlanResults& plan,
-                                             Outcome outcome) {
-  for (int local = threadIdx.x; local <= call.num_local; local += kThreads) {
+// By all threads of a block.
+__device__ __noinline__ inline void WriteSafeGroups(const Call& call, const PlanResults& plan,
+                                                    Outcome outcome) {
+  for (int local = threadIdx.x; local <= call.num_local; local += blockDim.x) {
     plan.row_offsets[local] = 0;
     if (local == call.num_local) break;
     plan.group_sizes[local] = 0;
@@ -81,7 +81,7 @@ __device__ __noinline__ void WriteSafeGroups(const Call& call, const PlanResults
 }
 
 // And of the plan what is not of groups.
-__device__ __noinline__ inline void WriteSafeResults(const PullStage& stage,
+__device__ __noinline__ inline void WriteSafeResults(const TokenStage& stage,
                                                      const PlanResults& plan,
                                                      const Threads& threads) {
   const Call& call = stage.call;

@@ -7,23 +7,23 @@
 
 namespace jax_ep {
 
-// By all warps of a block but the first, which passes the gate meanwhile. A packet with the tag of
-// this call is right at once; and when the gate is passed, all are there.
+// By threads of a block. A packet with the tag of this call is right at
+// once; and when a chunk of each peer's tokens has come, all are there.
 class IncomingCounts {
  public:
-  __device__ IncomingCounts(const Call& call, const Halves& halves)
+  __device__ IncomingCounts(const Call& call, const Halves& halves, const Threads& threads)
       : call_(call),
         tag_(halves.tag()),
         num_pairs_(CountPairs(call.num_experts)),
         packets_(halves.Mine().counts()),
-        next_(static_cast<int>(threadIdx.x) - 32) {}
+        num_threads_(static_cast<int>(threads.count)),
+        next_(static_cast<int>(threads.number)) {}
 
-  // Gives this thread's share to `quotas`: all of it if the gate is passed, or what comes in a few
+  // Gives this thread's share to `quotas`: all of it if all are there, or what comes in a few
   // looks.
   __device__ void Collect(Quotas* quotas) {
-    if (next_ < 0) return;
 #pragma unroll 1
-    for (int looks = kLooks; next_ < num_pairs_; next_ += blockDim.x - 32) {
+    for (int looks = kLooks; next_ < num_pairs_; next_ += num_threads_) {
 #pragma unroll 1
       while (!TryPair(next_, quotas)) {
         if (--looks == 0) return;
@@ -31,7 +31,7 @@ class IncomingCounts {
     }
   }
 
-  // When the gate is passed.
+  // When all are there.
   __device__ int32_t Of(int source, int bin) const {
     uint64_t counts;
     uint64_t tag;
@@ -44,6 +44,10 @@ class IncomingCounts {
   static constexpr int kAtOnce = 4;  // sources
 
   __device__ void Load(int source, int pair, uint64_t* counts, uint64_t* tag) const {
+    *counts = 0;
+    *tag = tag_;
+    // Who has no tokens sends no chunk either, which would say that its counts have come.
+    if (call_.num_tokens == 0) return;
     LoadRelaxedSystem(&packets_[source * num_pairs_ + pair], counts, tag);
   }
 
@@ -89,7 +93,8 @@ class IncomingCounts {
   const uint64_t tag_;
   const int num_pairs_;
   const CountPacket* const packets_;  // [R][pairs]
-  int next_;                          // of this thread's share
+  const int num_threads_;
+  int next_;  // of this thread's share
 };
 
 }  // namespace jax_ep

@@ -108,9 +108,8 @@ __device__ inline void LoadRelaxedSystem(const void* address, uint64_t* low, uin
       : "memory");
 }
 
-// Data of a workspace, mine or a peer's: ordered by a gate passed before, so the load itself is
-// weak. Volatile, because the compiler must neither move it across the gate nor make it an .nc
-// load.
+// Data of my workspace, which peers store: ordered by a wait before, so the load itself is weak.
+// Volatile, because the compiler must neither move it across the gate nor make it an .nc load.
 __device__ inline uint4 LoadShared16(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -24,15 +24,10 @@ class Placing {
   template <int kHalves>
   __device__ Token<kHalves> Place(int source, const Route (&routes)[kHalves]) const {
     Token<kHalves> token;
-    uint32_t low = 0;  // a bit for each rank that the token visits
-    uint32_t high = 0;
     for (int half = 0; half < kHalves; ++half) {
-      const int destination = DestinationOf(routes[half]);
-      token.destinations[half] = destination;
-      if (destination >= 0) (destination < 32 ? low : high) |= 1u << destination % 32;
+      token.destinations[half] = DestinationOf(routes[half]);
     }
-    const uint64_t visited =
-        __reduce_or_sync(kWholeWarp, low) | uint64_t{__reduce_or_sync(kWholeWarp, high)} << 32;
+    const uint64_t visited = VisitedRanks(token.destinations);
     token.slot = __popcll(visited & ((uint64_t{1} << rank_) - 1));
     token.found.choices = 0;
     for (int half = 0; half < kHalves; ++half) {

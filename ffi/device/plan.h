@@ -26,7 +26,7 @@ struct PlanOperands {
   const int32_t* row_offsets;
   const int32_t* row_source;
   const int32_t* row_slot;     // combine only
-  const int32_t* destination;  // combine, and dispatch_by_plan of few tokens
+  const int32_t* destination;  // of this rank's choices
   const int32_t* status;
 };
 

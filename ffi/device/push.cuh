@@ -4,9 +4,9 @@
 #define JAX_EP_DEVICE_PUSH_CUH_
 
 #include "ffi/device/pieces.cuh"
-#include "ffi/device/pull_stage.h"
 #include "ffi/device/signal.cuh"
 #include "ffi/device/tickets.cuh"
+#include "ffi/device/token_stage.h"
 
 namespace jax_ep {
 
@@ -17,7 +17,7 @@ JAX_EP_HOST_DEVICE constexpr int32_t NumPacketParts(int32_t num_choices) {
 
 // Without weights they are 0; `expert_of(choice)` says the rest of a packet.
 template <typename ExpertOf>
-__device__ inline void PushPackets(const PullStage& stage, const Halves& halves, int number,
+__device__ inline void PushPackets(const TokenStage& stage, const Halves& halves, int number,
                                    ExpertOf expert_of) {
   const Call& call = stage.call;
   const int rank = halves.rank();
@@ -39,7 +39,7 @@ __device__ inline void PushPackets(const PullStage& stage, const Halves& halves,
 // row of the token does not wait for the flag, so it may be left out; with `flags_all` it comes
 // anyway.
 template <typename IsFor>
-__device__ inline void PushPiece(const PullStage& stage, const Halves& halves,
+__device__ inline void PushPiece(const TokenStage& stage, const Halves& halves,
                                  const SmallPieces& pieces, const SmallPart& part, IsFor is_for,
                                  bool flags_all, PieceFlags* flags) {
   const Call& call = stage.call;
@@ -66,8 +66,8 @@ template <typename Stage, typename ExpertOf, typename IsFor>
 __device__ inline void Push(const Stage& stage, const Halves& halves, uint64_t epoch,
                             int num_packet_parts, ExpertOf expert_of, IsFor is_for,
                             bool flags_all) {
-  const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
+  const TokenStage& tokens = stage.dispatch.tokens;
+  const Call& call = tokens.call;
   const int num_pieces = (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
   const int num_parts = num_packet_parts + num_pieces;
   WarpTickets tickets(&call.control->progress.warp_tickets[0]);
@@ -77,10 +77,10 @@ __device__ inline void Push(const Stage& stage, const Halves& halves, uint64_t e
 #pragma unroll 1
   for (int number; (number = tickets.Next()) < num_parts;) {
     if (number < num_packet_parts) {
-      PushPackets(pull, halves, number, expert_of);
+      PushPackets(tokens, halves, number, expert_of);
     } else {
       const SmallPart part = stage.pieces.At(number - num_packet_parts, stage.by_num_peers);
-      PushPiece(pull, halves, stage.pieces, part, is_for, flags_all, &flags);
+      PushPiece(tokens, halves, stage.pieces, part, is_for, flags_all, &flags);
     }
     // With the first part: peers that run another call shall know.
     if (number == 0) Enter(call, epoch, false);

@@ -8,8 +8,7 @@
 #define JAX_EP_DEVICE_QUOTAS_CUH_
 
 #include "ffi/device/call.h"
-#include "ffi/device/plan.h"
-#include "ffi/device/wait.cuh"
+#include "ffi/device/rows.cuh"
 
 namespace jax_ep {
 
@@ -55,11 +54,11 @@ class Quotas {
 
   // ---- and what follows, before another
 
-  // By all warps of the block. count_of(source, expert) is asked for if rows do not fit.
+  // By whole warps of the block. count_of(source, expert) is asked for if rows do not fit.
   template <typename CountOf>
-  __device__ void Find(CountOf count_of) {
+  __device__ void Find(const Threads& threads, CountOf count_of) {
 #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < call_.num_ranks; i += blockDim.x / 32) {
+    for (int i = threads.number / 32; i < call_.num_ranks; i += threads.count / 32) {
       const int destination = call_.RankAfter(rank_, i);
       FindQuotas(destination * call_.num_local, count_of);
       if (i == 0) NumberGroups();
@@ -85,16 +84,16 @@ class Quotas {
     return with_groups;
   }
 
-  // For all blocks: by all threads of one.
-  __device__ void WriteGroups(const PlanResults& plan) const {
+  // For all blocks, by one.
+  __device__ void WriteGroups(const PlanResults& plan, const Threads& threads) const {
 #pragma unroll 1
-    for (int local = threadIdx.x; local <= call_.num_local; local += blockDim.x) {
+    for (int local = threads.number; local <= call_.num_local; local += threads.count) {
       plan.row_offsets[local] = groups_.row_offsets[local];
       if (local == call_.num_local) break;
       plan.group_sizes[local] = groups_.group_sizes[local];
       plan.real_group_sizes[local] = groups_.real_group_sizes[local];
     }
-    if (threadIdx.x == 0) {
+    if (threads.number == 0) {
       *plan.num_received = *groups_.num_received;
       *plan.num_dropped = *groups_.num_dropped;
       *plan.num_bad_ids = *groups_.num_bad_ids;

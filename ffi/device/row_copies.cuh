@@ -1,4 +1,4 @@
-// Moves rows from far memory, each read once and stored to all of its places. By single warps.
+// Moves rows, each read once and stored to all of its places, here and at peers. By single warps.
 #ifndef JAX_EP_DEVICE_ROW_COPIES_CUH_
 #define JAX_EP_DEVICE_ROW_COPIES_CUH_
 
@@ -14,15 +14,15 @@ namespace jax_ep {
 // of one more may still read theirs.
 class BulkRowCopies {
  public:
-  // In the block's dynamic shared memory.
-  __device__ BulkRowCopies(const CopyRing& ring, int32_t row_chunks)
+  // In the block's dynamic shared memory. `warp` is this one's number among those that have a ring,
+  // or beyond these.
+  __device__ BulkRowCopies(const CopyRing& ring, int warp, int32_t row_chunks)
       : num_stages_(ring.num_stages),
         stage_chunks_(ring.stage_chunks),
         num_places_(ring.num_places),
         row_chunks_(row_chunks) {
-    uint8_t* const shared =
-        DynamicSharedMemory() + ring.first_byte + threadIdx.x / 32 * CopyRingBytes(ring);
-    if (threadIdx.x / 32 >= ring.num_warps) return;
+    if (warp >= ring.num_warps) return;
+    uint8_t* const shared = DynamicSharedMemory() + ring.first_byte + warp * CopyRingBytes(ring);
     stages_ = SharedAddress(shared);
     state_ = reinterpret_cast<CopyRingState*>(shared + num_stages_ * stage_chunks_ * 16);
     places_ = reinterpret_cast<uint4**>(state_ + 1);
@@ -47,12 +47,17 @@ class BulkRowCopies {
     }
   }
 
-  // Complete when it returns.
-  __device__ void Finish() {
+  // Sends what is loaded, or will be, to its places.
+  __device__ void StoreAll() {
     while (num_stored_ < num_loaded_) StoreOldest();
+  }
+
+  // All is complete when it returns, and a release by this warp's first lane covers it.
+  __device__ void Finish() {
+    StoreAll();
     if (IsLeader()) {
       WaitStores<0>();
-      FenceProxy();  // so that a release that follows covers them
+      FenceProxy();
     }
     __syncwarp();
   }
@@ -112,7 +117,7 @@ class BulkRowCopies {
 // Through registers, by all lanes.
 class RegisterRowCopies {
  public:
-  __device__ RegisterRowCopies(const CopyRing& /*ring*/, int32_t row_chunks)
+  __device__ RegisterRowCopies(const CopyRing& /*ring*/, int /*warp*/, int32_t row_chunks)
       : row_chunks_(row_chunks) {}
 
   __device__ void Add(const uint4* from, uint64_t has_place, uint4* const (&places)[2]) {
@@ -136,7 +141,8 @@ class RegisterRowCopies {
   }
 
   __device__ void Begin() {}
-  __device__ void Finish() {}
+  __device__ void StoreAll() {}
+  __device__ void Finish() { __syncwarp(); }
 
  private:
   static constexpr int kLoads = 8;  // chunks in flight of a lane

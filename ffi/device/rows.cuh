@@ -9,17 +9,6 @@
 
 namespace jax_ep {
 
-// Threads that do something together: this one's number among them, and how many there are.
-struct Threads {
-  int64_t number;
-  int64_t count;
-
-  __device__ static Threads OfGrid() {
-    return {int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x};
-  }
-  __device__ static Threads OfBlock() { return {threadIdx.x, blockDim.x}; }
-};
-
 template <typename T>
 __device__ inline void Fill(const Threads& threads, T* begin, int64_t count, T value) {
   for (int64_t i = threads.number; i < count; i += threads.count) begin[i] = value;
@@ -52,14 +41,14 @@ __device__ inline bool SourceOfRow(const Call& call, const PlanOperands& plan, i
 }
 
 // Inverts the `part`th of `num_parts` of row_source. Entries that no row sets keep what memory
-// held; CheckRows tells them apart. By all threads of a block.
+// held; CheckRows tells them apart.
 __device__ inline void IndexRows(const Call& call, const PlanOperands& plan, int64_t part,
-                                 int64_t num_parts) {
+                                 int64_t num_parts, const Threads& threads) {
   int32_t* const row_of_choices = call.Of<int32_t>(call.control->rank, kRowOfChoices);
   const int64_t end = EndOfRows(call, plan);
   const int last = static_cast<int>(end * (part + 1) / num_parts);
-  for (int row = static_cast<int>(end * part / num_parts) + threadIdx.x; row < last;
-       row += blockDim.x) {
+  for (int row = static_cast<int>(end * part / num_parts + threads.number); row < last;
+       row += threads.count) {
     int choice;
     if (SourceOfRow(call, plan, row, &choice)) row_of_choices[choice] = row;
   }
@@ -71,6 +60,18 @@ template <int kHalves, typename T>
 __device__ T OfChoice(const T (&values)[kHalves], int k) {
   if constexpr (kHalves == 1) return __shfl_sync(kWholeWarp, values[0], k);
   return __shfl_sync(kWholeWarp, k < 32 ? values[0] : values[kHalves - 1], k % 32);
+}
+
+// A bit for each rank among the lanes' destinations; below 0 is none.
+template <int kHalves>
+__device__ inline uint64_t VisitedRanks(const int32_t (&destinations)[kHalves]) {
+  uint32_t low = 0;
+  uint32_t high = 0;
+  for (int half = 0; half < kHalves; ++half) {
+    const int32_t destination = destinations[half];
+    if (destination >= 0) (destination < 32 ? low : high) |= 1u << destination % 32;
+  }
+  return __reduce_or_sync(kWholeWarp, low) | uint64_t{__reduce_or_sync(kWholeWarp, high)} << 32;
 }
 
 // The local rows of one token of one rank, spread over a warp like this; -1 if there is none.

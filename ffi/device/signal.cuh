@@ -1,4 +1,5 @@
-// The end of a kernel: who is last, and what that one tells the peers.
+// What a rank tells its peers when it enters a call, and the end of a kernel: who is last, and what
+// that one does.
 #ifndef JAX_EP_DEVICE_SIGNAL_CUH_
 #define JAX_EP_DEVICE_SIGNAL_CUH_
 
@@ -6,21 +7,18 @@
 
 namespace jax_ep {
 
-// Counts a block's part of some work as finished: true in the block that finishes the last of
-// `total`. By all threads. No block waits for another. `to_peers`: this part stored to peers.
-__device__ inline bool FinishPart(uint32_t* finished, uint32_t total, bool to_peers) {
-  __shared__ bool is_last;
-  __syncthreads();  // the block's accesses happen before what thread 0 does next
-  if (threadIdx.x == 0) {
+// Counts a part of some work as finished, by the threads of a block that did it. `to_peers`: it
+// stored to peers.
+__device__ inline void FinishPart(uint32_t* finished, bool to_peers, const Threads& threads) {
+  threads.Sync();  // their accesses happen before what the first one does next
+  if (threads.number == 0) {
     // The fence makes this block's stores to peers performed at system scope here. The last block's
     // release would cover them by causality (counter: release here, acquire there); a fence in each
     // block does not ask one SM's fence to wait for another SM's stores. What stays in this
-    // device's memory needs the counter alone, also if peers read it.
+    // device's memory needs the counter alone.
     if (to_peers) FenceSystem();
-    is_last = AddAcquireReleaseDevice(finished, 1) == total - 1;
+    AddAcquireReleaseDevice(finished, 1);
   }
-  __syncthreads();
-  return is_last;
 }
 
 // The end of a kernel: what its last block has to know.
@@ -50,96 +48,37 @@ __device__ inline Outcome FailureOf(const Call& call, const BlockEnd& end) {
   return failure;
 }
 
-// The peers' control blocks, in shared memory: what lies in my own is far again after each acquire.
-struct PeerControls {
-  ControlBlock* of[kMaxPeers];
-
-  // By all threads of a block, before a barrier.
-  __device__ void Load(const Call& call) {
-    for (int peer = threadIdx.x; peer < call.control->num_ranks; peer += blockDim.x) {
-      of[peer] = call.control->peers[peer].control;
-    }
-  }
-};
-
-// What peers find when this rank has entered the call. By one warp.
-__device__ inline void StoreLines(const Call& call, uint64_t epoch, bool poisoned, const void* rows,
-                                  const float* weights) {
+// Tells the peers that this rank has entered the call. By one warp.
+__device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned) {
   const ControlBlock* const control = call.control;
+  Delay(call, epoch, 2);
   ForPeers(control, [&](int peer) {
     FlagLine* const line = &control->peers[peer].control->ready[epoch % 2][control->rank];
     StoreRelaxedSystem(&line->fingerprint, CurrentFingerprint(call));
     StoreRelaxedSystem(&line->poisoned, poisoned ? 1 : 0);
-    StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->rows), reinterpret_cast<uint64_t>(rows));
-    StoreRelaxedSystem(reinterpret_cast<uint64_t*>(&line->weights),
-                       reinterpret_cast<uint64_t>(weights));
-  });
-}
-
-// That it has, and that what they read after the gate is complete, also if there is none. By one
-// warp of the block that finished the last part of that, or of the only one.
-template <typename ControlOf>
-__device__ inline void SignalReady(const Call& call, uint64_t epoch, ControlOf control_of) {
-  const ControlBlock* const control = call.control;
-  Delay(call, epoch, 2);
-  ForPeers(control, [&](int peer) {
-    // Release: after the line and all blocks' data, by program order or FinishPart.
+    // Release: after the rest of the line, and all that this rank's last call did.
     // SIGNAL_READY
-    StoreReleaseSystem(&control_of(peer)->ready[epoch % 2][control->rank].epoch, epoch);
+    StoreReleaseSystem(&line->epoch, epoch);
   });
-}
-
-// Both at once, where peers read nothing.
-__device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned) {
-  StoreLines(call, epoch, poisoned, nullptr, nullptr);
-  SignalReady(call, epoch, [&](int peer) { return call.control->peers[peer].control; });
 }
 
 // Ends the call: the next is the next epoch, and the next kernel of the stream, or the next replay,
-// finds nothing handed out. By the last block, or those of its threads that are `first` or higher.
-__device__ inline void FinishCall(const Call& call, uint64_t epoch, int first = 0) {
+// finds nothing handed out. By the last block.
+__device__ inline void FinishCall(const Call& call, uint64_t epoch) {
   ControlBlock* const control = call.control;
-  const int thread = static_cast<int>(threadIdx.x) - first;
-  if (thread < 0) return;
-  if (thread == 0) {
+  if (threadIdx.x == 0) {
     control->epoch = epoch;
     control->blocks_finished = 0;
   }
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
 #pragma unroll 1
-  for (int i = thread; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x - first) {
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x) {
     words[i] = 0;
   }
 }
 
-// Likewise of a call whose peers read this rank's memory, or store to it without saying so: it does
-// not end before all are done. By the last block. `outcome` is that of the call; the result says
-// whether it still stands. If a rank gives up, what others read of its memory may be something else
-// by now: their results have to be made safe.
-__device__ inline Outcome FinishWithPeers(const Call& call, const PeerControls& peers,
-                                          uint64_t epoch, Outcome outcome) {
-  __shared__ Outcome end;
-  const ControlBlock* const control = call.control;
-  FinishCall(call, epoch, 32);
-  if (threadIdx.x < 32) {
-    Delay(call, epoch, 3);
-    if (outcome == Outcome::kArrived) {
-      ForPeers(control, [&](int peer) {
-        // Release: orders all blocks' reads before it, too, by CountBlock; values that were read
-        // have been stored since, so no read is still under way.
-        // SIGNAL_DONE
-        StoreReleaseSystem(&peers.of[peer]->done[control->rank].epoch, epoch);
-      });
-      outcome = WaitForReaders(call, epoch);
-    }
-    if (threadIdx.x == 0) end = outcome;
-  }
-  __syncthreads();
-  return end;
-}
-
-// The end of a small call, by all threads of all blocks; `outcome` as above. If results have to be
-// made safe, says why, in all threads of the block that has to do it.
+// The end of a small call, by all threads of all blocks; `outcome` is that of this thread's warp.
+// If results have to be made safe, says why, in all threads of the block that has to do it.
 __device__ inline Outcome FinishSmallCall(const Call& call, uint64_t epoch, Outcome outcome) {
   // All ranks wait in every call until all have entered it. One warp here, which has least to do.
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {

@@ -44,7 +44,8 @@ class SmallPlan {
   __device__ void Number() {
     AddBins();
     __syncthreads();
-    quotas_.Find([&](int source, int expert) { return totals_[source * NumBins() + expert]; });
+    quotas_.Find(Threads::OfBlock(),
+                 [&](int source, int expert) { return totals_[source * NumBins() + expert]; });
   }
 
   __device__ const Quotas& quotas() const { return quotas_; }

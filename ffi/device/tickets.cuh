@@ -6,23 +6,28 @@
 #define JAX_EP_DEVICE_TICKETS_CUH_
 
 #include "ffi/device/memory.cuh"
+#include "ffi/device/threads.cuh"
 
 namespace jax_ep {
 
-// The next part for this block. By all of its threads.
-__device__ inline int NextTicket(uint32_t* tickets) {
+// The next part for these threads of a block.
+__device__ inline int NextTicket(uint32_t* tickets, const Threads& threads) {
   __shared__ int ticket;
-  __syncthreads();  // the previous one has been read
-  if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
-  __syncthreads();
+  threads.Sync();  // the previous one has been read
+  if (threads.number == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
+  threads.Sync();
   return ticket;
 }
 
-// Until all of `total` lower tickets are finished. What their blocks did is seen by the first
-// thread, and by all of a block after its next barrier.
-__device__ inline void AwaitParts(const uint32_t* finished, uint32_t total) {
-  if (threadIdx.x != 0) return;
+// Until all of `total` lower tickets are finished. By one thread.
+__device__ inline void AwaitFinished(const uint32_t* finished, uint32_t total) {
   while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
+}
+
+// The same by a block. What their blocks did is seen by the first thread, and by all of a block
+// after its next barrier.
+__device__ inline void AwaitParts(const uint32_t* finished, uint32_t total) {
+  if (threadIdx.x == 0) AwaitFinished(finished, total);
 }
 
 // The next part for this warp.

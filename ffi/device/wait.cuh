@@ -9,6 +9,7 @@
 
 #include "ffi/device/call.h"
 #include "ffi/device/memory.cuh"
+#include "ffi/device/threads.cuh"
 
 namespace jax_ep {
 
@@ -52,7 +53,7 @@ __device__ inline void WriteRecord(const Call& call, AbortRecord* record, Outcom
 __device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t epoch) {
   ControlBlock* const control = call.control;
   if (control->warning == nullptr) return;
-  const uint64_t key = epoch * kNumGates + static_cast<uint64_t>(gate);
+  const uint64_t key = epoch * 2 + (gate == Gate::kReady ? 0 : 1);
   const uint64_t before = LoadAcquireSystem(&control->warned);
   if (before == key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
   // The host has yet to read another: it will be told of that one.
@@ -137,6 +138,13 @@ __device__ inline void NoteFailure(const Call& call, Outcome outcome) {
   }
 }
 
+// What a small call by a plan begins with: a plan that has a status poisons it. By all threads.
+__device__ inline Outcome OutcomeOfPlan(const Call& call, const int32_t* status) {
+  if (*status == 0) return Outcome::kArrived;
+  if (threadIdx.x == 0) NoteFailure(call, Outcome::kPoisoned);
+  return Outcome::kPoisoned;
+}
+
 // Waits until flag(peer), an address, has reached `epoch` for every peer; arrived() then reads what
 // came with the flags. By one whole warp; all lanes return the same.
 template <typename Flag, typename Arrived>
@@ -146,8 +154,7 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
   Patience patience(call, gate, epoch);
   while (true) {
     // Acquire: what the peer did before it released this epoch has happened. At kReady that is all
-    // of its last call, too, and its data; at kChunk its data; at kDone its last reads of my
-    // memory.
+    // of its last call, at kChunk what it has sent, too.
     uint32_t missing = kMaxPeers;
     ForPeers(control, [&](int peer) {
       const bool is_there = LoadAcquireSystem(flag(peer)) >= epoch;
@@ -158,8 +165,8 @@ __device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epo
     const uint32_t word = LoadRelaxedSystem(&control->abort);
     if (missing == kMaxPeers) arrived();  // meanwhile
     const uint32_t aborted = __shfl_sync(kWholeWarp, word, 0);
-    // It is passed on before this rank's call ends: a peer that has yet to hear of it may be
-    // reading operands that are lost then.
+    // It is passed on before anybody hears of it here: this rank goes on to signal parts for which
+    // nothing was stored, and who sees the signal shall see the abort.
     if (aborted != 0) {
       PassOnAbort(call, aborted);
       return static_cast<Outcome>(aborted);
@@ -191,8 +198,7 @@ __device__ inline bool MayPush(const Call& call) {
   return __shfl_sync(kWholeWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
 }
 
-template <typename Use>
-__device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch, Use use) {
+__device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch) {
   const ControlBlock* const control = call.control;
   if (!HasWorkspace(call)) {
     AbortGroup(call, Outcome::kNoWorkspace, Gate::kReady, control->rank, epoch);
@@ -205,7 +211,6 @@ __device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch, Use use
   const Outcome outcome = WaitForFlags(call, Gate::kReady, epoch, flag, [&] {  // WAIT_READY
     // Stored by the peer before its release of `epoch`, which this lane has acquired.
     ForPeers(control, [&](int peer) {
-      use(peer, lines[peer]);
       const Outcome said = ReadLine(call, lines[peer]);
       if (said == Outcome::kMismatch) other = min(other, static_cast<uint32_t>(peer));
       poisoned |= said == Outcome::kPoisoned;
@@ -220,50 +225,52 @@ __device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch, Use use
   return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
-// The gate of every call: all ranks have entered it, and it is the same. use(peer, line) reads what
-// else a line has, by one lane. By one whole warp; all lanes return the same.
-template <typename Use>
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, Use use) {
-  const Outcome outcome = WaitForEntry(call, epoch, use);
+// The gate of every call: all ranks have entered it, and it is the same. By one whole warp; all
+// lanes return the same, and what each has acquired happens before what any does next.
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
+  const Outcome outcome = WaitForEntry(call, epoch);
   if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
+  __syncwarp();
   return outcome;
 }
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
-  return PassGate(call, epoch, [](int, const FlagLine&) {});
-}
 
-// The same by a whole block, each for itself. A barrier has to follow before the next.
-template <typename... Use>
-__device__ inline Outcome PassGateWithBlock(const Call& call, uint64_t epoch, Use... use) {
+// The same by threads of a block, each block for itself. A barrier has to follow before the next.
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threads& threads) {
   __shared__ Outcome outcome;
-  if (threadIdx.x < 32) {
+  if (threads.number < 32) {
     Delay(call, epoch, 1);
-    const Outcome mine = PassGate(call, epoch, use...);
-    __syncwarp();  // what each lane has acquired happens before what lane 0 does next
-    if (threadIdx.x == 0) outcome = mine;
+    const Outcome mine = PassGate(call, epoch);
+    if (threads.number == 0) outcome = mine;
   }
   // From one warp to all: a barrier is causality within the block.
-  __syncthreads();
+  threads.Sync();
   return outcome;
 }
 
-// Until no peer reads my memory any more. By one whole warp; all lanes return the same.
-__device__ inline Outcome WaitForReaders(const Call& call, uint64_t epoch) {
-  const FlagLine* const lines = call.control->done;
-  const auto flag = [&](int peer) { return &lines[peer].epoch; };
-  return WaitForFlags(call, Gate::kDone, epoch, flag, [] {});  // WAIT_DONE
-}
-
-// Waits for a chunk of every peer's partial rows, and of this rank's own. By one whole warp.
+// Waits for a chunk of what every peer sends to this rank. By one whole warp; all lanes return the
+// same.
 __device__ inline Outcome WaitForChunk(const Call& call, int chunk, uint64_t epoch) {
-  ControlBlock* const control = call.control;
-  // WAIT_LOCAL: lower tickets of this device.
-  while (LoadAcquireDevice(&control->chunks[control->rank][chunk]) < epoch) __nanosleep(20);
+  const ControlBlock* const control = call.control;
   const auto flag = [&](int peer) { return &control->chunks[peer][chunk]; };
   const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, flag, [] {});  // WAIT_CHUNK
   if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
+}
+
+// How many chunks, the first ones, have come from all peers, at a look. By one whole warp.
+__device__ inline int CountChunks(const Call& call, uint64_t epoch) {
+  static_assert(kMaxChunks == 32);  // one for each lane
+  const ControlBlock* const control = call.control;
+  bool is_there = true;
+#pragma unroll 1
+  for (int peer = 0; peer < control->num_ranks; ++peer) {
+    if (peer == control->rank) continue;
+    is_there &= LoadAcquireSystem(&control->chunks[peer][threadIdx.x % 32]) >= epoch;
+  }
+  __syncwarp();  // what each lane has acquired happens before what any does next
+  const int missing = __ffs(~__ballot_sync(kWholeWarp, is_there));
+  return missing == 0 ? kMaxChunks : missing - 1;
 }
 
 }  // namespace jax_ep

@@ -39,7 +39,6 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   call.rows = out.Next();
   if (config.has_weights) call.row_weights = out.Next<float>();
   call.plan = NextPlanResults(out);
-  call.is_in_place = AreInPlace(*state, device, {call.x, call.topk_weights});
   return ToError(LaunchDispatch(call, stream));
 }
 
@@ -60,7 +59,6 @@ ffi::Error ExecuteByPlan(TransferState* state, cudaStream_t stream, int32_t devi
   Addresses out(results);
   call.rows = out.Next();
   if (config.has_weights) call.row_weights = out.Next<float>();
-  call.is_in_place = AreInPlace(*state, device, {call.x, call.topk_weights});
   return ToError(LaunchDispatchByPlan(call, stream));
 }
 

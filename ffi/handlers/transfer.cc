@@ -1,6 +1,5 @@
 #include "ffi/handlers/transfer.h"
 
-#include <algorithm>
 #include <numeric>
 #include <string_view>
 #include <vector>
@@ -113,13 +112,6 @@ Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_
   if (call->control != nullptr) return {};
   return FailedPrecondition(state.target, ": GPU ", device,
                             " executes a call that it has not initialized");
-}
-
-bool AreInPlace(TransferState& state, int32_t device, std::initializer_list<const void*> operands) {
-  if (CopiesOperands()) return false;
-  return std::all_of(operands.begin(), operands.end(), [&](const void* operand) {
-    return operand == nullptr || state.site.CanPeersRead(device, operand);
-  });
 }
 
 PlanOperands NextPlanOperands(Addresses& operands) {

@@ -3,7 +3,6 @@
 #define JAX_EP_HANDLERS_TRANSFER_H_
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "ffi/handlers/call.h"
 #include "ffi/kernels/transfer.h"
@@ -16,9 +15,6 @@ Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Ha
 // What a launch on this device is given, whatever the operation.
 Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_t device,
                         TransferCall* call);
-
-// Whether the group's other devices can read these operands where they are.
-bool AreInPlace(TransferState& state, int32_t device, std::initializer_list<const void*> operands);
 
 // The plan among the operands of dispatch_by_plan and combine, and among the results of dispatch.
 PlanOperands NextPlanOperands(Addresses& operands);

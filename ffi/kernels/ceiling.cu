@@ -15,18 +15,34 @@ __device__ void SendRows(const CeilingStage& stage) {
   if (warp >= stage.ring.num_warps) return;
   const int num_others = max(call.num_ranks - 1, 1);
   const int stride = stage.ring.num_warps * gridDim.x;
-  RowCopies copies(stage.ring, call.row_chunks);
+  RowCopies copies(stage.ring, warp, call.row_chunks);
   copies.Begin();
   for (int repeat = 0; repeat < stage.repeats; ++repeat) {
     for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
       const int peer = (call.control->rank + 1 + row % num_others) % call.num_ranks;
       const int64_t first = int64_t{row} * call.row_chunks;
       uint4* places[2] = {};
-      if (threadIdx.x % 32 == 0) places[0] = call.Of<uint4>(peer, kPublishedRows) + first;
+      if (threadIdx.x % 32 == 0) places[0] = call.Of<uint4>(peer, kArrivedRows) + first;
       copies.Add(static_cast<const uint4*>(stage.x) + first, 1, places);
     }
   }
   copies.Finish();
+}
+
+// As if a rank's rows were one chunk: the call ends when those of all ranks have arrived. By the
+// last block; `outcome` is that of all blocks, and the first warp returns that of the call.
+__device__ Outcome AwaitRows(const Call& call, uint64_t epoch, Outcome outcome) {
+  const ControlBlock* const control = call.control;
+  if (threadIdx.x < 32 && outcome == Outcome::kArrived) {
+    ForPeers(control, [&](int peer) {
+      // Release: orders all blocks' rows before it, by CountBlock.
+      // SIGNAL_CHUNK
+      StoreReleaseSystem(&control->peers[peer].control->chunks[control->rank][0], epoch);
+    });
+    outcome = WaitForChunk(call, 0, epoch);
+  }
+  __syncthreads();  // what it has noted is reset after it
+  return outcome;
 }
 
 }  // namespace
@@ -34,20 +50,19 @@ __device__ void SendRows(const CeilingStage& stage) {
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     CeilingKernel(const __grid_constant__ CeilingStage stage) {
   const Call& call = stage.call;
-  __shared__ PeerControls peers;
   const uint64_t epoch = CurrentEpoch(call);
-  peers.Load(call);
-  const bool is_first = NextTicket(&call.control->progress.tickets) == 0;
+  const bool is_first = NextTicket(&call.control->progress.tickets, Threads::OfBlock()) == 0;
   if (is_first && threadIdx.x < 32 && HasWorkspace(call) && MayPush(call)) {
     Enter(call, epoch, false);
   }
-  const Outcome outcome = PassGateWithBlock(call, epoch);
+  const Outcome outcome = PassGate(call, epoch, Threads::OfBlock());
   if (outcome == Outcome::kArrived) SendRows(stage);
   // The rows are performed at system scope before the blocks are counted.
   if (threadIdx.x % 32 == 0) FenceSystem();
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
+  const Outcome failure = AwaitRows(call, epoch, FailureOf(call, end));
+  FinishCall(call, epoch);
   if (threadIdx.x == 0) *stage.status = static_cast<int32_t>(failure);
 }
 

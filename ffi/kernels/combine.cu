@@ -22,7 +22,7 @@ template <typename Type>
 __device__ void SendPiece(const CombineStage& stage, int32_t end, const CombineTicket& ticket) {
   const Call& call = stage.call;
   SendSum(stage, RowsOfToken(call, stage.plan, end, ticket.rank, ticket.token),
-          {ticket.token, ticket.first, ticket.end}, call.Of<uint4>(ticket.rank, kPartialRows),
+          {ticket.token, ticket.first, ticket.end}, call.Of<uint4>(ticket.rank, kArrivedRows),
           call.Of<float>(ticket.rank, kChoiceScalars), SumRows<Type, kSumStages, 2>);
 }
 
@@ -32,7 +32,7 @@ __device__ void AddPiece(const CombineStage& stage, const CombineTicket& ticket,
                          const KeptChoices<2>& choices) {
   const Call& call = stage.call;
   AddSums(stage, choices, {ticket.token, ticket.first, ticket.end},
-          call.Of<uint4>(ticket.rank, kPartialRows), call.Of<float>(ticket.rank, kChoiceScalars),
+          call.Of<uint4>(ticket.rank, kArrivedRows), call.Of<float>(ticket.rank, kChoiceScalars),
           SumRows<Type, kSumStages, 2>);
 }
 
@@ -64,6 +64,9 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
     if (ticket.token < 0) continue;
     if (ticket.is_sum) {
       const KeptChoices<2> choices(stage, ticket.token);
+      // WAIT_LOCAL: lower tickets of this device.
+      const uint64_t* const mine = &call.control->chunks[ticket.rank][ticket.chunk];
+      while (LoadAcquireDevice(mine) < epoch) __nanosleep(20);
       const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);
       if (outcome != Outcome::kArrived) return outcome;
       AddPiece<Type>(stage, ticket, choices);
@@ -85,17 +88,18 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   const uint64_t epoch = CurrentEpoch(call);
   const bool poisoned = *stage.plan.status != 0;
 
-  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
+  const Threads threads = Threads::OfBlock();
+  for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
     if (HasWorkspace(call)) {
       // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
       // hold.
       if (ticket == 0 && threadIdx.x < 32 && MayPush(call)) Enter(call, epoch, poisoned);
-      IndexRows(call, stage.plan, ticket, call.num_parts);
+      IndexRows(call, stage.plan, ticket, call.num_parts, threads);
     }
-    FinishPart(&progress.finished, call.num_parts, false);
+    FinishPart(&progress.finished, false, threads);
   }
   AwaitParts(&progress.finished, call.num_parts);
-  Outcome outcome = PassGateWithBlock(call, epoch);
+  Outcome outcome = PassGate(call, epoch, threads);
   if (outcome == Outcome::kArrived && !poisoned) {
     outcome = CombineTokens<Type>(stage, epoch);
   } else {

@@ -130,9 +130,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const Call& call = stage.combine.call;
   const uint64_t epoch = CurrentEpoch(call);
   const Halves halves(call, epoch);
-  const bool poisoned = *stage.combine.plan.status != 0;
-  auto outcome = poisoned ? Outcome::kPoisoned : Outcome::kArrived;  // of this thread's warp
-  if (poisoned && threadIdx.x == 0) NoteFailure(call, outcome);
+  Outcome outcome = OutcomeOfPlan(call, stage.combine.plan.status);  // of this thread's warp
+  const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
     Push<Type>(stage, halves, epoch, poisoned);
     if (!poisoned) outcome = AddTokens<Type>(stage, halves, epoch);

@@ -1,30 +1,32 @@
 // dispatch in one kernel. Its parts are handed out in order:
 //
-//   tiles of choices   counted and published; the counts go to all ranks
-//                      beside them x is copied to where peers can read it, if that is elsewhere
-//   tokens             of all ranks, which are given their rows and brought there
+//   tiles of choices   counted; the counts go to all ranks, and when these have entered the call
+//                      the routes and weights, too
 //
-// In between each block works out of the counts what fits and where the groups begin.
+// Then they work out of the counts what fits and where the groups begin, and bring all ranks'
+// tokens to their rows as they come, while the last warps of each block send this rank's tokens.
 #include "ffi/device/choices.cuh"
 #include "ffi/device/incoming_counts.cuh"
 #include "ffi/device/placing.cuh"
-#include "ffi/device/pull.cuh"
 #include "ffi/device/quotas.cuh"
 #include "ffi/device/signal.cuh"
+#include "ffi/device/token_expansion.cuh"
 #include "ffi/kernels/stages.h"
 
 namespace jax_ep {
 namespace {
 
-// Where a token has its rows, by the routes that its rank published.
-class PublishedRoutes {
+// Where a token has its rows, by the routes that its rank sent.
+class ArrivedRoutes {
  public:
   struct Loaded {
     Route routes[2];  // of choices l and l + 32
   };
 
-  __device__ PublishedRoutes(const Call& call, const Placing& placing)
-      : call_(call), placing_(placing) {}
+  __device__ ArrivedRoutes(const Call& call, const Placing& placing)
+      : call_(call),
+        placing_(placing),
+        routes_(reinterpret_cast<const int2*>(call.Of<Route>(call.control->rank, kRoutes))) {}
 
   __device__ Loaded Load(int source, int token) const {
     Loaded loaded;
@@ -32,8 +34,8 @@ class PublishedRoutes {
       const int k = threadIdx.x % 32 + 32 * half;
       loaded.routes[half] = {-1, 0};
       if (k >= call_.top_k) continue;
-      const int2* const routes = call_.Of<int2>(source, kRoutes);
-      const int2 route = LoadShared8(&routes[int64_t{token} * call_.top_k + k]);
+      const int2 route =
+          LoadShared8(&routes_[(source * call_.num_tokens + token) * call_.top_k + k]);
       loaded.routes[half] = {route.x, route.y};
     }
     return loaded;
@@ -48,70 +50,79 @@ class PublishedRoutes {
  private:
   const Call& call_;
   const Placing& placing_;
+  const int2* const routes_;  // [R][T * K]
 };
 
-}  // namespace
-
-__global__ void __launch_bounds__(kDispatchThreads, 1)
-    DispatchKernel(const __grid_constant__ DispatchStage stage) {
-  __shared__ Sources sources;
-  __shared__ PeerControls peers;
-  const Call& call = stage.pull.call;
+// What the warps do that do not send.
+__device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const Threads& threads) {
+  const TokenStage& tokens = stage.tokens;
+  const Call& call = tokens.call;
   Progress& progress = call.control->progress;
-  const uint64_t epoch = CurrentEpoch(call);
   const Halves halves(call, epoch);
   const bool has_workspace = HasWorkspace(call);
-  peers.Load(call);
-
-  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
+  for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
     if (has_workspace) {
-      if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
-      if (ticket < call.num_tiles) {
-        ChoiceTile<kDispatchThreads / 32>(call, stage.topk_ids, ticket).Publish(halves, epoch);
+      if (ticket == 0 && threads.number < 32 && MayPush(call)) Enter(call, epoch, false);
+      ChoiceTile<kDispatchThreads / 32> tile(call, stage.topk_ids, ticket);
+      tile.Count(halves, epoch, threads);
+      if (PassGate(call, epoch, threads) == Outcome::kArrived) {
+        tile.SendRoutes();
+        SendWeights(tokens, ticket, call.num_parts, threads);
       }
-      CopyForPeers(stage.pull, ticket, call.num_parts);
     }
-    const bool is_sender = ticket == 0 || ticket == call.num_tiles - 1;
-    const bool is_last = FinishPart(&progress.finished, call.num_parts, is_sender);
-    if (is_last && has_workspace) SignalTokens(call, peers, epoch);
+    FinishPart(&progress.finished, true, threads);
   }
+  LetSend();
   // In shared memory, where the tiles' counts were: this block has none any more.
   Quotas quotas(call, stage.row_align, halves.rank(),
                 reinterpret_cast<int32_t*>(DynamicSharedMemory()));
-  TokenPull pull(stage.pull);
-  IncomingCounts counts(call, halves);
-  if (threadIdx.x == 0) sources.SetMine(stage.pull);
+  TokenExpansion expansion(tokens);
+  IncomingCounts counts(call, halves, threads);
   if (has_workspace) counts.Collect(&quotas);
-  AwaitParts(&progress.finished, call.num_parts);
-  const Outcome outcome = PassGateWithBlock(
-      call, epoch, [&](int peer, const FlagLine& line) { sources.Set(peer, line); });
-
-  if (outcome == Outcome::kArrived) {
-    counts.Collect(&quotas);
-    __syncthreads();
-    quotas.Find([&](int source, int expert) { return counts.Of(source, expert); });
-    __syncthreads();
-    if (blockIdx.x == 0) quotas.WriteGroups(stage.plan);
-    const PlanResults plan = quotas.WithGroups(stage.plan);
-    const Placing placing(call, plan, quotas, halves.rank());
-    pull.Run(sources, PublishedRoutes(call, placing), [&](int most) {
-      const FillTickets tickets = {&progress.warp_tickets[1], most};
-      FillEmptyRows(stage.pull, plan.row_offsets[call.num_local], tickets, [&](int row) {
-        if (!IsEmptyRow(call, plan, row)) return false;
-        SetRow(plan, row, -1, -1, -1, -1);
-        return true;
-      });
+  Outcome outcome = PassGate(call, epoch, threads);
+  if (outcome == Outcome::kArrived) outcome = AwaitFirstChunks(tokens, threads, epoch);
+  if (outcome != Outcome::kArrived) return outcome;
+  counts.Collect(&quotas);
+  threads.Sync();
+  quotas.Find(threads, [&](int source, int expert) { return counts.Of(source, expert); });
+  threads.Sync();
+  if (blockIdx.x == 0) quotas.WriteGroups(stage.plan, threads);
+  const PlanResults plan = quotas.WithGroups(stage.plan);
+  const Placing placing(call, plan, quotas, halves.rank());
+  return expansion.Run(epoch, ArrivedRoutes(call, placing), [&](int most) {
+    const FillTickets tickets = {&progress.fill_tickets, most};
+    FillEmptyRows(tokens, plan.row_offsets[call.num_local], tickets, [&](int row) {
+      if (!IsEmptyRow(call, plan, row)) return false;
+      SetRow(plan, row, -1, -1, -1, -1);
+      return true;
     });
+  });
+}
+
+}  // namespace
+
+__global__ void __launch_bounds__(kMostDispatchThreads, 1)
+    DispatchKernel(const __grid_constant__ DispatchStage stage) {
+  const TokenStage& tokens = stage.tokens;
+  const Call& call = tokens.call;
+  const uint64_t epoch = CurrentEpoch(call);
+  auto outcome = Outcome::kArrived;  // of this thread's warp
+  if (threadIdx.x < kDispatchThreads) {
+    outcome = BringTokens(stage, epoch, Threads::OfFirst(kDispatchThreads));
   } else {
-    if (blockIdx.x == 0) WriteSafeGroups<kDispatchThreads>(call, stage.plan, outcome);
-    WriteSafeResults(stage.pull, stage.plan, Threads::OfGrid());
+    outcome = SendTokens(tokens, epoch, false, [&](int choice) {
+      const int32_t expert = stage.topk_ids[choice];
+      const bool is_expert = 0 <= expert && expert < call.num_experts;
+      return is_expert ? call.by_num_local.Quotient(expert) : -1;
+    });
   }
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
-  if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;
-  WriteSafeGroups<kDispatchThreads>(call, stage.plan, failure);
-  WriteSafeResults(stage.pull, stage.plan, Threads::OfBlock());
+  const Outcome failure = FailureOf(call, end);
+  FinishCall(call, epoch);
+  if (failure == Outcome::kArrived) return;
+  WriteSafeGroups(call, stage.plan, failure);
+  WriteSafeResults(tokens, stage.plan, Threads::OfBlock());
 }
 
 }  // namespace jax_ep

@@ -1,10 +1,13 @@
 // dispatch_by_plan in one kernel: the same rows as a dispatch before, without ids and counts. Its
 // parts are handed out in order:
 //
-//   parts of the plan   inverted, so that each token finds its rows
-//   tokens              of all ranks, which are brought there
-#include "ffi/device/pull.cuh"
+//   parts of the plan   inverted, so that each token finds its rows; and of the weights, which go
+//                       to all ranks when these have entered the call
+//
+// Then they bring all ranks' tokens to their rows as they come, while the last warps of each block
+// send this rank's tokens.
 #include "ffi/device/signal.cuh"
+#include "ffi/device/token_expansion.cuh"
 #include "ffi/kernels/stages.h"
 
 namespace jax_ep {
@@ -34,55 +37,72 @@ class ByPlan {
   const int32_t end_;
 };
 
+// What the warps do that do not send. Of a poisoned plan no token has a row.
+__device__ Outcome BringTokens(const DispatchByPlanStage& stage, uint64_t epoch, bool poisoned,
+                               const Threads& threads) {
+  const TokenStage& tokens = stage.tokens;
+  const Call& call = tokens.call;
+  Progress& progress = call.control->progress;
+  const int num_weight_parts = call.num_tiles;
+  int ticket = NextTicket(&progress.tickets, threads);
+  const bool has_workspace = HasWorkspace(call);
+  if (has_workspace && ticket == 0 && threads.number < 32 && MayPush(call)) {
+    Enter(call, epoch, false);
+  }
+  for (; ticket < num_weight_parts; ticket = NextTicket(&progress.tickets, threads)) {
+    if (has_workspace && PassGate(call, epoch, threads) == Outcome::kArrived) {
+      SendWeights(tokens, ticket, num_weight_parts, threads);
+    }
+    FinishPart(&progress.finished, true, threads);
+  }
+  LetSend();
+  for (; ticket < call.num_parts; ticket = NextTicket(&progress.tickets, threads)) {
+    if (has_workspace) {
+      IndexRows(call, stage.plan, ticket - num_weight_parts, call.num_parts - num_weight_parts,
+                threads);
+    }
+    FinishPart(&progress.finished, false, threads);
+  }
+  TokenExpansion expansion(tokens);
+  Outcome outcome = PassGate(call, epoch, threads);
+  if (outcome == Outcome::kArrived) outcome = AwaitFirstChunks(tokens, threads, epoch);
+  if (outcome != Outcome::kArrived) return outcome;
+  const int32_t end = poisoned ? 0 : EndOfRows(call, stage.plan);
+  return expansion.Run(epoch, ByPlan(call, stage.plan, end), [&](int most) {
+    if (poisoned) return;
+    const FillTickets tickets = {&progress.fill_tickets, most};
+    FillEmptyRows(tokens, end, tickets, [&](int row) {
+      int choice;
+      return row >= end || !SourceOfRow(call, stage.plan, row, &choice);
+    });
+  });
+}
+
 }  // namespace
 
-__global__ void __launch_bounds__(kDispatchThreads, 1)
+__global__ void __launch_bounds__(kMostDispatchThreads, 1)
     DispatchByPlanKernel(const __grid_constant__ DispatchByPlanStage stage) {
-  __shared__ Sources sources;
-  __shared__ PeerControls peers;
-  const Call& call = stage.pull.call;
-  const PlanOperands& plan = stage.plan;
-  Progress& progress = call.control->progress;
+  const TokenStage& tokens = stage.tokens;
+  const Call& call = tokens.call;
   const uint64_t epoch = CurrentEpoch(call);
-
-  const bool has_workspace = HasWorkspace(call);
-  const bool is_copied = !stage.pull.is_in_place;
-  peers.Load(call);
-
-  for (int ticket; (ticket = NextTicket(&progress.tickets)) < call.num_parts;) {
-    if (has_workspace) {
-      if (ticket == 0) StoreLinesOfTokens(stage.pull, epoch);
-      // What peers read in place is there already.
-      if (ticket == 0 && !is_copied) SignalTokens(call, peers, epoch);
-      CopyForPeers(stage.pull, ticket, call.num_parts);
-      IndexRows(call, plan, ticket, call.num_parts);
-    }
-    const bool is_last = FinishPart(&progress.finished, call.num_parts, ticket == 0);
-    if (is_last && is_copied && has_workspace) SignalTokens(call, peers, epoch);
-  }
-  TokenPull pull(stage.pull);
-  if (threadIdx.x == 0) sources.SetMine(stage.pull);
-  AwaitParts(&progress.finished, call.num_parts);
-  const Outcome outcome = PassGateWithBlock(
-      call, epoch, [&](int peer, const FlagLine& line) { sources.Set(peer, line); });
-
-  if (outcome == Outcome::kArrived && *plan.status == 0) {
-    const int32_t end = EndOfRows(call, plan);
-    pull.Run(sources, ByPlan(call, plan, end), [&](int most) {
-      const FillTickets tickets = {&progress.warp_tickets[1], most};
-      FillEmptyRows(stage.pull, end, tickets, [&](int row) {
-        int choice;
-        return row >= end || !SourceOfRow(call, plan, row, &choice);
-      });
-    });
+  // What peers get of this rank does not depend on it: then they get all tokens.
+  const bool poisoned = *stage.plan.status != 0;
+  auto outcome = Outcome::kArrived;  // of this thread's warp
+  if (threadIdx.x < kDispatchThreads) {
+    outcome = BringTokens(stage, epoch, poisoned, Threads::OfFirst(kDispatchThreads));
   } else {
-    FillWithNan(stage.pull, Threads::OfGrid());
+    outcome = SendTokens(tokens, epoch, poisoned, [&](int choice) {
+      const int32_t destination = stage.plan.destination[choice];
+      return destination < call.num_ranks ? destination : -1;
+    });
   }
+  if (poisoned) FillWithNan(tokens, Threads::OfGrid());
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FinishWithPeers(call, peers, epoch, FailureOf(call, end));
-  if (failure == Outcome::kArrived || end.num_failed == gridDim.x) return;
-  FillWithNan(stage.pull, Threads::OfBlock());
+  const Outcome failure = FailureOf(call, end);
+  FinishCall(call, epoch);
+  if (failure == Outcome::kArrived) return;
+  FillWithNan(tokens, Threads::OfBlock());
 }
 
 }  // namespace jax_ep

@@ -15,8 +15,8 @@ namespace {
 // wrong, which makes wrong rows, and nobody shall wait for ever.
 __device__ void PushByPlan(const SmallDispatchByPlanStage& stage, const Halves& halves,
                            uint64_t epoch, bool poisoned) {
-  const PullStage& pull = stage.dispatch.pull;
-  const int num_weight_parts = pull.has_weights ? NumPacketParts(pull.call.num_choices()) : 0;
+  const TokenStage& tokens = stage.dispatch.tokens;
+  const int num_weight_parts = tokens.has_weights ? NumPacketParts(tokens.call.num_choices()) : 0;
   const auto expert_of = [](int /*choice*/) { return 0; };
   const auto is_for = [&](int peer, int choice) {
     return poisoned || stage.dispatch.plan.destination[choice] == peer;
@@ -49,7 +49,7 @@ class RowParts {
   __device__ RowPart Next() {
     const PlanOperands& plan = stage_.dispatch.plan;
     RowPart part = {next_.token, next_.piece, -1, 0};
-    if (part.row < end_ && SourceOfRow(stage_.dispatch.pull.call, plan, part.row, &part.choice)) {
+    if (part.row < end_ && SourceOfRow(stage_.dispatch.tokens.call, plan, part.row, &part.choice)) {
       part.source = plan.row_source[int64_t{3} * part.row];
     }
     next_.token += stride_.token;
@@ -83,14 +83,14 @@ __device__ RowPart Take(const RowPart& mine, uint32_t* lanes) {
 // out: their waits are the same. By one warp.
 __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& halves,
                          uint64_t epoch, const RowPart& mine, uint32_t* lanes) {
-  const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
+  const TokenStage& tokens = stage.dispatch.tokens;
+  const Call& call = tokens.call;
   const int rank = halves.rank();
   const Halves::Half half = halves.Mine();
   const uint32_t before = *lanes;
   const RowPart parts[] = {Take(mine, lanes), Take(mine, lanes)};
   const bool looks = ((before ^ *lanes) >> (threadIdx.x % 32) & 1) != 0;
-  const bool has_weight = looks && pull.has_weights && mine.piece == 0;
+  const bool has_weight = looks && tokens.has_weights && mine.piece == 0;
   const uint64_t* const flag =
       &half.flags()[stage.by_top_k.Quotient(mine.choice) * stage.pieces.count() + mine.piece];
   uint64_t packed = 0;
@@ -103,7 +103,7 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
   });
   if (outcome != Outcome::kArrived) return outcome;
   if (has_weight) {
-    pull.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
+    tokens.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
   }
   const auto copy_of = [&](const RowPart& part) {
     return PieceCopy(stage.pieces, part.piece, part.source < 0 ? 0 : call.row_chunks);
@@ -115,12 +115,12 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
     const bool is_local = part.source == rank;
     const int place =
         stage.by_top_k.Quotient(part.choice) - (is_local ? rank * call.num_tokens : 0);
-    copies[j].Load((is_local ? static_cast<const uint4*>(pull.x) : half.rows()) +
+    copies[j].Load((is_local ? static_cast<const uint4*>(tokens.x) : half.rows()) +
                    int64_t{place} * call.row_chunks);
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    copies[j].Store(static_cast<uint4*>(pull.rows) + int64_t{parts[j].row} * call.row_chunks);
+    copies[j].Store(static_cast<uint4*>(tokens.rows) + int64_t{parts[j].row} * call.row_chunks);
   }
   return Outcome::kArrived;
 }
@@ -128,9 +128,9 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
 // All rows, piece by piece, and then those that come from no token. By all warps, each in its turn.
 __device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves& halves,
                              uint64_t epoch) {
-  const PullStage& pull = stage.dispatch.pull;
+  const TokenStage& tokens = stage.dispatch.tokens;
   const PlanOperands& plan = stage.dispatch.plan;
-  const int32_t end = EndOfRows(pull.call, plan);
+  const int32_t end = EndOfRows(tokens.call, plan);
   const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
   const int warp = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
   RowParts rows(stage, end, warp, num_warps);
@@ -146,10 +146,10 @@ __device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves
   }
   int fill = warp - num_warps;
   FillEmptyRows(
-      pull, end, [&] { return fill += num_warps; },
+      tokens, end, [&] { return fill += num_warps; },
       [&](int row) {
         int choice;
-        return row >= end || !SourceOfRow(pull.call, plan, row, &choice);
+        return row >= end || !SourceOfRow(tokens.call, plan, row, &choice);
       });
   return Outcome::kArrived;
 }
@@ -158,19 +158,18 @@ __device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves
 
 __global__ void __launch_bounds__(kSmallThreads, 1)
     DispatchByPlanSmallKernel(const __grid_constant__ SmallDispatchByPlanStage stage) {
-  const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
+  const TokenStage& tokens = stage.dispatch.tokens;
+  const Call& call = tokens.call;
   const uint64_t epoch = CurrentEpoch(call);
   const Halves halves(call, epoch);
-  const bool poisoned = *stage.dispatch.plan.status != 0;
-  auto outcome = poisoned ? Outcome::kPoisoned : Outcome::kArrived;  // of this thread's warp
-  if (poisoned && threadIdx.x == 0) NoteFailure(call, outcome);
+  Outcome outcome = OutcomeOfPlan(call, stage.dispatch.plan.status);  // of this thread's warp
+  const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
     PushByPlan(stage, halves, epoch, poisoned);
     if (!poisoned) outcome = PlaceRows(stage, halves, epoch);
   }
   const Outcome failure = FinishSmallCall(call, epoch, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(pull, Threads::OfBlock());
+  if (failure != Outcome::kArrived) FillWithNan(tokens, Threads::OfBlock());
 }
 
 }  // namespace jax_ep

@@ -14,7 +14,7 @@ namespace {
 
 // Choices to all ranks, tokens to those that have an expert of one of their choices.
 __device__ void PushByIds(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch) {
-  const Call& call = stage.dispatch.pull.call;
+  const Call& call = stage.dispatch.tokens.call;
   const int32_t* const ids = stage.dispatch.topk_ids;
   const auto expert_of = [&](int choice) { return ids[choice]; };
   const auto is_for = [&](int peer, int choice) {
@@ -28,8 +28,8 @@ __device__ void PushByIds(const SmallDispatchStage& stage, const Halves& halves,
 __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch,
                             const SmallPlan<kSmallThreads>& small_plan, const Placing& placing,
                             int number) {
-  const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
+  const TokenStage& tokens = stage.dispatch.tokens;
+  const Call& call = tokens.call;
   const int rank = halves.rank();
   const int lane = threadIdx.x % 32;
   const SmallPart part = stage.pieces.At(number, stage.by_num_ranks);
@@ -43,13 +43,13 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
   if (piece == 0) {
     placing.Write(source, token, placed);
     const int32_t row = placed.found.rows[0];
-    if (pull.has_weights && row >= 0) {
+    if (tokens.has_weights && row >= 0) {
       const Packet* const packets = halves.Mine().packets() + place * call.top_k;
-      pull.row_weights[row] = LoadShared4(&packets[lane].weight);
+      tokens.row_weights[row] = LoadShared4(&packets[lane].weight);
     }
   }
   if (placed.found.choices == 0) return Outcome::kArrived;
-  const uint4* from = static_cast<const uint4*>(pull.x) + int64_t{token} * call.row_chunks;
+  const uint4* from = static_cast<const uint4*>(tokens.x) + int64_t{token} * call.row_chunks;
   if (source != rank) {
     const uint64_t* const flag = &halves.Mine().flags()[place * stage.pieces.count() + piece];
     const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
@@ -63,7 +63,7 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
     const int32_t row = placed.found.RowOf(__ffs(left) - 1);
-    copy.Store(static_cast<uint4*>(pull.rows) + int64_t{row} * call.row_chunks);
+    copy.Store(static_cast<uint4*>(tokens.rows) + int64_t{row} * call.row_chunks);
   }
   return Outcome::kArrived;
 }
@@ -71,7 +71,7 @@ __device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halve
 // Tokens piece by piece, and then the rows that come from none. By all warps, each in its turn.
 __device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch,
                              const SmallPlan<kSmallThreads>& small_plan) {
-  const Call& call = stage.dispatch.pull.call;
+  const Call& call = stage.dispatch.tokens.call;
   const PlanResults plan = small_plan.quotas().WithGroups(stage.dispatch.plan);
   const Placing placing(call, plan, small_plan.quotas(), halves.rank());
   const int num_parts = call.num_all_tokens() * stage.pieces.count();
@@ -87,7 +87,7 @@ __device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halv
     number += num_warps;
     return fill;
   };
-  FillEmptyRows(stage.dispatch.pull, plan.row_offsets[call.num_local], next_fill, [&](int row) {
+  FillEmptyRows(stage.dispatch.tokens, plan.row_offsets[call.num_local], next_fill, [&](int row) {
     if (!IsEmptyRow(call, plan, row)) return false;
     SetRow(plan, row, -1, -1, -1, -1);
     return true;
@@ -99,8 +99,8 @@ __device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halv
 
 __global__ void __launch_bounds__(kSmallThreads, 1)
     DispatchSmallKernel(const __grid_constant__ SmallDispatchStage stage) {
-  const PullStage& pull = stage.dispatch.pull;
-  const Call& call = pull.call;
+  const TokenStage& tokens = stage.dispatch.tokens;
+  const Call& call = tokens.call;
   const uint64_t epoch = CurrentEpoch(call);
   const Halves halves(call, epoch);
   SmallPlan<kSmallThreads> small_plan(call, stage.stretches, stage.dispatch.row_align,
@@ -115,14 +115,16 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     if (!__syncthreads_or(outcome != Outcome::kArrived)) {
       small_plan.Number();
       __syncthreads();
-      if (blockIdx.x == 0) small_plan.quotas().WriteGroups(stage.dispatch.plan);
+      if (blockIdx.x == 0) {
+        small_plan.quotas().WriteGroups(stage.dispatch.plan, Threads::OfBlock());
+      }
       outcome = PlaceRows(stage, halves, epoch, small_plan);
     }
   }
   const Outcome failure = FinishSmallCall(call, epoch, outcome);
   if (failure == Outcome::kArrived) return;
-  WriteSafeGroups<kSmallThreads>(call, stage.dispatch.plan, failure);
-  WriteSafeResults(pull, stage.dispatch.plan, Threads::OfBlock());
+  WriteSafeGroups(call, stage.dispatch.plan, failure);
+  WriteSafeResults(tokens, stage.dispatch.plan, Threads::OfBlock());
 }
 
 }  // namespace jax_ep

@@ -4,14 +4,15 @@
 
 #include "ffi/device/combine_stage.h"
 #include "ffi/device/plan.h"
-#include "ffi/device/pull_stage.h"
 #include "ffi/device/small.h"
+#include "ffi/device/token_stage.h"
 
 namespace jax_ep {
 
 // Threads of a block. Two of combine fit on a multiprocessor, one of dispatch.
 inline constexpr int kCombineThreads = 384;
-inline constexpr int kDispatchThreads = 256;
+inline constexpr int kDispatchThreads = 256;  // besides those that send
+inline constexpr int kMostDispatchThreads = kDispatchThreads + 128;
 
 // Of the kernels for small calls.
 inline constexpr int kSmallThreads = 512;
@@ -28,14 +29,14 @@ inline constexpr int kTileChoices = 1024;
 static_assert(kTileChoices % kDispatchThreads == 0);
 
 struct DispatchStage {
-  PullStage pull;
+  TokenStage tokens;
   Divisor row_align;
   const int32_t* topk_ids;  // [T, K]
   PlanResults plan;
 };
 
 struct DispatchByPlanStage {
-  PullStage pull;
+  TokenStage tokens;
   PlanOperands plan;
 };
 

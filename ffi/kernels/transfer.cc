@@ -1,6 +1,7 @@
 #include "ffi/kernels/transfer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -39,10 +40,9 @@ RowType ToRowType(ElementType type) {
 // The kernel of one call, launched if all that it needs is there.
 class Launcher {
  public:
-  // `flags` are what ranks must give alike besides the sizes. `copies`: of a dispatch, tokens to
-  // where peers read them.
+  // `flags` are what ranks must give alike besides the sizes.
   Launcher(const TransferCall& call, Operation operation, std::initializer_list<int64_t> flags,
-           cudaStream_t stream, bool copies = false)
+           cudaStream_t stream)
       : num_sms_(call.num_sms), stream_(stream) {
     WorkspaceShape shape;
     WorkspaceLayout layout;
@@ -73,11 +73,11 @@ class Launcher {
     call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
     const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices));
     // What precedes the exchange is short. A plan's rows are spread over all blocks, as each takes
-    // a thread the way to memory and back; so are tokens that peers do not read in place.
+    // a thread the way to memory and back.
     const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
     call_.num_tiles = static_cast<int32_t>(tiles);
-    call_.num_parts = static_cast<int32_t>(
-        operation == Operation::kDispatch ? (copies ? std::max(tiles, spread) : tiles) : spread);
+    call_.num_parts = static_cast<int32_t>(operation == Operation::kDispatch ? tiles : spread);
+    if (operation == Operation::kDispatchByPlan) call_.num_parts += call_.num_tiles;
     call_.nan_word = NanWord(call.row_type);
     call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
@@ -85,11 +85,14 @@ class Launcher {
 
   const Call& call() const { return call_; }
   const Status& status() const { return status_; }
+  int64_t num_sms() const { return num_sms_; }
 
   // As many blocks as there is work for, up to `blocks_per_sm` on each multiprocessor.
   int64_t Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
-    return std::clamp<int64_t>(std::max(blocks), 1, blocks_per_sm * num_sms_);
+    return std::clamp<int64_t>(std::max(blocks), 1, MostBlocks(blocks_per_sm));
   }
+
+  int64_t MostBlocks(int64_t blocks_per_sm) const { return blocks_per_sm * num_sms_; }
 
   template <typename Stage>
   void Launch(const char* name, const void* kernel, int64_t blocks, int threads, const Stage& stage,
@@ -134,6 +137,7 @@ Status FindRowEngine(RowEngine* engine) {
 }
 
 constexpr int32_t kDispatchWarps = kDispatchThreads / 32;
+constexpr int32_t kMostSendingWarps = (kMostDispatchThreads - kDispatchThreads) / 32;
 
 // What a dispatch has in shared memory: quotas, and the ring after them; or before, where both will
 // be, the counts of a tile.
@@ -143,32 +147,67 @@ constexpr int64_t TileCountBytes(int64_t num_experts) {
 constexpr int64_t QuotaBytes(int64_t num_ranks, int64_t num_experts) {
   return CeilDivide(QuotaWords(num_ranks, num_experts), 32) * 128;
 }
-static_assert(TileCountBytes(kMaxExperts) <= kLeastSharedBytes);
-static_assert(QuotaBytes(1, kMaxExperts) <= kLeastSharedBytes);
+static_assert(TileCountBytes(kMaxExperts) <= kLeastSharedBytes * 3 / 4);
+static_assert(QuotaBytes(1, kMaxExperts) <= kLeastSharedBytes * 3 / 4);
 
-CopyRing Ring(const Call& call, const RowEngine& engine, int64_t first_byte = 0) {
-  CopyRing ring = {0, kDispatchWarps, 0, 0, 0};
-  const auto first = static_cast<int32_t>(first_byte);
-  if (engine.copies_rows) {
-    ring = PlanCopyRing(call.row_chunks, call.top_k, kDispatchWarps,
-                        std::min(engine.shared_bytes - first, kMostRingBytes));
-  }
-  ring.first_byte = first;
-  return ring;
+// With what is before it.
+int64_t RingBytes(const CopyRing& ring) {
+  return ring.first_byte + int64_t{ring.num_warps} * CopyRingBytes(ring);
 }
 
-// The parts of both dispatches that are alike.
+// So many warps send that a few MB are on their way, which keeps the links busy. More would make
+// what everybody waits for queue behind them.
+int64_t CountSenders(const Call& call) {
+  constexpr double kBytesOnWay = 3.5 * (1 << 20);
+  if (call.num_ranks == 1) return 0;
+  // The other ranks that a token visits, if routing is uniform.
+  const double peers = (call.num_ranks - 1) * (1 - std::pow(1 - 1.0 / call.num_ranks, call.top_k));
+  const double bytes = static_cast<double>(call.row_chunks * kChunkBytes) * peers;
+  return static_cast<int64_t>(std::ceil(std::min(kBytesOnWay / bytes, 1e6)));
+}
+
+// Chunks of more than a MB take less waiting, but the last one's tokens are brought when nothing
+// else is left to do.
+int32_t TokensOfChunk(const Call& call) {
+  constexpr int64_t kChunkSize = int64_t{7} << 18;  // 1.75 MB
+  constexpr int64_t kFewestChunks = 16;
+  const int64_t bytes = int64_t{call.num_tokens} * call.row_chunks * kChunkBytes;
+  const int64_t chunks = std::clamp<int64_t>(bytes / kChunkSize, kFewestChunks, kMaxChunks);
+  return static_cast<int32_t>(std::max<int64_t>(CeilDivide(call.num_tokens, chunks), 1));
+}
+
+// The parts of both dispatches that are alike. Their rings follow what is in shared memory before
+// them; and those of senders, who begin sooner, the counts of a tile, too.
 template <typename DispatchCall>
-PullStage Pull(const Call& call, const CopyRing& ring, const DispatchCall& dispatch) {
-  return {call,
-          ring,
-          dispatch.zero_tail,
-          dispatch.has_weights,
-          dispatch.is_in_place,
-          dispatch.x,
-          dispatch.has_weights ? dispatch.topk_weights : nullptr,
-          dispatch.rows,
-          dispatch.row_weights};
+TokenStage Tokens(const Launcher& launcher, const RowEngine& engine, int64_t first_byte,
+                  const DispatchCall& dispatch) {
+  const Call& call = launcher.call();
+  const int64_t bytes = std::min(engine.shared_bytes, kMostRingBytes) - first_byte;
+  const int64_t senders = CountSenders(call);
+  const auto sending_warps = static_cast<int32_t>(
+      std::min<int64_t>(CeilDivide(senders, launcher.num_sms()), kMostSendingWarps));
+  CopyRing expansions = {0, kDispatchWarps, 0, 0, 0};
+  CopyRing sends = {0, sending_warps, 0, 0, 0};
+  if (engine.copies_rows) {
+    sends = PlanSendRing(call.row_chunks, call.num_ranks, sending_warps,
+                         static_cast<int32_t>(bytes / 4));
+    expansions = PlanCopyRing(call.row_chunks, call.top_k, kDispatchWarps,
+                              static_cast<int32_t>(bytes) - sends.num_warps * CopyRingBytes(sends));
+  }
+  expansions.first_byte = static_cast<int32_t>(first_byte);
+  sends.first_byte =
+      static_cast<int32_t>(std::max(RingBytes(expansions), TileCountBytes(call.num_experts)));
+  return {.call = call,
+          .expansions = expansions,
+          .sends = sends,
+          .num_senders = static_cast<int32_t>(senders),
+          .tokens_of_chunk = TokensOfChunk(call),
+          .zero_tail = dispatch.zero_tail,
+          .has_weights = dispatch.has_weights,
+          .x = dispatch.x,
+          .topk_weights = dispatch.has_weights ? dispatch.topk_weights : nullptr,
+          .rows = dispatch.rows,
+          .row_weights = dispatch.row_weights};
 }
 
 // Of a call that is small, else none.
@@ -194,17 +233,16 @@ int64_t SmallBlocks(const Launcher& launcher, const SmallPieces& pieces, int64_t
   return launcher.Grid({CeilDivide(num_parts, kSmallThreads / 32)}, 1);
 }
 
-// With what is before it.
-int64_t RingBytes(const CopyRing& ring) {
-  return ring.first_byte + int64_t{ring.num_warps} * CopyRingBytes(ring);
+int DispatchThreads(const TokenStage& tokens) {
+  return kDispatchThreads + 32 * tokens.sends.num_warps;
 }
 
-int64_t DispatchBlocks(const Launcher& launcher, const PullStage& pull) {
-  const Call& call = pull.call;
-  return launcher.Grid(
-      {call.num_parts, CeilDivide(int64_t{call.num_tokens} * call.num_ranks, pull.ring.num_warps),
-       CeilDivide(call.num_rows, 32 * kDispatchWarps)},
-      1);
+int64_t DispatchBlocks(const Launcher& launcher, const TokenStage& tokens) {
+  const Call& call = tokens.call;
+  return launcher.Grid({call.num_parts, CeilDivide(call.num_tokens, kMostSendingWarps),
+                        CeilDivide(call.num_all_tokens(), tokens.expansions.num_warps),
+                        CeilDivide(call.num_rows, 32 * kDispatchWarps)},
+                       1);
 }
 
 }  // namespace
@@ -282,16 +320,15 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
   const SmallPieces pieces = PiecesOfDispatch(call.transfer);
   Launcher launcher(call.transfer, Operation::kDispatch,
-                    {align, call.zero_tail, call.has_weights, pieces.count()}, stream,
-                    !call.is_in_place);
+                    {align, call.zero_tail, call.has_weights, pieces.count()}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  const CopyRing ring = Ring(sizes, engine, QuotaBytes(sizes.num_ranks, sizes.num_experts));
-  const DispatchStage stage = {Pull(sizes, ring, call), Divisor(static_cast<int32_t>(align)),
-                               call.topk_ids, call.plan};
+  const int64_t quota_bytes = QuotaBytes(sizes.num_ranks, sizes.num_experts);
+  const DispatchStage stage = {Tokens(launcher, engine, quota_bytes, call),
+                               Divisor(static_cast<int32_t>(align)), call.topk_ids, call.plan};
   if (pieces.count() > 0) {
     const SmallDispatchStage small = {
         stage, pieces, PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
@@ -302,9 +339,8 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
                     SmallPlanBytes(sizes.num_ranks, sizes.num_choices(), sizes.num_experts));
     return launcher.status();
   }
-  launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.pull),
-                  kDispatchThreads, stage,
-                  std::max(RingBytes(ring), TileCountBytes(sizes.num_experts)));
+  launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.tokens),
+                  DispatchThreads(stage.tokens), stage, RingBytes(stage.tokens.sends));
   return launcher.status();
 }
 
@@ -317,7 +353,7 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  const DispatchByPlanStage stage = {Pull(sizes, Ring(sizes, engine), call), call.plan};
+  const DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan};
   if (pieces.count() > 0) {
     const SmallDispatchByPlanStage small = {
         stage, pieces, Divisor(std::max(1, sizes.num_ranks - 1)), Divisor(sizes.top_k)};
@@ -328,8 +364,8 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
     return launcher.status();
   }
   launcher.Launch("dispatch by plan", DispatchByPlanKernelAddress(),
-                  DispatchBlocks(launcher, stage.pull), kDispatchThreads, stage,
-                  RingBytes(stage.pull.ring));
+                  DispatchBlocks(launcher, stage.tokens), DispatchThreads(stage.tokens), stage,
+                  RingBytes(stage.tokens.sends));
   return launcher.status();
 }
 
@@ -343,7 +379,8 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
       sizes,
       call.has_weights,
       call.has_scalars,
-      CombineTickets(sizes.num_tokens, sizes.num_ranks, sizes.row_chunks, kMaxChunks),
+      CombineTickets(sizes.num_tokens, sizes.num_ranks, sizes.row_chunks, kMaxChunks,
+                     static_cast<int32_t>(kWarps * launcher.MostBlocks(2))),
       call.plan,
       call.y,
       call.row_weights,
@@ -375,8 +412,12 @@ Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream) {
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  const CeilingStage stage = {sizes, Ring(sizes, engine), static_cast<int32_t>(call.repeats),
-                              call.x, call.status};
+  CopyRing ring = {0, kDispatchWarps, 0, 0, 0};
+  if (engine.copies_rows) {
+    ring = PlanCopyRing(sizes.row_chunks, 1, kDispatchWarps,
+                        std::min(engine.shared_bytes, kMostRingBytes));
+  }
+  const CeilingStage stage = {sizes, ring, static_cast<int32_t>(call.repeats), call.x, call.status};
   launcher.Launch("ceiling", CeilingKernelAddress(),
                   launcher.Grid({CeilDivide(sizes.num_tokens, stage.ring.num_warps)}, 1),
                   kDispatchThreads, stage, RingBytes(stage.ring));

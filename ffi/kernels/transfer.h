@@ -39,7 +39,6 @@ struct DispatchCall {
   int64_t row_align = 1;
   bool zero_tail = true;
   bool has_weights = false;
-  bool is_in_place = true;              // all peers can read x and topk_weights where they are
   const void* x = nullptr;              // [T, H]
   const int32_t* topk_ids = nullptr;    // [T, K]
   const float* topk_weights = nullptr;  // [T, K]
@@ -52,7 +51,6 @@ struct DispatchByPlanCall {
   TransferCall transfer;
   bool zero_tail = true;
   bool has_weights = false;
-  bool is_in_place = true;  // as above
   const void* x = nullptr;  // [T, H]
   PlanOperands plan = {};
   const float* topk_weights = nullptr;  // [T, K]

@@ -14,7 +14,6 @@
 
 #include "ffi/device/control.h"
 #include "ffi/runtime/mailbox.h"
-#include "ffi/runtime/peer_access.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
@@ -27,7 +26,7 @@ class Group {
   using LoadKernels = Status (*)();
 
   // CUDA ordinals in rank order.
-  explicit Group(std::vector<int> devices) : devices_(std::move(devices)), access_(devices_) {}
+  explicit Group(std::vector<int> devices) : devices_(std::move(devices)) {}
 
   // Makes the workspaces at least this large. To be called while no device of the group is in the
   // middle of launching a program: it makes driver calls on all of them, and waits for them.
@@ -38,9 +37,6 @@ class Group {
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
   ControlBlock* control(int rank) const { return members_[rank].control; }
-
-  // May be asked from any thread.
-  PeerAccess& access() { return access_; }
 
   // What went wrong in this generation, or OK.
   Status Failure() const;
@@ -72,7 +68,6 @@ class Group {
   int64_t FreeWorkspaces();
 
   std::vector<int> devices_;
-  PeerAccess access_;
   std::vector<Member> members_;  // by rank; empty until everything else is there
   int64_t workspace_bytes_ = 0;
   uint64_t generation_ = 0;

@@ -186,7 +186,7 @@ Status Group::StartGeneration() {
 }
 
 int64_t Group::FreeWorkspaces() {
-  // All devices first: a peer may still read what is freed next.
+  // All devices first: a peer may still store to what is freed next.
   for (int device : devices_) {
     const CurrentDevice current(device);
     static_cast<void>(cudaDeviceSynchronize());

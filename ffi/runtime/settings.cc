@@ -22,11 +22,6 @@ Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* 
   return {};
 }
 
-bool IsSet(const char* variable) {
-  const char* const text = std::getenv(variable);
-  return text != nullptr && *text != '\0';
-}
-
 }  // namespace
 
 Status ReadSettings(Settings* settings) {
@@ -44,8 +39,9 @@ bool IsAbsent(int device) {
   return text != nullptr && *text != '\0' && std::atoi(text) == device;
 }
 
-bool CopiesOperands() { return IsSet("JAX_EP_TEST_COPIED"); }
-
-bool AvoidsSmallCalls() { return IsSet("JAX_EP_TEST_GENERAL"); }
+bool AvoidsSmallCalls() {
+  const char* const text = std::getenv("JAX_EP_TEST_GENERAL");
+  return text != nullptr && *text != '\0';
+}
 
 }  // namespace jax_ep

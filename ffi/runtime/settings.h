@@ -22,10 +22,6 @@ Status ReadSettings(Settings* settings);
 // its program had none.
 bool IsAbsent(int device);
 
-// For tests: whether JAX_EP_TEST_COPIED is set. Peers then read copies of what they could read
-// where it is.
-bool CopiesOperands();
-
 // For tests: whether JAX_EP_TEST_GENERAL is set. Calls of few tokens then go the way of all others.
 // The same in all processes.
 bool AvoidsSmallCalls();

@@ -40,9 +40,6 @@ class Site {
   // Null if the device is not seated.
   ControlBlock* control(int device);
 
-  // Whether the group of a device that is seated can read its memory at this address.
-  bool CanPeersRead(int device, const void* address);
-
  private:
   struct Arrival {
     int device;

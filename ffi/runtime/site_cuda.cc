@@ -104,15 +104,6 @@ Status Site::SeatAll(const std::vector<Arrival>& arrivals) {
   return {};
 }
 
-bool Site::CanPeersRead(int device, const void* address) {
-  Group* group = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    group = seats_.at(device).group;
-  }
-  return group->access().CanRead(address);
-}
-
 std::set<Group*> Site::SeatedGroups() const {
   std::set<Group*> groups;
   for (const auto& [device, seat] : seats_) groups.insert(seat.group);

@@ -87,12 +87,12 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
       {kSmallRows, "small_rows", Bytes({2, kSmallRowBytes})},
       {kSmallPackets, "small_packets", Bytes({2, kSmallChoices, sizeof(Packet)})},
       {kSmallFlags, "small_flags", Bytes({2, kSmallPieces, sizeof(uint64_t)})},
-      // Dispatch. A token is published once, whoever and however many its receivers are.
-      {kRoutes, "routes", Bytes({choices, sizeof(Route)})},
-      {kPublishedRows, "published_rows", Bytes({tokens, row.value()})},
-      {kPublishedWeights, "published_weights", Bytes({choices, kScalarBytes})},
-      // Combine. A token gets one partial sum from every rank that has one of its choices.
-      {kPartialRows, "partial_rows", Bytes({tokens, std::min(shape.top_k, ranks), row.value()})},
+      // What peers send. In a dispatch each token of theirs that visits this rank; in a combine a
+      // partial sum of each token here, from every rank that has one of its choices.
+      {kArrivedRows, "arrived_rows",
+       Bytes({tokens, std::max(ranks - 1, std::min(shape.top_k, ranks)), row.value()})},
+      {kRoutes, "routes", Bytes({ranks, choices, sizeof(Route)})},
+      {kArrivedWeights, "arrived_weights", Bytes({ranks, choices, kScalarBytes})},
       {kChoiceScalars, "choice_scalars", Bytes({choices, kScalarBytes})},
       // What a rank keeps for itself during a call.
       {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 2, kIndexBytes})},

@@ -41,7 +41,8 @@ def plot(results: dict[str, Any], path: pathlib.Path) -> None:
         for panel in panels.flat
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    wide = 2 * len(columns)  # as many labels as a figure of this width has room for
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(wide, 4))
     figure.suptitle(
         f"de-duplicated remote bytes of the busiest of {results['ranks']} x {results['device']}"
     )

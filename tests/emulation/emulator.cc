@@ -48,6 +48,7 @@ class Block {
 
   const std::function<void()>& kernel;
   Barrier barrier;
+  Barrier named[16];
   bool any[2] = {};  // of the values that came with a barrier, by its generation
   std::vector<uint8_t> shared;
   uint8_t* shared_begin;  // aligned
@@ -169,6 +170,8 @@ bool BarrierOfBlock(bool value) {
   Pass(block->barrier, count);
   return block->any[generation % 2];
 }
+
+void BarrierOfSome(int number, unsigned threads) { Pass(block->named[number], threads); }
 
 const uint64_t* Exchange(uint64_t value) {
   Warp& warp = block->warp();

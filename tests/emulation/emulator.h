@@ -55,6 +55,7 @@ void Yield();
 void AwaitChange(const uint64_t* word, uint64_t value);
 
 bool BarrierOfBlock(bool value = false);  // whether any thread came with true
+void BarrierOfSome(int number, unsigned threads);
 // The values of all 32 lanes, until the warp's next exchange but one.
 const uint64_t* Exchange(uint64_t value);
 

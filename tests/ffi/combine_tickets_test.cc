@@ -11,6 +11,7 @@ namespace jax_ep {
 namespace {
 
 constexpr int32_t kMostChunks = 32;
+constexpr int32_t kWarps = 3168;
 
 // Every chunk of 16 bytes of every rank's tokens is sent once, and every one of this rank's added
 // up once; each chunk of tokens is sent by as many tickets as TicketsOf says, all of them before
@@ -19,7 +20,7 @@ void TestAllChunksOnce(int32_t row_chunks) {
   for (int32_t num_ranks : {1, 2, 3, 4, 7, 64}) {
     for (int32_t num_tokens : {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 1000, 4096}) {
       if (num_tokens * num_ranks > 70000) continue;
-      const CombineTickets tickets(num_tokens, num_ranks, row_chunks, kMostChunks);
+      const CombineTickets tickets(num_tokens, num_ranks, row_chunks, kMostChunks, kWarps);
       CHECK(tickets.num_chunks() <= kMostChunks);
       const int32_t rank = num_ranks / 2;
       // sum?, rank, token, first: end
@@ -64,8 +65,8 @@ void TestAllChunksOnce(int32_t row_chunks) {
   }
 }
 
-int CountPieces(int32_t num_tokens, bool of_sums) {
-  const CombineTickets tickets(num_tokens, 4, 896, kMostChunks);
+int CountPieces(int32_t num_tokens, bool of_sums, int32_t num_warps = kWarps) {
+  const CombineTickets tickets(num_tokens, 4, 896, kMostChunks, num_warps);
   int count = 0;
   for (int32_t i = 0; i < tickets.Count(); ++i) {
     const CombineTicket ticket = tickets.At(i, 0);
@@ -74,17 +75,19 @@ int CountPieces(int32_t num_tokens, bool of_sums) {
   return count;
 }
 
-// Few tokens have many; sums always have some.
+// Few tokens have many; sums have some, if there are warps for them.
 void TestPieces() {
   CHECK(CountPieces(1, false) == 14);
   CHECK(CountPieces(1, true) == 14);
   CHECK(CountPieces(4096, false) == 1);
-  CHECK(CountPieces(4096, true) == 7);
+  CHECK(CountPieces(4096, true) == 4);
+  CHECK(CountPieces(512, true) == 7);
+  CHECK(CountPieces(4096, true, 576) == 1);
 }
 
 // A token is in the same chunk for its sender and for its rank.
 void TestChunksAgree() {
-  const CombineTickets tickets(1000, 4, 64, kMostChunks);
+  const CombineTickets tickets(1000, 4, 64, kMostChunks, kWarps);
   std::map<int32_t, int32_t> chunk_of;
   for (int32_t rank = 0; rank < 4; ++rank) {
     for (int32_t i = 0; i < tickets.Count(); ++i) {

@@ -21,7 +21,7 @@ void TestWords() {
   CHECK_FAILS(Describe(late),
               "rank 3 waited for rank 1 in dispatch_by_plan.entry (epoch 12) until the deadline");
   CHECK((ToReport(late) == TimeoutReport{3, 1, "dispatch_by_plan.entry", 12}));
-  CHECK(ToReport(Record(Outcome::kTimeout, Gate::kDone)).phase == "dispatch_by_plan.progress");
+  CHECK(ToReport(Record(Outcome::kTimeout, Gate::kChunk)).phase == "dispatch_by_plan.progress");
   const AbortRecord other = Record(Outcome::kMismatch, Gate::kReady);
   CHECK_FAILS(Describe(other), "while rank 1 runs another call");
   CHECK(ToReport(other).phase == "dispatch_by_plan.mismatch");

@@ -130,7 +130,6 @@ class Sequence {
       call.zero_tail = shape.zero_tail;
       call.has_weights = shape.has_weights;
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
-      call.is_in_place = Uniform(random_, 0, 3) > 0;  // each rank as it likes
       call.topk_ids = group_.Allocate<int32_t>(r, choices);
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
@@ -188,7 +187,6 @@ class Sequence {
       call.zero_tail = shape.zero_tail;
       call.has_weights = shape.has_weights;
       call.plan = dispatched->Operands(r);
-      call.is_in_place = Uniform(random_, 0, 3) > 0;
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());

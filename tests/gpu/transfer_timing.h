@@ -87,7 +87,6 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
   for (int r = 0; r < n; ++r) {
     jax_ep::DispatchCall call = dispatched->calls[r];
     call.zero_tail = false;
-    call.is_in_place = true;
     group->Refill(r, call.topk_ids, sizes.ids[r]);
     // x: bytes that are not all the same, cheaply
     std::vector<uint16_t> x(size_t{1} << 20);

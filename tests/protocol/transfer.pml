@@ -2,21 +2,30 @@
  * when any one wait or signal is taken out.
  *
  * RANKS ranks run the same calls in the same order, whatever that order is. A call is one kernel of
- * BLOCKS blocks on each rank, which take tickets: first those that store, then those that read (combine
- * mixes them; what it may read and overwrite when is the same, and it has less time for it; the first
- * parts that a dispatch reads are each block's own). Ranks know of each other by flags alone, 64-bit
- * epochs (call e is epoch e) that a peer writes into my control block and that I compare by >=:
+ * BLOCKS blocks on each rank, which take tickets: parts of what comes first, then those that send rows,
+ * then those that read rows. Nobody reads a peer's memory: what a peer needs is stored into its workspace.
+ * Ranks know of each other by flags alone, 64-bit epochs (call e is epoch e) that a peer writes into my
+ * control block and that I compare by >=:
  *
- *   ready    the peer has entered call e, and in a dispatch stored what others read; its line
- *            (fingerprint, poisoned, addresses) is there. Two for each peer, by the parity of e: it may be
- *            sent while I am in e - 1
- *   chunk    the peer has stored its partial rows of this chunk of my tokens (combine)
- *   done     the peer reads nothing of call e any more (dispatch)
+ *   ready    the peer has entered call e; its line (fingerprint, poisoned) is there. Two for each peer, by
+ *            the parity of e: it may be sent while I am in e - 1
+ *   chunk    the peer has stored its rows of this chunk: a combine's partial rows of my tokens, or those
+ *            of a dispatch's tokens that visit me; and in a dispatch all that its parts store here
  *   abort    sticky: this call and all later ones end, with safe results
  *
- * No call waits before it stores into this rank's workspace: when a call has ended here, nobody needs
- * anything of it here. A dispatch ends when all are done with it, a combine when all has come that goes to
- * this rank. A peer's workspace may be overwritten when the peer has entered this very call: then partial
+ * Who has ticket 0 tells at once that the call is entered. The parts of a dispatch count and number tiles
+ * of choices, or invert the plan, in this rank's workspace; then each waits for `ready` and stores its
+ * routes and weights into all workspaces. Those of a combine invert the plan, and that is all. Each block
+ * waits for `ready` once more before it takes other tickets. The last sender of a chunk tells the peers,
+ * of a dispatch all of them, when all parts of this rank are finished.
+ *
+ * A reader of a dispatch waits for this rank's parts, then for chunk 0 of all peers: then all counts and
+ * routes are there. It goes on chunk by chunk. A dispatch without tokens has no chunks: it stores nothing
+ * for peers but counts, which nobody reads.
+ *
+ * No call waits before it stores into this rank's own part of its workspace: when a call has ended here,
+ * all has come that goes to this rank, and nobody needs anything of it here. So no rank says that it is
+ * done. A peer's workspace may be overwritten when the peer has entered this very call: then parts and
  * rows are sent. A dispatch's counts are sent before. They go to where small calls store, as packets: 16
  * bytes that are stored at once, with a tag of this very call. Who finds the tag may read, also before the
  * peer is ready. (If another peer runs a different call, what it stores may be in the same place. Then
@@ -26,11 +35,16 @@
  * others fail. Who fails passes the abort on, notes it for this rank, and reads and sends no more. The
  * last block of the kernel makes all results safe if there is a note, also what other blocks have read.
  *
- * Who has given up a call cannot know that nobody needs anything of it. In its own workspace it stores all
- * the same: a peer that still reads there is in a dispatch that has not ended, and sees the abort at
- * WAIT_DONE. For its peers it stores nothing: a block looks at the abort word before it sends counts or
- * pieces, stores lines, or tells that the call is entered. A peer's partial rows may still come late.
- * Nobody reads them: this rank passes no gate any more.
+ * A part that fails at its gate stores nothing to peers, but counts as finished, or others of this rank
+ * would wait for ever. So `chunk` may say that routes are there which are not. Who sees that flag sees the
+ * abort, too: it was passed on before the part was finished. A poisoned plan is in the line: there all
+ * ranks' gates fail alike, and nobody sends. And a reader looks at the abort word after it has waited for
+ * its own rank's parts: if it waited for `chunk` before, its own counts might have been left out since.
+ *
+ * Who has given up a call cannot know that nobody stores for it any more. In its own workspace it stores
+ * all the same, and reads nothing: this rank passes no gate any more. For its peers it stores nothing: a
+ * block looks at the abort word before it sends counts or pieces or tells that the call is entered, and
+ * passes a gate before it sends all else.
  *
  * A small call, of few tokens, stores all without waiting for anybody. Each of its pieces has a flag in
  * the workspace, beside the data, which I compare by == with a tag of this very call:
@@ -44,10 +58,17 @@
  * dispatch some read while others store, which is earlier and no less safe. Flags are kept back until some
  * pieces are stored, and tickets are asked for ahead: nobody waits meanwhile.)
  *
+ * A block is one sequence here, and all tickets that send come before those that read. In the kernels a
+ * combine mixes them, and in a dispatch other warps of a block read while some send. That is no less safe:
+ * what a reader finds does not depend on what its rank has yet to send, once it has waited, and what peers
+ * find does not depend on reads. The one wait of a sender after the gate is that of the last one of a
+ * chunk, for parts. Here its block goes on, and reads, while that is due. And it makes no less progress:
+ * who reads in a dispatch keeps no warp from sending, and combine_tickets.h says why a combine's order is
+ * right.
+ *
  * What is checked
  *   - Nothing is read before it is there or after it was overwritten: what is stored is tagged with its
- *     epoch and operation, and every read asserts the tag. But what a peer has in its own memory may be
- *     another call's by now: then the results have to be made safe.
+ *     epoch and operation, and every read asserts the tag.
  *   - No deadlock: Spin reports states in which nobody can go on.
  *   - For any number of calls: with CALLS 0 the ranks never stop. Epochs then count from the slowest
  *     rank (`rebase`), so there are finitely many states.
@@ -58,9 +79,9 @@
  * Memory order. Spin interleaves whole steps, one after another. That is what the kernels do because
  *   - a signal is st.release.sys, after the stores that it announces in program order, and a wait is
  *     ld.acquire.sys, before the reads that it permits: who sees the epoch sees the data;
- *   - a block counts itself by atom.add.acq_rel.gpu, so that the release of the last finisher covers what
- *     all blocks stored, the lines among it, and its `done` what they read: causality is transitive. The
- *     last block sees their notes, too;
+ *   - a part, a sender and a block count themselves by atom.add.acq_rel.gpu, and who waits for parts loads
+ *     that by ld.acquire.gpu: so `chunk` of the last sender covers what all senders and parts stored,
+ *     counts and aborts among it. Causality is transitive. The last block sees all blocks' notes, too;
  *   - kernels of a rank run one after another: `ready` of a call covers what the rank did in all before,
  *     and what a kernel stores comes after what an earlier one has acquired;
  *   - an abort word is st.release.sys. A wait loads it after the flags, and it counts more than they do;
@@ -94,9 +115,11 @@
 #ifndef MISMATCH
 #define MISMATCH 0
 #endif
+#ifndef CHUNKS
+#define CHUNKS 2 /* of a rank's tokens; or 1 */
+#endif
 #define BLOCKS 2 /* of a kernel */
-#define CHUNKS 2 /* of a combine */
-#define PARTS 2  /* tickets that share what a dispatch, a small call, or a chunk of a combine stores */
+#define PARTS 2  /* tickets that share what comes first in a call, or what a chunk or a small call sends */
 
 /* ---- Mutations: -DBROKEN=NAME breaks the protocol in one place; -DBROKEN=broken in the one whose number
  * the checker finds in its environment, as BROKEN. */
@@ -105,40 +128,42 @@
 #define NO_WAIT_READY 1
 #define NO_WAIT_CHUNK 2
 #define NO_WAIT_PIECE 3
-#define NO_WAIT_LOCAL 4 /* for lower tickets of the same device */
-#define NO_WAIT_DONE 5
-#define NO_SIGNAL_READY 6
-#define NO_SIGNAL_CHUNK 7
-#define NO_SIGNAL_PIECE 8
-#define NO_SIGNAL_DONE 9
-#define EARLY_SIGNAL_READY 10 /* before the ticket's data */
-#define EARLY_SIGNAL_CHUNK 11
+#define NO_WAIT_LOCAL 4 /* for this rank's parts, before what they left is used here */
+#define NO_WAIT_TILES 5 /* for lower tiles, before the counts are sent */
+#define NO_WAIT_PARTS 6 /* for this rank's parts, before a dispatch's SIGNAL_CHUNK */
+#define LOCAL_LAST 7    /* WAIT_CHUNK before WAIT_LOCAL */
+#define NO_SIGNAL_READY 8
+#define NO_SIGNAL_CHUNK 9
+#define NO_SIGNAL_PIECE 10
+#define EARLY_SIGNAL_CHUNK 11 /* before the ticket's data */
 #define EARLY_SIGNAL_PIECE 12
-#define EARLY_SIGNAL_DONE 13  /* before the ticket's reads */
-#define EARLY_EPOCH 14        /* of `ready`, before the line */
-#define FIRST_SIGNAL_READY 15 /* by the first finisher instead of the last */
-#define FIRST_SIGNAL_CHUNK 16
-#define FIRST_SIGNAL_DONE 17
-#define COPIED_NOT_DONE 18   /* who copies its rows does not wait until others have read them */
-#define NO_FINGERPRINT 19    /* not compared */
-#define NO_POISONED 20       /* not looked at */
-#define NO_NOTE 21           /* what failed is not told to the last block */
-#define NO_ABORT 22          /* who gives up does not tell the peers */
-#define NO_PASSING_ON 23     /* who sees an abort does not tell the peers */
-#define NO_LAST_LOOK 24      /* what was read in a peer's memory is believed whatever became of that */
-#define NO_LOOK 25           /* a block sends counts or pieces whatever became of the last call */
-#define ENTER_ANYWAY 26      /* it stores lines, or tells that the call is entered, likewise */
-#define NO_SECOND_LOOK 27    /* the last finisher does not look whether another block saw an abort */
-#define NO_LINE_LOOK 28      /* who waits for a piece does not look at its owner's line */
-#define READY_BY_BLOCK 29    /* in a small call, by the first block instead of the first ticket */
-#define NO_RESET 30          /* of the local counters */
-#define READS_FIRST 31       /* a combine's tickets that read come before those that send */
-#define EARLY_STORE 32       /* partial rows before WAIT_READY */
-#define FLAGS_FIRST 33       /* a wait whose flags have come does not look at the abort word */
-#define ONE_LINE 34          /* of each peer, for all epochs */
-#define ONE_HALF 35          /* of the memory of small calls, for all epochs */
-#define ONE_COUNTS_HALF 36   /* the same, for a dispatch's counts alone */
-#define COUNTS_AMONG_ROWS 37 /* a dispatch's counts go to the peers' other memory */
+#define EARLY_EPOCH 13        /* of `ready`, before the line */
+#define FIRST_SIGNAL_CHUNK 14 /* by the first sender of a chunk instead of the last */
+#define NO_FINGERPRINT 15     /* not compared */
+#define NO_POISONED 16        /* not looked at */
+#define NO_NOTE 17            /* what failed is not told to the last block */
+#define NO_ABORT 18           /* who gives up does not tell the peers */
+#define NO_PASSING_ON 19      /* who sees an abort does not tell the peers */
+#define NO_LOOK 20            /* a block sends counts or pieces whatever became of the last call */
+#define ENTER_ANYWAY 21       /* it tells that the call is entered, likewise */
+#define NO_LINE_LOOK 22       /* who waits for a piece does not look at its owner's line */
+#define READY_BY_BLOCK 23     /* in a small call, by the first block instead of the first ticket */
+#define READY_LAST 24         /* by the last part of a dispatch that is finished */
+#define NO_RESET 25           /* of the local counters */
+#define READS_FIRST 26        /* a combine's tickets that read come before those that send */
+#define EARLY_STORE 27        /* rows before WAIT_READY */
+#define EARLY_PARTS 28        /* a dispatch's parts before WAIT_READY */
+#define EARLY_READ 29         /* of counts and routes, before WAIT_CHUNK */
+#define CHUNK_0_ALONE 30      /* is waited for, whatever chunk is read */
+#define FAILED_STORES 31      /* a part whose gate has failed stores to the peers all the same */
+#define FAILED_NOT_COUNTED 32 /* it is not counted as finished */
+#define FAILED_COUNTED 33     /* it is, before the peers are told to abort */
+#define EMPTY_STORES 34       /* what a dispatch without tokens stores, nobody waits for */
+#define FLAGS_FIRST 35        /* a wait whose flags have come does not look at the abort word */
+#define ONE_LINE 36           /* of each peer, for all epochs */
+#define ONE_HALF 37           /* of the memory of small calls, for all epochs */
+#define ONE_COUNTS_HALF 38    /* the same, for a dispatch's counts alone */
+#define COUNTS_AMONG_ROWS 39  /* a dispatch's counts go to the peers' other memory */
 #ifndef BROKEN
 #define BROKEN NOTHING
 #endif
@@ -147,21 +172,20 @@ hidden byte spare;
 
 /* ---- Operations. A tag is an epoch with an operation. */
 
-#define IN_PLACE 1 /* dispatch by plan: peers read x itself, which others overwrite when it has ended */
+#define BY_PLAN 1 /* dispatch by plan */
 #define COMBINE 2
-#define COPIED 3         /* dispatch, not by plan: x is copied into the workspace before */
+#define DISPATCH 3       /* not by plan */
 #define SMALL 4          /* dispatch, by plan or not, or combine, of few tokens */
 #define SMALL_POISONED 5 /* combine: rank 0 has a plan whose status is not 0, and stores nothing */
-#define POISONED 6       /* the same, not small */
-#define MIXED 7          /* the same, but rank 0 has its x in place; the line says which */
+#define POISONED 6       /* dispatch by plan, not small, likewise */
+#define EMPTY 7          /* dispatch, not by plan, without tokens */
 
-#define IS_COMBINE (operation == COMBINE || operation == POISONED)
+#define IS_COMBINE (operation == COMBINE)
 #define IS_SMALL (operation == SMALL || operation == SMALL_POISONED)
-#define IS_DISPATCH (!IS_COMBINE && !IS_SMALL) /* the only one with SIGNAL_DONE and WAIT_DONE */
-#define IS_BY_PLAN (operation == IN_PLACE)
-#define HAS_COUNTS (IS_DISPATCH && !IS_BY_PLAN)
+#define IS_DISPATCH (!IS_COMBINE && !IS_SMALL)
+#define IS_EMPTY (operation == EMPTY)
+#define HAS_COUNTS (operation == DISPATCH || IS_EMPTY)
 #define IS_POISONED(rank) ((operation == POISONED || operation == SMALL_POISONED) && rank == 0)
-#define IS_IN_PLACE(rank) (operation == IN_PLACE || (operation == MIXED && rank == 0))
 #define TAG(epoch, operation) ((epoch) * 8 + (operation))
 #define MY_TAG TAG(MY_EPOCH, operation)
 
@@ -173,7 +197,6 @@ hidden byte spare;
 #define PAIRS (RANKS * RANKS)
 byte ready[2 * PAIRS]; /* by parity, too */
 byte line[2 * PAIRS];  /* a tag */
-byte done[PAIRS];
 byte chunk[CHUNKS * PAIRS];
 bool abort[RANKS];
 
@@ -181,13 +204,11 @@ bool abort[RANKS];
 #define LINES (PARITY(ONE_LINE) * PAIRS) /* of this epoch */
 #define READY_FROM(peer) ready[LINES + FROM(peer)]
 #define LINE_FROM(peer) line[LINES + FROM(peer)]
-#define DONE_FROM(peer) done[FROM(peer)]
-#define CHUNK_FROM(peer) chunk[ticket * PAIRS + FROM(peer)]
+#define CHUNK_FROM(peer) chunk[(BROKEN != CHUNK_0_ALONE) * READ_CHUNK * PAIRS + FROM(peer)]
 #define EVERY(flag, target) (flag(PEER(1)) >= target && (RANKS == 2 || flag(PEER(2)) >= target))
 #define ALL_READY (BROKEN == NO_WAIT_READY || EVERY(READY_FROM, MY_EPOCH))
 #define ALL_CHUNKS (BROKEN == NO_WAIT_CHUNK || EVERY(CHUNK_FROM, MY_EPOCH))
 #define ALL_PIECES (BROKEN == NO_WAIT_PIECE || (PIECE_FROM(me) && EVERY(PIECE_FROM, true)))
-#define ALL_DONE (BROKEN == NO_WAIT_DONE || EVERY(DONE_FROM, MY_EPOCH))
 
 /* What the rank's own blocks write: */
 
@@ -197,9 +218,9 @@ byte epoch[RANKS]; /* calls completed; the running one is one more */
 byte to_start[RANKS] = ALL_BLOCKS; /* a bit for each of the kernel; the next kernel starts at its end */
 byte next_ticket[RANKS];
 #define STORED(counter) stored[me * (1 + CHUNKS) + (counter)]
-byte stored[RANKS * (1 + CHUNKS)]; /* finished tickets: those that come first, those of each chunk */
-byte counted[RANKS]; /* in a dispatch: its first tile; in a combine: parts of the plan that are inverted */
+byte stored[RANKS * (1 + CHUNKS)]; /* finished tickets: the parts, those that send each chunk */
 byte blocks_finished[RANKS];
+byte due[RANKS]; /* a bit for each chunk that is sent, when parts are not finished: signals to come */
 
 /* What failed on this rank in this call, for the last block, and for readers of pieces. */
 mtype = { unknown, arrived, poisoned, aborted };
@@ -208,35 +229,35 @@ mtype failure[RANKS] = unknown;
 
 /* What the call's results hold: */
 
-byte reads[RANKS]; /* tickets that have read */
-bool torn[RANKS];  /* something of a peer was read that is not what it was */
-#define ALL_READS (IS_COMBINE -> CHUNKS : PARTS)
+byte reads[RANKS]; /* tickets that have read, and blocks that know a dispatch's counts and routes */
+#define ALL_READS (IS_SMALL -> BLOCKS : (HAS_CHUNKS -> CHUNKS + IS_DISPATCH * BLOCKS : 0))
 
 /* ---- Workspaces. One memory, which every operation lays out anew: a store of one call may hit any datum
  * of another call. So what is read must be of the memory's latest call, and nobody may have stored for an
  * earlier one since. In a call every writer has pieces of its own:
- *   dispatch   in its own workspace its routes, and its rows if copied; by plan, the inverted plan instead
- *              of routes, for its own blocks (copied, too: as with routes, without the counts)
- *   combine    in its own workspace the inverted plan; in the owner's its partial rows, a piece for each
- *              chunk and part
+ *   parts      in its own workspace what its tiles of choices or its parts of the inverted plan leave
+ *              there for its own blocks; in a dispatch also its routes and weights, in the peers'
+ *   rows       in the owner's workspace, for each chunk: partial rows (combine), or tokens (dispatch;
+ *              those of this rank stay where they are)
  * For small calls, and a dispatch's counts, there are two memories more, for even epochs and odd ones.
  * What protects these: who has ended call e - 1, and has not given up, knows that all have entered it, so
  * all have ended call e - 2. */
 
-#define PIECES (CHUNKS * PARTS)
 #define HALF PARITY(ONE_HALF)
 #define ROWS 2 /* the other memory */
 #define COUNTS (BROKEN == COUNTS_AMONG_ROWS -> ROWS : PARITY(ONE_COUNTS_HALF))
-byte latest[3 * RANKS];          /* epoch of the latest call that stored, by memory and owner */
-bool damaged[RANKS];             /* an earlier call has stored since, by owner; not in halves */
-byte pieces[3 * PAIRS * PIECES]; /* tags, by memory, owner and writer */
-byte flags[2 * PAIRS * PIECES];  /* likewise, in small calls */
+#define FIRST_PART (CHUNKS * PARTS) /* of the pieces there; the others are rows */
+#define PIECES (FIRST_PART + PARTS)
+byte latest[3 * RANKS]; /* epoch of the latest call that stored, by memory and owner */
+bool damaged[RANKS];    /* an earlier call has stored since, by owner; not in halves */
+byte pieces[PAIRS * (2 * PARTS + PIECES)]; /* tags, by memory, owner and writer; PARTS in halves */
+byte flags[2 * PAIRS * PARTS];             /* likewise, in small calls */
 #define LATEST(memory, owner) latest[(memory) * RANKS + (owner)]
 #define PLACE(memory, owner, writer, piece) \
-  ((((memory) * RANKS + (owner)) * RANKS + (writer)) * PIECES + piece)
+  (((memory) * PAIRS + (owner) * RANKS + (writer)) * PARTS + \
+   ((memory) == ROWS) * ((owner) * RANKS + (writer)) * (PIECES - PARTS) + (piece))
 #define PIECE(memory, owner, writer, piece) pieces[PLACE(memory, owner, writer, piece)]
 #define PIECE_FROM(peer) (flags[PLACE(HALF, me, peer, ticket)] == MY_TAG)
-#define WRONG_TAG TAG(MY_EPOCH, 0) /* a packet of this call, whose count is wrong */
 
 /* ---- The calls: chosen one by one by the rank that comes first, for all. */
 
@@ -259,27 +280,32 @@ byte timeouts_left = TIMEOUTS;
  * one after another, so that it matters. Fewer states: elsewhere the first to start is the first. */
 #define ANY_ORDER (RESIDENT == 1)
 
-/* The first PARTS tickets wait for nobody. A combine's others that store send partial rows. */
-#define STORES (PARTS + (IS_COMBINE -> CHUNKS * PARTS : 0))
-#define TICKETS (STORES + (IS_COMBINE -> CHUNKS : PARTS)) /* in a small call STORES alone */
+/* Tickets: the parts, those that send rows, those that read rows; in a small call the first alone. */
+#define HAS_CHUNKS (!IS_SMALL && !IS_EMPTY)
+#define STORES (PARTS + HAS_CHUNKS * CHUNKS * PARTS)
+#define TICKETS (STORES + HAS_CHUNKS * CHUNKS)
+#define IS_PART (!IS_SMALL && ticket < PARTS)
+#define SENT_CHUNK ((ticket - PARTS) / PARTS)
+#define READ_CHUNK (ticket == NO_TICKET -> 0 : ticket - STORES) /* chunk 0, before there is a ticket */
 
 /* Where a block stands: between two of these it does one step, and others may come between. */
 mtype = {
-  idle, take, look, store, wait_ready, compare, send, wait_chunk, wait_piece, read, note, wait_done, end
+  idle, take, look, store, wait_ready, compare, send, wait_chunk, wait_piece, read, note, end
 };
 
 /* What a block has to send; one step for each peer. */
-mtype = { none, lines, late_lines, SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE, SIGNAL_DONE };
+mtype = { none, lines, late_lines, SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE };
 
 inline send_to(peer) {
   if
   :: signal == SIGNAL_READY && BROKEN != NO_SIGNAL_READY -> ready[LINES + TO(peer)] = MY_EPOCH
   :: signal == SIGNAL_CHUNK && BROKEN != NO_SIGNAL_CHUNK ->
-     chunk[ticket / PARTS * PAIRS + TO(peer)] = MY_EPOCH
+     for (i : 0 .. CHUNKS - 1) {
+       chunk[i * PAIRS + TO(peer)] = ((told & (1 << i)) -> MY_EPOCH : chunk[i * PAIRS + TO(peer)])
+     }
   :: signal == SIGNAL_PIECE && BROKEN != NO_SIGNAL_PIECE ->
      flags[PLACE(HALF, peer, me, ticket)] = MY_TAG;
      flags[PLACE(HALF, me, me, ticket)] = MY_TAG /* the same for all readers */
-  :: signal == SIGNAL_DONE && BROKEN != NO_SIGNAL_DONE -> done[TO(peer)] = MY_EPOCH
   :: signal == lines || signal == late_lines -> line[LINES + TO(peer)] = MY_TAG
   :: else
   fi
@@ -312,34 +338,34 @@ inline store_at(memory, owner, piece, tag) {
   PIECE(memory, owner, me, piece) = tag
 }
 
-/* Into all workspaces, mine included. */
-inline store_at_all(where, number_there, value) {
+/* Into all workspaces, or all but mine. */
+inline store_at_all(where, number_there, and_mine) {
   for (p : 0 .. RANKS - 1) {
-    store_at(where, p, number_there, value)
+    if
+    :: p != me || and_mine -> store_at(where, p, number_there, MY_TAG)
+    :: else
+    fi
   }
   p = 0
 }
 
+inline read_piece(memory, owner, writer, piece) {
+  assert(LATEST(memory, owner) == MY_EPOCH && (memory != ROWS || !damaged[owner]));
+  assert(PIECE(memory, owner, writer, piece) == MY_TAG)
+}
+
 /* Forgets all that was of this ticket: fewer states, too. */
 inline drop_ticket() {
-  ticket = NO_TICKET; signal = none; i = 0; p = 0;
+  ticket = NO_TICKET; signal = none; told = 0; i = 0; p = 0;
   at = take
 }
 
-/* A block is done. The last one of a dispatch has a signal for the peers, and waits for theirs. */
-#define HAS_DONE (IS_DISPATCH && FAILURE != aborted)
+/* A block is done. */
 inline finish_block() {
   blocks_finished[me]++;
-  is_last = blocks_finished[me] == BLOCKS;
+  outcome = unknown; knows = false;
   if
-  :: HAS_DONE && (BROKEN == FIRST_SIGNAL_DONE -> blocks_finished[me] == 1 : is_last) ->
-     signal = SIGNAL_DONE
-  :: else
-  fi;
-  outcome = unknown;
-  if
-  :: is_last ->
-     at = (HAS_DONE && (IS_IN_PLACE(me) || BROKEN != COPIED_NOT_DONE) -> wait_done : end)
+  :: blocks_finished[me] == BLOCKS -> at = end
   :: else -> at = idle; operation = 0
   fi;
   number = 0; ticket = NO_TICKET
@@ -350,37 +376,60 @@ inline push_piece() {
   if
   :: (outcome != arrived && BROKEN != NO_LOOK) || IS_POISONED(me) -> drop_ticket()
   :: else ->
-     store_at_all(HALF, ticket, MY_TAG);
+     store_at_all(HALF, ticket, true);
      at = take;
      signal = SIGNAL_PIECE
   fi
 }
 
 /* The counts of a dispatch add up all tiles: who has the last waits for the lower one. */
-#define TILE_COUNTED (!HAS_COUNTS || ticket == 0 || counted[me] > 0 || BROKEN == NO_WAIT_LOCAL)
+#define TILE_COUNTED \
+  (!HAS_COUNTS || ticket == 0 || BROKEN == NO_WAIT_TILES || PIECE(ROWS, me, me, FIRST_PART) == MY_TAG)
 
-/* What one of the first tickets of another call does: routes and rows, or a part of the inverted plan,
- * into this rank's workspace, whatever became of the last call; the last one's counts, to all. The last
- * finisher of a dispatch has a signal for the peers, if no block of this rank has seen an abort: it looks
- * when it has counted itself. */
-inline store_part() {
-  spare = (HAS_COUNTS -> MY_TAG : 0); /* parts of a plan are no partial rows */
-  store_at(ROWS, me, ticket, spare);
-  counted[me] = counted[me] + !HAS_COUNTS;
+/* A part of a dispatch, when its gate is passed. */
+inline push_part() {
   if
-  :: HAS_COUNTS && ticket == PARTS - 1 && (outcome == arrived || BROKEN == NO_LOOK) ->
-     spare = (counted[me] == 0 -> WRONG_TAG : MY_TAG);
-     store_at_all(COUNTS, 0, spare)
+  :: !IS_EMPTY || BROKEN == EMPTY_STORES -> store_at_all(ROWS, FIRST_PART + ticket, false)
   :: else
-  fi;
+  fi
+}
+
+/* A part is finished; the last one brings the signals that are due. */
+inline count_part() {
   STORED(0)++;
+  told = (STORED(0) == PARTS -> due[me] : 0);
+  due[me] = due[me] - told;
+  signal = (told -> SIGNAL_CHUNK : none);
+  signal = (BROKEN == READY_LAST && IS_DISPATCH && STORED(0) == PARTS -> SIGNAL_READY : signal)
+}
+inline finish_part() {
+  count_part();
   outcome = unknown;
   if
-  :: HAS_COUNTS && (!abort[me] || BROKEN == NO_SECOND_LOOK) &&
-     STORED(0) == (BROKEN == FIRST_SIGNAL_READY -> 1 : PARTS) ->
-     at = take;
-     signal = SIGNAL_READY
+  :: signal != none -> at = take
   :: else -> drop_ticket()
+  fi
+}
+
+/* What a part stores before its gate: in this rank's workspace, whatever became of the last call; the
+ * counts, by the last one, to all. */
+inline store_part() {
+  store_at(ROWS, me, FIRST_PART + ticket, MY_TAG);
+  if
+  :: HAS_COUNTS && ticket == PARTS - 1 && (outcome == arrived || BROKEN == NO_LOOK) &&
+     BROKEN != NO_SIGNAL_PIECE ->
+     read_piece(ROWS, me, me, FIRST_PART); /* the lower tile's */
+     store_at_all(COUNTS, 0, true) /* SIGNAL_PIECE */
+  :: else
+  fi;
+  outcome = unknown;
+  if
+  :: IS_COMBINE -> finish_part()
+  :: else -> at = wait_ready;
+     if
+     :: BROKEN == EARLY_PARTS -> push_part()
+     :: else
+     fi
   fi
 }
 inline store_first() {
@@ -390,76 +439,85 @@ inline store_first() {
   fi
 }
 
-/* A look before anything goes to peers: by who has ticket 0, which stores the lines, and the last tile; in
- * a small call by every block, once. Who has ticket 0 of a combine, a dispatch by plan in place or a small
- * call tells at once that the call is entered: it is a block that runs. If it were the first block, the
- * last block of a small call might keep the gate before that one is resident, on all ranks. */
+/* A look before anything goes to peers: by who has ticket 0, which tells at once that the call is entered,
+ * and the last tile, which sends the counts; in a small call by every block, once. Who has ticket 0 is a
+ * block that runs. If it were the first block, the last block of a small call might keep the gate before
+ * that one is resident, on all ranks. */
 #define HAS_LOOK (IS_SMALL -> outcome == unknown : ticket == 0 || HAS_COUNTS)
+#define ENTERS \
+  (ticket == 0 && (outcome == arrived || BROKEN == ENTER_ANYWAY) && (BROKEN != READY_LAST || IS_SMALL))
 inline look_at_abort() {
   outcome = (abort[me] -> aborted : arrived);
-  counted[me] = (HAS_COUNTS && ticket == 0 -> 1 : counted[me]);
   if
-  :: ticket == 0 && (outcome == arrived || BROKEN == ENTER_ANYWAY) && SEPARATE -> signal = lines
-  :: ticket == 0 && (outcome == arrived || BROKEN == ENTER_ANYWAY) && !SEPARATE &&
-     !(BROKEN == READY_BY_BLOCK && IS_SMALL) ->
+  :: ENTERS && SEPARATE -> signal = lines
+  :: ENTERS && !SEPARATE && !(BROKEN == READY_BY_BLOCK && IS_SMALL) ->
      store_lines();
-     signal = (HAS_COUNTS && BROKEN != EARLY_SIGNAL_READY -> none : SIGNAL_READY)
+     signal = SIGNAL_READY
   :: ticket > 0 && BROKEN == EARLY_SIGNAL_PIECE && IS_SMALL -> signal = SIGNAL_PIECE
   :: else
   fi;
   if
-  :: SEPARATE || signal != none -> at = store
+  :: (SEPARATE && outcome == arrived) || signal != none || HAS_COUNTS -> at = store
   :: else -> store_first()
   fi
 }
 
-/* What a combine's ticket does for its part of a chunk. The last finisher has a signal for the peers. */
-inline send_rows() {
-  assert(counted[me] == PARTS && LATEST(ROWS, me) == MY_EPOCH && !damaged[me]); /* the plan */
-  store_at_all(ROWS, ticket, MY_TAG);
-  STORED(1 + ticket / PARTS)++;
+/* By the last sender of a chunk. In a dispatch it waits, WAIT_LOCAL, until all parts of this rank are
+ * finished, and the readers of its block do not wait for it. Here the block goes on, and the signal is
+ * left to who finishes the last part. */
+inline signal_chunk() {
+  told = 1 << SENT_CHUNK;
   if
-  :: STORED(1 + ticket / PARTS) == (BROKEN == FIRST_SIGNAL_CHUNK -> 1 : PARTS) ->
-     at = take;
-     signal = SIGNAL_CHUNK
+  :: IS_DISPATCH && STORED(0) < PARTS && BROKEN != NO_WAIT_PARTS ->
+     due[me] = due[me] | told;
+     drop_ticket()
+  :: else -> at = take; signal = SIGNAL_CHUNK
+  fi
+}
+
+/* What a ticket does for its part of a chunk: it goes to the peers; partial rows, which need the inverted
+ * plan, also to this rank. */
+inline send_rows() {
+  if
+  :: IS_COMBINE ->
+     for (i : 0 .. PARTS - 1) {
+       read_piece(ROWS, me, me, FIRST_PART + i)
+     }
+  :: else
+  fi;
+  store_at_all(ROWS, ticket - PARTS, IS_COMBINE);
+  STORED(1 + SENT_CHUNK)++;
+  if
+  :: STORED(1 + SENT_CHUNK) == (BROKEN == FIRST_SIGNAL_CHUNK -> 1 : PARTS) ->
+     signal_chunk()
   :: else -> drop_ticket()
   fi
 }
 
-inline read_piece(memory, owner, writer, piece) {
-  assert(LATEST(memory, owner) == MY_EPOCH && (memory != ROWS || !damaged[owner]));
-  assert(PIECE(memory, owner, writer, piece) == MY_TAG)
-}
-
-/* Counts are read as soon as their tag is there, if need be before WAIT_READY. */
-#define IS_WRONG(peer) \
-  (PIECE(COUNTS, me, peer, 0) == WRONG_TAG || \
-   (PIECE(COUNTS, me, peer, 0) == MY_TAG && LATEST(COUNTS, me) != MY_EPOCH))
+/* Counts may be read as soon as their tag is there. */
+#define IS_WRONG(peer) (PIECE(COUNTS, me, peer, 0) == MY_TAG && LATEST(COUNTS, me) != MY_EPOCH)
 #define ANY_IS_WRONG (IS_WRONG(me) || IS_WRONG(PEER(1)) || IS_WRONG(PEER(RANKS - 1)))
 
-/* What a peer has in its own memory is no more what it was when that has given up. */
-#define IS_TORN(peer) \
-  ((HAS_COUNTS && (LATEST(ROWS, peer) != MY_EPOCH || damaged[peer] || \
-                   PIECE(ROWS, peer, peer, ticket) != MY_TAG)) || \
-   (IS_IN_PLACE(peer) && epoch[peer] != epoch[me]))
-
+/* A chunk's rows, and in a dispatch all counts and routes; without a ticket these alone. */
 inline read_pieces() {
   for (p : 0 .. RANKS - 1) {
+    for (i : 0 .. PARTS - 1) {
+      if
+      :: ticket != NO_TICKET && (IS_COMBINE || p != me) -> read_piece(ROWS, me, p, READ_CHUNK * PARTS + i)
+      :: else
+      fi;
+      if
+      :: IS_DISPATCH -> read_piece(ROWS, me, p, FIRST_PART + i)
+      :: else
+      fi
+    }
     if
-    :: IS_COMBINE -> /* what p stored here of this chunk */
-       for (i : 0 .. PARTS - 1) {
-         read_piece(ROWS, me, p, ticket * PARTS + i)
-       }
-    :: HAS_COUNTS -> /* the counts that p stored here; its routes and its rows */
-       read_piece(COUNTS, me, p, 0);
-       assert(p != me || !IS_TORN(me));
-       torn[me] = torn[me] || IS_TORN(p)
-    :: else -> /* this rank's plan; p's rows */
-       assert(counted[me] == PARTS && LATEST(ROWS, me) == MY_EPOCH && !damaged[me]);
-       torn[me] = torn[me] || IS_TORN(p)
+    :: HAS_COUNTS -> read_piece(COUNTS, me, p, 0)
+    :: else
     fi
   }
   reads[me]++;
+  knows = IS_DISPATCH;
   drop_ticket()
 }
 inline then_read() {
@@ -479,7 +537,8 @@ inline end_part() {
   ticket = NO_TICKET
 }
 
-/* In a call that is not small a block has passed the gate before it takes any but the first tickets. */
+/* In a call that is not small a block passes the gate before it takes other tickets than parts. Before it
+ * takes those of a dispatch that read, it finds out what goes where. */
 inline take_ticket() {
   if
   :: IS_SMALL && (next_ticket[me] >= STORES || (outcome == aborted && BROKEN != NO_LOOK)) ->
@@ -492,10 +551,14 @@ inline take_ticket() {
   :: !IS_SMALL && next_ticket[me] >= PARTS && outcome == unknown ->
      at = wait_ready;
      if
-     :: BROKEN == EARLY_STORE && IS_COMBINE -> store_at_all(ROWS, 0, MY_TAG)
+     :: BROKEN == EARLY_STORE -> store_at_all(ROWS, 0, IS_COMBINE)
      :: else
      fi
-  :: !IS_SMALL && next_ticket[me] >= TICKETS && outcome != unknown -> finish_block()
+  :: IS_DISPATCH && HAS_CHUNKS && next_ticket[me] >= STORES && outcome != unknown && !knows ->
+     at = (BROKEN == EARLY_READ -> read : wait_chunk)
+  :: !IS_SMALL && next_ticket[me] >= TICKETS && outcome != unknown &&
+     (knows || !IS_DISPATCH || !HAS_CHUNKS) ->
+     finish_block()
   :: else ->
      ticket = next_ticket[me];
      next_ticket[me]++;
@@ -505,18 +568,15 @@ inline take_ticket() {
      :: ticket < PARTS && !HAS_LOOK && SEPARATE -> at = store
      :: ticket < PARTS && !HAS_LOOK && !SEPARATE -> store_first()
      :: else ->
-        ticket = ticket - PARTS;
-        ticket = (BROKEN == READS_FIRST -> (ticket + STORES - PARTS) % (TICKETS - PARTS) : ticket);
+        ticket = (BROKEN == READS_FIRST ->
+                      PARTS + (ticket + STORES - 2 * PARTS) % (TICKETS - PARTS) : ticket);
         if
-        :: ticket < STORES - PARTS && BROKEN == EARLY_SIGNAL_CHUNK -> signal = SIGNAL_CHUNK; at = send
-        :: ticket < STORES - PARTS && BROKEN != EARLY_SIGNAL_CHUNK -> send_rows()
-        :: else ->
-           ticket = ticket - (STORES - PARTS);
-           if
-           :: IS_COMBINE -> at = wait_chunk
-           :: !IS_COMBINE && BROKEN == EARLY_SIGNAL_DONE -> signal = SIGNAL_DONE; at = read
-           :: else -> read_pieces()
-           fi
+        :: ticket < STORES && BROKEN == EARLY_SIGNAL_CHUNK ->
+           at = send;
+           told = 1 << SENT_CHUNK;
+           signal = SIGNAL_CHUNK
+        :: ticket < STORES && BROKEN != EARLY_SIGNAL_CHUNK -> send_rows()
+        :: else -> at = wait_chunk
         fi
      fi
   fi
@@ -543,29 +603,61 @@ inline compare_lines() {
   p = 0
 }
 
-/* WAIT_LOCAL, for lower tickets of this rank, which a block took that is at work: no deadlock. */
+/* WAIT_LOCAL, for lower tickets of this rank. A block took these that is at work, or at the gate, which
+ * peers open with their first tickets: no deadlock. */
 #define LOCAL(counter) (BROKEN == NO_WAIT_LOCAL || STORED(counter) == PARTS)
+#define LOCAL_BEFORE_READY (!IS_COMBINE || LOCAL(0))
+#define LOCAL_BEFORE_CHUNK (BROKEN == LOCAL_LAST || LOCAL(IS_COMBINE -> 1 + READ_CHUNK : 0))
 
-/* Another wait ends when there is an abort, or the peers' flags. */
+/* Another wait ends when there is an abort, or the peers' flags; the abort is looked for last. */
 #define KNOWN(condition) (signal == none && (abort[me] || (condition)))
-#define SEEN(condition) (abort[me] && !(FLAGS_ALONE && (condition)) -> aborted : arrived)
-#define FLAGS_ALONE (BROKEN == (at == wait_done -> NO_LAST_LOOK : FLAGS_FIRST))
+#define SEEN(condition) (abort[me] && !(BROKEN == FLAGS_FIRST && (condition)) -> aborted : arrived)
+
+/* What failed, for the last block: an abort is not forgotten for what some peer said. A part is finished
+ * all the same. */
+#define NOT_COUNTED (BROKEN == FAILED_NOT_COUNTED || (BROKEN == FAILED_COUNTED && at == note))
+inline note_failure() {
+  FAILURE = (FAILURE == aborted || BROKEN == NO_NOTE -> FAILURE : outcome);
+  if
+  :: IS_PART && BROKEN == FAILED_STORES -> push_part()
+  :: else
+  fi;
+  if
+  :: IS_SMALL -> end_part()
+  :: IS_PART && NOT_COUNTED -> outcome = unknown; drop_ticket()
+  :: IS_PART && !NOT_COUNTED -> finish_part()
+  :: !IS_SMALL && !IS_PART -> finish_block()
+  fi
+}
+
+/* The peers are told first. */
+inline give_up() {
+  if
+  :: must_abort ->
+     at = note;
+     if
+     :: BROKEN == FAILED_COUNTED && IS_PART -> count_part()
+     :: else
+     fi
+  :: else -> note_failure()
+  fi
+}
 
 /* An abort is passed on before others of this rank hear of it, and before the call ends. */
 inline fail() {
   must_abort = outcome == aborted && BROKEN != NO_PASSING_ON &&
       !(abort[PEER(1)] && abort[PEER(RANKS - 1)]); /* else it would change nothing */
-  at = note
+  give_up()
 }
 
 /* The gate is passed, or what the lines say is why not. */
 inline pass_gate() {
   compare_lines();
   if
-  :: outcome != arrived -> at = note
+  :: outcome != arrived -> give_up()
   :: IS_SMALL && outcome == arrived -> end_part()
-  :: !IS_SMALL && outcome == arrived && SEPARATE -> at = take
-  :: !IS_SMALL && outcome == arrived && !SEPARATE -> take_ticket()
+  :: IS_PART && outcome == arrived -> push_part(); finish_part()
+  :: !IS_SMALL && !IS_PART && outcome == arrived -> take_ticket()
   fi
 }
 
@@ -588,16 +680,17 @@ inline rebase() {
   }
   for (p : 0 .. PAIRS - 1) {
     SWAP(LESS, ready[p], ready[PAIRS + p]);
-    SWAP(LESS_TAG, line[p], line[PAIRS + p]);
-    LESS(done[p])
+    SWAP(LESS_TAG, line[p], line[PAIRS + p])
   }
   for (p : 0 .. CHUNKS * PAIRS - 1) {
     LESS(chunk[p])
   }
+  for (p : 0 .. PAIRS * PARTS - 1) {
+    SWAP(LESS_TAG, pieces[p], pieces[PAIRS * PARTS + p]);
+    SWAP(LESS_TAG, flags[p], flags[PAIRS * PARTS + p])
+  }
   for (p : 0 .. PAIRS * PIECES - 1) {
-    SWAP(LESS_TAG, pieces[p], pieces[PAIRS * PIECES + p]);
-    SWAP(LESS_TAG, flags[p], flags[PAIRS * PIECES + p]);
-    LESS_TAG(pieces[2 * PAIRS * PIECES + p])
+    LESS_TAG(pieces[2 * PAIRS * PARTS + p])
   }
   for (p : 2 .. WINDOW - 2) {
     program[p] = program[p + 1]
@@ -608,25 +701,22 @@ inline rebase() {
 
 inline end_call() {
   /* Results are whole, or safe for a reason. */
-  assert(FAILURE != unknown || (reads[me] == ALL_READS && !torn[me]));
+  assert(FAILURE != unknown || reads[me] == ALL_READS);
   assert(FAILURE == unknown || FAILURE == (TIMEOUTS + MISMATCH > 0 -> FAILURE : poisoned));
   FAILURE = unknown;
   reads[me] = 0;
-  torn[me] = false;
   if
   :: BROKEN != NO_RESET ->
      next_ticket[me] = 0;
      for (i : 0 .. CHUNKS) {
        STORED(i) = 0
      }
-     counted[me] = 0;
      blocks_finished[me] = 0
   :: else
   fi;
   to_start[me] = ALL_BLOCKS;
   at = idle;
   outcome = unknown;
-  is_last = false;
   operation = 0;
   epoch[me]++;
   if
@@ -644,7 +734,9 @@ proctype Resident(byte me) {
   byte ticket = NO_TICKET;
   mtype outcome = unknown; /* of its latest look or wait */
   mtype signal = none;     /* to be sent */
-  bool must_abort, is_last;
+  byte told;               /* by SIGNAL_CHUNK: a bit for each chunk */
+  bool knows;              /* a dispatch's counts and routes */
+  bool must_abort;
 
   do
   :: atomic { at == idle && signal == none && to_start[me] > 0 && (CALLS == 0 || epoch[me] < CALLS) ->
@@ -677,11 +769,10 @@ proctype Resident(byte me) {
 
   :: d_step { at == send && signal == none -> send_rows() }
 
-  /* SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE, SIGNAL_DONE */
+  /* SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE */
   :: atomic { signal != none -> TO_EACH(send_to);
        if
-       :: signal == lines && !HAS_COUNTS && (!IS_BY_PLAN || !abort[me]) -> /* by plan it looks again */
-          signal = SIGNAL_READY
+       :: signal == lines -> signal = SIGNAL_READY
        :: signal == SIGNAL_READY && BROKEN == EARLY_EPOCH -> signal = late_lines
        :: else -> signal = none
        fi;
@@ -691,9 +782,9 @@ proctype Resident(byte me) {
        fi
      }
 
-  /* WAIT_READY, the gate: everybody is in this call, the same call; in a dispatch their data is there. The
-   * lines are read after the abort word. */
-  :: d_step { at == wait_ready && (IS_SMALL || LOCAL(0)) && KNOWN(ALL_READY) ->
+  /* WAIT_READY, the gate: everybody is in this call, the same call. The lines are read after the abort
+   * word. */
+  :: d_step { at == wait_ready && LOCAL_BEFORE_READY && KNOWN(ALL_READY) ->
        outcome = SEEN(ALL_READY);
        if
        :: outcome != arrived -> fail()
@@ -704,10 +795,12 @@ proctype Resident(byte me) {
   :: d_step { at == compare -> pass_gate() }
 
   /* Meanwhile some counts may be there. */
-  :: d_step { at == wait_ready && HAS_COUNTS && ANY_IS_WRONG -> assert(false) }
+  :: d_step { (at == wait_ready || at == wait_chunk) && HAS_COUNTS && ANY_IS_WRONG ->
+       assert(false)
+     }
 
-  /* WAIT_CHUNK: everybody's partial rows of this chunk are here. */
-  :: d_step { at == wait_chunk && LOCAL(1 + ticket) && KNOWN(ALL_CHUNKS) ->
+  /* WAIT_CHUNK: everybody's rows of this chunk are here, and in a dispatch all routes and counts. */
+  :: d_step { at == wait_chunk && LOCAL_BEFORE_CHUNK && KNOWN(ALL_CHUNKS) ->
        outcome = SEEN(ALL_CHUNKS);
        if
        :: outcome == arrived -> then_read()
@@ -727,47 +820,28 @@ proctype Resident(byte me) {
   /* Or it is not: there is an abort, something else has failed on this rank, or the piece's owner sends
    * none. A piece may come between that look and this one; the wait is over all the same. */
   :: d_step { at == wait_piece && abort[me] -> outcome = aborted; fail() }
-  :: d_step { at == wait_piece && FAILURE != unknown -> outcome = FAILURE; at = note }
+  :: d_step { at == wait_piece && FAILURE != unknown -> outcome = FAILURE; give_up() }
   :: d_step { at == wait_piece && BROKEN != NO_LINE_LOOK &&
          (SENDS_NOTHING(PEER(1)) || SENDS_NOTHING(PEER(RANKS - 1))) ->
        compare_lines();
-       at = note
+       give_up()
      }
 
-  /* For the last block: an abort is not forgotten for what some peer said. */
-  :: d_step { at == note && !must_abort ->
-       FAILURE = (FAILURE == aborted || (BROKEN == NO_NOTE && !is_last) -> FAILURE : outcome);
-       if
-       :: IS_SMALL -> end_part()
-       :: !IS_SMALL && is_last -> at = end
-       :: !IS_SMALL && !is_last -> finish_block()
-       fi
-     }
+  :: d_step { at == note && !must_abort && signal == none -> note_failure() }
 
-  :: d_step { at == read && signal == none -> read_pieces() }
+  :: d_step { at == read && (IS_COMBINE || LOCAL(0)) -> read_pieces() }
 
-  /* WAIT_DONE: nobody reads x any more, or what is in this rank's workspace, so the call may end. What was
-   * read there of peers is what it was if nobody has given up: who does tells all the others before its
-   * own call ends and all that is overwritten. Who hears of it tells them, too. */
-  :: d_step { at == wait_done && KNOWN(ALL_DONE) ->
-       outcome = SEEN(ALL_DONE);
-       if
-       :: outcome == arrived -> at = end
-       :: else -> fail()
-       fi
-     }
-
-  :: d_step { at == end && signal == none -> end_call() }
+  :: d_step { at == end && !due[me] -> end_call() }
 
   /* Giving up: a wait takes too long, or a peer is in another call. */
   :: atomic { TIMEOUTS > 0 && timeouts_left > 0 && !abort[me] && !must_abort && signal == none &&
-         (at == wait_piece || at == wait_done || (at == wait_chunk && LOCAL(1 + ticket)) ||
-          (at == wait_ready && (IS_SMALL || LOCAL(0)))) ->
+         (at == wait_piece || (at == wait_chunk && LOCAL_BEFORE_CHUNK) ||
+          (at == wait_ready && LOCAL_BEFORE_READY)) ->
        timeouts_left--;
        abort[me] = true;
        must_abort = true;
        outcome = aborted;
-       at = note /* also if what it waits for comes now */
+       give_up() /* also if what it waits for comes now */
      }
   :: atomic { must_abort -> TO_EACH(abort_rank);
        must_abort = false

@@ -43,6 +43,10 @@ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
   while (EmulatedBarrier::At(barrier)->parity == parity) emulation::Yield();
 }
 
+inline void NamedBarrier(int number, int threads) {
+  emulation::BarrierOfSome(number, static_cast<unsigned>(threads));
+}
+
 // A thread's batches of stores. Each is carried out at once, whenever; it counts when all before it
 // have been, too.
 struct EmulatedStores {

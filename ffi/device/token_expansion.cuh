@@ -1,0 +1,159 @@
+// The receiving half of both dispatches: each token that visits this rank is stored to all of its
+// rows, when it has come; rows that come from no token are filled.
+#ifndef JAX_EP_DEVICE_TOKEN_EXPANSION_CUH_
+#define JAX_EP_DEVICE_TOKEN_EXPANSION_CUH_
+
+#include "ffi/device/dispatch_results.cuh"
+#include "ffi/device/token_sends.cuh"
+
+namespace jax_ep {
+
+// Parts of what is filled, up to `most` for this warp.
+struct FillTickets {
+  uint32_t* tickets;
+  int most;
+
+  __device__ int operator()() { return most-- > 0 ? NextTicketOfWarp(tickets) : kMaxItems; }
+};
+
+// Waits until this rank's parts are finished, and the first chunk of each peer has come: with it
+// all of that one's counts, routes and weights. By threads of a block, that return the same.
+__device__ inline Outcome AwaitFirstChunks(const TokenStage& stage, const Threads& threads,
+                                           uint64_t epoch) {
+  __shared__ Outcome outcome;
+  const Call& call = stage.call;
+  if (threads.number < 32) {
+    if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
+    __syncwarp();
+    const bool has_chunks = call.num_tokens > 0;
+    const Outcome mine = has_chunks ? WaitForChunk(call, 0, epoch) : Outcome::kArrived;
+    if (threads.number == 0) outcome = mine;
+  }
+  threads.Sync();
+  return outcome;
+}
+
+// All ranks' tokens, handed out to the warps that do not send, chunk by chunk. This rank's own,
+// which nobody waits for, are some chunks ahead.
+class TokenExpansion {
+ public:
+  // What needs no peer. By the first warps of a block, when nothing else is in the ring's memory.
+  __device__ explicit TokenExpansion(const TokenStage& stage)
+      : stage_(stage),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        copies_(stage.expansions, warp_, stage.call.row_chunks),
+        tickets_(&stage.call.control->progress.warp_tickets[1], warp_ * gridDim.x + blockIdx.x,
+                 gridDim.x * stage.expansions.num_warps) {}
+
+  // By the warps that do not send, when routes and weights of all ranks are here. `finder` finds a
+  // token's rows in two steps, because what it reads is far: Load(source, token) and, one token
+  // later, Rows(source, token, loaded). fill(most) is other work, in parts: one when this warp's
+  // first row is on its way, and what is left when all are. Each warp's outcome is its own.
+  template <typename Finder, typename Fill>
+  __device__ Outcome Run(uint64_t epoch, const Finder& finder, Fill fill) {
+    const Call& call = stage_.call;
+    const bool has_ring = warp_ < stage_.expansions.num_warps;
+    const int lane = threadIdx.x % 32;
+    const int rank = call.control->rank;
+    const uint4* const arrived_rows = ArrivedRows(call, rank, 1);
+    const float* const arrived_weights = call.Of<float>(rank, kArrivedWeights);
+    float next_weights[2] = {};
+    typename Finder::Loaded next = {};
+    const auto load = [&](const Item& item) {
+      if (item.token < 0) return;
+      const int source = call.RankAfter(rank, item.distance);
+      next = finder.Load(source, item.token);
+      const float* const weights =
+          item.distance == 0 ? stage_.topk_weights : arrived_weights + source * call.num_choices();
+      for (int half = 0; stage_.has_weights && half < 2; ++half) {
+        const int k = lane + 32 * half;
+        if (k < call.top_k) next_weights[half] = LoadShared4(&weights[item.token * call.top_k + k]);
+      }
+    };
+    if (has_ring) copies_.Begin();
+    const int num_items = NumItems();
+    int following = has_ring ? tickets_.Next() : num_items;
+    Item following_item = At(following);
+    load(following_item);
+    int num_chunks = 0;  // that have come
+    auto outcome = Outcome::kArrived;
+    bool is_first = true;
+#pragma unroll 1
+    while (following < num_items) {
+      const Item item = following_item;
+      const typename Finder::Loaded loaded = next;
+      const float weights[2] = {next_weights[0], next_weights[1]};
+      following = tickets_.Next();
+      following_item = At(following);
+      load(following_item);
+      if (item.token < 0) continue;
+      const TokenRows found = finder.Rows(call.RankAfter(rank, item.distance), item.token, loaded);
+      const int chunk = item.token / stage_.tokens_of_chunk;
+      if (item.distance > 0 && chunk >= num_chunks) {
+        num_chunks = CountChunks(call, epoch);
+        if (chunk >= num_chunks) {
+          copies_.StoreAll();  // it may take a while
+          outcome = WaitForChunk(call, chunk, epoch);
+          if (outcome != Outcome::kArrived) break;
+          num_chunks = chunk + 1;
+        }
+        copies_.Begin();
+      }
+      if (found.choices != 0) {
+        uint4* places[2] = {};
+        for (int half = 0; half < 2; ++half) {
+          const int32_t row = found.rows[half];
+          if (row < 0) continue;
+          if (stage_.has_weights) stage_.row_weights[row] = weights[half];
+          places[half] = static_cast<uint4*>(stage_.rows) + int64_t{row} * call.row_chunks;
+        }
+        const int64_t first = int64_t{item.token} * call.row_chunks;
+        const int64_t source = int64_t{item.distance - 1} * call.num_tokens * call.row_chunks;
+        copies_.Add(item.distance == 0 ? static_cast<const uint4*>(stage_.x) + first
+                                       : arrived_rows + source + first,
+                    found.choices, places);
+      }
+      if (is_first) fill(1);
+      is_first = false;
+    }
+    if (outcome == Outcome::kArrived) fill(kMaxItems);
+    if (has_ring) copies_.Finish();
+    return outcome;
+  }
+
+ private:
+  // A token of the rank that is `distance` further on; -1 if there is none.
+  struct Item {
+    int distance;
+    int token;
+  };
+  static constexpr int kChunksAhead = 4;
+
+  __device__ int NumAhead() const { return kChunksAhead * stage_.tokens_of_chunk; }
+  // Every token of a peer comes with one of this rank's, which is ahead.
+  __device__ int NumItems() const {
+    return NumAhead() + stage_.call.num_tokens * stage_.call.num_ranks;
+  }
+  __device__ Item At(int number) const {
+    const Call& call = stage_.call;
+    const int num_ahead = NumAhead();
+    Item item = {0, number};
+    if (number >= num_ahead) {
+      const int later = number - num_ahead;
+      item.token = later / call.num_ranks;
+      item.distance = call.num_ranks - 1 - later % call.num_ranks;
+      if (item.distance == 0) item.token += num_ahead;
+    }
+    if (item.token >= call.num_tokens) item.token = -1;
+    return item;
+  }
+
+  const TokenStage& stage_;
+  const int warp_;  // among those that do not send
+  RowCopies copies_;
+  WarpTickets tickets_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TOKEN_EXPANSION_CUH_

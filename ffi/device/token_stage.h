@@ -1,0 +1,26 @@
+// What both dispatches are given for their tokens, see token_sends.cuh and token_expansion.cuh.
+#ifndef JAX_EP_DEVICE_TOKEN_STAGE_H_
+#define JAX_EP_DEVICE_TOKEN_STAGE_H_
+
+#include "ffi/device/call.h"
+#include "ffi/device/copy_ring.h"
+
+namespace jax_ep {
+
+struct TokenStage {
+  Call call;
+  CopyRing expansions;      // of the first warps of a block
+  CopyRing sends;           // of the last
+  int32_t num_senders;      // warps of the grid that send
+  int32_t tokens_of_chunk;  // that peers hear of at once
+  bool zero_tail;
+  bool has_weights;
+  const void* x;              // rows[T]
+  const float* topk_weights;  // [T, K]
+  void* rows;                 // rows[M]
+  float* row_weights;         // [M]
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TOKEN_STAGE_H_
