@@ -45,11 +45,15 @@ checks() {
 run transfers 300 "$programs/transfer_test" --ranks "$gpus"
 grep -E '^(TIME|FAIL)' "$results/transfers.log"
 if [ "$gpus" -ge 4 ]; then
+  on 0,1 run transfers_2 60 "$programs/transfer_test" --only timing
+  grep -E '^(TIME|FAIL)' "$results/transfers_2.log"
   tier 4
   (on 0 tier 1) &
   (on 1,2 tier 2) &
   (on 3 checks) &
   wait
+  on 0,1 run transfer_memcheck_2 100 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$programs/transfer_test" --ranks 2 --tiny
 else
   [ "$gpus" -lt 2 ] || tier 2
   on 0 tier 1
