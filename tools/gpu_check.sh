@@ -25,6 +25,15 @@ run() {
   printf '%4d s  %-24s %s  %s\n' $SECONDS "$name" $status "$(tail -n 1 "$results/$name.log" | cut -c 1-90)"
 }
 
+# The same, and the times that it prints.
+timed() {
+  run "$@"
+  grep -E '^(TIME|FAIL)' "$results/$1.log"
+}
+
+# A name, a limit, a tool of compute-sanitizer, a command.
+sanitized() { run "$1" "$2" compute-sanitizer --tool "$3" --error-exitcode 9 "${@:4}"; }
+
 tier() { RESULTS="$results/gpu$1" run "tier_gpu$1" 600 tools/gpu_tests.sh "$1"; }
 
 on() { CUDA_VISIBLE_DEVICES=$1 "${@:2}"; }
@@ -35,25 +44,21 @@ checks() {
   run matmul 120 "$programs/grouped_matmul_test" check 8
   local tool
   for tool in memcheck racecheck synccheck; do
-    local sanitizer=(compute-sanitizer --tool $tool --error-exitcode 9)
-    run "transfer_$tool" 200 "${sanitizer[@]}" "$programs/transfer_test" --ranks 1 --tiny
-    run "fused_$tool" 200 "${sanitizer[@]}" "$programs/fused_matmul_test" small
+    sanitized "transfer_$tool" 200 $tool "$programs/transfer_test" --ranks 1 --tiny
+    sanitized "fused_$tool" 200 $tool "$programs/fused_matmul_test" small
   done
 }
 
 # What measures comes first, alone. Of 4 GPUs then each has something to do.
-run transfers 300 "$programs/transfer_test" --ranks "$gpus"
-grep -E '^(TIME|FAIL)' "$results/transfers.log"
+timed transfers 300 "$programs/transfer_test" --ranks "$gpus"
 if [ "$gpus" -ge 4 ]; then
-  on 0,1 run transfers_2 60 "$programs/transfer_test" --only timing
-  grep -E '^(TIME|FAIL)' "$results/transfers_2.log"
+  on 0,1 timed transfers_2 60 "$programs/transfer_test" --only timing
   tier 4
   (on 0 tier 1) &
   (on 1,2 tier 2) &
   (on 3 checks) &
   wait
-  on 0,1 run transfer_memcheck_2 100 compute-sanitizer --tool memcheck --error-exitcode 9 \
-    "$programs/transfer_test" --ranks 2 --tiny
+  on 0,1 sanitized transfer_memcheck_2 100 memcheck "$programs/transfer_test" --ranks 2 --tiny
 else
   [ "$gpus" -lt 2 ] || tier 2
   on 0 tier 1
