@@ -15,8 +15,8 @@ enum Buffer : int {
   kSmallPackets,  // Packet[R][T * K] of dispatch, float32[T * K] of combine
   kSmallFlags,    // uint64[R][T][pieces] of dispatch, uint64[T][pieces][R] of combine
   // Written by peers.
-  kArrivedRows,     // dispatch: rows[R - 1][T], tokens that visit me, the next rank's first;
-                    // combine: rows[T][min(K, R)], one for each rank that a token visits
+  kArrivedRows,     // dispatch: rows[R - 1][window], tokens that visit me, the next rank's first
+                    // (token_chunks.h); combine: rows[T][min(K, R)], one for each rank that a token visits
   kRoutes,          // Route[R][T * K] of all ranks, mine included
   kArrivedWeights,  // float32[R][T * K] of the others
   kChoiceScalars,   // float32[T * K]
@@ -52,7 +52,7 @@ struct Call {
   int32_t row_chunks;    // 16-byte pieces of a row
   int32_t num_slots;     // min(K, R)
   int32_t num_parts;     // of what precedes the exchange
-  int32_t num_tiles;     // of choices: dispatch's first parts
+  int32_t num_tiles;     // of choices: dispatch's parts
   int32_t tile_choices;  // of a tile of choices, a multiple of kTileChoices
   uint32_t nan_word;     // NaN in the row dtype, repeated to 4 bytes
 

@@ -15,7 +15,8 @@ enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine, kCeiling
 // The points of a call where ranks wait for each other, and what a rank waits for there.
 enum class Gate : uint32_t {
   kReady,  // every peer has entered this call
-  kChunk,  // every peer has sent what it has for me of a part of its tokens, or of mine
+  kChunk,  // every peer has sent what it has for me of a part of its tokens, or of mine; or has
+           // brought what I sent
 };
 
 // How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.
@@ -41,15 +42,20 @@ inline constexpr int kMaxTiles = 128;
 // there.
 inline constexpr int kMaxChunks = 32;
 
+// Epochs, of each rank's chunks or of what each rank does with mine.
+using ChunkFlags = uint64_t[kMaxPeers][kMaxChunks];
+
 // Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
 struct Progress {
   uint32_t tickets;                                 // handed out to blocks
   uint32_t finished;                                // of these tickets
-  uint32_t warp_tickets[2];                         // handed out to warps, of two kinds
+  uint32_t warp_tickets;                            // handed out to warps
+  uint32_t send_tickets;                            // and to those that send, in a dispatch
   uint32_t fill_tickets;                            // and of what is filled
   uint32_t senders;                                 // warps that came to send
   uint32_t failure;                                 // an Outcome: of a wait of any warp
   uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to a rank, or all (0)
+  uint32_t chunks_brought[kMaxChunks];              // tokens of what comes from all ranks
 };
 
 // Host-mapped memory: whom a rank waits for, or why it gave up. The device writes one of the second
@@ -99,7 +105,8 @@ struct ControlBlock {
   // By the epoch's parity: nobody waits before it signals, and its peers may still compare the last
   // call's line.
   FlagLine ready[2][kMaxPeers];
-  alignas(128) uint64_t chunks[kMaxPeers][kMaxChunks];  // epochs: of what each rank sends
+  alignas(128) ChunkFlags sent;     // by each rank
+  alignas(128) ChunkFlags brought;  // by each rank, of what I sent
 };
 
 static_assert(sizeof(FlagLine) == 128);

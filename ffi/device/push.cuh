@@ -70,7 +70,7 @@ __device__ inline void Push(const Stage& stage, const Halves& halves, uint64_t e
   const Call& call = tokens.call;
   const int num_pieces = (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
   const int num_parts = num_packet_parts + num_pieces;
-  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
+  WarpTickets tickets(&call.control->progress.warp_tickets);
   PieceFlags flags(halves);
   Delay(call, epoch, 4);
   if (!MayPush(call)) return;

@@ -47,10 +47,15 @@ class BulkRowCopies {
     }
   }
 
-  // Sends what is loaded, or will be, to its places.
-  __device__ void StoreAll() {
-    while (num_stored_ < num_loaded_) StoreOldest();
+  // How many parts of rows have been added.
+  __device__ int num_added() const { return num_loaded_; }
+
+  // Sends what was added first to its places: it has been read then, as this warp's first lane
+  // knows.
+  __device__ void Store(int num_added) {
+    while (num_stored_ < num_added) StoreOldest();
   }
+  __device__ void StoreAll() { Store(num_loaded_); }
 
   // All is complete when it returns, and a release by this warp's first lane covers it.
   __device__ void Finish() {
@@ -141,6 +146,8 @@ class RegisterRowCopies {
   }
 
   __device__ void Begin() {}
+  __device__ int num_added() const { return 0; }
+  __device__ void Store(int /*num_added*/) { __syncwarp(); }
   __device__ void StoreAll() {}
   __device__ void Finish() { __syncwarp(); }
 

@@ -24,7 +24,7 @@ __device__ inline void FinishPart(uint32_t* finished, bool to_peers, const Threa
 // The end of a kernel: what its last block has to know.
 struct BlockEnd {
   bool is_last;
-  uint32_t num_failed;  // blocks, so far
+  bool has_failed;  // some block, so far
 };
 
 // To be called once, by all threads of all blocks, when their work is done and all stores to peers
@@ -37,12 +37,12 @@ __device__ inline BlockEnd CountBlock(const Call& call, Outcome outcome) {
     sum = mine + AddAcquireReleaseDevice(&call.control->blocks_finished, mine);
   }
   __syncthreads();
-  return {(sum & 0xffffu) == gridDim.x, sum >> 16};
+  return {(sum & 0xffffu) == gridDim.x, sum >> 16 != 0};
 }
 
 // What the last block finds. By all of its threads.
 __device__ inline Outcome FailureOf(const Call& call, const BlockEnd& end) {
-  if (end.num_failed == 0) return Outcome::kArrived;
+  if (!end.has_failed) return Outcome::kArrived;
   const auto failure = static_cast<Outcome>(LoadAcquireDevice(&call.control->progress.failure));
   __syncthreads();  // before it is reset
   return failure;
@@ -59,6 +59,23 @@ __device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned) {
     // Release: after the rest of the line, and all that this rank's last call did.
     // SIGNAL_READY
     StoreReleaseSystem(&line->epoch, epoch);
+  });
+}
+
+// The same by the first warp of the threads that have the first ticket, if there is memory for the
+// call.
+__device__ inline void EnterFirst(const Call& call, uint64_t epoch, int ticket, bool poisoned,
+                                  const Threads& threads) {
+  if (ticket != 0 || threads.number >= 32 || !HasWorkspace(call)) return;
+  if (MayPush(call)) Enter(call, epoch, poisoned);
+}
+
+// Sets this rank's flag of a chunk at all peers. By one warp.
+__device__ inline void SignalChunk(const Call& call, ChunkFlags ControlBlock::* flags, int chunk,
+                                   uint64_t epoch) {
+  const ControlBlock* const control = call.control;
+  ForPeers(control, [&](int peer) {
+    StoreReleaseSystem(&(control->peers[peer].control->*flags)[control->rank][chunk], epoch);
   });
 }
 
@@ -92,7 +109,7 @@ __device__ inline Outcome FinishSmallCall(const Call& call, uint64_t epoch, Outc
     ControlBlock* const control = call.control;
     control->epoch = epoch;
     control->blocks_finished = 0;
-    control->progress.warp_tickets[0] = 0;
+    control->progress.warp_tickets = 0;
     control->progress.failure = 0;
   }
   return failure;

@@ -41,12 +41,9 @@ __device__ inline int NextTicketOfWarp(uint32_t* tickets) {
 // ticket and waits would keep others waiting for it.
 class WarpTickets {
  public:
-  __device__ explicit WarpTickets(uint32_t* tickets) : WarpTickets(tickets, 0, 0) { Ask(); }
-
-  // The first `num_first` are not asked for, and this warp's is `first`: sooner, but it has to wait
-  // for its block.
-  __device__ WarpTickets(uint32_t* tickets, int first, int num_first)
-      : tickets_(tickets), num_first_(num_first), asked_(first) {}
+  __device__ explicit WarpTickets(uint32_t* tickets, bool has_use = true) : tickets_(tickets) {
+    if (has_use) Ask();
+  }
 
   __device__ int Next() {
     const int ticket = __shfl_sync(0xffffffffu, asked_, 0);
@@ -56,12 +53,11 @@ class WarpTickets {
 
  private:
   __device__ void Ask() {
-    if (threadIdx.x % 32 == 0) asked_ = num_first_ + static_cast<int>(atomicAdd(tickets_, 1u));
+    if (threadIdx.x % 32 == 0) asked_ = static_cast<int>(atomicAdd(tickets_, 1u));
   }
 
   uint32_t* const tickets_;
-  const int num_first_;
-  int asked_;  // in lane 0
+  int asked_ = 0;  // in lane 0
 };
 
 }  // namespace jax_ep

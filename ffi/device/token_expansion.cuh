@@ -16,17 +16,22 @@ struct FillTickets {
   __device__ int operator()() { return most-- > 0 ? NextTicketOfWarp(tickets) : kMaxItems; }
 };
 
-// Waits until this rank's parts are finished, and the first chunk of each peer has come: with it
-// all of that one's counts, routes and weights. By threads of a block, that return the same.
+// Passes the gate, and waits until this rank's parts are finished and the first chunk of each peer
+// has come: with it all of that one's counts, routes and weights. By threads of a block, that
+// return the same.
 __device__ inline Outcome AwaitFirstChunks(const TokenStage& stage, const Threads& threads,
                                            uint64_t epoch) {
   __shared__ Outcome outcome;
   const Call& call = stage.call;
   if (threads.number < 32) {
-    if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
-    __syncwarp();
-    const bool has_chunks = call.num_tokens > 0;
-    const Outcome mine = has_chunks ? WaitForChunk(call, 0, epoch) : Outcome::kArrived;
+    Delay(call, epoch, 1);
+    Outcome mine = PassGate(call, epoch);
+    if (mine == Outcome::kArrived) {
+      if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
+      __syncwarp();
+      const bool has_chunks = call.num_tokens > 0;
+      if (has_chunks) mine = WaitForChunk(call, call.control->sent, 0, epoch);  // WAIT_CHUNK
+    }
     if (threads.number == 0) outcome = mine;
   }
   threads.Sync();
@@ -41,9 +46,10 @@ class TokenExpansion {
   __device__ explicit TokenExpansion(const TokenStage& stage)
       : stage_(stage),
         warp_(static_cast<int>(threadIdx.x) / 32),
+        num_awaited_(stage.chunks.num_chunks - stage.chunks.window_chunks),
         copies_(stage.expansions, warp_, stage.call.row_chunks),
-        tickets_(&stage.call.control->progress.warp_tickets[1], warp_ * gridDim.x + blockIdx.x,
-                 gridDim.x * stage.expansions.num_warps) {}
+        has_ring_(warp_ < stage.expansions.num_warps),
+        tickets_(&stage.call.control->progress.warp_tickets, has_ring_) {}
 
   // By the warps that do not send, when routes and weights of all ranks are here. `finder` finds a
   // token's rows in two steps, because what it reads is far: Load(source, token) and, one token
@@ -52,10 +58,8 @@ class TokenExpansion {
   template <typename Finder, typename Fill>
   __device__ Outcome Run(uint64_t epoch, const Finder& finder, Fill fill) {
     const Call& call = stage_.call;
-    const bool has_ring = warp_ < stage_.expansions.num_warps;
     const int lane = threadIdx.x % 32;
     const int rank = call.control->rank;
-    const uint4* const arrived_rows = ArrivedRows(call, rank, 1);
     const float* const arrived_weights = call.Of<float>(rank, kArrivedWeights);
     float next_weights[2] = {};
     typename Finder::Loaded next = {};
@@ -70,9 +74,9 @@ class TokenExpansion {
         if (k < call.top_k) next_weights[half] = LoadShared4(&weights[item.token * call.top_k + k]);
       }
     };
-    if (has_ring) copies_.Begin();
+    if (has_ring_) copies_.Begin();
     const int num_items = NumItems();
-    int following = has_ring ? tickets_.Next() : num_items;
+    int following = has_ring_ ? tickets_.Next() : num_items;
     Item following_item = At(following);
     load(following_item);
     int num_chunks = 0;  // that have come
@@ -88,12 +92,13 @@ class TokenExpansion {
       load(following_item);
       if (item.token < 0) continue;
       const TokenRows found = finder.Rows(call.RankAfter(rank, item.distance), item.token, loaded);
-      const int chunk = item.token / stage_.tokens_of_chunk;
+      const int chunk = item.token / stage_.chunks.tokens;
       if (item.distance > 0 && chunk >= num_chunks) {
-        num_chunks = CountChunks(call, epoch);
+        num_chunks = CountChunks(call, call.control->sent, epoch);
         if (chunk >= num_chunks) {
           copies_.StoreAll();  // it may take a while
-          outcome = WaitForChunk(call, chunk, epoch);
+          CountBrought(epoch);
+          outcome = WaitForChunk(call, call.control->sent, chunk, epoch);  // WAIT_CHUNK
           if (outcome != Outcome::kArrived) break;
           num_chunks = chunk + 1;
         }
@@ -107,17 +112,24 @@ class TokenExpansion {
           if (stage_.has_weights) stage_.row_weights[row] = weights[half];
           places[half] = static_cast<uint4*>(stage_.rows) + int64_t{row} * call.row_chunks;
         }
-        const int64_t first = int64_t{item.token} * call.row_chunks;
-        const int64_t source = int64_t{item.distance - 1} * call.num_tokens * call.row_chunks;
-        copies_.Add(item.distance == 0 ? static_cast<const uint4*>(stage_.x) + first
-                                       : arrived_rows + source + first,
-                    found.choices, places);
+        const uint4* const from =
+            item.distance == 0
+                ? static_cast<const uint4*>(stage_.x) + int64_t{item.token} * call.row_chunks
+                : ArrivedRows(stage_, rank, item.distance) + PlaceOf(stage_, item.token);
+        copies_.Add(from, found.choices, places);
+      }
+      if (item.distance > 0 && chunk < num_awaited_) {
+        if (chunk != brought_.chunk) CountBrought(epoch);
+        brought_ = {chunk, brought_.tokens + 1, copies_.num_added()};
       }
       if (is_first) fill(1);
       is_first = false;
     }
-    if (outcome == Outcome::kArrived) fill(kMaxItems);
-    if (has_ring) copies_.Finish();
+    if (outcome == Outcome::kArrived) {
+      CountBrought(epoch);
+      fill(kMaxItems);
+    }
+    if (has_ring_) copies_.Finish();
     return outcome;
   }
 
@@ -129,7 +141,34 @@ class TokenExpansion {
   };
   static constexpr int kChunksAhead = 4;
 
-  __device__ int NumAhead() const { return kChunksAhead * stage_.tokens_of_chunk; }
+  // This warp's tokens of peers, of the chunk that it is at.
+  struct Brought {
+    int chunk;
+    int tokens;
+    int num_added;  // parts of rows, with the last of them
+  };
+
+  // They have been read. The last warp of a chunk tells the peers: they may overwrite it.
+  __device__ void CountBrought(uint64_t epoch) {
+    const Call& call = stage_.call;
+    const Brought brought = brought_;
+    brought_.tokens = 0;
+    if (brought.tokens == 0) return;
+    copies_.Store(brought.num_added);
+    bool is_last = false;
+    if (threadIdx.x % 32 == 0) {
+      const uint32_t before = AddAcquireReleaseDevice(
+          &call.control->progress.chunks_brought[brought.chunk], brought.tokens);
+      const int all = (call.num_ranks - 1) * TokensOf(stage_, brought.chunk);
+      is_last = before + brought.tokens == static_cast<uint32_t>(all);
+    }
+    if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
+    Delay(call, epoch, 6);
+    __syncwarp();  // what lane 0 has acquired comes before each lane's release
+    SignalChunk(call, &ControlBlock::brought, brought.chunk, epoch);  // SIGNAL_BROUGHT
+  }
+
+  __device__ int NumAhead() const { return kChunksAhead * stage_.chunks.tokens; }
   // Every token of a peer comes with one of this rank's, which is ahead.
   __device__ int NumItems() const {
     return NumAhead() + stage_.call.num_tokens * stage_.call.num_ranks;
@@ -149,8 +188,11 @@ class TokenExpansion {
   }
 
   const TokenStage& stage_;
-  const int warp_;  // among those that do not send
+  const int warp_;         // among those that do not send
+  const int num_awaited_;  // chunks, the first ones, whose places peers wait for
   RowCopies copies_;
+  const bool has_ring_;
+  Brought brought_ = {};
   WarpTickets tickets_;
 };
 

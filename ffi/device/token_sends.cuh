@@ -4,9 +4,9 @@
 #define JAX_EP_DEVICE_TOKEN_SENDS_CUH_
 
 #include "ffi/device/row_copies.cuh"
+#include "ffi/device/signal.cuh"
 #include "ffi/device/tickets.cuh"
 #include "ffi/device/token_stage.h"
-#include "ffi/device/wait.cuh"
 
 namespace jax_ep {
 
@@ -15,9 +15,20 @@ namespace jax_ep {
 __device__ inline void LetSend() { __syncthreads(); }
 
 // Where the tokens of the rank that is `distance` further on than `rank` arrive there.
-__device__ inline uint4* ArrivedRows(const Call& call, int rank, int distance) {
+__device__ inline uint4* ArrivedRows(const TokenStage& stage, int rank, int distance) {
+  const Call& call = stage.call;
   return call.Of<uint4>(rank, kArrivedRows) +
-         int64_t{distance - 1} * call.num_tokens * call.row_chunks;
+         int64_t{distance - 1} * stage.chunks.window * call.row_chunks;
+}
+
+// And a token among them.
+__device__ inline int64_t PlaceOf(const TokenStage& stage, int token) {
+  return int64_t{token % stage.chunks.window} * stage.call.row_chunks;
+}
+
+// How many tokens a chunk has.
+__device__ inline int TokensOf(const TokenStage& stage, int chunk) {
+  return min(stage.chunks.tokens, stage.call.num_tokens - chunk * stage.chunks.tokens);
 }
 
 // A part of this rank's weights, to the other ranks. By threads of a block, after the gate.
@@ -44,19 +55,19 @@ class TokenSends {
  public:
   // `warp`: its number among those that send.
   __device__ TokenSends(const TokenStage& stage, int warp, uint64_t epoch)
-      : call_(stage.call),
+      : stage_(stage),
+        call_(stage.call),
         x_(static_cast<const uint4*>(stage.x)),
-        tokens_of_chunk_(stage.tokens_of_chunk),
         epoch_(epoch),
         copies_(stage.sends, warp, stage.call.row_chunks) {}
 
   // After the gate.
   template <typename DestinationOf>
-  __device__ void Run(bool to_all, DestinationOf destination_of) {
+  __device__ Outcome Run(bool to_all, DestinationOf destination_of) {
     const int rank = call_.control->rank;
     const int num_peers = call_.num_ranks - 1;
     const int lane = threadIdx.x % 32;
-    if (num_peers == 0) return;
+    if (num_peers == 0) return Outcome::kArrived;
     // Peer i is the rank i + 1 further on: each rank begins with its own right neighbour, so that
     // all links carry data at once. Lane l has what is of l and l + 32.
     uint4* arrived_rows[2] = {};
@@ -64,9 +75,9 @@ class TokenSends {
       const int peer = lane + 32 * half;
       if (peer >= num_peers) continue;
       arrived_rows[half] =
-          ArrivedRows(call_, call_.RankAfter(rank, peer + 1), call_.num_ranks - 1 - peer);
+          ArrivedRows(stage_, call_.RankAfter(rank, peer + 1), call_.num_ranks - 1 - peer);
     }
-    WarpTickets tickets(&call_.control->progress.warp_tickets[0]);
+    WarpTickets tickets(&call_.control->progress.send_tickets);
     int32_t next[2] = {-1, -1};
     const auto load = [&](int token) {
       for (int half = 0; half < 2; ++half) {
@@ -76,6 +87,8 @@ class TokenSends {
                          : -1;
       }
     };
+    const int window_chunks = stage_.chunks.window_chunks;
+    int num_chunks = window_chunks;  // that there are places for
     copies_.Begin();
     int following = tickets.Next();
     load(following);
@@ -86,44 +99,51 @@ class TokenSends {
       // As peers: bit `rank` would be the last.
       const uint64_t peers =
           (ranks >> 1 >> rank | ranks << (num_peers - rank)) & ((uint64_t{1} << num_peers) - 1);
-      const int64_t first = int64_t{token} * call_.row_chunks;
+      const int chunk = token / stage_.chunks.tokens;
+      if (chunk >= num_chunks) {
+        num_chunks = window_chunks + CountChunks(call_, call_.control->brought, epoch_);
+        if (chunk >= num_chunks) {
+          const Outcome outcome = WaitForChunk(call_, call_.control->brought, chunk - window_chunks,
+                                               epoch_);  // WAIT_BROUGHT
+          if (outcome != Outcome::kArrived) return outcome;
+          num_chunks = chunk + 1;
+        }
+        copies_.Begin();
+      }
       uint4* places[2] = {};
       for (int half = 0; half < 2; ++half) {
-        if (peers >> (lane + 32 * half) & 1) places[half] = arrived_rows[half] + first;
+        if (!(peers >> (lane + 32 * half) & 1)) continue;
+        places[half] = arrived_rows[half] + PlaceOf(stage_, token);
       }
-      if (peers != 0) copies_.Add(x_ + first, peers, places);
+      if (peers != 0) copies_.Add(x_ + int64_t{token} * call_.row_chunks, peers, places);
       following = tickets.Next();
       load(following);
       if (peers != 0) copies_.Finish();
-      FinishToken(token / tokens_of_chunk_);
+      FinishToken(chunk);
     }
+    return Outcome::kArrived;
   }
 
  private:
   // It has arrived wherever it goes. The last one of a chunk says so to all peers.
   __device__ void FinishToken(int chunk) {
     Progress& progress = call_.control->progress;
-    const int all = min(tokens_of_chunk_, call_.num_tokens - chunk * tokens_of_chunk_);
     bool is_last = false;
     if (threadIdx.x % 32 == 0) {
       const uint32_t before = AddAcquireReleaseDevice(&progress.chunks_finished[0][chunk], 1);
-      is_last = before + 1 == static_cast<uint32_t>(all);
+      is_last = before + 1 == static_cast<uint32_t>(TokensOf(stage_, chunk));
       // With the chunk the peers have this rank's counts, routes and weights.
       if (is_last) AwaitFinished(&progress.finished, call_.num_parts);
     }
     if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
     Delay(call_, epoch_, 4);
     __syncwarp();  // what lane 0 has acquired comes before each lane's release
-    const ControlBlock* const control = call_.control;
-    ForPeers(control, [&](int peer) {
-      // SIGNAL_CHUNK
-      StoreReleaseSystem(&control->peers[peer].control->chunks[control->rank][chunk], epoch_);
-    });
+    SignalChunk(call_, &ControlBlock::sent, chunk, epoch_);  // SIGNAL_CHUNK
   }
 
+  const TokenStage& stage_;
   const Call& call_;
   const uint4* const x_;
-  const int tokens_of_chunk_;
   const uint64_t epoch_;
   RowCopies copies_;
 };
@@ -139,8 +159,8 @@ __device__ inline Outcome SendTokens(const TokenStage& stage, uint64_t epoch, bo
   Delay(stage.call, epoch, 5);
   const Outcome outcome = PassGate(stage.call, epoch);
   LetSend();
-  if (outcome == Outcome::kArrived && sender < stage.num_senders) sends.Run(to_all, destination_of);
-  return outcome;
+  if (outcome != Outcome::kArrived || sender >= stage.num_senders) return outcome;
+  return sends.Run(to_all, destination_of);
 }
 
 }  // namespace jax_ep

@@ -4,15 +4,16 @@
 
 #include "ffi/device/call.h"
 #include "ffi/device/copy_ring.h"
+#include "ffi/device/token_chunks.h"
 
 namespace jax_ep {
 
 struct TokenStage {
   Call call;
-  CopyRing expansions;      // of the first warps of a block
-  CopyRing sends;           // of the last
-  int32_t num_senders;      // warps of the grid that send
-  int32_t tokens_of_chunk;  // that peers hear of at once
+  CopyRing expansions;  // of the first warps of a block
+  CopyRing sends;       // of the last
+  int32_t num_senders;  // warps of the grid that send
+  TokenChunks chunks;
   bool zero_tail;
   bool has_weights;
   const void* x;              // rows[T]

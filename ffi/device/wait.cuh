@@ -247,26 +247,26 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threa
   return outcome;
 }
 
-// Waits for a chunk of what every peer sends to this rank. By one whole warp; all lanes return the
-// same.
-__device__ inline Outcome WaitForChunk(const Call& call, int chunk, uint64_t epoch) {
-  const ControlBlock* const control = call.control;
-  const auto flag = [&](int peer) { return &control->chunks[peer][chunk]; };
-  const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, flag, [] {});  // WAIT_CHUNK
+// Waits for every peer's flag of a chunk, one of this rank's `flags`. By one whole warp; all lanes
+// return the same.
+__device__ inline Outcome WaitForChunk(const Call& call, const ChunkFlags& flags, int chunk,
+                                       uint64_t epoch) {
+  const auto flag = [&](int peer) { return &flags[peer][chunk]; };
+  const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, flag, [] {});
   if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
 }
 
-// How many chunks, the first ones, have come from all peers, at a look. By one whole warp.
-__device__ inline int CountChunks(const Call& call, uint64_t epoch) {
+// How many chunks, the first ones, have all peers' flags, at a look. By one whole warp.
+__device__ inline int CountChunks(const Call& call, const ChunkFlags& flags, uint64_t epoch) {
   static_assert(kMaxChunks == 32);  // one for each lane
   const ControlBlock* const control = call.control;
   bool is_there = true;
 #pragma unroll 1
   for (int peer = 0; peer < control->num_ranks; ++peer) {
     if (peer == control->rank) continue;
-    is_there &= LoadAcquireSystem(&control->chunks[peer][threadIdx.x % 32]) >= epoch;
+    is_there &= LoadAcquireSystem(&flags[peer][threadIdx.x % 32]) >= epoch;
   }
   __syncwarp();  // what each lane has acquired happens before what any does next
   const int missing = __ffs(~__ballot_sync(kWholeWarp, is_there));

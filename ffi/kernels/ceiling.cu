@@ -32,14 +32,10 @@ __device__ void SendRows(const CeilingStage& stage) {
 // As if a rank's rows were one chunk: the call ends when those of all ranks have arrived. By the
 // last block; `outcome` is that of all blocks, and the first warp returns that of the call.
 __device__ Outcome AwaitRows(const Call& call, uint64_t epoch, Outcome outcome) {
-  const ControlBlock* const control = call.control;
   if (threadIdx.x < 32 && outcome == Outcome::kArrived) {
-    ForPeers(control, [&](int peer) {
-      // Release: orders all blocks' rows before it, by CountBlock.
-      // SIGNAL_CHUNK
-      StoreReleaseSystem(&control->peers[peer].control->chunks[control->rank][0], epoch);
-    });
-    outcome = WaitForChunk(call, 0, epoch);
+    // Its release orders all blocks' rows before it, by CountBlock.
+    SignalChunk(call, &ControlBlock::sent, 0, epoch);            // SIGNAL_CHUNK
+    outcome = WaitForChunk(call, call.control->sent, 0, epoch);  // WAIT_CHUNK
   }
   __syncthreads();  // what it has noted is reset after it
   return outcome;
@@ -51,11 +47,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     CeilingKernel(const __grid_constant__ CeilingStage stage) {
   const Call& call = stage.call;
   const uint64_t epoch = CurrentEpoch(call);
-  const bool is_first = NextTicket(&call.control->progress.tickets, Threads::OfBlock()) == 0;
-  if (is_first && threadIdx.x < 32 && HasWorkspace(call) && MayPush(call)) {
-    Enter(call, epoch, false);
-  }
-  const Outcome outcome = PassGate(call, epoch, Threads::OfBlock());
+  const Threads threads = Threads::OfBlock();
+  EnterFirst(call, epoch, NextTicket(&call.control->progress.tickets, threads), false, threads);
+  const Outcome outcome = PassGate(call, epoch, threads);
   if (outcome == Outcome::kArrived) SendRows(stage);
   // The rows are performed at system scope before the blocks are counted.
   if (threadIdx.x % 32 == 0) FenceSystem();

@@ -48,7 +48,7 @@ __device__ void FinishReduce(const CombineStage& stage, const CombineTicket& tic
       AddAcquireReleaseDevice(&control->progress.chunks_finished[ticket.rank][ticket.chunk], 1);
   if (before + 1 != static_cast<uint32_t>(stage.tickets.TicketsOf(ticket.chunk))) return;
   // SIGNAL_CHUNK
-  StoreReleaseSystem(&control->peers[ticket.rank].control->chunks[control->rank][ticket.chunk],
+  StoreReleaseSystem(&control->peers[ticket.rank].control->sent[control->rank][ticket.chunk],
                      epoch);
 }
 
@@ -59,15 +59,16 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
   Progress& progress = call.control->progress;
   const int32_t end = EndOfRows(call, stage.plan);
   int number;
-  while ((number = NextTicketOfWarp(&progress.warp_tickets[0])) < stage.tickets.Count()) {
+  while ((number = NextTicketOfWarp(&progress.warp_tickets)) < stage.tickets.Count()) {
     const CombineTicket ticket = stage.tickets.At(number, call.control->rank);
     if (ticket.token < 0) continue;
     if (ticket.is_sum) {
       const KeptChoices<2> choices(stage, ticket.token);
       // WAIT_LOCAL: lower tickets of this device.
-      const uint64_t* const mine = &call.control->chunks[ticket.rank][ticket.chunk];
+      const uint64_t* const mine = &call.control->sent[ticket.rank][ticket.chunk];
       while (LoadAcquireDevice(mine) < epoch) __nanosleep(20);
-      const Outcome outcome = WaitForChunk(call, ticket.chunk, epoch);
+      // WAIT_CHUNK
+      const Outcome outcome = WaitForChunk(call, call.control->sent, ticket.chunk, epoch);
       if (outcome != Outcome::kArrived) return outcome;
       AddPiece<Type>(stage, ticket, choices);
     } else {
@@ -90,12 +91,9 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
 
   const Threads threads = Threads::OfBlock();
   for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
-    if (HasWorkspace(call)) {
-      // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
-      // hold.
-      if (ticket == 0 && threadIdx.x < 32 && MayPush(call)) Enter(call, epoch, poisoned);
-      IndexRows(call, stage.plan, ticket, call.num_parts, threads);
-    }
+    // A poisoned rank sends no sums, so its peers must not add up what their slots happen to hold.
+    EnterFirst(call, epoch, ticket, poisoned, threads);
+    if (HasWorkspace(call)) IndexRows(call, stage.plan, ticket, call.num_parts, threads);
     FinishPart(&progress.finished, false, threads);
   }
   AwaitParts(&progress.finished, call.num_parts);

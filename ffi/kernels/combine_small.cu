@@ -78,7 +78,7 @@ __device__ void Push(const SmallCombineStage& stage, const Halves& halves, uint6
                      bool poisoned) {
   const Call& call = stage.combine.call;
   const int num_parts = call.num_all_tokens() * stage.pieces.count();
-  WarpTickets tickets(&call.control->progress.warp_tickets[0]);
+  WarpTickets tickets(&call.control->progress.warp_tickets);
   PieceFlags flags(halves);
   Delay(call, epoch, 4);
   const bool may_push = MayPush(call);

@@ -61,8 +61,8 @@ __device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const
   const Halves halves(call, epoch);
   const bool has_workspace = HasWorkspace(call);
   for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
+    EnterFirst(call, epoch, ticket, false, threads);
     if (has_workspace) {
-      if (ticket == 0 && threads.number < 32 && MayPush(call)) Enter(call, epoch, false);
       ChoiceTile<kDispatchThreads / 32> tile(call, stage.topk_ids, ticket);
       tile.Count(halves, epoch, threads);
       if (PassGate(call, epoch, threads) == Outcome::kArrived) {
@@ -79,8 +79,7 @@ __device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const
   TokenExpansion expansion(tokens);
   IncomingCounts counts(call, halves, threads);
   if (has_workspace) counts.Collect(&quotas);
-  Outcome outcome = PassGate(call, epoch, threads);
-  if (outcome == Outcome::kArrived) outcome = AwaitFirstChunks(tokens, threads, epoch);
+  const Outcome outcome = AwaitFirstChunks(tokens, threads, epoch);
   if (outcome != Outcome::kArrived) return outcome;
   counts.Collect(&quotas);
   threads.Sync();

@@ -43,29 +43,25 @@ __device__ Outcome BringTokens(const DispatchByPlanStage& stage, uint64_t epoch,
   const TokenStage& tokens = stage.tokens;
   const Call& call = tokens.call;
   Progress& progress = call.control->progress;
-  const int num_weight_parts = call.num_tiles;
   int ticket = NextTicket(&progress.tickets, threads);
+  EnterFirst(call, epoch, ticket, false, threads);
   const bool has_workspace = HasWorkspace(call);
-  if (has_workspace && ticket == 0 && threads.number < 32 && MayPush(call)) {
-    Enter(call, epoch, false);
-  }
-  for (; ticket < num_weight_parts; ticket = NextTicket(&progress.tickets, threads)) {
+  for (; ticket < stage.num_weight_parts; ticket = NextTicket(&progress.tickets, threads)) {
     if (has_workspace && PassGate(call, epoch, threads) == Outcome::kArrived) {
-      SendWeights(tokens, ticket, num_weight_parts, threads);
+      SendWeights(tokens, ticket, stage.num_weight_parts, threads);
     }
     FinishPart(&progress.finished, true, threads);
   }
   LetSend();
   for (; ticket < call.num_parts; ticket = NextTicket(&progress.tickets, threads)) {
     if (has_workspace) {
-      IndexRows(call, stage.plan, ticket - num_weight_parts, call.num_parts - num_weight_parts,
-                threads);
+      IndexRows(call, stage.plan, ticket - stage.num_weight_parts,
+                call.num_parts - stage.num_weight_parts, threads);
     }
     FinishPart(&progress.finished, false, threads);
   }
   TokenExpansion expansion(tokens);
-  Outcome outcome = PassGate(call, epoch, threads);
-  if (outcome == Outcome::kArrived) outcome = AwaitFirstChunks(tokens, threads, epoch);
+  const Outcome outcome = AwaitFirstChunks(tokens, threads, epoch);
   if (outcome != Outcome::kArrived) return outcome;
   const int32_t end = poisoned ? 0 : EndOfRows(call, stage.plan);
   return expansion.Run(epoch, ByPlan(call, stage.plan, end), [&](int most) {

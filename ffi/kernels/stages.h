@@ -38,6 +38,7 @@ struct DispatchStage {
 struct DispatchByPlanStage {
   TokenStage tokens;
   PlanOperands plan;
+  int32_t num_weight_parts;  // of the call's parts, the first
 };
 
 struct CeilingStage {

@@ -77,7 +77,6 @@ class Launcher {
     const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
     call_.num_tiles = static_cast<int32_t>(tiles);
     call_.num_parts = static_cast<int32_t>(operation == Operation::kDispatch ? tiles : spread);
-    if (operation == Operation::kDispatchByPlan) call_.num_parts += call_.num_tiles;
     call_.nan_word = NanWord(call.row_type);
     call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
@@ -166,16 +165,6 @@ int64_t CountSenders(const Call& call) {
   return static_cast<int64_t>(std::ceil(std::min(kBytesOnWay / bytes, 1e6)));
 }
 
-// Chunks of more than a MB take less waiting, but the last one's tokens are brought when nothing
-// else is left to do.
-int32_t TokensOfChunk(const Call& call) {
-  constexpr int64_t kChunkSize = int64_t{7} << 18;  // 1.75 MB
-  constexpr int64_t kFewestChunks = 16;
-  const int64_t bytes = int64_t{call.num_tokens} * call.row_chunks * kChunkBytes;
-  const int64_t chunks = std::clamp<int64_t>(bytes / kChunkSize, kFewestChunks, kMaxChunks);
-  return static_cast<int32_t>(std::max<int64_t>(CeilDivide(call.num_tokens, chunks), 1));
-}
-
 // The parts of both dispatches that are alike. Their rings follow what is in shared memory before
 // them; and those of senders, who begin sooner, the counts of a tile, too.
 template <typename DispatchCall>
@@ -201,7 +190,8 @@ TokenStage Tokens(const Launcher& launcher, const RowEngine& engine, int64_t fir
           .expansions = expansions,
           .sends = sends,
           .num_senders = static_cast<int32_t>(senders),
-          .tokens_of_chunk = TokensOfChunk(call),
+          .chunks = PlanTokenChunks(call.num_tokens, call.row_chunks * kChunkBytes, call.num_ranks,
+                                    call.top_k, dispatch.transfer.window_chunks),
           .zero_tail = dispatch.zero_tail,
           .has_weights = dispatch.has_weights,
           .x = dispatch.x,
@@ -319,8 +309,10 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   const int64_t align = call.row_align;
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
   const SmallPieces pieces = PiecesOfDispatch(call.transfer);
-  Launcher launcher(call.transfer, Operation::kDispatch,
-                    {align, call.zero_tail, call.has_weights, pieces.count()}, stream);
+  Launcher launcher(
+      call.transfer, Operation::kDispatch,
+      {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
+      stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
@@ -347,13 +339,16 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
   const SmallPieces pieces = PiecesOf(call.transfer);
   Launcher launcher(call.transfer, Operation::kDispatchByPlan,
-                    {call.zero_tail, call.has_weights, pieces.count()}, stream);
+                    {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
+                    stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  const DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan};
+  DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan,
+                               call.has_weights ? sizes.num_tiles : 0};
+  stage.tokens.call.num_parts += stage.num_weight_parts;
   if (pieces.count() > 0) {
     const SmallDispatchByPlanStage small = {
         stage, pieces, Divisor(std::max(1, sizes.num_ranks - 1)), Divisor(sizes.top_k)};

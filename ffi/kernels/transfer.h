@@ -31,6 +31,9 @@ struct TransferCall {
   ElementType row_type = kOther;    // kBF16, kF16 or kF32
   int64_t num_sms = 0;              // to run on; 0: all. May differ between ranks
   bool may_be_small = true;         // else it takes the way of calls of many tokens
+  // Of a dispatch, at most (token_chunks.h), and 1 at least: fewer than there is memory for in
+  // tests.
+  int64_t window_chunks = kMaxChunks;
 };
 
 // Addresses are of this device's operands and results. A buffer without elements may be null.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ffi/device/small.h"
+#include "ffi/device/token_chunks.h"
 #include "ffi/runtime/config.h"
 
 namespace jax_ep {
@@ -77,6 +78,7 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
   const int64_t ranks = shape.num_ranks;
   const Bytes row = Bytes({shape.hidden, shape.element_bytes}).RoundUp(kWireRowAlignment);
   if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
+  const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
 
   const struct {
     Buffer buffer;
@@ -87,10 +89,11 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
       {kSmallRows, "small_rows", Bytes({2, kSmallRowBytes})},
       {kSmallPackets, "small_packets", Bytes({2, kSmallChoices, sizeof(Packet)})},
       {kSmallFlags, "small_flags", Bytes({2, kSmallPieces, sizeof(uint64_t)})},
-      // What peers send. In a dispatch each token of theirs that visits this rank; in a combine a
-      // partial sum of each token here, from every rank that has one of its choices.
+      // What peers send. In a dispatch a window of their tokens, those that visit this rank; in a
+      // combine a partial sum of each token here, from every rank that has one of its choices.
       {kArrivedRows, "arrived_rows",
-       Bytes({tokens, std::max(ranks - 1, std::min(shape.top_k, ranks)), row.value()})},
+       Bytes({std::max((ranks - 1) * chunks.window, tokens * std::min(shape.top_k, ranks)),
+              row.value()})},
       {kRoutes, "routes", Bytes({ranks, choices, sizeof(Route)})},
       {kArrivedWeights, "arrived_weights", Bytes({ranks, choices, kScalarBytes})},
       {kChoiceScalars, "choice_scalars", Bytes({choices, kScalarBytes})},

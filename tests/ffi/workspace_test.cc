@@ -74,7 +74,7 @@ void TestSmallBuffersAreThoseOfAllShapes() {
 void TestBuffers() {
   CHECK(BytesOf(kLarge, "arrived_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2; }), "arrived_rows") ==
-        int64_t{4096} * 3 * 7168 * 2);  // R - 1, more than min(K, R)
+        int64_t{4096} * 2 * 7168 * 2);  // a dispatch has to do with that
   CHECK(BytesOf(kLarge, "routes") == 4 * 4096 * 8 * 8);
   CHECK(BytesOf(kLarge, "arrived_weights") == 4 * 4096 * 8 * 4);
   CHECK(BytesOf(kLarge, "choice_scalars") == 4096 * 8 * 4);
@@ -85,7 +85,8 @@ void TestBuffers() {
                 "arrived_rows") == 1024 * 4 * 16);
 }
 
-// A token comes once from each rank, whatever L and K are: O(R*T*H), which is nearly all there is.
+// A token comes once from each rank that it visits, however many experts there are, and a window of
+// them is here at once: O(min(K, R)*T*H), which is nearly all there is.
 void TestTokensArriveOnce() {
   const int64_t rows = BytesOf(kLarge, "arrived_rows");
   CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "arrived_rows"));
@@ -94,10 +95,10 @@ void TestTokensArriveOnce() {
   const WorkspaceShape wide =
       With([](WorkspaceShape& s) { s.num_ranks = 64, s.num_experts = 1024; });
   const int64_t wide_rows = BytesOf(wide, "arrived_rows");
-  CHECK(wide_rows == int64_t{63} * 4096 * 7168 * 2);
+  CHECK(wide_rows == int64_t{8} * 4096 * 7168 * 2);
   WorkspaceLayout layout;
   CHECK_OK(PlanWorkspace(wide, &layout));
-  CHECK(layout.bytes < wide_rows + wide_rows / 50);
+  CHECK(layout.bytes < wide_rows + wide_rows / 5);
 }
 
 void TestEdges() {

@@ -55,6 +55,7 @@ struct Shape {
   int num_sms = 0;
   bool has_own_num_sms = false;  // each rank another number
   bool may_be_small = true;
+  int64_t window_chunks = jax_ep::kMaxChunks;
 
   int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
 };
@@ -376,7 +377,8 @@ class Sequence {
             .num_rows = sizes.rows,
             .row_type = shape.type,
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
-            .may_be_small = shape.may_be_small};
+            .may_be_small = shape.may_be_small,
+            .window_chunks = shape.window_chunks};
   }
 
   // No operation may read a tail or padding.

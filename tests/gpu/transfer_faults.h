@@ -55,6 +55,7 @@ inline Shape FaultShape(int ranks, const Options& options, bool may_be_small) {
   shape.hidden = 64;
   shape.num_sms = options.shared ? 2 : 0;
   shape.may_be_small = may_be_small;
+  shape.window_chunks = 2;  // of 14: senders wait for places, too
   return shape;
 }
 
