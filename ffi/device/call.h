@@ -16,7 +16,8 @@ enum Buffer : int {
   kSmallFlags,    // uint64[R][T][pieces] of dispatch, uint64[T][pieces][R] of combine
   // Written by peers.
   kArrivedRows,     // dispatch: rows[R - 1][window], tokens that visit me, the next rank's first
-                    // (token_chunks.h); combine: rows[T][min(K, R)], one for each rank that a token visits
+                    // (token_chunks.h);
+                    // combine: rows[T][min(K, R)], one for each rank that a token visits
   kRoutes,          // Route[R][T * K] of all ranks, mine included
   kArrivedWeights,  // float32[R][T * K] of the others
   kChoiceScalars,   // float32[T * K]

@@ -119,16 +119,11 @@ class ChoiceTile {
         const int bin = BinOf(call_, ids[0]);
         const int32_t position = CountInOrder(counts, bin);
         if (i < end_) routes_[i] = {bin < call_.num_experts ? bin : -1, position};
-        ShiftDown(ids);
+        // One after another in a loop that is not unrolled: registers have no index.
+#pragma unroll
+        for (int j = 1; j < kAtOnce; ++j) ids[j - 1] = ids[j];
       }
     }
-  }
-
-  // To use one after another in a loop that is not unrolled: registers have no index.
-  template <typename T>
-  __device__ static void ShiftDown(T (&values)[kAtOnce]) {
-#pragma unroll
-    for (int j = 1; j < kAtOnce; ++j) values[j - 1] = values[j];
   }
 
   // Each warp's counts become where its choices begin in the tile.

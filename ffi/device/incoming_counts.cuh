@@ -7,8 +7,8 @@
 
 namespace jax_ep {
 
-// By threads of a block. A packet with the tag of this call is right at
-// once; and when a chunk of each peer's tokens has come, all are there.
+// By threads of a block. A packet with the tag of this call is right at once; and when a chunk of
+// each peer's tokens has come, all are there.
 class IncomingCounts {
  public:
   __device__ IncomingCounts(const Call& call, const Halves& halves, const Threads& threads)
