@@ -20,10 +20,11 @@ SOURCES = TESTS.parent / "ffi"
 MEMORY_MB = 1500
 
 # Calls without end, one of seven operations each, unless CALLS, FIRST and LAST say otherwise. RESIDENT is 2 and RESIDENT_ELSEWHERE 1.
+# The eighth operation, WINDOWED, is among them with AND_WINDOWED: it has the most states.
 SETTINGS = {
     "two_ranks": {"RESIDENT_ELSEWHERE": 2},
-    "one_resident_block": {"RESIDENT": 1},
-    "three_ranks": {"RANKS": 3, "RESIDENT": 1, "LAST": 4},
+    "one_resident_block": {"RESIDENT": 1, "AND_WINDOWED": 1},
+    "three_ranks": {"RANKS": 3, "RESIDENT": 1, "LAST": 4, "AND_WINDOWED": 1},
     "three_ranks_and_one_has_two_blocks": {"RANKS": 3, "FIRST": 3, "LAST": 3},
     "a_rank_gives_up_in_two_calls": {"TIMEOUTS": 1, "CALLS": 2, "FIRST": 2},
     "a_rank_gives_up_in_three_calls": {"TIMEOUTS": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
@@ -35,18 +36,29 @@ SETTINGS = {
         "TIMEOUTS": 1, "CALLS": 1, "RANKS": 3, "CHUNKS": 1, "FIRST": 1, "LAST": 1
     },
     "different_calls": {"MISMATCH": 1, "CALLS": 2, "LAST": 4},
-    "different_calls_with_one_resident_block": {"MISMATCH": 1, "CALLS": 2, "RESIDENT": 1},
+    "different_calls_with_one_resident_block": {
+        "MISMATCH": 1, "CALLS": 2, "RESIDENT": 1, "AND_WINDOWED": 1
+    },
     "three_different_calls": {"MISMATCH": 1, "CALLS": 3, "FIRST": 3, "LAST": 4},
     "different_calls_of_three_ranks": {"MISMATCH": 1, "CALLS": 1, "RANKS": 3, "RESIDENT": 1},
+    "windows": {"AND_WINDOWED": 1, "FIRST": 2, "LAST": 3, "CHUNKS": 3},
+    "a_rank_with_windows_gives_up": {
+        "TIMEOUTS": 1, "CALLS": 2, "AND_WINDOWED": 1, "FIRST": 3, "LAST": 3, "RESIDENT": 1
+    },
+    "a_rank_with_windows_and_two_blocks_gives_up": {
+        "TIMEOUTS": 1, "CALLS": 1, "FIRST": 8, "LAST": 8, "PARTS": 1
+    },
 }  # fmt: skip
 
 # How each mutation shows: something wrong was read or overwritten, or nobody can go on.
 WRONG, STUCK = "assertion violated", "invalid end state"
-BY_PLAN, COMBINE, DISPATCH, SMALL, SMALL_POISONED, POISONED, EMPTY = (
-    {"FIRST": n, "LAST": n} for n in (1, 2, 3, 4, 5, 6, 7)
+BY_PLAN, COMBINE, DISPATCH, SMALL, SMALL_POISONED, POISONED, EMPTY, WINDOWED = (
+    {"FIRST": n, "LAST": n} for n in (1, 2, 3, 4, 5, 6, 7, 8)
 )
 GIVES_UP = {"TIMEOUTS": 1, "CALLS": 3}
 ONE_BLOCK = {"FIRST": 4, "LAST": 5, "RESIDENT": 1}
+WINDOWED_GIVES_UP = WINDOWED | GIVES_UP | {"RESIDENT": 1}
+WINDOWS_OF_THREE = WINDOWED | {"RANKS": 3, "RESIDENT": 1}
 MUTATIONS = (
     ("NO_WAIT_READY", WRONG, COMBINE),
     ("NO_WAIT_READY", WRONG, DISPATCH),
@@ -110,6 +122,26 @@ MUTATIONS = (
     ("ONE_HALF", WRONG, SMALL | GIVES_UP),
     ("ONE_COUNTS_HALF", WRONG, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
     ("COUNTS_AMONG_ROWS", WRONG, {"FIRST": 2, "LAST": 3}),
+    ("NO_WAIT_READY", WRONG, WINDOWED),
+    ("NO_WAIT_CHUNK", WRONG, WINDOWED),
+    ("NO_SIGNAL_CHUNK", STUCK, WINDOWED),
+    ("FIRST_SIGNAL_CHUNK", WRONG, WINDOWED),
+    ("CHUNK_0_ALONE", WRONG, WINDOWED),
+    ("NO_WAIT_BROUGHT", WRONG, WINDOWED),
+    ("NO_SIGNAL_BROUGHT", STUCK, WINDOWED),
+    ("EARLY_SIGNAL_BROUGHT", WRONG, WINDOWED),
+    ("FIRST_SIGNAL_BROUGHT", WRONG, WINDOWED),
+    ("ONE_TOLD_BROUGHT", STUCK, WINDOWS_OF_THREE),
+    ("ONE_BROUGHT", WRONG, WINDOWS_OF_THREE),
+    ("BROUGHT_0_ALONE", WRONG, WINDOWED | {"CHUNKS": 3}),
+    ("ANY_EPOCH_BROUGHT", WRONG, WINDOWED),
+    ("NO_RESET_BROUGHT", STUCK, WINDOWED),
+    ("LATE_BROUGHT", STUCK, WINDOWED),
+    ("BROUGHT_UNHEARD", STUCK, WINDOWED_GIVES_UP),
+    ("FAILED_SENDS", WRONG, WINDOWED_GIVES_UP),
+    ("FAILED_SENT", WRONG, WINDOWED_GIVES_UP),
+    ("SENDS_FIRST", STUCK, WINDOWED),
+    ("OWN_TICKETS", STUCK, WINDOWED),
 )  # fmt: skip
 
 

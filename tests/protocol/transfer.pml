@@ -11,6 +11,7 @@
  *            the parity of e: it may be sent while I am in e - 1
  *   chunk    the peer has stored its rows of this chunk: a combine's partial rows of my tokens, or those
  *            of a dispatch's tokens that visit me; and in a dispatch all that its parts store here
+ *   brought  in a windowed dispatch: the peer has read all that was sent to it of this chunk, by any rank
  *   abort    sticky: this call and all later ones end, with safe results
  *
  * Who has ticket 0 tells at once that the call is entered. The parts of a dispatch count and number tiles
@@ -22,6 +23,20 @@
  * A reader of a dispatch waits for this rank's parts, then for chunk 0 of all peers: then all counts and
  * routes are there. It goes on chunk by chunk. A dispatch without tokens has no chunks: it stores nothing
  * for peers but counts, which nobody reads.
+ *
+ * A windowed dispatch has places in a receiver's workspace for WINDOW chunks of each peer's tokens alone:
+ * chunk c has those of chunk c - WINDOW. Who sends a token of it waits first, WAIT_BROUGHT, until all peers
+ * have brought that one to their rows. Readers of a chunk count what they have read; the last one tells all
+ * peers, SIGNAL_BROUGHT, if there is a chunk that waits for it. Each reader has waited for that chunk of all
+ * peers, so one flag does for all of them. It is an epoch, too: what a call has left is too old for the next
+ * one. Whose window is as long as its tokens waits for nothing and tells nothing: that is DISPATCH.
+ *
+ * There a rank that sends waits for its peers to read, which wait for what all ranks send. Nobody waits for
+ * ever: take the first chunk that some rank has not sent. Its senders wait at most for peers to read an
+ * earlier chunk. That has come from all ranks, so its readers need nothing more, if they run, and hold no
+ * earlier ticket that waits; and a warp's tickets are in order, those asked for ahead, too. So nobody has a
+ * ticket to read before its block is resident; sending and reading have tickets and warps of their own in
+ * each block, and go on without each other; and who waits for a chunk has counted before all it has read.
  *
  * No call waits before it stores into this rank's own part of its workspace: when a call has ended here,
  * all has come that goes to this rank, and nobody needs anything of it here. So no rank says that it is
@@ -66,6 +81,15 @@
  * who reads in a dispatch keeps no warp from sending, and combine_tickets.h says why a combine's order is
  * right.
  *
+ * Of a windowed dispatch that is not so: there what peers find depends on reads. So its blocks are two
+ * sequences each, with tickets of their own, which may come in any order: a block that reads, and its warps
+ * that send, from when it has no more parts. (In the kernels these may have passed the gate before; here
+ * some block that has no parts may.) The block ends when both have ended, and only then comes the
+ * next one to its place. Who sends holds its ticket while it waits, and who reads has its own. What is read
+ * is counted at once: a warp that counts it later, but before it waits, has been slow. More warps of a block
+ * do what more resident blocks do. All tokens visit all ranks: who has none for anybody would wait for less.
+ * A wait for `brought` that fails is noted like any other, though nobody here reads less because of it.
+ *
  * What is checked
  *   - Nothing is read before it is there or after it was overwritten: what is stored is tagged with its
  *     epoch and operation, and every read asserts the tag.
@@ -82,6 +106,9 @@
  *   - a part, a sender and a block count themselves by atom.add.acq_rel.gpu, and who waits for parts loads
  *     that by ld.acquire.gpu: so `chunk` of the last sender covers what all senders and parts stored,
  *     counts and aborts among it. Causality is transitive. The last block sees all blocks' notes, too;
+ *   - a reader counts itself likewise, when what it has read has arrived in registers or shared memory: so
+ *     `brought` of the last one comes after all reads of the chunk, and who has acquired it stores after
+ *     them;
  *   - kernels of a rank run one after another: `ready` of a call covers what the rank did in all before,
  *     and what a kernel stores comes after what an earlier one has acquired;
  *   - an abort word is st.release.sys. A wait loads it after the flags, and it counts more than they do;
@@ -106,6 +133,9 @@
 #ifndef LAST
 #define LAST 7
 #endif
+#ifndef AND_WINDOWED
+#define AND_WINDOWED 0 /* 1: or from WINDOWED and these */
+#endif
 #ifndef CALLS
 #define CALLS 0 /* of each rank; 0 for no end */
 #endif
@@ -116,10 +146,18 @@
 #define MISMATCH 0
 #endif
 #ifndef CHUNKS
-#define CHUNKS 2 /* of a rank's tokens; or 1 */
+#define CHUNKS 2 /* of a rank's tokens; or 1 or 3 */
 #endif
-#define BLOCKS 2 /* of a kernel */
-#define PARTS 2  /* tickets that share what comes first in a call, or what a chunk or a small call sends */
+#ifndef WINDOW
+#define WINDOW 1 /* chunks of each peer that have places in a windowed dispatch */
+#endif
+#ifndef BLOCKS
+#define BLOCKS 2 /* of a kernel; or 1, with one resident block and no small calls */
+#endif
+#ifndef PARTS
+#define PARTS 2 /* tickets that share what comes first in a call, or what a chunk or a small call sends; in a
+                 * windowed dispatch also what is read of a chunk; or 1 */
+#endif
 
 /* ---- Mutations: -DBROKEN=NAME breaks the protocol in one place; -DBROKEN=broken in the one whose number
  * the checker finds in its environment, as BROKEN. */
@@ -164,11 +202,28 @@
 #define ONE_HALF 37           /* of the memory of small calls, for all epochs */
 #define ONE_COUNTS_HALF 38    /* the same, for a dispatch's counts alone */
 #define COUNTS_AMONG_ROWS 39  /* a dispatch's counts go to the peers' other memory */
+#define NO_WAIT_BROUGHT 40
+#define NO_SIGNAL_BROUGHT 41
+#define EARLY_SIGNAL_BROUGHT 42 /* before what the ticket reads is read */
+#define FIRST_SIGNAL_BROUGHT 43 /* by the first reader of a chunk instead of the last */
+#define ONE_TOLD_BROUGHT 44     /* one peer is told alone */
+#define ONE_BROUGHT 45          /* one peer is waited for alone */
+#define BROUGHT_0_ALONE 46      /* chunk 0 is waited for, whatever chunk is sent */
+#define ANY_EPOCH_BROUGHT 47    /* of an earlier call will do */
+#define NO_RESET_BROUGHT 48     /* of the counters of what has been brought */
+#define LATE_BROUGHT 49         /* what has been read is counted when the reader's next chunk has come */
+#define BROUGHT_UNHEARD 50      /* the wait for it does not end when there is an abort */
+#define FAILED_SENDS 51         /* if there is an abort, who has waited for it sends all the same */
+#define FAILED_SENT 52          /* that ticket counts as sent, before the peers are told to abort */
+#define SENDS_FIRST 53          /* a block brings nothing before it has sent */
+#define OWN_TICKETS 54          /* a block's first ticket to read is its own, before it is resident */
 #ifndef BROKEN
 #define BROKEN NOTHING
 #endif
 hidden byte broken; /* of no state */
 hidden byte spare;
+hidden byte there;   /* a piece, where rows are */
+hidden byte content; /* its tag */
 
 /* ---- Operations. A tag is an epoch with an operation. */
 
@@ -179,15 +234,19 @@ hidden byte spare;
 #define SMALL_POISONED 5 /* combine: rank 0 has a plan whose status is not 0, and stores nothing */
 #define POISONED 6       /* dispatch by plan, not small, likewise */
 #define EMPTY 7          /* dispatch, not by plan, without tokens */
+#define WINDOWED 8       /* dispatch, not by plan, with places for a window of chunks */
+#define HAS_WINDOWED (AND_WINDOWED || LAST >= WINDOWED)
 
 #define IS_COMBINE (operation == COMBINE)
 #define IS_SMALL (operation == SMALL || operation == SMALL_POISONED)
 #define IS_DISPATCH (!IS_COMBINE && !IS_SMALL)
 #define IS_EMPTY (operation == EMPTY)
-#define HAS_COUNTS (operation == DISPATCH || IS_EMPTY)
+#define IS_WINDOWED (HAS_WINDOWED && operation == WINDOWED)
+#define HAS_COUNTS (operation == DISPATCH || IS_EMPTY || IS_WINDOWED)
 #define IS_POISONED(rank) ((operation == POISONED || operation == SMALL_POISONED) && rank == 0)
-#define TAG(epoch, operation) ((epoch) * 8 + (operation))
+#define TAG(epoch, operation) ((epoch) * 16 + (operation))
 #define MY_TAG TAG(MY_EPOCH, operation)
+#define ROWS_TAG(chunk) (MY_TAG + (IS_WINDOWED -> (chunk) : 0)) /* those of a window have places in common */
 
 /* ---- Control blocks. What peers write, by rank and peer: */
 
@@ -198,6 +257,9 @@ hidden byte spare;
 byte ready[2 * PAIRS]; /* by parity, too */
 byte line[2 * PAIRS];  /* a tag */
 byte chunk[CHUNKS * PAIRS];
+#if HAS_WINDOWED
+byte brought[CHUNKS * PAIRS];
+#endif
 bool abort[RANKS];
 
 #define PARITY(broken) ((BROKEN != broken) * (MY_EPOCH % 2))
@@ -208,6 +270,10 @@ bool abort[RANKS];
 #define EVERY(flag, target) (flag(PEER(1)) >= target && (RANKS == 2 || flag(PEER(2)) >= target))
 #define ALL_READY (BROKEN == NO_WAIT_READY || EVERY(READY_FROM, MY_EPOCH))
 #define ALL_CHUNKS (BROKEN == NO_WAIT_CHUNK || EVERY(CHUNK_FROM, MY_EPOCH))
+#define BROUGHT_FROM(peer) brought[(BROKEN != BROUGHT_0_ALONE) * (SENT_CHUNK - WINDOW) * PAIRS + FROM(peer)]
+#define ALL_BROUGHT \
+  (BROKEN == ONE_BROUGHT -> BROUGHT_FROM(PEER(1)) >= MY_EPOCH : \
+                            EVERY(BROUGHT_FROM, (BROKEN == ANY_EPOCH_BROUGHT -> 1 : MY_EPOCH)))
 #define ALL_PIECES (BROKEN == NO_WAIT_PIECE || (PIECE_FROM(me) && EVERY(PIECE_FROM, true)))
 
 /* What the rank's own blocks write: */
@@ -219,6 +285,11 @@ byte to_start[RANKS] = ALL_BLOCKS; /* a bit for each of the kernel; the next ker
 byte next_ticket[RANKS];
 #define STORED(counter) stored[me * (1 + CHUNKS) + (counter)]
 byte stored[RANKS * (1 + CHUNKS)]; /* finished tickets: the parts, those that send each chunk */
+#if HAS_WINDOWED
+byte next_sent[RANKS]; /* of tickets that send, in a windowed dispatch */
+#define READERS(chunk) readers[me * CHUNKS + (chunk)]
+byte readers[RANKS * CHUNKS]; /* that have brought their part of this chunk */
+#endif
 byte blocks_finished[RANKS];
 byte due[RANKS]; /* a bit for each chunk that is sent, when parts are not finished: signals to come */
 
@@ -230,7 +301,7 @@ mtype failure[RANKS] = unknown;
 /* What the call's results hold: */
 
 byte reads[RANKS]; /* tickets that have read, and blocks that know a dispatch's counts and routes */
-#define ALL_READS (IS_SMALL -> BLOCKS : (HAS_CHUNKS -> CHUNKS + IS_DISPATCH * BLOCKS : 0))
+#define ALL_READS (IS_SMALL -> BLOCKS : (HAS_CHUNKS -> CHUNKS * SHARES + IS_DISPATCH * BLOCKS : 0))
 
 /* ---- Workspaces. One memory, which every operation lays out anew: a store of one call may hit any datum
  * of another call. So what is read must be of the memory's latest call, and nobody may have stored for an
@@ -261,10 +332,10 @@ byte flags[2 * PAIRS * PARTS];             /* likewise, in small calls */
 
 /* ---- The calls: chosen one by one by the rank that comes first, for all. */
 
-#define WINDOW 5 /* epochs that are remembered */
-byte program[(1 + MISMATCH) * WINDOW];
+#define REMEMBERED 5 /* epochs that are remembered */
+byte program[(1 + MISMATCH) * REMEMBERED];
 byte timeouts_left = TIMEOUTS;
-#define CHOICE program[(MISMATCH && me == 0 -> WINDOW : 0) + MY_EPOCH]
+#define CHOICE program[(MISMATCH && me == 0 -> REMEMBERED : 0) + MY_EPOCH]
 
 /* ---- Steps of a block. */
 
@@ -280,21 +351,35 @@ byte timeouts_left = TIMEOUTS;
  * one after another, so that it matters. Fewer states: elsewhere the first to start is the first. */
 #define ANY_ORDER (RESIDENT == 1)
 
-/* Tickets: the parts, those that send rows, those that read rows; in a small call the first alone. */
+/* Tickets: the parts, those that send rows, those that read rows; in a small call the first alone. Those of
+ * a windowed dispatch that send have numbers of their own, as if nothing came after them. */
 #define HAS_CHUNKS (!IS_SMALL && !IS_EMPTY)
-#define STORES (PARTS + HAS_CHUNKS * CHUNKS * PARTS)
-#define TICKETS (STORES + HAS_CHUNKS * CHUNKS)
+#define STORES (PARTS + (HAS_CHUNKS && !IS_WINDOWED) * CHUNKS * PARTS)
+#define SHARES (IS_WINDOWED -> PARTS : 1) /* tickets that read a chunk */
+#define TICKETS (STORES + HAS_CHUNKS * CHUNKS * SHARES)
 #define IS_PART (!IS_SMALL && ticket < PARTS)
 #define SENT_CHUNK ((ticket - PARTS) / PARTS)
-#define READ_CHUNK (ticket == NO_TICKET -> 0 : ticket - STORES) /* chunk 0, before there is a ticket */
+#define SENT_PLACE ((ticket - PARTS) % ((IS_WINDOWED -> WINDOW : CHUNKS) * PARTS))
+#define READ_CHUNK (ticket == NO_TICKET -> 0 : (ticket - STORES) / SHARES) /* chunk 0, without a ticket */
+#define READ_PLACE(part) ((READ_CHUNK % (IS_WINDOWED -> WINDOW : CHUNKS)) * PARTS + (part))
+#define IS_SHARE(part) (!IS_WINDOWED || (ticket - STORES) % SHARES == (part))
 
 /* Where a block stands: between two of these it does one step, and others may come between. */
 mtype = {
-  idle, take, look, store, wait_ready, compare, send, wait_chunk, wait_piece, read, note, end
+  idle, take, look, store, wait_ready, compare, send, wait_chunk, wait_piece, wait_brought, wait_senders,
+  read, note, end
 };
+#if HAS_WINDOWED
+mtype at_of[4 * RANKS] = idle; /* two for each place: a block, and its warps that send */
+#define at at_of[2 * place + sends]
+#define SENDERS at_of[2 * place + 1]
+#else
+#define SENDERS idle
+#endif
+#define SENDS (HAS_WINDOWED && sends)
 
 /* What a block has to send; one step for each peer. */
-mtype = { none, lines, late_lines, SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE };
+mtype = { none, lines, late_lines, SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE, SIGNAL_BROUGHT };
 
 inline send_to(peer) {
   if
@@ -307,6 +392,11 @@ inline send_to(peer) {
      flags[PLACE(HALF, peer, me, ticket)] = MY_TAG;
      flags[PLACE(HALF, me, me, ticket)] = MY_TAG /* the same for all readers */
   :: signal == lines || signal == late_lines -> line[LINES + TO(peer)] = MY_TAG
+#if HAS_WINDOWED
+  :: signal == SIGNAL_BROUGHT && BROKEN != NO_SIGNAL_BROUGHT &&
+     !(BROKEN == ONE_TOLD_BROUGHT && peer != PEER(1)) ->
+     brought[told * PAIRS + TO(peer)] = MY_EPOCH
+#endif
   :: else
   fi
 }
@@ -339,19 +429,19 @@ inline store_at(memory, owner, piece, tag) {
 }
 
 /* Into all workspaces, or all but mine. */
-inline store_at_all(where, number_there, and_mine) {
+inline store_at_all(where, number_there, and_mine, what) {
   for (p : 0 .. RANKS - 1) {
     if
-    :: p != me || and_mine -> store_at(where, p, number_there, MY_TAG)
+    :: p != me || and_mine -> store_at(where, p, number_there, what)
     :: else
     fi
   }
   p = 0
 }
 
-inline read_piece(memory, owner, writer, piece) {
+inline read_piece(memory, owner, writer, piece, what) {
   assert(LATEST(memory, owner) == MY_EPOCH && (memory != ROWS || !damaged[owner]));
-  assert(PIECE(memory, owner, writer, piece) == MY_TAG)
+  assert(PIECE(memory, owner, writer, piece) == what)
 }
 
 /* Forgets all that was of this ticket: fewer states, too. */
@@ -360,15 +450,20 @@ inline drop_ticket() {
   at = take
 }
 
-/* A block is done. */
+/* A block is done, or its warps that send: it ends when these have. */
 inline finish_block() {
-  blocks_finished[me]++;
-  outcome = unknown; knows = false;
+  outcome = unknown; ticket = NO_TICKET;
   if
-  :: blocks_finished[me] == BLOCKS -> at = end
-  :: else -> at = idle; operation = 0
-  fi;
-  number = 0; ticket = NO_TICKET
+  :: SENDS -> at = idle
+  :: !SENDS && IS_WINDOWED && SENDERS != idle -> at = wait_senders
+  :: !SENDS && !(IS_WINDOWED && SENDERS != idle) ->
+     blocks_finished[me]++;
+     knows = false; number = 0; late = 0;
+     if
+     :: blocks_finished[me] == BLOCKS -> at = end
+     :: else -> at = idle; operation = 0
+     fi
+  fi
 }
 
 /* What a ticket of a small call does: its piece goes to all. */
@@ -376,7 +471,7 @@ inline push_piece() {
   if
   :: (outcome != arrived && BROKEN != NO_LOOK) || IS_POISONED(me) -> drop_ticket()
   :: else ->
-     store_at_all(HALF, ticket, true);
+     store_at_all(HALF, ticket, true, MY_TAG);
      at = take;
      signal = SIGNAL_PIECE
   fi
@@ -389,7 +484,7 @@ inline push_piece() {
 /* A part of a dispatch, when its gate is passed. */
 inline push_part() {
   if
-  :: !IS_EMPTY || BROKEN == EMPTY_STORES -> store_at_all(ROWS, FIRST_PART + ticket, false)
+  :: !IS_EMPTY || BROKEN == EMPTY_STORES -> store_at_all(ROWS, FIRST_PART + ticket, false, MY_TAG)
   :: else
   fi
 }
@@ -418,8 +513,8 @@ inline store_part() {
   if
   :: HAS_COUNTS && ticket == PARTS - 1 && (outcome == arrived || BROKEN == NO_LOOK) &&
      BROKEN != NO_SIGNAL_PIECE ->
-     read_piece(ROWS, me, me, FIRST_PART); /* the lower tile's */
-     store_at_all(COUNTS, 0, true) /* SIGNAL_PIECE */
+     read_piece(ROWS, me, me, FIRST_PART, MY_TAG); /* the lower tile's */
+     store_at_all(COUNTS, 0, true, MY_TAG) /* SIGNAL_PIECE */
   :: else
   fi;
   outcome = unknown;
@@ -481,11 +576,13 @@ inline send_rows() {
   if
   :: IS_COMBINE ->
      for (i : 0 .. PARTS - 1) {
-       read_piece(ROWS, me, me, FIRST_PART + i)
+       read_piece(ROWS, me, me, FIRST_PART + i, MY_TAG)
      }
   :: else
   fi;
-  store_at_all(ROWS, ticket - PARTS, IS_COMBINE);
+  there = SENT_PLACE;
+  content = ROWS_TAG(SENT_CHUNK);
+  store_at_all(ROWS, there, IS_COMBINE, content);
   STORED(1 + SENT_CHUNK)++;
   if
   :: STORED(1 + SENT_CHUNK) == (BROKEN == FIRST_SIGNAL_CHUNK -> 1 : PARTS) ->
@@ -498,32 +595,74 @@ inline send_rows() {
 #define IS_WRONG(peer) (PIECE(COUNTS, me, peer, 0) == MY_TAG && LATEST(COUNTS, me) != MY_EPOCH)
 #define ANY_IS_WRONG (IS_WRONG(me) || IS_WRONG(PEER(1)) || IS_WRONG(PEER(RANKS - 1)))
 
+/* A part of a chunk has been read. The last reader tells the peers, if they use its places once more. */
+#if HAS_WINDOWED
+inline count_brought(read_chunk) {
+  if
+  :: read_chunk + WINDOW < CHUNKS ->
+     READERS(read_chunk)++;
+     told = read_chunk;
+     signal = (READERS(read_chunk) == (BROKEN == FIRST_SIGNAL_BROUGHT -> 1 : PARTS) -> SIGNAL_BROUGHT : none)
+  :: else
+  fi
+}
+inline count_read() {
+  if
+  :: !IS_WINDOWED || ticket == NO_TICKET || BROKEN == EARLY_SIGNAL_BROUGHT -> skip
+  :: IS_WINDOWED && ticket != NO_TICKET && BROKEN == LATE_BROUGHT ->
+     if
+     :: late > 0 -> count_brought(late - 1)
+     :: else
+     fi;
+     late = READ_CHUNK + 1
+  :: else -> count_brought(READ_CHUNK)
+  fi
+}
+#else
+#define count_read() skip
+#endif
+
 /* A chunk's rows, and in a dispatch all counts and routes; without a ticket these alone. */
 inline read_pieces() {
   for (p : 0 .. RANKS - 1) {
     for (i : 0 .. PARTS - 1) {
       if
-      :: ticket != NO_TICKET && (IS_COMBINE || p != me) -> read_piece(ROWS, me, p, READ_CHUNK * PARTS + i)
+      :: ticket != NO_TICKET && (IS_COMBINE || p != me) && IS_SHARE(i) ->
+         there = READ_PLACE(i);
+         content = ROWS_TAG(READ_CHUNK);
+         read_piece(ROWS, me, p, there, content)
       :: else
       fi;
       if
-      :: IS_DISPATCH -> read_piece(ROWS, me, p, FIRST_PART + i)
+      :: IS_DISPATCH -> read_piece(ROWS, me, p, FIRST_PART + i, MY_TAG)
       :: else
       fi
     }
     if
-    :: HAS_COUNTS -> read_piece(COUNTS, me, p, 0)
+    :: HAS_COUNTS -> read_piece(COUNTS, me, p, 0, MY_TAG)
     :: else
     fi
   }
   reads[me]++;
   knows = IS_DISPATCH;
-  drop_ticket()
+  count_read();
+  if
+  :: signal != none -> at = take
+  :: else -> drop_ticket()
+  fi
 }
 inline then_read() {
   if
-  :: SEPARATE -> at = read
-  :: else -> read_pieces()
+#if HAS_WINDOWED
+  :: IS_WINDOWED && ticket != NO_TICKET && BROKEN == EARLY_SIGNAL_BROUGHT ->
+     count_brought(READ_CHUNK);
+     at = read
+#endif
+  :: else ->
+     if
+     :: SEPARATE -> at = read
+     :: else -> read_pieces()
+     fi
   fi
 }
 
@@ -537,8 +676,27 @@ inline end_part() {
   ticket = NO_TICKET
 }
 
+/* In a windowed dispatch, by a block's warps that send: a chunk whose places are in use waits until the peers
+ * have brought what is there. */
+#if HAS_WINDOWED
+inline take_ticket_to_send() {
+  if
+  :: next_sent[me] >= CHUNKS * PARTS -> finish_block()
+  :: else ->
+     ticket = PARTS + next_sent[me];
+     next_sent[me]++;
+     if
+     :: SENT_CHUNK >= WINDOW && BROKEN != NO_WAIT_BROUGHT -> at = wait_brought
+     :: else -> send_rows()
+     fi
+  fi
+}
+#endif
+
 /* In a call that is not small a block passes the gate before it takes other tickets than parts. Before it
- * takes those of a dispatch that read, it finds out what goes where. */
+ * takes those of a dispatch that read, it finds out what goes where. In a windowed dispatch its warps that
+ * send pass the gate, too, and begin. */
+#define IS_OWN_DUE (BROKEN == OWN_TICKETS && IS_WINDOWED && late == 0)
 inline take_ticket() {
   if
   :: IS_SMALL && (next_ticket[me] >= STORES || (outcome == aborted && BROKEN != NO_LOOK)) ->
@@ -550,18 +708,25 @@ inline take_ticket() {
      fi
   :: !IS_SMALL && next_ticket[me] >= PARTS && outcome == unknown ->
      at = wait_ready;
+#if HAS_WINDOWED
+     SENDERS = (IS_WINDOWED -> wait_ready : idle);
+#endif
      if
-     :: BROKEN == EARLY_STORE -> store_at_all(ROWS, 0, IS_COMBINE)
+     :: BROKEN == EARLY_STORE -> store_at_all(ROWS, 0, IS_COMBINE, MY_TAG)
      :: else
      fi
   :: IS_DISPATCH && HAS_CHUNKS && next_ticket[me] >= STORES && outcome != unknown && !knows ->
      at = (BROKEN == EARLY_READ -> read : wait_chunk)
   :: !IS_SMALL && next_ticket[me] >= TICKETS && outcome != unknown &&
-     (knows || !IS_DISPATCH || !HAS_CHUNKS) ->
+     (knows || !IS_DISPATCH || !HAS_CHUNKS) && !IS_OWN_DUE ->
      finish_block()
   :: else ->
-     ticket = next_ticket[me];
-     next_ticket[me]++;
+     if
+     :: IS_OWN_DUE && knows -> ticket = PARTS + number; late = 1
+     :: else ->
+        ticket = next_ticket[me];
+        next_ticket[me] = ticket + 1 + (IS_OWN_DUE && ticket == PARTS - 1 -> BLOCKS : 0)
+     fi;
      if
      :: ticket < PARTS && HAS_LOOK && SEPARATE -> at = look
      :: ticket < PARTS && HAS_LOOK && !SEPARATE -> look_at_abort()
@@ -607,10 +772,13 @@ inline compare_lines() {
  * peers open with their first tickets: no deadlock. */
 #define LOCAL(counter) (BROKEN == NO_WAIT_LOCAL || STORED(counter) == PARTS)
 #define LOCAL_BEFORE_READY (!IS_COMBINE || LOCAL(0))
-#define LOCAL_BEFORE_CHUNK (BROKEN == LOCAL_LAST || LOCAL(IS_COMBINE -> 1 + READ_CHUNK : 0))
+#define LOCAL_BEFORE_CHUNK \
+  ((BROKEN == LOCAL_LAST || LOCAL(IS_COMBINE -> 1 + READ_CHUNK : 0)) && \
+   !(BROKEN == SENDS_FIRST && IS_WINDOWED && SENDERS != idle))
 
 /* Another wait ends when there is an abort, or the peers' flags; the abort is looked for last. */
-#define KNOWN(condition) (signal == none && (abort[me] || (condition)))
+#define HEARD (abort[me] && !(BROKEN == BROUGHT_UNHEARD && at == wait_brought))
+#define KNOWN(condition) (signal == none && (HEARD || (condition)))
 #define SEEN(condition) (abort[me] && !(BROKEN == FLAGS_FIRST && (condition)) -> aborted : arrived)
 
 /* What failed, for the last block: an abort is not forgotten for what some peer said. A part is finished
@@ -637,6 +805,10 @@ inline give_up() {
      at = note;
      if
      :: BROKEN == FAILED_COUNTED && IS_PART -> count_part()
+     :: BROKEN == FAILED_SENT && SENDS && ticket != NO_TICKET ->
+        STORED(1 + SENT_CHUNK)++;
+        told = 1 << SENT_CHUNK;
+        signal = (STORED(1 + SENT_CHUNK) == PARTS && STORED(0) == PARTS -> SIGNAL_CHUNK : none)
      :: else
      fi
   :: else -> note_failure()
@@ -657,7 +829,8 @@ inline pass_gate() {
   :: outcome != arrived -> give_up()
   :: IS_SMALL && outcome == arrived -> end_part()
   :: IS_PART && outcome == arrived -> push_part(); finish_part()
-  :: !IS_SMALL && !IS_PART && outcome == arrived -> take_ticket()
+  :: SENDS && outcome == arrived -> at = take
+  :: !SENDS && !IS_SMALL && !IS_PART && outcome == arrived -> take_ticket()
   fi
 }
 
@@ -683,7 +856,10 @@ inline rebase() {
     SWAP(LESS_TAG, line[p], line[PAIRS + p])
   }
   for (p : 0 .. CHUNKS * PAIRS - 1) {
-    LESS(chunk[p])
+    LESS(chunk[p]);
+#if HAS_WINDOWED
+    LESS(brought[p])
+#endif
   }
   for (p : 0 .. PAIRS * PARTS - 1) {
     SWAP(LESS_TAG, pieces[p], pieces[PAIRS * PARTS + p]);
@@ -692,11 +868,11 @@ inline rebase() {
   for (p : 0 .. PAIRS * PIECES - 1) {
     LESS_TAG(pieces[2 * PAIRS * PARTS + p])
   }
-  for (p : 2 .. WINDOW - 2) {
+  for (p : 2 .. REMEMBERED - 2) {
     program[p] = program[p + 1]
   }
   program[1] = 0;
-  program[WINDOW - 1] = 0
+  program[REMEMBERED - 1] = 0
 }
 
 inline end_call() {
@@ -714,6 +890,12 @@ inline end_call() {
      blocks_finished[me] = 0
   :: else
   fi;
+#if HAS_WINDOWED
+  next_sent[me] = 0;
+  for (i : 0 .. CHUNKS - 1) {
+    READERS(i) = (BROKEN == NO_RESET_BROUGHT -> READERS(i) : 0)
+  }
+#endif
   to_start[me] = ALL_BLOCKS;
   at = idle;
   outcome = unknown;
@@ -726,10 +908,14 @@ inline end_call() {
   i = 0; p = 0
 }
 
-/* A place where a block can be resident: runs blocks of the rank's kernels, one after another. */
-proctype Resident(byte me) {
+/* A place where a block can be resident: runs blocks of the rank's kernels, one after another. Or what sends
+ * there, of each block that runs a windowed dispatch. */
+proctype Resident(byte me, place; bool sends) {
+#if !HAS_WINDOWED
   mtype at = idle;
-  byte operation, i, p;
+#endif
+  byte operation = (sends -> WINDOWED : 0);
+  byte i, p;
   byte number; /* of the block, in a small call */
   byte ticket = NO_TICKET;
   mtype outcome = unknown; /* of its latest look or wait */
@@ -737,11 +923,15 @@ proctype Resident(byte me) {
   byte told;               /* by SIGNAL_CHUNK: a bit for each chunk */
   bool knows;              /* a dispatch's counts and routes */
   bool must_abort;
+  byte late; /* LATE_BROUGHT: a chunk, and 1; OWN_TICKETS: it has been taken */
 
   do
-  :: atomic { at == idle && signal == none && to_start[me] > 0 && (CALLS == 0 || epoch[me] < CALLS) ->
+  :: atomic { !SENDS && at == idle && signal == none && to_start[me] > 0 &&
+         (CALLS == 0 || epoch[me] < CALLS) ->
        if
-       :: CHOICE == 0 -> select (i : FIRST .. LAST); CHOICE = i; i = 0
+       :: CHOICE == 0 -> select (i : FIRST .. LAST + AND_WINDOWED);
+          CHOICE = (i > LAST -> WINDOWED : i);
+          i = 0
        :: else
        fi;
        operation = CHOICE;
@@ -750,7 +940,7 @@ proctype Resident(byte me) {
        :: !(to_start[me] & 1) || (IS_SMALL && ANY_ORDER && to_start[me] == ALL_BLOCKS) -> number = 1
        fi;
        to_start[me] = to_start[me] - (1 << number);
-       number = number * IS_SMALL;
+       number = number * (IS_SMALL || BROKEN == OWN_TICKETS);
        if
        :: BROKEN == READY_BY_BLOCK && IS_SMALL && number == 0 && !abort[me] ->
           at = take;
@@ -761,7 +951,10 @@ proctype Resident(byte me) {
      }
   :: at == idle && CALLS > 0 && epoch[me] == CALLS -> break
 
-  :: d_step { at == take && signal == none -> take_ticket() }
+  :: d_step { !SENDS && at == take && signal == none -> take_ticket() }
+#if HAS_WINDOWED
+  :: d_step { SENDS && at == take && signal == none -> take_ticket_to_send() }
+#endif
 
   :: d_step { at == look -> look_at_abort() }
 
@@ -808,10 +1001,23 @@ proctype Resident(byte me) {
        fi
      }
 
+#if HAS_WINDOWED
+  /* WAIT_BROUGHT: everybody has read what was in the places for this chunk. */
+  :: d_step { at == wait_brought && KNOWN(ALL_BROUGHT) ->
+       outcome = (HEARD && BROKEN != FAILED_SENDS -> aborted : arrived);
+       if
+       :: outcome != arrived -> fail()
+       :: outcome == arrived && SEPARATE -> at = send
+       :: outcome == arrived && !SEPARATE -> send_rows()
+       fi
+     }
+  :: d_step { at == wait_senders && SENDERS == idle -> finish_block() }
+#endif
+
   /* WAIT_PIECE: what this block reads of everybody is here, of this rank, too. */
   :: d_step { at == wait_piece && ALL_PIECES ->
        for (p : 0 .. RANKS - 1) {
-         read_piece(HALF, me, p, ticket)
+         read_piece(HALF, me, p, ticket, MY_TAG)
        }
        reads[me]++;
        end_part()
@@ -835,7 +1041,7 @@ proctype Resident(byte me) {
 
   /* Giving up: a wait takes too long, or a peer is in another call. */
   :: atomic { TIMEOUTS > 0 && timeouts_left > 0 && !abort[me] && !must_abort && signal == none &&
-         (at == wait_piece || (at == wait_chunk && LOCAL_BEFORE_CHUNK) ||
+         (at == wait_piece || at == wait_brought || (at == wait_chunk && LOCAL_BEFORE_CHUNK) ||
           (at == wait_ready && LOCAL_BEFORE_READY)) ->
        timeouts_left--;
        abort[me] = true;
@@ -858,13 +1064,16 @@ init {
   atomic {
     for (r : 0 .. RANKS - 1) {
       for (i : 1 .. (r == 0 -> RESIDENT : RESIDENT_ELSEWHERE)) {
-        run Resident(r)
+        run Resident(r, 2 * r + i - 1, false);
+#if HAS_WINDOWED
+        run Resident(r, 2 * r + i - 1, true)
+#endif
       }
     }
   }
   (_nr_pr == 1); /* all calls have ended */
-  for (i : 1 .. WINDOW - 1) {
-    differ = differ || (i <= CALLS && program[i] != program[MISMATCH * WINDOW + i])
+  for (i : 1 .. REMEMBERED - 1) {
+    differ = differ || (i <= CALLS && program[i] != program[MISMATCH * REMEMBERED + i])
   }
   for (r : 0 .. RANKS - 1) {
     assert(abort[r] == (differ || timeouts_left < TIMEOUTS))
