@@ -227,17 +227,17 @@ hidden byte content; /* its tag */
 
 /* ---- Operations. A tag is an epoch with an operation. */
 
-#define BY_PLAN 1 /* dispatch by plan */
+#define BY_PLAN 1 /* dispatch by plan; with a plan that has a status, too: then all tokens are sent */
 #define COMBINE 2
 #define DISPATCH 3       /* not by plan */
 #define SMALL 4          /* dispatch, by plan or not, or combine, of few tokens */
 #define SMALL_POISONED 5 /* combine: rank 0 has a plan whose status is not 0, and stores nothing */
-#define POISONED 6       /* dispatch by plan, not small, likewise */
+#define POISONED 6       /* combine, not small, likewise */
 #define EMPTY 7          /* dispatch, not by plan, without tokens */
 #define WINDOWED 8       /* dispatch, not by plan, with places for a window of chunks */
 #define HAS_WINDOWED (AND_WINDOWED || LAST >= WINDOWED)
 
-#define IS_COMBINE (operation == COMBINE)
+#define IS_COMBINE (operation == COMBINE || operation == POISONED)
 #define IS_SMALL (operation == SMALL || operation == SMALL_POISONED)
 #define IS_DISPATCH (!IS_COMBINE && !IS_SMALL)
 #define IS_EMPTY (operation == EMPTY)
