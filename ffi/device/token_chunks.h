@@ -18,13 +18,13 @@ struct TokenChunks {
 
 // Chunks of more than a MB take less waiting, but the last one's tokens are brought when nothing
 // else is left to do. The windows of all senders are as many rows as a combine of these tokens
-// needs there, up to `most_window` chunks of each; but never so few that senders wait in the 70 us
-// until the first tokens have been brought.
+// needs there, up to `most_window` chunks of each; but never so few that senders wait: it takes
+// 60 us until the first tokens have been brought, and some chunks are always on their way.
 constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int64_t num_ranks,
                                       int64_t top_k, int64_t most_window = kMaxChunks) {
   constexpr int64_t kChunkBytes = int64_t{7} << 18;  // 1.75 MB
   constexpr int64_t kFewestChunks = 16;
-  constexpr int64_t kWindowBytes = int64_t{64} << 20;  // of all senders
+  constexpr int64_t kWindowBytes = int64_t{128} << 20;  // of all senders
   constexpr int64_t kFewestWindow = 4;
   const auto ceil = [](int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };

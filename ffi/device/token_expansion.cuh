@@ -157,14 +157,17 @@ class TokenExpansion {
     copies_.Store(brought.num_added);
     bool is_last = false;
     if (threadIdx.x % 32 == 0) {
-      const uint32_t before = AddAcquireReleaseDevice(
-          &call.control->progress.chunks_brought[brought.chunk], brought.tokens);
+      // Relaxed: what is counted are loads, whose values have come, so no later store changes them.
+      // A release would wait for all that is on its way from this multiprocessor's senders.
+      const auto tokens = static_cast<uint32_t>(brought.tokens);
+      const uint32_t before =
+          atomicAdd(&call.control->progress.chunks_brought[brought.chunk], tokens);
       const int all = (call.num_ranks - 1) * TokensOf(stage_, brought.chunk);
-      is_last = before + brought.tokens == static_cast<uint32_t>(all);
+      is_last = before + tokens == static_cast<uint32_t>(all);
     }
     if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
     Delay(call, epoch, 6);
-    __syncwarp();  // what lane 0 has acquired comes before each lane's release
+    __syncwarp();
     SignalChunk(call, &ControlBlock::brought, brought.chunk, epoch);  // SIGNAL_BROUGHT
   }
 

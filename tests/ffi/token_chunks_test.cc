@@ -8,7 +8,7 @@ namespace jax_ep {
 namespace {
 
 constexpr int64_t kRowBytes = 7168 * 2;
-constexpr int64_t kFloor = int64_t{64} << 20;
+constexpr int64_t kFloor = int64_t{128} << 20;
 
 void TestAllTokensHavePlacesWhereACombineHasAsMany() {
   const TokenChunks chunks = PlanTokenChunks(4096, kRowBytes, 4, 8);
@@ -17,8 +17,8 @@ void TestAllTokensHavePlacesWhereACombineHasAsMany() {
 }
 
 void TestAWindowOfThem() {
-  const TokenChunks few_choices = PlanTokenChunks(4096, kRowBytes, 4, 2);
-  CHECK(few_choices.window_chunks == 21 && few_choices.window == 21 * 128);
+  const TokenChunks few_choices = PlanTokenChunks(8192, kRowBytes, 4, 2);
+  CHECK(few_choices.window_chunks == 21 && few_choices.window == 21 * 256);
   const TokenChunks many_ranks = PlanTokenChunks(4096, kRowBytes, 64, 8);
   CHECK(many_ranks.window_chunks == 4 && many_ranks.window == 4 * 128);
   const TokenChunks less = PlanTokenChunks(4096, kRowBytes, 4, 8, 3);

@@ -73,8 +73,8 @@ void TestSmallBuffersAreThoseOfAllShapes() {
 
 void TestBuffers() {
   CHECK(BytesOf(kLarge, "arrived_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2; }), "arrived_rows") ==
-        int64_t{4096} * 2 * 7168 * 2);  // a dispatch has to do with that
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2, s.num_tokens = 8192; }),
+                "arrived_rows") == int64_t{8192} * 2 * 7168 * 2);  // a dispatch has to do with that
   CHECK(BytesOf(kLarge, "routes") == 4 * 4096 * 8 * 8);
   CHECK(BytesOf(kLarge, "arrived_weights") == 4 * 4096 * 8 * 4);
   CHECK(BytesOf(kLarge, "choice_scalars") == 4096 * 8 * 4);
