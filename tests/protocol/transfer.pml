@@ -106,9 +106,10 @@
  *   - a part, a sender and a block count themselves by atom.add.acq_rel.gpu, and who waits for parts loads
  *     that by ld.acquire.gpu: so `chunk` of the last sender covers what all senders and parts stored,
  *     counts and aborts among it. Causality is transitive. The last block sees all blocks' notes, too;
- *   - a reader counts itself likewise, when what it has read has arrived in registers or shared memory: so
- *     `brought` of the last one comes after all reads of the chunk, and who has acquired it stores after
- *     them;
+ *   - a reader counts itself by atom.add.relaxed.gpu, when what it has read has arrived in registers or
+ *     shared memory: so `brought` of the last one comes after all reads of the chunk. PTX would have a
+ *     release for that; but a value that has come does not change any more, and a release waits for all
+ *     that is on its way from the multiprocessor;
  *   - kernels of a rank run one after another: `ready` of a call covers what the rank did in all before,
  *     and what a kernel stores comes after what an earlier one has acquired;
  *   - an abort word is st.release.sys. A wait loads it after the flags, and it counts more than they do;
