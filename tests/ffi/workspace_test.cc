@@ -98,7 +98,7 @@ void TestTokensArriveOnce() {
   CHECK(wide_rows == int64_t{8} * 4096 * 7168 * 2);
   WorkspaceLayout layout;
   CHECK_OK(PlanWorkspace(wide, &layout));
-  CHECK(layout.bytes < wide_rows + wide_rows / 5);
+  CHECK(layout.bytes < wide_rows + wide_rows / 8);
 }
 
 void TestEdges() {

@@ -152,9 +152,7 @@
 #ifndef WINDOW
 #define WINDOW 1 /* chunks of each peer that have places in a windowed dispatch */
 #endif
-#ifndef BLOCKS
-#define BLOCKS 2 /* of a kernel; or 1, with one resident block and no small calls */
-#endif
+#define BLOCKS 2 /* of a kernel */
 #ifndef PARTS
 #define PARTS 2 /* tickets that share what comes first in a call, or what a chunk or a small call sends; in a
                  * windowed dispatch also what is read of a chunk; or 1 */
