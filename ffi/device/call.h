@@ -53,7 +53,7 @@ struct Call {
   int32_t row_chunks;    // 16-byte pieces of a row
   int32_t num_slots;     // min(K, R)
   int32_t num_parts;     // of what precedes the exchange
-  int32_t num_tiles;     // of choices: dispatch's parts
+  int32_t num_tiles;     // of choices: dispatch's parts, and a call by plan's with weights
   int32_t tile_choices;  // of a tile of choices, a multiple of kTileChoices
   uint32_t nan_word;     // NaN in the row dtype, repeated to 4 bytes
 

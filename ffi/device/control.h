@@ -14,9 +14,9 @@ enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine, kCeiling
 
 // The points of a call where ranks wait for each other, and what a rank waits for there.
 enum class Gate : uint32_t {
-  kReady,  // every peer has entered this call
-  kChunk,  // every peer has sent what it has for me of a part of its tokens, or of mine; or has
-           // brought what I sent
+  kReady,    // every peer has entered this call
+  kChunk,    // every peer has sent what it has for me of a part of its tokens, or of mine
+  kBrought,  // every peer has brought a part of my tokens, whose places others take then
 };
 
 // How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.

@@ -146,6 +146,7 @@ class RegisterRowCopies {
   }
 
   __device__ void Begin() {}
+  // Add() has used all that it has loaded.
   __device__ int num_added() const { return 0; }
   __device__ void Store(int /*num_added*/) { __syncwarp(); }
   __device__ void StoreAll() {}

@@ -37,8 +37,8 @@ __device__ inline int NextTicketOfWarp(uint32_t* tickets) {
   return __shfl_sync(0xffffffffu, ticket, 0);
 }
 
-// The same, asked for one ahead: where no part waits for anything but memory. A warp that holds a
-// ticket and waits would keep others waiting for it.
+// The same, asked for one ahead: where a part waits for nothing that a higher ticket, which may be
+// this warp's next, has to do. A dispatch's tokens wait for what is earlier by a chunk.
 class WarpTickets {
  public:
   __device__ explicit WarpTickets(uint32_t* tickets, bool has_use = true) : tickets_(tickets) {

@@ -18,24 +18,24 @@ struct TokenChunks {
 
 // Chunks of more than a MB take less waiting, but the last one's tokens are brought when nothing
 // else is left to do. The windows of all senders are as many rows as a combine of these tokens
-// needs there, up to `most_window` chunks of each; but never so few that senders wait: it takes
-// 60 us until the first tokens have been brought, and some chunks are always on their way.
+// needs there, or 128 MiB, so that senders seldom wait: it takes 60 us until the first tokens have
+// been brought, and some chunks are always on their way. At most `most_window` chunks of each.
 constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int64_t num_ranks,
                                       int64_t top_k, int64_t most_window = kMaxChunks) {
-  constexpr int64_t kChunkBytes = int64_t{7} << 18;  // 1.75 MB
+  constexpr int64_t kBytesOfChunk = int64_t{7} << 18;  // 1.75 MB
   constexpr int64_t kFewestChunks = 16;
   constexpr int64_t kWindowBytes = int64_t{128} << 20;  // of all senders
   constexpr int64_t kFewestWindow = 4;
   const auto ceil = [](int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   const auto most = [](int64_t a, int64_t b) { return a < b ? b : a; };
-  const int64_t by_bytes = num_tokens / most(kChunkBytes / row_bytes, 1);
+  const int64_t by_bytes = num_tokens / most(kBytesOfChunk / row_bytes, 1);
   const int64_t chunks = least(most(by_bytes, kFewestChunks), kMaxChunks);
   const int64_t tokens = most(ceil(num_tokens, chunks), 1);
   const int64_t num_chunks = ceil(num_tokens, tokens);
   const int64_t rows = most(num_tokens * least(top_k, num_ranks), kWindowBytes / row_bytes);
   const int64_t of_sender = most(rows / most(num_ranks - 1, 1) / tokens, kFewestWindow);
-  const int64_t window_chunks = least(least(of_sender, most_window), num_chunks);
+  const int64_t window_chunks = least(least(of_sender, most(most_window, 1)), num_chunks);
   const int64_t window = least(window_chunks * tokens, num_tokens);
   return {static_cast<int32_t>(tokens), static_cast<int32_t>(num_chunks),
           static_cast<int32_t>(window_chunks), static_cast<int32_t>(window)};

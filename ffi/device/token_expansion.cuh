@@ -30,7 +30,7 @@ __device__ inline Outcome AwaitFirstChunks(const TokenStage& stage, const Thread
       if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
       __syncwarp();
       const bool has_chunks = call.num_tokens > 0;
-      if (has_chunks) mine = WaitForChunk(call, call.control->sent, 0, epoch);  // WAIT_CHUNK
+      if (has_chunks) mine = WaitForChunk(call, Gate::kChunk, 0, epoch);  // WAIT_CHUNK
     }
     if (threads.number == 0) outcome = mine;
   }
@@ -46,7 +46,7 @@ class TokenExpansion {
   __device__ explicit TokenExpansion(const TokenStage& stage)
       : stage_(stage),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        num_awaited_(stage.chunks.num_chunks - stage.chunks.window_chunks),
+        num_reused_(stage.chunks.num_chunks - stage.chunks.window_chunks),
         copies_(stage.expansions, warp_, stage.call.row_chunks),
         has_ring_(warp_ < stage.expansions.num_warps),
         tickets_(&stage.call.control->progress.warp_tickets, has_ring_) {}
@@ -94,11 +94,11 @@ class TokenExpansion {
       const TokenRows found = finder.Rows(call.RankAfter(rank, item.distance), item.token, loaded);
       const int chunk = item.token / stage_.chunks.tokens;
       if (item.distance > 0 && chunk >= num_chunks) {
-        num_chunks = CountChunks(call, call.control->sent, epoch);
+        num_chunks = CountChunks(call, epoch);
         if (chunk >= num_chunks) {
           copies_.StoreAll();  // it may take a while
           CountBrought(epoch);
-          outcome = WaitForChunk(call, call.control->sent, chunk, epoch);  // WAIT_CHUNK
+          outcome = WaitForChunk(call, Gate::kChunk, chunk, epoch);  // WAIT_CHUNK
           if (outcome != Outcome::kArrived) break;
           num_chunks = chunk + 1;
         }
@@ -118,7 +118,7 @@ class TokenExpansion {
                 : ArrivedRows(stage_, rank, item.distance) + PlaceOf(stage_, item.token);
         copies_.Add(from, found.choices, places);
       }
-      if (item.distance > 0 && chunk < num_awaited_) {
+      if (item.distance > 0 && chunk < num_reused_) {
         if (chunk != brought_.chunk) CountBrought(epoch);
         brought_ = {chunk, brought_.tokens + 1, copies_.num_added()};
       }
@@ -191,8 +191,8 @@ class TokenExpansion {
   }
 
   const TokenStage& stage_;
-  const int warp_;         // among those that do not send
-  const int num_awaited_;  // chunks, the first ones, whose places peers wait for
+  const int warp_;        // among those that do not send
+  const int num_reused_;  // chunks, the first ones, whose places peers wait for
   RowCopies copies_;
   const bool has_ring_;
   Brought brought_ = {};

@@ -101,13 +101,10 @@ class TokenSends {
           (ranks >> 1 >> rank | ranks << (num_peers - rank)) & ((uint64_t{1} << num_peers) - 1);
       const int chunk = token / stage_.chunks.tokens;
       if (chunk >= num_chunks) {
-        num_chunks = window_chunks + CountChunks(call_, call_.control->brought, epoch_);
-        if (chunk >= num_chunks) {
-          const Outcome outcome = WaitForChunk(call_, call_.control->brought, chunk - window_chunks,
-                                               epoch_);  // WAIT_BROUGHT
-          if (outcome != Outcome::kArrived) return outcome;
-          num_chunks = chunk + 1;
-        }
+        // WAIT_BROUGHT
+        const Outcome outcome = WaitForChunk(call_, Gate::kBrought, chunk - window_chunks, epoch_);
+        if (outcome != Outcome::kArrived) return outcome;
+        num_chunks = chunk + 1;
         copies_.Begin();
       }
       uint4* places[2] = {};

@@ -2,8 +2,9 @@
 //
 // Whoever waits goes by what it sees itself. What failed is written down, and the last block of the
 // call makes all results safe, so that they are whole or safe but never a mixture. A block waits
-// for remote flags and for holders of lower tickets only (tickets.cuh): one resident block is
-// enough for progress.
+// for remote flags and for holders of lower tickets only (tickets.cuh). Remote flags may depend on
+// what this rank has brought, so who brings counts it before it waits: one resident block is enough
+// for progress.
 #ifndef JAX_EP_DEVICE_WAIT_CUH_
 #define JAX_EP_DEVICE_WAIT_CUH_
 
@@ -53,7 +54,7 @@ __device__ inline void WriteRecord(const Call& call, AbortRecord* record, Outcom
 __device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t epoch) {
   ControlBlock* const control = call.control;
   if (control->warning == nullptr) return;
-  const uint64_t key = epoch * 2 + (gate == Gate::kReady ? 0 : 1);
+  const uint64_t key = epoch * 4 + static_cast<uint32_t>(gate);
   const uint64_t before = LoadAcquireSystem(&control->warned);
   if (before == key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
   // The host has yet to read another: it will be told of that one.
@@ -247,26 +248,27 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threa
   return outcome;
 }
 
-// Waits for every peer's flag of a chunk, one of this rank's `flags`. By one whole warp; all lanes
-// return the same.
-__device__ inline Outcome WaitForChunk(const Call& call, const ChunkFlags& flags, int chunk,
-                                       uint64_t epoch) {
+// Waits for a chunk of what every peer sends (kChunk), or has brought of mine (kBrought). By one
+// whole warp; all lanes return the same.
+__device__ inline Outcome WaitForChunk(const Call& call, Gate gate, int chunk, uint64_t epoch) {
+  const ControlBlock* const control = call.control;
+  const ChunkFlags& flags = gate == Gate::kBrought ? control->brought : control->sent;
   const auto flag = [&](int peer) { return &flags[peer][chunk]; };
-  const Outcome outcome = WaitForFlags(call, Gate::kChunk, epoch, flag, [] {});
+  const Outcome outcome = WaitForFlags(call, gate, epoch, flag, [] {});
   if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
 }
 
-// How many chunks, the first ones, have all peers' flags, at a look. By one whole warp.
-__device__ inline int CountChunks(const Call& call, const ChunkFlags& flags, uint64_t epoch) {
+// How many chunks, the first ones, have come from all peers, at a look. By one whole warp.
+__device__ inline int CountChunks(const Call& call, uint64_t epoch) {
   static_assert(kMaxChunks == 32);  // one for each lane
   const ControlBlock* const control = call.control;
   bool is_there = true;
 #pragma unroll 1
   for (int peer = 0; peer < control->num_ranks; ++peer) {
     if (peer == control->rank) continue;
-    is_there &= LoadAcquireSystem(&flags[peer][threadIdx.x % 32]) >= epoch;
+    is_there &= LoadAcquireSystem(&control->sent[peer][threadIdx.x % 32]) >= epoch;
   }
   __syncwarp();  // what each lane has acquired happens before what any does next
   const int missing = __ffs(~__ballot_sync(kWholeWarp, is_there));

@@ -68,7 +68,7 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
       const uint64_t* const mine = &call.control->sent[ticket.rank][ticket.chunk];
       while (LoadAcquireDevice(mine) < epoch) __nanosleep(20);
       // WAIT_CHUNK
-      const Outcome outcome = WaitForChunk(call, call.control->sent, ticket.chunk, epoch);
+      const Outcome outcome = WaitForChunk(call, Gate::kChunk, ticket.chunk, epoch);
       if (outcome != Outcome::kArrived) return outcome;
       AddPiece<Type>(stage, ticket, choices);
     } else {

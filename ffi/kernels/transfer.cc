@@ -82,6 +82,8 @@ class Launcher {
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
   }
 
+  void AddParts(int32_t num_parts) { call_.num_parts += num_parts; }
+
   const Call& call() const { return call_; }
   const Status& status() const { return status_; }
   int64_t num_sms() const { return num_sms_; }
@@ -346,9 +348,10 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan,
-                               call.has_weights ? sizes.num_tiles : 0};
-  stage.tokens.call.num_parts += stage.num_weight_parts;
+  const int32_t num_weight_parts = call.has_weights ? sizes.num_tiles : 0;
+  launcher.AddParts(num_weight_parts);
+  const DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan,
+                                     num_weight_parts};
   if (pieces.count() > 0) {
     const SmallDispatchByPlanStage small = {
         stage, pieces, Divisor(std::max(1, sizes.num_ranks - 1)), Divisor(sizes.top_k)};

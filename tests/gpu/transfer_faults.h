@@ -131,8 +131,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
   Outcomes dispatches = {"dispatch"};
   Outcomes combines = {"combine"};
   Outcomes by_plan = {"dispatch_by_plan"};
-  int entries = 0;  // reports of these gates
-  int chunks = 0;
+  int reports[3] = {};  // of each gate
   for (int round = 0; round < (options.tiny ? 16 : 96); ++round) {
     group->ResetArenas(0x11);
     // From less than a call takes to much more, wherever it runs.
@@ -156,7 +155,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
     calls.LaunchAll();
     group->Synchronize();
     for (const Rank& rank : group->ranks) {
-      if (rank.record->posted) ++(rank.record->gate == jax_ep::Gate::kReady ? entries : chunks);
+      if (rank.record->posted) ++reports[static_cast<int>(rank.record->gate)];
     }
     for (const auto& state : dispatched) {
       for (int r = 0; r < group->size(); ++r) {
@@ -179,15 +178,15 @@ inline void TestGivingUp(Group* group, const Options& options) {
     Fail(jax_ep::Concatenate(of.whole, " results of ", of.operation, " were whole and ", of.safe,
                              " safe; expected both"));
   }
-  if (entries == 0 || chunks == 0) Fail("some waits never gave up");
+  if (reports[0] == 0 || reports[1] == 0) Fail("some waits never gave up");
   group->entry_deadline_ns = group->progress_deadline_ns = 20'000'000'000;
   group->max_delay_ns = 0;
   group->NewGeneration();
   std::printf(
       "%s giving up: whole and safe are of dispatch %d and %d, of combine %d and %d, by plan "
-      "%d and %d; reports of ready %d, chunk %d\n",
+      "%d and %d; reports of ready %d, chunk %d, brought %d\n",
       failures == before ? "PASS" : "FAIL", dispatches.whole, dispatches.safe, combines.whole,
-      combines.safe, by_plan.whole, by_plan.safe, entries, chunks);
+      combines.safe, by_plan.whole, by_plan.safe, reports[0], reports[1], reports[2]);
 }
 
 // One rank makes another call than the others: at another place, and perhaps by the kernels for few
