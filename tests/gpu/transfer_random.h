@@ -170,6 +170,46 @@ inline void TestBackToBack(Group* group, const Options& options) {
               repeats * calls.size());
 }
 
+// So many tokens that there are not places for all (token_chunks.h), from four ranks on.
+inline void TestManyTokens(const Options& options) {
+  Random random(options.seed + 250);
+  const int before = failures;
+  Shape shape;
+  Routing& sizes = shape.routing;
+  sizes = {.tokens = 16384,
+           .top_k = 1,
+           .experts = 4 * options.ranks,
+           .ranks = options.ranks,
+           .rows = 16384 * 5 / 4,
+           .align = 1,
+           .ids = {}};
+  shape.hidden = 2048;
+  shape.num_sms = options.shared ? 2 : 0;
+  jax_ep::WorkspaceLayout layout;
+  STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = sizes.tokens,
+                                   .hidden = shape.hidden,
+                                   .top_k = sizes.top_k,
+                                   .num_experts = sizes.experts,
+                                   .num_ranks = sizes.ranks,
+                                   .element_bytes = 2},
+                                  &layout));
+  const jax_ep::TokenChunks chunks =
+      jax_ep::PlanTokenChunks(sizes.tokens, shape.row_bytes(), sizes.ranks, sizes.top_k);
+  if (options.ranks >= 4 && chunks.window == sizes.tokens) Fail("there are places for all tokens");
+  Group group(options.ranks, options.shared, layout.bytes, size_t{1} << 30);
+  group.ResetArenas(0xff);
+  Sequence calls(&group, &random);
+  const auto dispatched = calls.AddDispatch(shape);
+  calls.AddCombine(dispatched, shape);
+  calls.AddDispatchByPlan(dispatched, shape);
+  calls.Fill();
+  for (int i = 0; i < 20; ++i) calls.LaunchAll();
+  calls.Check();
+  std::printf("%s many tokens: %d chunks of %d, places for %d\n",
+              failures == before ? "PASS" : "FAIL", chunks.num_chunks, chunks.tokens,
+              chunks.window_chunks);
+}
+
 inline void TestGraph(Group* group, const Options& options) {
   Random random(options.seed + 300);
   const int before = failures;

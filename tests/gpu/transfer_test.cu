@@ -8,7 +8,7 @@
 //   --tiny        few small calls, for compute-sanitizer (with more than one rank the tool must not
 //                 serialize kernels)
 //   --seconds S   of the random calls; default 30
-//   --only NAME   random, graph, faults or timing
+//   --only NAME   random, graph, faults, many or timing
 //   --general     times few tokens by the kernels for many
 //   --shape T,H,E,K,SMS   to be timed, on so many SMs (0: all); may be given again
 #include <cstdio>
@@ -85,6 +85,7 @@ int Main(int argc, char** argv) {
       TestGivingUp(&group, options);
     }
   }
+  if (wanted("many") && !options.tiny) TestManyTokens(options);
   if (wanted("timing") && !options.tiny) Timing(options);
   std::printf("%s transfer_test: %d ranks%s\n", failures == 0 ? "PASS" : "FAIL", options.ranks,
               options.shared ? " on one GPU" : "");
