@@ -38,11 +38,11 @@ class CombineTickets {
         tokens_of_chunk_(CeilDivide(num_tokens, most_chunks)),
         num_chunks_(num_tokens == 0 ? 0 : CeilDivide(num_tokens, tokens_of_chunk_)) {
     const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_chunks / kTicketsAtOnce;
-    const int64_t units = (shared_by_all + kPieceUnit - 1) / kPieceUnit;
+    const int64_t units = CeilDivide(shared_by_all, kPieceUnit);
     send_pieces_ = Pieces((units < 1 ? 1 : units) * kPieceUnit, row_chunks);
     // Where warps are few, sums are many anyway: 649 us with whole rows, 814 with small pieces.
     const int64_t cuts = num_tokens == 0 ? 0 : int64_t{kSumsOfWarp} * num_warps / num_tokens;
-    const int64_t sum = (row_chunks / (cuts < 1 ? 1 : cuts) + kPieceUnit - 1) / kPieceUnit;
+    const int64_t sum = CeilDivide(row_chunks / (cuts < 1 ? 1 : cuts), kPieceUnit);
     sum_pieces_ = Pieces(sum < 2 ? 2 * kPieceUnit : sum * kPieceUnit, row_chunks);
     if (send_pieces_.size < sum_pieces_.size) sum_pieces_ = send_pieces_;
     const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kTicketsAhead, SendsOfStep());
@@ -97,10 +97,6 @@ class CombineTickets {
         : size(static_cast<int32_t>(wanted < row_chunks ? wanted : row_chunks)),
           count(size == 0 ? 1 : CeilDivide(row_chunks, size)) {}
   };
-
-  JAX_EP_HOST_DEVICE static int32_t CeilDivide(int32_t value, int32_t divisor) {
-    return (value + divisor - 1) / divisor;
-  }
 
   JAX_EP_HOST_DEVICE int32_t SendsOfStep() const {
     return tokens_of_chunk_ * send_pieces_.count * num_ranks_;

@@ -30,7 +30,16 @@ JAX_EP_HOST_DEVICE constexpr int32_t CopyRingBytes(const CopyRing& ring) {
   if (ring.num_stages == 0) return 0;
   const int32_t bytes = ring.num_stages * (ring.stage_chunks * 16 + ring.num_places * 8) +
                         static_cast<int32_t>(sizeof(CopyRingState));
-  return (bytes + 127) / 128 * 128;
+  return CeilDivide(bytes, 128) * 128;
+}
+
+// With stages halved until it fits, or down to so few chunks.
+constexpr CopyRing ShrinkStages(CopyRing ring, int32_t fewest_chunks, int32_t shared_bytes) {
+  while (ring.stage_chunks > fewest_chunks && ring.num_warps * CopyRingBytes(ring) > shared_bytes) {
+    const int32_t half = CeilDivide(ring.stage_chunks, 2);
+    ring.stage_chunks = half < fewest_chunks ? fewest_chunks : half;
+  }
+  return ring;
 }
 
 // For rows of so many chunks: whole rows if they are short, else parts of them, and then as many
@@ -40,11 +49,9 @@ constexpr CopyRing PlanCopyRing(int64_t row_chunks, int32_t num_places, int32_t 
   constexpr int32_t kMostStageChunks = 512;  // 8 KB
   constexpr int32_t kFewestStages = 3;
   CopyRing ring = {0, 1, kFewestStages, 1, num_places};
-  const int64_t parts = (row_chunks + kMostStageChunks - 1) / kMostStageChunks;
-  if (parts > 0) ring.stage_chunks = static_cast<int32_t>((row_chunks + parts - 1) / parts);
-  while (ring.stage_chunks > 1 && CopyRingBytes(ring) > shared_bytes) {
-    ring.stage_chunks = (ring.stage_chunks + 1) / 2;
-  }
+  const int64_t parts = CeilDivide(row_chunks, kMostStageChunks);
+  if (parts > 0) ring.stage_chunks = static_cast<int32_t>(CeilDivide(row_chunks, parts));
+  ring = ShrinkStages(ring, 1, shared_bytes);
   while (ring.num_warps < most_warps &&
          (ring.num_warps + 1) * CopyRingBytes(ring) <= shared_bytes) {
     ++ring.num_warps;
@@ -63,22 +70,19 @@ constexpr CopyRing PlanSendRing(int64_t row_chunks, int32_t num_places, int32_t 
                                 int32_t shared_bytes) {
   constexpr int32_t kFewestStageChunks = 192;  // 3 KB
   constexpr int64_t kMostStageChunks = 1024;
-  const int64_t quarters = (row_chunks + 3) / 4;
+  const int64_t quarters = CeilDivide(row_chunks, 4);
   const auto quarter =
       static_cast<int32_t>(quarters < kMostStageChunks ? quarters : kMostStageChunks);
   CopyRing ring = {0, num_warps, 3, quarter, num_places};
-  const auto fits = [&] { return ring.num_warps * CopyRingBytes(ring) <= shared_bytes; };
   if (ring.stage_chunks < kFewestStageChunks) {
     ring.stage_chunks =
         static_cast<int32_t>(row_chunks < kFewestStageChunks ? row_chunks : kFewestStageChunks);
   }
-  while (!fits() && ring.stage_chunks > kFewestStageChunks) {
-    const int32_t half = (ring.stage_chunks + 1) / 2;
-    ring.stage_chunks = half < kFewestStageChunks ? kFewestStageChunks : half;
+  ring = ShrinkStages(ring, kFewestStageChunks, shared_bytes);
+  while (ring.num_warps > 1 && ring.num_warps * CopyRingBytes(ring) > shared_bytes) {
+    --ring.num_warps;
   }
-  while (!fits() && ring.num_warps > 1) --ring.num_warps;
-  while (!fits() && ring.stage_chunks > 1) ring.stage_chunks = (ring.stage_chunks + 1) / 2;
-  return ring;
+  return ShrinkStages(ring, 1, shared_bytes);
 }
 
 }  // namespace jax_ep

@@ -38,7 +38,7 @@ template <typename Next, typename IsEmpty>
 __device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, IsEmpty is_empty) {
   const Call& call = stage.call;
   const int lane = threadIdx.x % 32;
-  const int num_fills = (call.num_rows + 31) / 32;
+  const int num_fills = CeilDivide(call.num_rows, 32);
 #pragma unroll 1
   for (int fill; (fill = next()) < num_fills;) {
     const int first = 32 * fill;

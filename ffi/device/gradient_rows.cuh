@@ -165,7 +165,7 @@ class GradientRows {
     }
     if (threadIdx.x % kLanes != 0) return;
     const int row = Row();
-    const int num_blocks = (out_.num_n + kColumnsPerDot - 1) / kColumnsPerDot;
+    const int num_blocks = CeilDivide(out_.num_n, kColumnsPerDot);
     const int block = place_.n / kColumnsPerDot;
     if (row < num_rows_ && block < num_blocks) {
       const int64_t m = place_.m + row + threadIdx.x % 32 / kLanes;

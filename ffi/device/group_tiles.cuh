@@ -80,7 +80,7 @@ class GroupTiles {
   }
 
   __device__ int32_t TilesM(uint32_t num_rows) const {
-    if constexpr (kTileM != 0) return (num_rows + kTileM - 1) / kTileM;
+    if constexpr (kTileM != 0) return CeilDivide(num_rows, kTileM);
     return tiles_m_;
   }
 

@@ -1,5 +1,5 @@
-// What code needs that the host compiler, nvcc and NVRTC all read: fixed-size integers, and a mark
-// for functions that run on both sides.
+// What code needs that the host compiler, nvcc and NVRTC all read: fixed-size integers, a mark for
+// functions that run on both sides, and division.
 #ifndef JAX_EP_DEVICE_INTEGERS_H_
 #define JAX_EP_DEVICE_INTEGERS_H_
 
@@ -19,5 +19,15 @@ using uint64_t = unsigned long long;
 #else
 #define JAX_EP_HOST_DEVICE
 #endif
+
+namespace jax_ep {
+
+// Rounded up. Of integers that are not negative; the result is of the wider type.
+template <typename Value, typename Divisor>
+JAX_EP_HOST_DEVICE constexpr auto CeilDivide(Value value, Divisor divisor) {
+  return (value + divisor - 1) / divisor;
+}
+
+}  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_INTEGERS_H_

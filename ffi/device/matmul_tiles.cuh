@@ -25,8 +25,8 @@ class MatmulTiles {
  public:
   __device__ explicit MatmulTiles(const MatmulProblem& problem)
       : problem_(problem),
-        groups_(problem.rows, (problem.num_m + kTileM - 1) / kTileM,
-                (problem.num_n + problem.tile_n - 1) / problem.tile_n),
+        groups_(problem.rows, CeilDivide(problem.num_m, kTileM),
+                CeilDivide(problem.num_n, problem.tile_n)),
         index_(blockIdx.x) {}
 
   __device__ bool Next(MatmulTile* tile) {

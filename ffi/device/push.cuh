@@ -12,7 +12,7 @@ namespace jax_ep {
 
 // Packets are handed out to warps in parts of 32 choices, one a lane.
 JAX_EP_HOST_DEVICE constexpr int32_t NumPacketParts(int32_t num_choices) {
-  return (num_choices + 31) / 32;
+  return CeilDivide(num_choices, 32);
 }
 
 // Without weights they are 0; `expert_of(choice)` says the rest of a packet.

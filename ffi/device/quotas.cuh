@@ -160,7 +160,7 @@ class Quotas {
   // begin, its count was until now.
   __device__ void NumberGroups() {
     const int lane = threadIdx.x % 32;
-    const int share = (call_.num_local + 31) / 32;
+    const int share = CeilDivide(call_.num_local, 32);
     const int begin = min(lane * share, call_.num_local);
     const int end = min(begin + share, call_.num_local);
     uint32_t size = 0;

@@ -62,12 +62,11 @@ __device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned) {
   });
 }
 
-// The same by the first warp of the threads that have the first ticket, if there is memory for the
-// call.
+// The same by the first warp of the threads that have the first ticket. There has to be memory for
+// the call.
 __device__ inline void EnterFirst(const Call& call, uint64_t epoch, int ticket, bool poisoned,
                                   const Threads& threads) {
-  if (ticket != 0 || threads.number >= 32 || !HasWorkspace(call)) return;
-  if (MayPush(call)) Enter(call, epoch, poisoned);
+  if (ticket == 0 && threads.number < 32 && MayPush(call)) Enter(call, epoch, poisoned);
 }
 
 // Sets this rank's flag of a chunk at all peers. By one warp.
@@ -77,6 +76,16 @@ __device__ inline void SignalChunk(const Call& call, ChunkFlags ControlBlock::* 
   ForPeers(control, [&](int peer) {
     StoreReleaseSystem(&(control->peers[peer].control->*flags)[control->rank][chunk], epoch);
   });
+}
+
+// The same, if lane 0 has counted the chunk's last part.
+__device__ inline void SignalIfLast(const Call& call, bool is_last,
+                                    ChunkFlags ControlBlock::* flags, int chunk, uint64_t epoch,
+                                    uint32_t salt) {
+  if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
+  Delay(call, epoch, salt);
+  __syncwarp();  // what lane 0 has acquired comes before each lane's release
+  SignalChunk(call, flags, chunk, epoch);
 }
 
 // Ends the call: the next is the next epoch, and the next kernel of the stream, or the next replay,

@@ -14,8 +14,8 @@ class Tiles {
  public:
   __device__ explicit Tiles(const MatmulProblem& problem)
       : problem_(problem),
-        groups_(problem.rows, (problem.num_m + kTileM - 1) / kTileM,
-                (problem.num_n + problem.tile_n - 1) / problem.tile_n) {}
+        groups_(problem.rows, CeilDivide(problem.num_m, kTileM),
+                CeilDivide(problem.num_n, problem.tile_n)) {}
 
   // By whole warps, with growing indices.
   __device__ Tile Find(int64_t index) {

@@ -87,13 +87,10 @@ inline SmallPieces PlanSmallPieces(int64_t num_ranks, int64_t num_tokens, int64_
       rows * top_k > kSmallChoices || rows * row_chunks * 16 > kSmallRowBytes) {
     return {};
   }
-  const auto divide = [](int64_t value, int64_t divisor) {
-    return (value + divisor - 1) / divisor;
-  };
-  const int64_t wanted = divide(row_chunks, divide(kWanted, rows));
+  const int64_t wanted = CeilDivide(row_chunks, CeilDivide(kWanted, rows));
   const int64_t least = row_chunks < kLeastChunks ? row_chunks : kLeastChunks;
   const int64_t chunks = wanted < least ? least : wanted;
-  return {static_cast<int32_t>(divide(row_chunks, chunks)), static_cast<int32_t>(chunks)};
+  return {static_cast<int32_t>(CeilDivide(row_chunks, chunks)), static_cast<int32_t>(chunks)};
 }
 
 // Of a block's warps those that count choices, while the others push.

@@ -26,13 +26,12 @@ constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int
   constexpr int64_t kFewestChunks = 16;
   constexpr int64_t kWindowBytes = int64_t{128} << 20;  // of all senders
   constexpr int64_t kFewestWindow = 4;
-  const auto ceil = [](int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   const auto most = [](int64_t a, int64_t b) { return a < b ? b : a; };
   const int64_t by_bytes = num_tokens / most(kBytesOfChunk / row_bytes, 1);
   const int64_t chunks = least(most(by_bytes, kFewestChunks), kMaxChunks);
-  const int64_t tokens = most(ceil(num_tokens, chunks), 1);
-  const int64_t num_chunks = ceil(num_tokens, tokens);
+  const int64_t tokens = most(CeilDivide(num_tokens, chunks), 1);
+  const int64_t num_chunks = CeilDivide(num_tokens, tokens);
   const int64_t rows = most(num_tokens * least(top_k, num_ranks), kWindowBytes / row_bytes);
   const int64_t of_sender = most(rows / most(num_ranks - 1, 1) / tokens, kFewestWindow);
   const int64_t window_chunks = least(least(of_sender, most(most_window, 1)), num_chunks);

@@ -21,21 +21,15 @@ struct FillTickets {
 // return the same.
 __device__ inline Outcome AwaitFirstChunks(const TokenStage& stage, const Threads& threads,
                                            uint64_t epoch) {
-  __shared__ Outcome outcome;
   const Call& call = stage.call;
-  if (threads.number < 32) {
-    Delay(call, epoch, 1);
-    Outcome mine = PassGate(call, epoch);
-    if (mine == Outcome::kArrived) {
-      if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
-      __syncwarp();
-      const bool has_chunks = call.num_tokens > 0;
-      if (has_chunks) mine = WaitForChunk(call, Gate::kChunk, 0, epoch);  // WAIT_CHUNK
-    }
-    if (threads.number == 0) outcome = mine;
-  }
-  threads.Sync();
-  return outcome;
+  return WaitForAll(call, epoch, threads, [&] {
+    const Outcome outcome = PassGate(call, epoch);
+    if (outcome != Outcome::kArrived) return outcome;
+    if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
+    __syncwarp();
+    if (call.num_tokens == 0) return outcome;
+    return WaitForChunk(call, Gate::kChunk, 0, epoch);  // WAIT_CHUNK
+  });
 }
 
 // All ranks' tokens, handed out to the warps that do not send, chunk by chunk. This rank's own,
@@ -165,10 +159,8 @@ class TokenExpansion {
       const int all = (call.num_ranks - 1) * TokensOf(stage_, brought.chunk);
       is_last = before + tokens == static_cast<uint32_t>(all);
     }
-    if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
-    Delay(call, epoch, 6);
-    __syncwarp();
-    SignalChunk(call, &ControlBlock::brought, brought.chunk, epoch);  // SIGNAL_BROUGHT
+    // SIGNAL_BROUGHT
+    SignalIfLast(call, is_last, &ControlBlock::brought, brought.chunk, epoch, 6);
   }
 
   __device__ int NumAhead() const { return kChunksAhead * stage_.chunks.tokens; }

@@ -56,7 +56,6 @@ class TokenSends {
   // `warp`: its number among those that send.
   __device__ TokenSends(const TokenStage& stage, int warp, uint64_t epoch)
       : stage_(stage),
-        call_(stage.call),
         x_(static_cast<const uint4*>(stage.x)),
         epoch_(epoch),
         copies_(stage.sends, warp, stage.call.row_chunks) {}
@@ -64,8 +63,9 @@ class TokenSends {
   // After the gate.
   template <typename DestinationOf>
   __device__ Outcome Run(bool to_all, DestinationOf destination_of) {
-    const int rank = call_.control->rank;
-    const int num_peers = call_.num_ranks - 1;
+    const Call& call = stage_.call;
+    const int rank = call.control->rank;
+    const int num_peers = call.num_ranks - 1;
     const int lane = threadIdx.x % 32;
     if (num_peers == 0) return Outcome::kArrived;
     // Peer i is the rank i + 1 further on: each rank begins with its own right neighbour, so that
@@ -75,16 +75,15 @@ class TokenSends {
       const int peer = lane + 32 * half;
       if (peer >= num_peers) continue;
       arrived_rows[half] =
-          ArrivedRows(stage_, call_.RankAfter(rank, peer + 1), call_.num_ranks - 1 - peer);
+          ArrivedRows(stage_, call.RankAfter(rank, peer + 1), call.num_ranks - 1 - peer);
     }
-    WarpTickets tickets(&call_.control->progress.send_tickets);
+    WarpTickets tickets(&call.control->progress.send_tickets);
     int32_t next[2] = {-1, -1};
     const auto load = [&](int token) {
       for (int half = 0; half < 2; ++half) {
         const int k = lane + 32 * half;
-        next[half] = token < call_.num_tokens && k < call_.top_k
-                         ? destination_of(token * call_.top_k + k)
-                         : -1;
+        next[half] =
+            token < call.num_tokens && k < call.top_k ? destination_of(token * call.top_k + k) : -1;
       }
     };
     const int window_chunks = stage_.chunks.window_chunks;
@@ -93,7 +92,7 @@ class TokenSends {
     int following = tickets.Next();
     load(following);
 #pragma unroll 1
-    while (following < call_.num_tokens) {
+    while (following < call.num_tokens) {
       const int token = following;
       const uint64_t ranks = to_all ? ~uint64_t{0} : VisitedRanks(next);
       // As peers: bit `rank` would be the last.
@@ -102,7 +101,7 @@ class TokenSends {
       const int chunk = token / stage_.chunks.tokens;
       if (chunk >= num_chunks) {
         // WAIT_BROUGHT
-        const Outcome outcome = WaitForChunk(call_, Gate::kBrought, chunk - window_chunks, epoch_);
+        const Outcome outcome = WaitForChunk(call, Gate::kBrought, chunk - window_chunks, epoch_);
         if (outcome != Outcome::kArrived) return outcome;
         num_chunks = chunk + 1;
         copies_.Begin();
@@ -112,7 +111,7 @@ class TokenSends {
         if (!(peers >> (lane + 32 * half) & 1)) continue;
         places[half] = arrived_rows[half] + PlaceOf(stage_, token);
       }
-      if (peers != 0) copies_.Add(x_ + int64_t{token} * call_.row_chunks, peers, places);
+      if (peers != 0) copies_.Add(x_ + int64_t{token} * call.row_chunks, peers, places);
       following = tickets.Next();
       load(following);
       if (peers != 0) copies_.Finish();
@@ -124,22 +123,19 @@ class TokenSends {
  private:
   // It has arrived wherever it goes. The last one of a chunk says so to all peers.
   __device__ void FinishToken(int chunk) {
-    Progress& progress = call_.control->progress;
+    const Call& call = stage_.call;
+    Progress& progress = call.control->progress;
     bool is_last = false;
     if (threadIdx.x % 32 == 0) {
       const uint32_t before = AddAcquireReleaseDevice(&progress.chunks_finished[0][chunk], 1);
       is_last = before + 1 == static_cast<uint32_t>(TokensOf(stage_, chunk));
       // With the chunk the peers have this rank's counts, routes and weights.
-      if (is_last) AwaitFinished(&progress.finished, call_.num_parts);
+      if (is_last) AwaitFinished(&progress.finished, call.num_parts);
     }
-    if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
-    Delay(call_, epoch_, 4);
-    __syncwarp();  // what lane 0 has acquired comes before each lane's release
-    SignalChunk(call_, &ControlBlock::sent, chunk, epoch_);  // SIGNAL_CHUNK
+    SignalIfLast(call, is_last, &ControlBlock::sent, chunk, epoch_, 4);  // SIGNAL_CHUNK
   }
 
   const TokenStage& stage_;
-  const Call& call_;
   const uint4* const x_;
   const uint64_t epoch_;
   RowCopies copies_;

@@ -235,17 +235,25 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
   return outcome;
 }
 
-// The same by threads of a block, each block for itself. A barrier has to follow before the next.
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threads& threads) {
+// What the first warp of threads of a block waits for, for all of them. A barrier has to follow
+// before the next.
+template <typename Wait>
+__device__ inline Outcome WaitForAll(const Call& call, uint64_t epoch, const Threads& threads,
+                                     Wait wait) {
   __shared__ Outcome outcome;
   if (threads.number < 32) {
     Delay(call, epoch, 1);
-    const Outcome mine = PassGate(call, epoch);
+    const Outcome mine = wait();
     if (threads.number == 0) outcome = mine;
   }
   // From one warp to all: a barrier is causality within the block.
   threads.Sync();
   return outcome;
+}
+
+// The gate for threads of a block, each block for itself.
+__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threads& threads) {
+  return WaitForAll(call, epoch, threads, [&] { return PassGate(call, epoch); });
 }
 
 // Waits for a chunk of what every peer sends (kChunk), or has brought of mine (kBrought). By one

@@ -20,7 +20,7 @@ __global__ void ActivationGradientKernel(const __grid_constant__ MatmulProblem p
   const int lane = threadIdx.x % 32;
   const int64_t columns = problem.num_n;
   const int64_t pitch = f.is_gated ? 2 * columns : columns;
-  const int64_t num_blocks = (columns + kColumnsPerDot - 1) / kColumnsPerDot;
+  const int64_t num_blocks = CeilDivide(columns, kColumnsPerDot);
 
   // Sums stay below 2^62: there are less than 2^31 groups of less than 2^31 rows.
   int64_t end = 0;

@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const Call& call = stage.call;
   const uint64_t epoch = CurrentEpoch(call);
   const Threads threads = Threads::OfBlock();
-  EnterFirst(call, epoch, NextTicket(&call.control->progress.tickets, threads), false, threads);
+  const int ticket = NextTicket(&call.control->progress.tickets, threads);
+  if (HasWorkspace(call)) EnterFirst(call, epoch, ticket, false, threads);
   const Outcome outcome = PassGate(call, epoch, threads);
   if (outcome == Outcome::kArrived) SendRows(stage);
   // The rows are performed at system scope before the blocks are counted.

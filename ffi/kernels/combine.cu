@@ -89,11 +89,15 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   const uint64_t epoch = CurrentEpoch(call);
   const bool poisoned = *stage.plan.status != 0;
 
+  const bool has_workspace = HasWorkspace(call);
   const Threads threads = Threads::OfBlock();
   for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
-    // A poisoned rank sends no sums, so its peers must not add up what their slots happen to hold.
-    EnterFirst(call, epoch, ticket, poisoned, threads);
-    if (HasWorkspace(call)) IndexRows(call, stage.plan, ticket, call.num_parts, threads);
+    if (has_workspace) {
+      // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
+      // hold.
+      EnterFirst(call, epoch, ticket, poisoned, threads);
+      IndexRows(call, stage.plan, ticket, call.num_parts, threads);
+    }
     FinishPart(&progress.finished, false, threads);
   }
   AwaitParts(&progress.finished, call.num_parts);

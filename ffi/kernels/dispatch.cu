@@ -61,8 +61,8 @@ __device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const
   const Halves halves(call, epoch);
   const bool has_workspace = HasWorkspace(call);
   for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
-    EnterFirst(call, epoch, ticket, false, threads);
     if (has_workspace) {
+      EnterFirst(call, epoch, ticket, false, threads);
       ChoiceTile<kDispatchThreads / 32> tile(call, stage.topk_ids, ticket);
       tile.Count(halves, epoch, threads);
       if (PassGate(call, epoch, threads) == Outcome::kArrived) {

@@ -43,9 +43,9 @@ __device__ Outcome BringTokens(const DispatchByPlanStage& stage, uint64_t epoch,
   const TokenStage& tokens = stage.tokens;
   const Call& call = tokens.call;
   Progress& progress = call.control->progress;
-  int ticket = NextTicket(&progress.tickets, threads);
-  EnterFirst(call, epoch, ticket, false, threads);
   const bool has_workspace = HasWorkspace(call);
+  int ticket = NextTicket(&progress.tickets, threads);
+  if (has_workspace) EnterFirst(call, epoch, ticket, false, threads);
   for (; ticket < stage.num_weight_parts; ticket = NextTicket(&progress.tickets, threads)) {
     if (has_workspace && PassGate(call, epoch, threads) == Outcome::kArrived) {
       SendWeights(tokens, ticket, stage.num_weight_parts, threads);

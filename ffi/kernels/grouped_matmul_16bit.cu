@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   MatmulTiles<kKind, kTileM> tiles(problem);
   for (MatmulTile tile; tiles.Next(&tile);) {
-    const int num_steps = (tile.num_k + kTileK - 1) / kTileK;
+    const int num_steps = CeilDivide(tile.num_k, kTileK);
     // Zeros for steps past the end.
     const auto fill = [&](int step) {
       Stage::template Fill<T, kCopied>(stages + step % kStages * Stage::kBytes, problem, tile,

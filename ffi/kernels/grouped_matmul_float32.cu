@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                              problem.right.pitch, tile.num_n, num_k, up);
       CommitCopies();
     };
-    const int num_steps = (tile.num_k + kTileK - 1) / kTileK;
+    const int num_steps = CeilDivide(tile.num_k, kTileK);
     if (num_steps > 0) {
       for (int step = 0; step < kStages - 1; ++step) fill(step);
     }

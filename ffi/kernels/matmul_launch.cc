@@ -15,8 +15,6 @@ constexpr MatmulKind kKinds[] = {MatmulKind::kForward, MatmulKind::kForwardTrans
                                  MatmulKind::kGradient, MatmulKind::kActivation,
                                  MatmulKind::kActivationGradient};
 
-int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-
 bool IsAligned(const void* address, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }

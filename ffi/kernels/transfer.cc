@@ -15,10 +15,6 @@ namespace {
 constexpr int64_t kChunkBytes = 16;
 constexpr int64_t kWarps = kCombineThreads / 32;
 
-constexpr int64_t CeilDivide(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-
 uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
   for (const int64_t value : values) {
     hash = (hash ^ static_cast<uint64_t>(value)) * 0xff51afd7ed558ccdull;
