@@ -31,6 +31,11 @@ __device__ inline bool IsEmptyRow(const Call& call, const PlanResults& plan, int
   return row - plan.row_offsets[low] >= plan.real_group_sizes[low];
 }
 
+// By a lane whose warp has stored this row, if there is one.
+__device__ inline void CountArrival(const TokenStage& stage, int row) {
+  if (row >= 0) AddReleaseDevice(&stage.arrivals[row / kArrivalRows], 1);
+}
+
 // Zeros in padding, and in the tail if that is wanted. `is_empty(row)` says which rows come from no
 // token, and does what else is to be done with these. By any warps, 32 rows at a time, of which
 // `next` gives each to one.
@@ -51,6 +56,10 @@ __device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, I
           static_cast<uint4*>(stage.rows) + int64_t{first + __ffs(left) - 1} * call.row_chunks;
 #pragma unroll 1
       for (int i = lane; i < call.row_chunks; i += 32) to[i] = RepeatWord(0);
+    }
+    if (stage.arrivals != nullptr) {
+      __syncwarp();
+      CountArrival(stage, is_zero && row < end ? row : -1);
     }
   }
 }

@@ -70,6 +70,10 @@ __device__ inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t v
   return before;
 }
 
+__device__ inline void AddReleaseDevice(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected,
                                                 uint64_t value) {
   uint64_t before;

@@ -111,6 +111,10 @@ class TokenExpansion {
                 ? static_cast<const uint4*>(stage_.x) + int64_t{item.token} * call.row_chunks
                 : ArrivedRows(stage_, rank, item.distance) + PlaceOf(stage_, item.token);
         copies_.Add(from, found.choices, places);
+        if (stage_.arrivals != nullptr) {
+          copies_.Finish();
+          for (const int32_t row : found.rows) CountArrival(stage_, row);
+        }
       }
       if (item.distance > 0 && chunk < num_reused_) {
         if (chunk != brought_.chunk) CountBrought(epoch);

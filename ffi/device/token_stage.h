@@ -8,6 +8,9 @@
 
 namespace jax_ep {
 
+// Rows that a counter of arrivals is for: a tile of a matmul reads one or two.
+inline constexpr int kArrivalRows = 128;
+
 struct TokenStage {
   Call call;
   CopyRing expansions;  // of the first warps of a block
@@ -20,6 +23,7 @@ struct TokenStage {
   const float* topk_weights;  // [T, K]
   void* rows;                 // rows[M]
   float* row_weights;         // [M]
+  uint32_t* arrivals;         // [ceil(M / kArrivalRows)], or null
 };
 
 }  // namespace jax_ep

@@ -195,7 +195,8 @@ TokenStage Tokens(const Launcher& launcher, const RowEngine& engine, int64_t fir
           .x = dispatch.x,
           .topk_weights = dispatch.has_weights ? dispatch.topk_weights : nullptr,
           .rows = dispatch.rows,
-          .row_weights = dispatch.row_weights};
+          .row_weights = dispatch.row_weights,
+          .arrivals = dispatch.arrivals};
 }
 
 // Of a call that is small, else none.
@@ -205,12 +206,17 @@ SmallPieces PiecesOf(const TransferCall& call) {
                          call.hidden * ElementBytes(call.row_type) / kChunkBytes);
 }
 
-SmallPieces PiecesOfDispatch(const TransferCall& call) {
-  const int64_t choices = call.num_tokens * call.top_k;
-  const SmallPieces pieces = PiecesOf(call);
-  if (pieces.count() == 0) return pieces;
-  const bool fits = SmallPlanBytes(call.num_ranks, choices, call.num_experts) <= kLeastSharedBytes;
-  return fits ? pieces : SmallPieces();
+// These kernels count no arrivals.
+SmallPieces PiecesOf(const DispatchByPlanCall& call) {
+  return call.arrivals == nullptr ? PiecesOf(call.transfer) : SmallPieces();
+}
+
+SmallPieces PiecesOf(const DispatchCall& call) {
+  const TransferCall& sizes = call.transfer;
+  const int64_t choices = sizes.num_tokens * sizes.top_k;
+  const bool fits =
+      SmallPlanBytes(sizes.num_ranks, choices, sizes.num_experts) <= kLeastSharedBytes;
+  return fits && call.arrivals == nullptr ? PiecesOf(sizes) : SmallPieces();
 }
 
 // As many as there is work for at once: for each warp a piece of a row on its way, or 32 rows to be
@@ -306,7 +312,7 @@ Status LoadTransferKernels() {
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   const int64_t align = call.row_align;
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
-  const SmallPieces pieces = PiecesOfDispatch(call.transfer);
+  const SmallPieces pieces = PiecesOf(call);
   Launcher launcher(
       call.transfer, Operation::kDispatch,
       {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
@@ -335,7 +341,7 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
 }
 
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
-  const SmallPieces pieces = PiecesOf(call.transfer);
+  const SmallPieces pieces = PiecesOf(call);
   Launcher launcher(call.transfer, Operation::kDispatchByPlan,
                     {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
                     stream);

@@ -37,6 +37,11 @@ struct TransferCall {
 };
 
 // Addresses are of this device's operands and results. A buffer without elements may be null.
+//
+// If there are `arrivals`, on all ranks or on none, a kernel that runs at the same time may read
+// rows before the call ends: arrivals[i], which has to be 0 before, counts those of the 128 from
+// row 128 * i on that are complete with their weights and padding, up to the end of all groups. Who
+// acquires it may read what it counts. A call that fails does not count all.
 struct DispatchCall {
   TransferCall transfer;
   int64_t row_align = 1;
@@ -47,6 +52,7 @@ struct DispatchCall {
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
+  uint32_t* arrivals = nullptr;         // [ceil(M / 128)]
   PlanResults plan = {};
 };
 
@@ -59,6 +65,7 @@ struct DispatchByPlanCall {
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
+  uint32_t* arrivals = nullptr;         // [ceil(M / 128)]
 };
 
 struct CombineCall {

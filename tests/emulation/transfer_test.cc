@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   emulation::Register(CombineSmallKernelAddress(RowType::kFloat16), CombineSmallKernel<Float16>);
   emulation::Register(CombineSmallKernelAddress(RowType::kFloat32), CombineSmallKernel<Float32>);
   emulation::Register(CeilingKernelAddress(), CeilingKernel);
+  emulation::Register(reinterpret_cast<const void*>(harness::ReadArrivals), harness::ReadArrivals);
   for (int i = 1; i + 1 < argc; ++i) {
     const std::string_view name = argv[i];
     if (name == "--resident") emulation::settings.resident_blocks = std::atoi(argv[i + 1]);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/device/token_stage.h"
 #include "tests/gpu/contract.h"
 #include "tests/gpu/group.h"
 
@@ -56,7 +57,11 @@ struct Shape {
   bool has_own_num_sms = false;  // each rank another number
   bool may_be_small = true;
   int64_t window_chunks = jax_ep::kMaxChunks;
+  bool counts_arrivals = false;  // dispatches
 
+  int64_t num_arrivals() const {
+    return jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);
+  }
   int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
 };
 
@@ -135,6 +140,7 @@ class Sequence {
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
       call.row_weights = group_.Allocate<float>(r, rows);
+      call.arrivals = Arrivals(r, shape);
       jax_ep::PlanResults& plan = call.plan;
       plan.group_sizes = group_.Allocate<int32_t>(r, sizes.local());
       plan.real_group_sizes = group_.Allocate<int32_t>(r, sizes.local());
@@ -166,6 +172,7 @@ class Sequence {
     });
     launches_.push_back([=, this](int r) {
       const jax_ep::DispatchCall& call = state->calls[r];
+      ClearArrivals(r, shape, call.arrivals);
       STATUS_OK(jax_ep::LaunchDispatch(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, choices);
     });
@@ -192,6 +199,7 @@ class Sequence {
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
       call.row_weights = group_.Allocate<float>(r, rows);
+      call.arrivals = Arrivals(r, shape);
     }
     fills_.push_back([=, this] {
       x->clear();
@@ -206,12 +214,13 @@ class Sequence {
     });
     launches_.push_back([=, this](int r) {
       const jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      ClearArrivals(r, shape, call.arrivals);
       STATUS_OK(jax_ep::LaunchDispatchByPlan(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
     });
     const auto expect = [=, this](int r) {
       CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
-                (*calls)[r].row_weights);
+                (*calls)[r].row_weights, (*calls)[r].arrivals);
     };
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) expect(r);
@@ -343,7 +352,7 @@ class Sequence {
     expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
     expect("plan.status", plan.status, std::vector<int32_t>{0});
     CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
-              state.calls[r].row_weights);
+              state.calls[r].row_weights, state.calls[r].arrivals);
   }
 
   void Check() {
@@ -357,7 +366,24 @@ class Sequence {
     }
   }
 
+  // What the counters of arrivals come to.
+  static std::vector<uint32_t> AllArrivals(const Shape& shape, const HostPlan& plan) {
+    std::vector<uint32_t> arrivals(shape.num_arrivals());
+    for (int row = 0; row < plan.row_offsets.back(); ++row) ++arrivals[row / jax_ep::kArrivalRows];
+    return arrivals;
+  }
+
  private:
+  uint32_t* Arrivals(int r, const Shape& shape) {
+    return shape.counts_arrivals ? group_.Allocate<uint32_t>(r, shape.num_arrivals()) : nullptr;
+  }
+
+  void ClearArrivals(int r, const Shape& shape, uint32_t* arrivals) {
+    if (!shape.counts_arrivals) return;
+    CUDA_OK(cudaMemsetAsync(arrivals, 0, shape.num_arrivals() * sizeof(uint32_t),
+                            group_.ranks[r].stream));
+  }
+
   void Overwrite(int r, const void* x, int64_t bytes, const float* weights, int64_t count) {
     if (!overwrites_operands) return;
     const cudaStream_t stream = group_.ranks[r].stream;
@@ -393,7 +419,12 @@ class Sequence {
 
   void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,
                  const std::vector<Bytes>& x, const std::vector<std::vector<float>>& weights,
-                 const void* rows, const float* row_weights) {
+                 const void* rows, const float* row_weights, const uint32_t* arrivals) {
+    if (shape.counts_arrivals) {
+      Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r,
+             group_.Download<uint32_t>(r, arrivals, shape.num_arrivals()),
+             AllArrivals(shape, plan));
+    }
     Bytes want;
     std::vector<float> want_weights;
     DispatchRows(shape.routing, plan, shape.row_bytes(), x, weights, &want, &want_weights);

@@ -23,6 +23,7 @@ struct Options {
   bool shared = false;
   bool tiny = false;
   bool may_be_small = true;
+  bool counts_arrivals = false;
   double seconds = 30;
   uint64_t seed = 1;
   std::string only;

@@ -57,6 +57,7 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   shape.zero_tail = Uniform(random, 0, 1);
   shape.may_be_small = Uniform(random, 0, 1);
   shape.window_chunks = Pick(random, {1, 1, 2, 5, jax_ep::kMaxChunks});
+  shape.counts_arrivals = Uniform(random, 0, 2) == 0;
   shape.num_sms = options.shared ? Uniform(random, 1, 2) : Pick(random, {0, 1, 7, 32});
   shape.has_own_num_sms = Uniform(random, 0, 3) == 0;
   return shape;

@@ -1,20 +1,22 @@
 // Runs the transfer kernels on N GPUs, or on N ranks that share one, against loops on the host.
 //
 //   transfer_test [--ranks N] [--shared] [--tiny] [--seconds S] [--seed X] [--only NAME]
-//                 [--general] [--shape T,H,E,K,SMS]...
+//                 [--general] [--arrivals] [--shape T,H,E,K,SMS]...
 //
 //   --ranks N     default: all GPUs
 //   --shared      all ranks on GPU 0, with few blocks each so that they all fit
 //   --tiny        few small calls, for compute-sanitizer (with more than one rank the tool must not
 //                 serialize kernels)
 //   --seconds S   of the random calls; default 30
-//   --only NAME   random, graph, faults, many or timing
+//   --only NAME   random, arrivals, graph, faults, many or timing
 //   --general     times few tokens by the kernels for many
+//   --arrivals    times dispatches that count arrivals
 //   --shape T,H,E,K,SMS   to be timed, on so many SMs (0: all); may be given again
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
+#include "tests/gpu/transfer_arrivals.h"
 #include "tests/gpu/transfer_faults.h"
 #include "tests/gpu/transfer_random.h"
 #include "tests/gpu/transfer_timing.h"
@@ -31,6 +33,7 @@ Options Parse(int argc, char** argv) {
     if (name == "--shared") options.shared = true;
     if (name == "--tiny") options.tiny = true;
     if (name == "--general") options.may_be_small = false;
+    if (name == "--arrivals") options.counts_arrivals = true;
     if (name == "--seconds") options.seconds = std::atof(value());
     if (name == "--seed") options.seed = std::strtoull(value(), nullptr, 10);
     if (name == "--only") options.only = value();
@@ -67,13 +70,14 @@ int Main(int argc, char** argv) {
   const auto wanted = [&](std::string_view name) {
     return options.only.empty() || options.only == name;
   };
-  if (wanted("random") || wanted("graph") || wanted("faults")) {
+  if (wanted("random") || wanted("arrivals") || wanted("graph") || wanted("faults")) {
     Group group(options.ranks, options.shared, size_t{64} << 20, size_t{512} << 20);
     if (wanted("random")) {
       TestCapacity(&group, options);
       TestRandom(&group, options);
       TestBackToBack(&group, options);
     }
+    if (wanted("arrivals")) TestArrivals(&group, options);
     if (wanted("graph")) TestGraph(&group, options);
     if (wanted("faults")) {
       for (const bool may_be_small : {false, true}) {

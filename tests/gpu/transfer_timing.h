@@ -76,6 +76,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                    .ids = {}};
   shape.hidden = timed_shape.hidden;
   shape.may_be_small = options.may_be_small;
+  shape.counts_arrivals = options.counts_arrivals;
   shape.num_sms = options.shared ? std::max(1, 64 / n) : timed_shape.num_sms;
   Routing& sizes = shape.routing;
   for (int r = 0; r < n; ++r) sizes.ids.push_back(UniformIds(random, sizes));
@@ -106,6 +107,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     by_plan.topk_weights = call.topk_weights;
     by_plan.rows = call.rows;
     by_plan.row_weights = call.row_weights;
+    by_plan.arrivals = call.arrivals;
     timed.by_plan.push_back(by_plan);
     jax_ep::CombineCall combine;
     combine.transfer = call.transfer;
