@@ -31,9 +31,9 @@ __device__ inline bool IsEmptyRow(const Call& call, const PlanResults& plan, int
   return row - plan.row_offsets[low] >= plan.real_group_sizes[low];
 }
 
-// By a lane whose warp has stored this row, if there is one.
+// By any lane of the warp that has stored this row, after a barrier of the warp.
 __device__ inline void CountArrival(const TokenStage& stage, int row) {
-  if (row >= 0) AddReleaseDevice(&stage.arrivals[row / kArrivalRows], 1);
+  AddReleaseDevice(&stage.arrivals[1 + row / kArrivalRows], 1);
 }
 
 // Zeros in padding, and in the tail if that is wanted. `is_empty(row)` says which rows come from no
@@ -59,7 +59,7 @@ __device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, I
     }
     if (stage.arrivals != nullptr) {
       __syncwarp();
-      CountArrival(stage, is_zero && row < end ? row : -1);
+      if (is_zero && row < end) CountArrival(stage, row);
     }
   }
 }

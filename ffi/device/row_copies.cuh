@@ -57,7 +57,7 @@ class BulkRowCopies {
   }
   __device__ void StoreAll() { Store(num_loaded_); }
 
-  // All is complete when it returns, and a release by this warp's first lane covers it.
+  // All is complete when it returns, and a release by any lane of this warp covers it.
   __device__ void Finish() {
     StoreAll();
     if (IsLeader()) {

@@ -84,7 +84,7 @@ __device__ inline void SignalIfLast(const Call& call, bool is_last,
                                     uint32_t salt) {
   if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
   Delay(call, epoch, salt);
-  __syncwarp();  // what lane 0 has acquired comes before each lane's release
+  __syncwarp();  // what lane 0 may have acquired by counting comes before each lane's release
   SignalChunk(call, flags, chunk, epoch);
 }
 

@@ -113,7 +113,9 @@ class TokenExpansion {
         copies_.Add(from, found.choices, places);
         if (stage_.arrivals != nullptr) {
           copies_.Finish();
-          for (const int32_t row : found.rows) CountArrival(stage_, row);
+          for (const int32_t row : found.rows) {
+            if (row >= 0) CountArrival(stage_, row);
+          }
         }
       }
       if (item.distance > 0 && chunk < num_reused_) {

@@ -23,7 +23,7 @@ struct TokenStage {
   const float* topk_weights;  // [T, K]
   void* rows;                 // rows[M]
   float* row_weights;         // [M]
-  uint32_t* arrivals;         // [ceil(M / kArrivalRows)], or null
+  uint32_t* arrivals;         // [1 + ceil(M / kArrivalRows)], or null; see transfer.h
 };
 
 }  // namespace jax_ep

@@ -56,7 +56,7 @@ __device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t 
   if (control->warning == nullptr) return;
   const uint64_t key = epoch * 4 + static_cast<uint32_t>(gate);
   const uint64_t before = LoadAcquireSystem(&control->warned);
-  if (before == key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
+  if (before >= key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
   // The host has yet to read another: it will be told of that one.
   if (LoadAcquireSystem(&control->warning->posted) != 0) return;
   WriteRecord(call, control->warning, Outcome::kArrived, gate, peer, epoch);

@@ -85,7 +85,10 @@ __device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const
   threads.Sync();
   quotas.Find(threads, [&](int source, int expert) { return counts.Of(source, expert); });
   threads.Sync();
-  if (blockIdx.x == 0) quotas.WriteGroups(stage.plan, threads);
+  if (blockIdx.x == 0) {
+    quotas.WriteGroups(stage.plan, threads);
+    if (tokens.arrivals != nullptr) FinishPart(&tokens.arrivals[0], false, threads);
+  }
   const PlanResults plan = quotas.WithGroups(stage.plan);
   const Placing placing(call, plan, quotas, halves.rank());
   return expansion.Run(epoch, ArrivedRoutes(call, placing), [&](int most) {

@@ -206,17 +206,19 @@ SmallPieces PiecesOf(const TransferCall& call) {
                          call.hidden * ElementBytes(call.row_type) / kChunkBytes);
 }
 
-// These kernels count no arrivals.
+// The kernels for few tokens count no arrivals.
 SmallPieces PiecesOf(const DispatchByPlanCall& call) {
   return call.arrivals == nullptr ? PiecesOf(call.transfer) : SmallPieces();
 }
 
 SmallPieces PiecesOf(const DispatchCall& call) {
   const TransferCall& sizes = call.transfer;
+  const SmallPieces pieces = PiecesOf(sizes);
+  if (pieces.count() == 0 || call.arrivals != nullptr) return {};
   const int64_t choices = sizes.num_tokens * sizes.top_k;
   const bool fits =
       SmallPlanBytes(sizes.num_ranks, choices, sizes.num_experts) <= kLeastSharedBytes;
-  return fits && call.arrivals == nullptr ? PiecesOf(sizes) : SmallPieces();
+  return fits ? pieces : SmallPieces();
 }
 
 // As many as there is work for at once: for each warp a piece of a row on its way, or 32 rows to be

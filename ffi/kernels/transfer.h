@@ -39,9 +39,12 @@ struct TransferCall {
 // Addresses are of this device's operands and results. A buffer without elements may be null.
 //
 // If there are `arrivals`, on all ranks or on none, a kernel that runs at the same time may read
-// rows before the call ends: arrivals[i], which has to be 0 before, counts those of the 128 from
-// row 128 * i on that are complete with their weights and padding, up to the end of all groups. Who
-// acquires it may read what it counts. A call that fails does not count all.
+// results before the call ends. All are 0 before. Once arrivals[0] is 1, a dispatch's group sizes
+// and row offsets are there. arrivals[1 + i] counts those rows of [128 * i, 128 * (i + 1)) that are
+// complete, with their weights, up to the end of all groups, padding included: who acquires it at
+// their number may read them (by the copy engine after a fence of the proxies). A call that fails
+// may count less, and overwrites what it has counted. The reader has to leave room for the call:
+// one multiprocessor at least.
 struct DispatchCall {
   TransferCall transfer;
   int64_t row_align = 1;
@@ -52,7 +55,7 @@ struct DispatchCall {
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
-  uint32_t* arrivals = nullptr;         // [ceil(M / 128)]
+  uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
   PlanResults plan = {};
 };
 
@@ -65,7 +68,7 @@ struct DispatchByPlanCall {
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
-  uint32_t* arrivals = nullptr;         // [ceil(M / 128)]
+  uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)], the first stays 0
 };
 
 struct CombineCall {

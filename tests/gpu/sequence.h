@@ -60,7 +60,7 @@ struct Shape {
   bool counts_arrivals = false;  // dispatches
 
   int64_t num_arrivals() const {
-    return jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);
+    return 1 + jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);
   }
   int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
 };
@@ -167,6 +167,7 @@ class Sequence {
         group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
         group_.Refill(r, call.topk_ids, now.routing.ids[r]);
         group_.Refill(r, call.topk_weights, state->weights[r]);
+        FillArrivals(r, now, call.arrivals);
       }
       if (!now.has_weights) state->weights.clear();
     });
@@ -181,7 +182,8 @@ class Sequence {
   }
 
   // `shape` may differ from the dispatch's in what is not the routing.
-  void AddDispatchByPlan(const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+  std::shared_ptr<std::vector<jax_ep::DispatchByPlanCall>> AddDispatchByPlan(
+      const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
@@ -209,6 +211,7 @@ class Sequence {
         weights->push_back(RandomFloats(random_, choices));
         group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].x), (*x)[r]);
         group_.Refill(r, (*calls)[r].topk_weights, (*weights)[r]);
+        FillArrivals(r, shape, (*calls)[r].arrivals);
       }
       if (!shape.has_weights) weights->clear();
     });
@@ -220,7 +223,8 @@ class Sequence {
     });
     const auto expect = [=, this](int r) {
       CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
-                (*calls)[r].row_weights, (*calls)[r].arrivals);
+                (*calls)[r].row_weights);
+      CheckArrivals("dispatch_by_plan", r, shape, dispatched->plans[r], (*calls)[r].arrivals, 0);
     };
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) expect(r);
@@ -231,6 +235,7 @@ class Sequence {
       expect(r);
       return true;
     });
+    return calls;
   }
 
   std::shared_ptr<std::vector<jax_ep::CombineCall>> AddCombine(
@@ -352,7 +357,8 @@ class Sequence {
     expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
     expect("plan.status", plan.status, std::vector<int32_t>{0});
     CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
-              state.calls[r].row_weights, state.calls[r].arrivals);
+              state.calls[r].row_weights);
+    CheckArrivals("dispatch", r, state.shape, want, state.calls[r].arrivals, 1);
   }
 
   void Check() {
@@ -366,18 +372,18 @@ class Sequence {
     }
   }
 
-  // What the counters of arrivals come to.
-  static std::vector<uint32_t> AllArrivals(const Shape& shape, const HostPlan& plan) {
-    std::vector<uint32_t> arrivals(shape.num_arrivals());
-    for (int row = 0; row < plan.row_offsets.back(); ++row) ++arrivals[row / jax_ep::kArrivalRows];
-    return arrivals;
-  }
-
  private:
   uint32_t* Arrivals(int r, const Shape& shape) {
     return shape.counts_arrivals ? group_.Allocate<uint32_t>(r, shape.num_arrivals()) : nullptr;
   }
 
+  // For whoever reads before the launch.
+  void FillArrivals(int r, const Shape& shape, const uint32_t* arrivals) {
+    if (!shape.counts_arrivals) return;
+    group_.Refill(r, arrivals, std::vector<uint32_t>(shape.num_arrivals()));
+  }
+
+  // Before every launch.
   void ClearArrivals(int r, const Shape& shape, uint32_t* arrivals) {
     if (!shape.counts_arrivals) return;
     CUDA_OK(cudaMemsetAsync(arrivals, 0, shape.num_arrivals() * sizeof(uint32_t),
@@ -417,14 +423,19 @@ class Sequence {
     }
   }
 
+  void CheckArrivals(const char* what, int r, const Shape& shape, const HostPlan& plan,
+                     const uint32_t* arrivals, uint32_t first) {
+    if (!shape.counts_arrivals) return;
+    std::vector<uint32_t> want(shape.num_arrivals());
+    want[0] = first;
+    for (int row = 0; row < plan.row_offsets.back(); ++row) ++want[1 + row / jax_ep::kArrivalRows];
+    Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r,
+           group_.Download<uint32_t>(r, arrivals, want.size()), want);
+  }
+
   void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,
                  const std::vector<Bytes>& x, const std::vector<std::vector<float>>& weights,
-                 const void* rows, const float* row_weights, const uint32_t* arrivals) {
-    if (shape.counts_arrivals) {
-      Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r,
-             group_.Download<uint32_t>(r, arrivals, shape.num_arrivals()),
-             AllArrivals(shape, plan));
-    }
+                 const void* rows, const float* row_weights) {
     Bytes want;
     std::vector<float> want_weights;
     DispatchRows(shape.routing, plan, shape.row_bytes(), x, weights, &want, &want_weights);
