@@ -3,8 +3,10 @@
 #define JAX_EP_TESTS_GPU_RANDOM_INPUTS_H_
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>

@@ -76,7 +76,6 @@ class Sequence {
         group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
         group_.Refill(r, call.topk_ids, now.routing.ids[r]);
         group_.Refill(r, call.topk_weights, state->weights[r]);
-        FillArrivals(r, now, call.arrivals);
       }
       if (!now.has_weights) state->weights.clear();
     });
@@ -120,7 +119,6 @@ class Sequence {
         weights->push_back(RandomFloats(random_, choices));
         group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].x), (*x)[r]);
         group_.Refill(r, (*calls)[r].topk_weights, (*weights)[r]);
-        FillArrivals(r, shape, (*calls)[r].arrivals);
       }
       if (!shape.has_weights) weights->clear();
     });
@@ -284,12 +282,6 @@ class Sequence {
  private:
   uint32_t* Arrivals(int r, const Shape& shape) {
     return shape.counts_arrivals ? group_.Allocate<uint32_t>(r, shape.num_arrivals()) : nullptr;
-  }
-
-  // For whoever reads before the launch.
-  void FillArrivals(int r, const Shape& shape, const uint32_t* arrivals) {
-    if (!shape.counts_arrivals) return;
-    group_.Refill(r, arrivals, std::vector<uint32_t>(shape.num_arrivals()));
   }
 
   // Before every launch.

@@ -91,7 +91,7 @@ class ArrivalsTest {
     }
     const int read_call = by_plan ? 1 : 0;
     for (int call = 0; call < calls.size(); ++call) {
-      // The reader's counters are zeros before it begins, and the plan is there.
+      // A plan is there before its reader begins.
       group_.Synchronize();
       if (call == read_call && reader_first) Launch(&readers);
       for (int r = 0; r < group_.size(); ++r) calls.Launch(call, r);
@@ -133,6 +133,8 @@ class ArrivalsTest {
   template <typename Call>
   ReaderStage Reader(int r, const Shape& shape, const Call& call) {
     const int64_t rows = shape.routing.rows;
+    // It may read them before the launch clears them.
+    group_.Refill(r, call.arrivals, std::vector<uint32_t>(shape.num_arrivals()));
     ReaderStage reader = {};
     reader.arrivals = call.arrivals;
     reader.rows = static_cast<const uint4*>(call.rows);
