@@ -19,26 +19,46 @@ struct MatmulTile {
   int32_t num_k;  // 0: the result is zeros
 };
 
+// Bands of at most kBand tiles along m, each from n = 0 to its end, m fastest. A hundred blocks at
+// work then cover about a square of a group's result.
+template <int kTileM>
+struct TileBands {
+  int32_t num_m;    // rows of the result
+  int32_t tiles_n;  // columns, in tiles
+
+  __device__ int64_t Count() const { return int64_t{CeilDivide(num_m, kTileM)} * tiles_n; }
+
+  // The first row, and the first column in tiles.
+  __device__ void Place(int64_t index, int32_t* m, int32_t* n) const {
+    constexpr int kBand = 16;
+    const int64_t tiles_of_band = int64_t{kBand} * tiles_n;
+    const int32_t first = static_cast<int32_t>(index / tiles_of_band) * kBand;
+    const int64_t within = index % tiles_of_band;
+    const int32_t height = min(kBand, CeilDivide(num_m, kTileM) - first);
+    *m = (first + static_cast<int32_t>(within % height)) * kTileM;
+    *n = static_cast<int32_t>(within / height);
+  }
+};
+
 // A block's tiles: every gridDim.x-th. All warps of a block go through the same.
 template <MatmulKind kKind, int kTileM>
 class MatmulTiles {
  public:
   __device__ explicit MatmulTiles(const MatmulProblem& problem)
-      : problem_(problem),
-        groups_(problem.rows, CeilDivide(problem.num_m, kTileM),
-                CeilDivide(problem.num_n, problem.tile_n)),
-        index_(blockIdx.x) {}
+      : problem_(problem), groups_(problem), index_(blockIdx.x) {}
 
   __device__ bool Next(MatmulTile* tile) {
-    GroupTile at;
+    GroupPart at;
     if (!groups_.Find(index_, &at)) return false;
     index_ += gridDim.x;
-    const int64_t m = int64_t{at.m} * kTileM;
-    const int64_t n = int64_t{at.n} * problem_.tile_n;
+    int32_t first_m, tile_n;
+    groups_.LayoutOf(at).Place(at.index, &first_m, &tile_n);
+    const int64_t m = first_m;
+    const int64_t n = int64_t{tile_n} * problem_.tile_n;
     const int64_t group = at.group;
     const int64_t num_n = problem_.num_n;
     tile->group = at.group;
-    tile->row = at.first_row + at.m * kTileM;
+    tile->row = at.first_row + first_m;
     tile->n = static_cast<int32_t>(n);
     tile->num_n = static_cast<int32_t>(num_n - n);
     if constexpr (kIsGradient<kKind>) {
@@ -63,7 +83,7 @@ class MatmulTiles {
 
  private:
   const MatmulProblem& problem_;
-  GroupTiles<kIsGradient<kKind> ? 0 : kTileM> groups_;
+  GroupTiles<kKind, TileBands<kTileM>> groups_;
   int64_t index_;
 };
 

@@ -1,10 +1,22 @@
-// What leads from a block's warps that copy to those that multiply (sm_90): a ring of stages, which
-// the copy engine fills, and a ring of tiles, which says what the stages are of.
+// What leads from the warps that copy to those that multiply, in the two blocks of a cluster (sm_90):
+// rings of stages, which the copy engine fills, and of tiles, which say what the stages are of.
+//
+// The two blocks compute a pair of tiles at a time, in steps of the same number. Of the operand that
+// these share each copies a half to both, so a stage is
+//   full   when the block's own warp that copies has said what to expect, and all of it has come,
+//          from both blocks. Bytes may come before that is said: the phase waits for it.
+//   empty  when the warps that multiply in both blocks have handed back their stages of this number,
+//          since who fills the one fills the other, too. A warp hands stages back in the order of the
+//          ring, and a warp copies only to what is empty, so that no stage is written while it is
+//          read; and nobody is two phases ahead of who waits for a parity.
+// The last pair, of nothing, reaches all warps of both blocks. Barriers of the cluster at the ends of
+// the kernel keep each block there as long as the other may reach for its shared memory.
 #ifndef JAX_EP_DEVICE_SM90_PIPELINE_CUH_
 #define JAX_EP_DEVICE_SM90_PIPELINE_CUH_
 
 #include "ffi/device/async_copy.cuh"
-#include "ffi/device/mbarrier.cuh"
+#include "ffi/device/cluster.cuh"
+#include "ffi/device/tile_pairs.h"
 
 namespace jax_ep::sm90 {
 
@@ -28,16 +40,18 @@ struct Position {
 __device__ inline int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 // A tile's part of the problem.
-struct Tile {
+struct alignas(16) Tile {
   int32_t group;
   int32_t m;      // first row of the result; of the gradient, in its group's matrix
   int32_t n;      // first column of the result
-  int32_t num_m;  // rows of the result from there on; may reach past the tile
+  int32_t num_m;  // rows of the result from there on; may reach past the tile; none: only copies
   int32_t k;      // first of the contraction; past the operands' end where the result is zeros
-  int32_t num_k;  // 0: there are no more tiles
+  int32_t num_k;  // the same for both of a pair; 0: there are no more
+  Shared shared;
+  int32_t padding;
 };
 
-// The shared memory of a block: stages, staging of results, barriers, and tiles.
+// The shared memory of one block: stages, staging of results, barriers, and tiles.
 template <int kStageBytes_, int kStages_, int kStagingBytes, int kConsumerWarps_>
 class Pipeline {
  public:
@@ -45,15 +59,16 @@ class Pipeline {
   static constexpr int kStages = kStages_;
   static constexpr int kConsumerWarps = kConsumerWarps_;
   static constexpr int kTileSlots = 2;
+  static constexpr int kBarrierBytes = 8;  // from one of a kind to the next
   static constexpr int kStaging = kStages * kStageBytes;  // where it begins
 
  private:
   static constexpr int kBarriers = kStaging + kStagingBytes;
   static constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 1;
   static constexpr int kTiles = kBarriers + (kNumBarriers + 1) / 2 * 16;
-  static constexpr int kSlotBytes = 32;
+  static constexpr int kSlotBytes = sizeof(Tile);
   static_assert(kStageBytes % 1024 == 0 && kStagingBytes % 1024 == 0, "swizzle atoms are aligned");
-  static_assert(sizeof(Tile) <= kSlotBytes);
+  static_assert(kSlotBytes == 32, "two chunks");
 
  public:
   static constexpr int kSharedBytes = kTiles + kTileSlots * kSlotBytes;
@@ -64,36 +79,54 @@ class Pipeline {
   __device__ uint32_t Stage(int stage) const { return shared_ + stage * kStageBytes; }
   __device__ uint32_t Staging() const { return shared_ + kStaging; }
 
-  // That a stage has been filled, and that nobody reads it any more.
+  // That a stage has been filled, and that nobody in the cluster reads it any more.
   __device__ uint32_t Full(int stage) const { return Barrier(stage); }
   __device__ uint32_t Empty(int stage) const { return Barrier(kStages + stage); }
 
+  // That the block's tile of the next pair is there. Block 0's: that both have read theirs.
   __device__ uint32_t TileFull(int slot) const { return Barrier(2 * kStages + slot); }
   __device__ uint32_t TileEmpty(int slot) const { return Barrier(2 * kStages + kTileSlots + slot); }
 
-  // That the next tile is to be found.
+  // Block 0's: that the next pair is to be found.
   __device__ uint32_t TileWanted() const { return Barrier(kNumBarriers - 1); }
 
-  // By one thread. The block's barrier has to follow.
+  // By one thread. A barrier of the cluster has to follow.
   __device__ void Initialize() const {
     for (int stage = 0; stage < kStages; ++stage) {
       InitBarrier(Full(stage), 1);
-      InitBarrier(Empty(stage), kConsumerWarps);
+      InitBarrier(Empty(stage), kClusterBlocks * kConsumerWarps);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       InitBarrier(TileFull(slot), 1);
-      InitBarrier(TileEmpty(slot), kConsumerWarps + 1);
+      InitBarrier(TileEmpty(slot), kClusterBlocks * (kConsumerWarps + 1));
     }
     InitBarrier(TileWanted(), 1);
     FenceBarrierInit();
   }
 
-  __device__ static Tile* TileSlot(int slot) {
-    return reinterpret_cast<Tile*>(DynamicSharedMemory() + kTiles + slot * kSlotBytes);
+  // Leaves a tile in a slot of a block of the cluster.
+  __device__ void SendTile(int slot, const Tile& tile, int rank) const {
+    const uint32_t to = InBlock(TileSlot(slot), rank);
+    const uint32_t full = InBlock(TileFull(slot), rank);
+    ArriveInClusterExpecting(full, kSlotBytes);
+    StoreInCluster(to, {tile.group, tile.m, tile.n, tile.num_m}, full);
+    StoreInCluster(to + 16, {tile.k, tile.num_k, static_cast<int32_t>(tile.shared), 0}, full);
+  }
+
+  __device__ Tile ReadTile(int slot) const {
+    const uint4 first = LoadChunk(TileSlot(slot));
+    const uint4 second = LoadChunk(TileSlot(slot) + 16);
+    const auto word = [](uint32_t value) { return static_cast<int32_t>(value); };
+    return {word(first.x),  word(first.y),  word(first.z),
+            word(first.w),  word(second.x), word(second.y),
+            static_cast<Shared>(second.z)};
   }
 
  private:
-  __device__ uint32_t Barrier(int number) const { return shared_ + kBarriers + number * 8; }
+  __device__ uint32_t Barrier(int number) const {
+    return shared_ + kBarriers + number * kBarrierBytes;
+  }
+  __device__ uint32_t TileSlot(int slot) const { return shared_ + kTiles + slot * kSlotBytes; }
 
   uint32_t shared_;
 };
@@ -104,17 +137,20 @@ class TileReader {
  public:
   __device__ explicit TileReader(const Pipeline& pipeline) : pipeline_(pipeline) {}
 
-  // By whole warps. Lane 0 has read the slot, and may say so.
+  // By whole warps.
   __device__ Tile Next() {
+    const bool reads = threadIdx.x % 32 == 0;
     WaitBarrier(pipeline_.TileFull(slot_.index), slot_.parity);
     Tile tile = {};
-    if (threadIdx.x % 32 == 0) {
-      tile = *Pipeline::TileSlot(slot_.index);
-      Arrive(pipeline_.TileEmpty(slot_.index));
-    }
+    if (reads) tile = pipeline_.ReadTile(slot_.index);
+    tile = {Uniform(tile.group), Uniform(tile.m),
+            Uniform(tile.n),     Uniform(tile.num_m),
+            Uniform(tile.k),     Uniform(tile.num_k),
+            static_cast<Shared>(Uniform(static_cast<int32_t>(tile.shared)))};
+    // Behind what had to have the slot's words.
+    if (reads) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));
     slot_.Advance();
-    return {Uniform(tile.group), Uniform(tile.m), Uniform(tile.n),
-            Uniform(tile.num_m), Uniform(tile.k), Uniform(tile.num_k)};
+    return tile;
   }
 
  private:

@@ -6,17 +6,18 @@
 
 namespace jax_ep::sm90 {
 
-// By one warp, of which one thread copies. A source has
+// By one warp of each block, of which one thread copies. A source has
 //   Await(tile)                  returns once the tile's rows of the left operand may be read;
 //   Copy(tile, k, stage, full)   makes the barrier expect the bytes of a step of both operands, and
-//                                has them copied.
+//                                has this block's part of them copied.
 template <int kTileK, typename Pipeline, typename Source>
 __device__ void Produce(const Pipeline& pipeline, const Source& source) {
   Position<Pipeline::kStages> at;
   TileReader<Pipeline> tiles(pipeline);
+  const bool wants = Uniform(ClusterRank()) == 0;  // the next pair, for both blocks
   for (Tile tile = tiles.Next(); tile.num_k > 0; tile = tiles.Next()) {
     source.Await(tile);
-    // Claimed as late as it can be: a tile that waits would begin after its neighbours.
+    // Claimed as late as it can be: a pair that waits would begin after its neighbours.
     const int want_at = max((tile.num_k - 1) / kTileK - Pipeline::kStages, 0) * kTileK;
 #pragma unroll 1
     for (int k = 0; k < tile.num_k; k += kTileK) {
@@ -24,7 +25,7 @@ __device__ void Produce(const Pipeline& pipeline, const Source& source) {
       WaitBarrier(pipeline.Empty(at.index), at.parity ^ 1);
       if (IsElected()) {
         source.Copy(tile, tile.k + k, pipeline.Stage(at.index), pipeline.Full(at.index));
-        if (k == want_at) Arrive(pipeline.TileWanted());
+        if (wants && k == want_at) Arrive(pipeline.TileWanted());
       }
       __syncwarp();
       at.Advance();

@@ -1,4 +1,4 @@
-// Which tiles a block computes (sm_90): found by a warp of its own, which leaves them in the ring.
+// Which tiles a cluster computes (sm_90): found by a warp of its own, which leaves them in the rings.
 #ifndef JAX_EP_DEVICE_SM90_SCHEDULE_CUH_
 #define JAX_EP_DEVICE_SM90_SCHEDULE_CUH_
 
@@ -8,31 +8,32 @@
 
 namespace jax_ep::sm90 {
 
-// Tiles of kTileM rows, in steps of kTileK along the contraction.
+// Pairs of tiles of kTileM rows, in steps of kTileK along the contraction.
 template <MatmulKind kKind, int kTileM, int kTileK>
-class Tiles {
+class Pairs {
  public:
-  __device__ explicit Tiles(const MatmulProblem& problem)
-      : problem_(problem),
-        groups_(problem.rows, CeilDivide(problem.num_m, kTileM),
-                CeilDivide(problem.num_n, problem.tile_n)) {}
+  __device__ explicit Pairs(const MatmulProblem& problem) : problem_(problem), groups_(problem) {}
 
-  // By whole warps, with growing indices.
+  // By whole warps, with growing indices. Lane l gets the tile of block l % kClusterBlocks.
   __device__ Tile Find(int64_t index) {
-    GroupTile at;
-    if (!groups_.Find(index, &at)) return {};
-    Tile tile = {.group = at.group, .m = at.m * kTileM, .n = at.n * problem_.tile_n};
+    GroupPart pair;
+    if (!groups_.Find(index, &pair)) return {};
+    const PairedTile at =
+        groups_.LayoutOf(pair).Place(pair.index, threadIdx.x % kClusterBlocks);
+    Tile tile = {.group = pair.group,
+                 .m = at.m,
+                 .n = at.n * problem_.tile_n,
+                 .num_m = at.num_m,
+                 .shared = at.shared};
     bool is_zero = false;
     if constexpr (kIsGradient<kKind>) {
-      tile.num_m = problem_.num_m - tile.m;
-      tile.k = at.first_row;
-      tile.num_k = at.end_row - at.first_row;
+      tile.k = pair.first_row;
+      tile.num_k = pair.end_row - pair.first_row;
       is_zero = tile.num_k == 0;
     } else {
-      tile.m += at.first_row;
-      tile.num_m = at.end_row - tile.m;
+      tile.m += pair.first_row;
       tile.num_k = problem_.num_k;
-      is_zero = at.group == problem_.rows.num_groups;
+      is_zero = pair.group == problem_.rows.num_groups;
     }
     // One step of what the copies put where there are no operands.
     if (is_zero) {
@@ -45,34 +46,32 @@ class Tiles {
 
  private:
   const MatmulProblem& problem_;
-  GroupTiles<kIsGradient<kKind> ? 0 : kTileM> groups_;
+  GroupTiles<kKind, TilePairs<kTileM>> groups_;
 };
 
-// Finding a tile takes about a microsecond: one warp does it for the others, ahead of them.
-template <typename Tiles, typename Pipeline>
+// By one warp of block 0, for both. Finding a pair takes about a microsecond: it does so for the
+// others, ahead of them.
+template <typename Pairs, typename Pipeline>
 __device__ void Schedule(const MatmulProblem& problem, const Pipeline& pipeline) {
-  const bool is_leader = threadIdx.x % 32 == 0;
-  Tiles tiles(problem);
-  TileClaims claims(problem.tile_counter);
+  const int lane = threadIdx.x % 32;
+  Pairs pairs(problem);
+  TileClaims claims(problem.tile_counter, blockIdx.x / kClusterBlocks, gridDim.x / kClusterBlocks);
   Position<Pipeline::kTileSlots> slot;
   Position<1> wanted;
   while (true) {
-    const Tile tile = tiles.Find(__shfl_sync(0xffffffffu, claims.index(), 0));
-    if (is_leader) {
-      // The first round finds the ring empty: it waits for the phase before the first.
-      WaitBarrier(pipeline.TileEmpty(slot.index), slot.parity ^ 1);
-      *Pipeline::TileSlot(slot.index) = tile;
-      Arrive(pipeline.TileFull(slot.index));
-    }
+    const Tile tile = pairs.Find(__shfl_sync(0xffffffffu, claims.index(), 0));
+    // The first round finds the ring empty: it waits for the phase before the first.
+    WaitBarrier(pipeline.TileEmpty(slot.index), slot.parity ^ 1);
+    if (lane < kClusterBlocks) pipeline.SendTile(slot.index, tile, lane);
+    __syncwarp();
     if (tile.num_k == 0) break;
-    if (is_leader) {
-      WaitBarrier(pipeline.TileWanted(), wanted.parity);
-      claims.Next();
-    }
+    WaitBarrier(pipeline.TileWanted(), wanted.parity);
+    if (lane == 0) claims.Next();
     slot.Advance();
     wanted.Advance();
   }
-  if (is_leader) claims.Finish();
+  if (lane == 0) claims.Finish();
+  __syncwarp();
 }
 
 }  // namespace jax_ep::sm90

@@ -1,4 +1,4 @@
-// Which tile a block computes next (sm_90).
+// Which pair of tiles a cluster computes next (sm_90).
 #ifndef JAX_EP_DEVICE_TILE_CLAIMS_CUH_
 #define JAX_EP_DEVICE_TILE_CLAIMS_CUH_
 
@@ -11,39 +11,42 @@ inline constexpr int kNumTileCounters = 1 << 16;
 // Zero between launches. Launches that may run at the same time have different ones.
 struct TileCounter {
   uint32_t num_claimed;
-  uint32_t num_finished;  // blocks
+  uint32_t num_finished;  // clusters
 };
 __device__ static TileCounter tile_counters[kNumTileCounters];
 
-// The first tile is that of the block's number. Each later one is the next that no block has, so
+// The first pair is that of the cluster's number. Each later one is the next that no cluster has, so
 // that tiles which are neighbours begin at about the same time, whatever those before took: what
 // they read of the same matrix is then read from memory once and from the L2 cache afterwards.
 // Groups of 512 rows, give or take 20, take 1.4 times as long without. Results do not depend on who
-// computes what. By one thread of a block.
+// computes what. By one thread of a cluster.
 class TileClaims {
  public:
-  // Without a counter every gridDim.x-th tile is the block's.
-  __device__ explicit TileClaims(int32_t counter)
-      : counter_(counter < 0 ? nullptr : &tile_counters[counter]), index_(blockIdx.x) {}
+  // Of so many clusters. Without a counter every num_clusters-th pair is the cluster's.
+  __device__ TileClaims(int32_t counter, uint32_t cluster, uint32_t num_clusters)
+      : counter_(counter < 0 ? nullptr : &tile_counters[counter]),
+        num_clusters_(num_clusters),
+        index_(cluster) {}
 
   __device__ int64_t index() const { return index_; }
 
   __device__ void Next() {
-    index_ = counter_ == nullptr ? index_ + gridDim.x
-                                 : int64_t{gridDim.x} + atomicAdd(&counter_->num_claimed, 1);
+    index_ = counter_ == nullptr ? index_ + num_clusters_
+                                 : int64_t{num_clusters_} + atomicAdd(&counter_->num_claimed, 1);
   }
 
-  // After the last. The last block leaves zeros: no other will claim.
+  // After the last. The last cluster leaves zeros: no other will claim.
   __device__ void Finish() {
     if (counter_ == nullptr) return;
     __threadfence();
-    if (atomicAdd(&counter_->num_finished, 1) != gridDim.x - 1) return;
+    if (atomicAdd(&counter_->num_finished, 1) != num_clusters_ - 1) return;
     counter_->num_claimed = 0;
     counter_->num_finished = 0;
   }
 
  private:
   TileCounter* const counter_;
+  const uint32_t num_clusters_;
   int64_t index_;
 };
 

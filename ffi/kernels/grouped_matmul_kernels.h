@@ -13,6 +13,7 @@ namespace jax_ep {
 struct MatmulKernel {
   const void* address;  // of a kernel with MatmulTensorMaps, if it takes them, and MatmulProblem
   int threads;
+  int cluster_blocks = 1;  // blocks come in so many
   int shared_bytes;
   int tile_m;
   int tile_n;

@@ -1,5 +1,6 @@
 // Grouped matmuls of 16-bit elements on sm_90a: one warp copies tiles by the copy engine, eight
-// warps multiply them, four at a time in one instruction.
+// warps multiply them, four at a time in one instruction. Two blocks, a cluster, take two tiles that
+// share an operand, which is then read once.
 #include "ffi/device/fused_rows.cuh"
 #include "ffi/device/gradient_rows.cuh"
 #include "ffi/device/result_rows.cuh"
@@ -49,29 +50,48 @@ using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes
 template <MatmulKind kKind>
 struct Source {
   const MatmulTensorMaps& maps;
+  const int rank;
   const int up_n;          // columns from gate to up, or 0
   const int right_blocks;  // of a box
 
   __device__ void Await(const Tile& /*tile*/) const {}
 
   __device__ void Copy(const Tile& tile, int k, uint32_t stage, uint32_t full) const {
-    // Without rows for the second consumer its half of left is left out.
+    // Without rows for a consumer its half of left is left out.
+    const bool has_one = tile.num_m > 0;
     const bool has_both = tile.num_m > kGroupM;
-    ArriveExpecting(full, kRightBytes + (has_both ? kLeftBytes : kLeftHalfBytes));
-    CopyLeft(tile, k, 0, stage, full);
-    if (has_both) CopyLeft(tile, k, 1, stage, full);
-    CopyRight(tile, k, 0, stage, full);
-    CopyRight(tile, k, 1, stage, full);
+    ArriveExpecting(full, kRightBytes + (has_both ? kLeftBytes : has_one ? kLeftHalfBytes : 0));
+    if (tile.shared == Shared::kRight) {
+      CopyRight<true>(tile, k, rank, stage, full);
+      if (has_one) CopyLeft<false>(tile, k, 0, stage, full);
+      if (has_both) CopyLeft<false>(tile, k, 1, stage, full);
+    } else {
+      if (has_both || rank == 0) CopyLeft<true>(tile, k, rank, stage, full);
+      CopyRight<false>(tile, k, 0, stage, full);
+      CopyRight<false>(tile, k, 1, stage, full);
+    }
   }
 
  private:
-  // Rows past the group's end are copied, multiplied, and not stored.
-  __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
-    const int m = tile.m + half * kGroupM;
-    CopyBox(stage + half * kLeftHalfBytes, &maps.left, full,
-            kIsGradient<kKind> ? BoxPlace{m, k, 0, 0} : BoxPlace{k, m, 0, 0});
+  template <bool kToAll>
+  __device__ static void CopyFor(uint32_t to, const CUtensorMap* map, uint32_t full,
+                                 const BoxPlace& at) {
+    if constexpr (kToAll) {
+      CopyBoxToAll(to, map, full, at);
+    } else {
+      CopyBox(to, map, full, at);
+    }
   }
 
+  // Rows past the group's end are copied, multiplied, and not stored.
+  template <bool kToAll>
+  __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
+    const int m = tile.m + half * kGroupM;
+    CopyFor<kToAll>(stage + half * kLeftHalfBytes, &maps.left, full,
+                    kIsGradient<kKind> ? BoxPlace{m, k, 0, 0} : BoxPlace{k, m, 0, 0});
+  }
+
+  template <bool kToAll>
   __device__ void CopyRight(const Tile& tile, int k, int half, uint32_t stage,
                             uint32_t full) const {
     const uint32_t to = stage + kLeftBytes + half * kRightHalfBytes;
@@ -80,12 +100,12 @@ struct Source {
     const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
     const int matrix = kIsGradient<kKind> ? 0 : tile.group;
     if constexpr (kIsTransposed<kKind>) {
-      CopyBox(to, &maps.right, full, {k, n, 0, matrix});
+      CopyFor<kToAll>(to, &maps.right, full, {k, n, 0, matrix});
     } else if (right_blocks > 1) {
-      CopyBox(to, &maps.right, full, {0, k, n / kLine, matrix});
+      CopyFor<kToAll>(to, &maps.right, full, {0, k, n / kLine, matrix});
     } else {
-      CopyBox(to, &maps.right, full, {n, k, 0, matrix});
-      CopyBox(to + kBlockBytes, &maps.right, full, {n + kLine, k, 0, matrix});
+      CopyFor<kToAll>(to, &maps.right, full, {n, k, 0, matrix});
+      CopyFor<kToAll>(to + kBlockBytes, &maps.right, full, {n + kLine, k, 0, matrix});
     }
   }
 };
@@ -192,7 +212,12 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
   const ResultMatrix out = {&maps.out, problem.out, int64_t{problem.num_m} * problem.num_n,
                             problem.num_n, problem.num_n};
   Sink<T, kKind> sink(problem, maps, out, ring.Staging() + warp * kStagedBytes);
-  const bool arrives = threadIdx.x % 32 == 0;
+  // A lane for each block hands stages back there.
+  const int lane = threadIdx.x % 32;
+  const uint32_t empty = InBlock(ring.Empty(0), lane % kClusterBlocks);
+  const auto hand_back = [&](int stage) {
+    if (lane < kClusterBlocks) ArriveInCluster(empty + stage * Ring::kBarrierBytes);
+  };
   TileReader<Ring> tiles(ring);
   Position<Ring::kStages> at;
   bool is_full = false;
@@ -221,7 +246,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       }
       // The batch before this one has read its stage.
       __syncwarp();
-      if (before >= 0 && arrives) Arrive(ring.Empty(before));
+      if (before >= 0) hand_back(before);
       if (has_rows) sink.BetweenSteps();
       before = current;
     }
@@ -230,7 +255,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
     WaitWgmma<0>();
     FenceSums(sums);
     __syncwarp();
-    if (arrives) Arrive(ring.Empty(before));
+    hand_back(before);
     if (!has_rows) continue;
     const int m = warp * kResultM;
     const ResultPlace place = {.group = kIsGradient<kKind> ? tile.group : 0,
@@ -242,10 +267,11 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
   }
   sink.rows.Finish();
   sink.rows.Close();
+  __syncwarp();
 }
 
 template <typename T, MatmulKind kKind>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThreads, 1)
     Sm90Kernel(const __grid_constant__ MatmulTensorMaps maps,
                const __grid_constant__ MatmulProblem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -257,19 +283,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     ring.Initialize();
   }
   __syncthreads();
+  ClusterBarrier();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     const int warp = Uniform(threadIdx.x / 32);
     if (warp == 0) {
       const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
-      Produce<kTileK>(ring, Source<kKind>{maps, up_n, problem.right_blocks});
-    } else if (warp == 1) {
-      Schedule<Tiles<kKind, kTileM, kTileK>>(problem, ring);
+      const int rank = Uniform(ClusterRank());
+      Produce<kTileK>(ring, Source<kKind>{maps, rank, up_n, problem.right_blocks});
+    } else if (warp == 1 && Uniform(ClusterRank()) == 0) {
+      Schedule<Pairs<kKind, kTileM, kTileK>>(problem, ring);
     }
+    __syncwarp();
   } else {
     GrowRegisters<kConsumerRegisters>();
     Consume<T, kKind>(maps, problem, ring);
   }
+  ClusterBarrier();
 #else
   __trap();  // a build for compute capability 9.0 has to be one for sm_90a
 #endif
@@ -309,6 +339,7 @@ static_assert(kNumSm90TileCounters == kNumTileCounters);
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
   return {.address = is_bfloat16 ? Address<BFloat16>(kind) : Address<Float16>(kind),
           .threads = kThreads,
+          .cluster_blocks = kClusterBlocks,
           .shared_bytes = Ring::kSharedBytes,
           .tile_m = kTileM,
           .tile_n = kTileN,

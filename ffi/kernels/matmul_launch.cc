@@ -166,7 +166,9 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
     if (!status.ok()) return status;
   }
   const int64_t tiles = MostTiles(kind, kernel, problem);
-  blocks = std::min({blocks, tiles, kMaxMatmulSize});
+  const int64_t most_clusters = std::min(tiles, kMaxMatmulSize / kernel.cluster_blocks);
+  blocks = std::clamp(blocks / kernel.cluster_blocks, int64_t{1}, most_clusters) *
+           kernel.cluster_blocks;
   if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
   void* maps_and_problem[] = {&maps, &problem};
   void* only_problem[] = {&problem};

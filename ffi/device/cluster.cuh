@@ -1,0 +1,67 @@
+// Clusters: blocks that run at the same time on neighbouring multiprocessors, and reach each other's
+// shared memory (sm_90).
+#ifndef JAX_EP_DEVICE_CLUSTER_CUH_
+#define JAX_EP_DEVICE_CLUSTER_CUH_
+
+#include "ffi/device/mbarrier.cuh"
+
+namespace jax_ep {
+
+inline constexpr int kClusterBlocks = 2;
+
+// This block's number in its cluster.
+__device__ inline int ClusterRank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// By all threads of all blocks, whole warps together.
+__device__ inline void ClusterBarrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// An address of the shared space, as it is here, in a block of the cluster. The functions below take
+// such addresses.
+__device__ inline uint32_t InBlock(uint32_t address, int rank) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+
+__device__ inline void ArriveInCluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void ArriveInClusterExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+// Stores 16 bytes; the barrier, of the same block, counts them when they are there. (A plain store
+// and an arrival that releases it cost a fence of all memory, half a microsecond.)
+__device__ inline void StoreInCluster(uint32_t to, const int32_t (&words)[4], uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
+      : "memory");
+}
+
+// CopyBox to the same place in all blocks; the barrier at the same place of each counts its bytes.
+__device__ inline void CopyBoxToAll(uint32_t to, const void* tensor_map, uint32_t barrier,
+                                    const BoxPlace& at) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix),
+      "h"(static_cast<uint16_t>((1 << kClusterBlocks) - 1))
+      : "memory");
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_CLUSTER_CUH_
