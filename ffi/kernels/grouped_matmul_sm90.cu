@@ -110,13 +110,18 @@ struct Source {
   }
 };
 
-// Zeros in the lines of both operands from `first` on, whose rows belong to others: a product of
-// zero and what is there may be NaN. By both groups; each has its own block of the left operand.
+// Rows that an instruction contracts.
+inline constexpr int kDepth = 16;
+
+// Zeros in the lines of both operands from `first` on, as far as instructions read them: these rows
+// belong to others, and a product of zero and what is there may be NaN. By both groups; each has its
+// own block of the left operand.
 __device__ inline void ClearLines(uint32_t stage, int consumer, int first) {
   constexpr int kChunks = kLine / 8;  // of 16 bytes; the swizzle keeps them in their line
   constexpr int kBlocks = kTileN / kLine / kConsumers;
+  const int end = CeilDivide(first, kDepth) * kDepth;
   const auto clear = [&](uint32_t block) {
-    for (int i = first * kChunks + threadIdx.x % kGroupThreads; i < kTileK * kChunks;
+    for (int i = first * kChunks + threadIdx.x % kGroupThreads; i < end * kChunks;
          i += kGroupThreads) {
       StoreChunk(block + i * 16, make_uint4(0, 0, 0, 0));
     }
@@ -129,22 +134,36 @@ __device__ inline void ClearLines(uint32_t stage, int consumer, int first) {
   NamedBarrier(kCleared, kConsumers * kGroupThreads);
 }
 
+// num_k: the rows of a gradient's step, of which the last may have fewer than a stage.
 template <typename T, MatmulKind kKind>
-__device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, bool add) {
+__device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, bool add,
+                             int num_k) {
   constexpr TileLayout kLeft = kIsGradient<kKind> ? TileLayout::kOuter : TileLayout::kInner;
   constexpr TileLayout kRight = kIsTransposed<kKind> ? TileLayout::kInner : TileLayout::kOuter;
-  // From one k of 16 to the next: 16 elements of a line, or 16 lines.
+  // From one kDepth to the next: 16 elements of a line, or 16 lines.
   constexpr int kLeftStep = kLeft == TileLayout::kInner ? 32 : 2048;
   constexpr int kRightStep = kRight == TileLayout::kInner ? 32 : 2048;
   const uint32_t left = TileDescriptor(stage + consumer * kLeftHalfBytes, kBlockBytes);
   const uint32_t right = TileDescriptor(stage + kLeftBytes, kBlockBytes);
-  FenceWgmma();
-#pragma unroll
-  for (int i = 0; i < kTileK / 16; ++i) {
+  const auto multiply = [&](int i) {
     MultiplyTiles<T, kLeft, kRight>(sums, left + i * (kLeftStep >> 4),
                                     right + i * (kRightStep >> 4), add || i > 0);
+  };
+  if (!kIsGradient<kKind> || num_k >= kTileK) {
+    FenceWgmma();
+#pragma unroll
+    for (int i = 0; i < kTileK / kDepth; ++i) multiply(i);
+    CommitWgmma();
+  } else {
+    // Batches of one, which is what the compiler makes of a loop: a common end of both branches would
+    // be a batch, too, and the wait for all batches but one a wait for all there is.
+#pragma unroll 1
+    for (int i = 0; i < CeilDivide(num_k, kDepth); ++i) {
+      FenceWgmma();
+      multiply(i);
+      CommitWgmma();
+    }
   }
-  CommitWgmma();
 }
 
 // What takes a tile's sums at its end, and goes on after steps of the next.
@@ -230,14 +249,14 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       const uint32_t stage = ring.Stage(at.index);
       if (has_rows) sink.BeforeStep();
       if (!is_full) WaitBarrier(ring.Full(at.index), at.parity);
+      const int num_k = tile.num_k - k;
       if constexpr (kIsGradient<kKind>) {
-        const int left = tile.num_k - k;
-        if (left < kTileK) ClearLines(stage, consumer, left);
+        if (num_k < kTileK) ClearLines(stage, consumer, num_k);
       }
       const int current = at.index;
       at.Advance();
       if (has_rows) {
-        MultiplyStep<T, kKind>(sums, stage, consumer, k > 0);
+        MultiplyStep<T, kKind>(sums, stage, consumer, k > 0, num_k);
         sink.AfterStep(k);
         is_full = IsComplete(ring.Full(at.index), at.parity);
         WaitWgmma<1>();
