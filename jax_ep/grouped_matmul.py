@@ -55,7 +55,8 @@ def grouped_matmul(
       preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype.
       zero_tail: whether the result's rows past the last group are zeros, also in the gradient of
         lhs. False leaves them unspecified. The tails of lhs and of cotangents are never read.
-      num_sms: the most streaming multiprocessors to use on CUDA; None chooses.
+      num_sms: the most streaming multiprocessors to use on CUDA; None chooses. Those of compute
+        capability 9.0 work in pairs: odd numbers are rounded down, 1 up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:

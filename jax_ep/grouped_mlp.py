@@ -50,7 +50,8 @@ def grouped_mlp(
         runs between the matmuls.
       b_up: [L, 2, F] or [L, F] of any float dtype, or None.
       b_down: [L, H] of any float dtype, or None.
-      num_sms: the most streaming multiprocessors to use on CUDA; None chooses.
+      num_sms: the most streaming multiprocessors to use on CUDA; None chooses. Those of compute
+        capability 9.0 work in pairs: odd numbers are rounded down, 1 up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:

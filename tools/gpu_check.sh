@@ -46,6 +46,7 @@ checks() {
   for tool in memcheck racecheck synccheck; do
     sanitized "transfer_$tool" 200 $tool "$programs/transfer_test" --ranks 1 --tiny
     sanitized "fused_$tool" 200 $tool "$programs/fused_matmul_test" small
+    sanitized "matmul_$tool" 200 $tool "$programs/grouped_matmul_test" small
   done
 }
 
