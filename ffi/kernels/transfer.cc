@@ -33,12 +33,18 @@ RowType ToRowType(ElementType type) {
   return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
 }
 
+// What precedes the exchange of a call, in parts.
+struct FirstParts {
+  bool of_choices = false;  // tiles of them
+  bool of_plan = false;     // its rows
+};
+
 // The kernel of one call, launched if all that it needs is there.
 class Launcher {
  public:
   // `flags` are what ranks must give alike besides the sizes.
-  Launcher(const TransferCall& call, Operation operation, std::initializer_list<int64_t> flags,
-           cudaStream_t stream)
+  Launcher(const TransferCall& call, Operation operation, const FirstParts& parts,
+           std::initializer_list<int64_t> flags, cudaStream_t stream)
       : num_sms_(call.num_sms), stream_(stream) {
     WorkspaceShape shape;
     WorkspaceLayout layout;
@@ -72,13 +78,12 @@ class Launcher {
     // a thread the way to memory and back.
     const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
     call_.num_tiles = static_cast<int32_t>(tiles);
-    call_.num_parts = static_cast<int32_t>(operation == Operation::kDispatch ? tiles : spread);
+    call_.num_parts =
+        static_cast<int32_t>((parts.of_choices ? tiles : 0) + (parts.of_plan ? spread : 0));
     call_.nan_word = NanWord(call.row_type);
     call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
     for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
   }
-
-  void AddParts(int32_t num_parts) { call_.num_parts += num_parts; }
 
   const Call& call() const { return call_; }
   const Status& status() const { return status_; }
@@ -316,7 +321,7 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
   const SmallPieces pieces = PiecesOf(call);
   Launcher launcher(
-      call.transfer, Operation::kDispatch,
+      call.transfer, Operation::kDispatch, {.of_choices = true},
       {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
       stream);
   RowEngine engine;
@@ -344,16 +349,15 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
 
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
   const SmallPieces pieces = PiecesOf(call);
-  Launcher launcher(call.transfer, Operation::kDispatchByPlan,
-                    {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
-                    stream);
+  Launcher launcher(
+      call.transfer, Operation::kDispatchByPlan, {.of_choices = call.has_weights, .of_plan = true},
+      {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
   const int32_t num_weight_parts = call.has_weights ? sizes.num_tiles : 0;
-  launcher.AddParts(num_weight_parts);
   const DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan,
                                      num_weight_parts};
   if (pieces.count() > 0) {
@@ -373,7 +377,7 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
 
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
   const SmallPieces pieces = PiecesOf(call.transfer);
-  Launcher launcher(call.transfer, Operation::kCombine,
+  Launcher launcher(call.transfer, Operation::kCombine, {.of_plan = true},
                     {call.has_weights, call.has_scalars, pieces.count()}, stream);
   if (!launcher.status().ok()) return launcher.status();
   const Call& sizes = launcher.call();
@@ -408,7 +412,7 @@ Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream) {
   if (call.repeats < 1 || call.repeats > kMaxItems) {
     return InvalidArgument("repeats is ", call.repeats);
   }
-  Launcher launcher(call.transfer, Operation::kCeiling, {call.repeats}, stream);
+  Launcher launcher(call.transfer, Operation::kCeiling, {}, {call.repeats}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
