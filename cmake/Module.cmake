@@ -52,6 +52,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/probe.cu
     ffi/kernels/tensor_maps.cc
     ffi/kernels/transfer.cc
+    ffi/kernels/transfer_launch.cc
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc
     ffi/runtime/group_cuda.cc

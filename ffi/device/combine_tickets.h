@@ -39,14 +39,14 @@ class CombineTickets {
         num_chunks_(num_tokens == 0 ? 0 : CeilDivide(num_tokens, tokens_of_chunk_)) {
     const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_chunks / kTicketsAtOnce;
     const int64_t units = CeilDivide(shared_by_all, kPieceUnit);
-    send_pieces_ = Pieces((units < 1 ? 1 : units) * kPieceUnit, row_chunks);
+    send_pieces_ = Pieces(Max(units, 1) * kPieceUnit, row_chunks);
     // Where warps are few, sums are many anyway: 649 us with whole rows, 814 with small pieces.
     const int64_t cuts = num_tokens == 0 ? 0 : int64_t{kSumsOfWarp} * num_warps / num_tokens;
-    const int64_t sum = CeilDivide(row_chunks / (cuts < 1 ? 1 : cuts), kPieceUnit);
-    sum_pieces_ = Pieces(sum < 2 ? 2 * kPieceUnit : sum * kPieceUnit, row_chunks);
+    const int64_t sum = CeilDivide(row_chunks / Max(cuts, 1), kPieceUnit);
+    sum_pieces_ = Pieces(Max(sum, 2) * kPieceUnit, row_chunks);
     if (send_pieces_.size < sum_pieces_.size) sum_pieces_ = send_pieces_;
     const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kTicketsAhead, SendsOfStep());
-    lag_ = lag < num_chunks_ ? lag : num_chunks_;
+    lag_ = Min(lag, num_chunks_);
   }
 
   JAX_EP_HOST_DEVICE int32_t num_chunks() const { return num_chunks_; }
@@ -57,7 +57,7 @@ class CombineTickets {
   // Tickets that send a chunk of a rank's tokens.
   JAX_EP_HOST_DEVICE int32_t TicketsOf(int32_t chunk) const {
     const int32_t left = num_tokens_ - chunk * tokens_of_chunk_;
-    return (left < tokens_of_chunk_ ? left : tokens_of_chunk_) * send_pieces_.count;
+    return Min(left, tokens_of_chunk_) * send_pieces_.count;
   }
 
   // `rank` is this one.
@@ -94,7 +94,7 @@ class CombineTickets {
 
     Pieces() = default;
     JAX_EP_HOST_DEVICE Pieces(int64_t wanted, int32_t row_chunks)
-        : size(static_cast<int32_t>(wanted < row_chunks ? wanted : row_chunks)),
+        : size(static_cast<int32_t>(Min(wanted, row_chunks))),
           count(size == 0 ? 1 : CeilDivide(row_chunks, size)) {}
   };
 
@@ -117,9 +117,7 @@ class CombineTickets {
     const int32_t token = chunk * tokens_of_chunk_ + within / pieces.count;
     const int32_t first = within % pieces.count * pieces.size;
     const int32_t end = first + pieces.size;
-    return {is_sum, chunk,
-            rank,   token < num_tokens_ ? token : -1,
-            first,  end < row_chunks_ ? end : row_chunks_};
+    return {is_sum, chunk, rank, token < num_tokens_ ? token : -1, first, Min(end, row_chunks_)};
   }
 
   int32_t num_tokens_;

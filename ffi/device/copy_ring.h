@@ -36,8 +36,7 @@ JAX_EP_HOST_DEVICE constexpr int32_t CopyRingBytes(const CopyRing& ring) {
 // With stages halved until it fits, or down to so few chunks.
 constexpr CopyRing ShrinkStages(CopyRing ring, int32_t fewest_chunks, int32_t shared_bytes) {
   while (ring.stage_chunks > fewest_chunks && ring.num_warps * CopyRingBytes(ring) > shared_bytes) {
-    const int32_t half = CeilDivide(ring.stage_chunks, 2);
-    ring.stage_chunks = half < fewest_chunks ? fewest_chunks : half;
+    ring.stage_chunks = Max(CeilDivide(ring.stage_chunks, 2), fewest_chunks);
   }
   return ring;
 }
@@ -70,13 +69,10 @@ constexpr CopyRing PlanSendRing(int64_t row_chunks, int32_t num_places, int32_t 
                                 int32_t shared_bytes) {
   constexpr int32_t kFewestStageChunks = 192;  // 3 KB
   constexpr int64_t kMostStageChunks = 1024;
-  const int64_t quarters = CeilDivide(row_chunks, 4);
-  const auto quarter =
-      static_cast<int32_t>(quarters < kMostStageChunks ? quarters : kMostStageChunks);
+  const auto quarter = static_cast<int32_t>(Min(CeilDivide(row_chunks, 4), kMostStageChunks));
   CopyRing ring = {0, num_warps, 3, quarter, num_places};
   if (ring.stage_chunks < kFewestStageChunks) {
-    ring.stage_chunks =
-        static_cast<int32_t>(row_chunks < kFewestStageChunks ? row_chunks : kFewestStageChunks);
+    ring.stage_chunks = static_cast<int32_t>(Min(row_chunks, kFewestStageChunks));
   }
   ring = ShrinkStages(ring, kFewestStageChunks, shared_bytes);
   while (ring.num_warps > 1 && ring.num_warps * CopyRingBytes(ring) > shared_bytes) {

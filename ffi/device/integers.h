@@ -1,5 +1,5 @@
 // What code needs that the host compiler, nvcc and NVRTC all read: fixed-size integers, a mark for
-// functions that run on both sides, and division.
+// functions that run on both sides, and arithmetic that the language lacks.
 #ifndef JAX_EP_DEVICE_INTEGERS_H_
 #define JAX_EP_DEVICE_INTEGERS_H_
 
@@ -26,6 +26,17 @@ namespace jax_ep {
 template <typename Value, typename Divisor>
 JAX_EP_HOST_DEVICE constexpr auto CeilDivide(Value value, Divisor divisor) {
   return (value + divisor - 1) / divisor;
+}
+
+// The smaller and the larger of two. Of integers that are both signed or both not; the result is of
+// the wider type.
+template <typename First, typename Second>
+JAX_EP_HOST_DEVICE constexpr auto Min(First first, Second second) {
+  return second < first ? second : first;
+}
+template <typename First, typename Second>
+JAX_EP_HOST_DEVICE constexpr auto Max(First first, Second second) {
+  return first < second ? second : first;
 }
 
 }  // namespace jax_ep

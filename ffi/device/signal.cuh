@@ -69,23 +69,22 @@ __device__ inline void EnterFirst(const Call& call, uint64_t epoch, int ticket, 
   if (ticket == 0 && threads.number < 32 && MayPush(call)) Enter(call, epoch, poisoned);
 }
 
-// Sets this rank's flag of a chunk at all peers. By one warp.
-__device__ inline void SignalChunk(const Call& call, ChunkFlags ControlBlock::* flags, int chunk,
-                                   uint64_t epoch) {
+// Sets this rank's flag of a chunk at all peers: what they wait for at the gate. By one warp.
+__device__ inline void SignalChunk(const Call& call, Gate gate, int chunk, uint64_t epoch) {
   const ControlBlock* const control = call.control;
   ForPeers(control, [&](int peer) {
-    StoreReleaseSystem(&(control->peers[peer].control->*flags)[control->rank][chunk], epoch);
+    ChunkFlags& flags = FlagsOf(control->peers[peer].control, gate);
+    StoreReleaseSystem(&flags[control->rank][chunk], epoch);
   });
 }
 
 // The same, if lane 0 has counted the chunk's last part.
-__device__ inline void SignalIfLast(const Call& call, bool is_last,
-                                    ChunkFlags ControlBlock::* flags, int chunk, uint64_t epoch,
-                                    uint32_t salt) {
+__device__ inline void SignalIfLast(const Call& call, bool is_last, Gate gate, int chunk,
+                                    uint64_t epoch, uint32_t salt) {
   if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
   Delay(call, epoch, salt);
   __syncwarp();  // what lane 0 may have acquired by counting comes before each lane's release
-  SignalChunk(call, flags, chunk, epoch);
+  SignalChunk(call, gate, chunk, epoch);
 }
 
 // Ends the call: the next is the next epoch, and the next kernel of the stream, or the next replay,

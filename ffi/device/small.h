@@ -54,13 +54,12 @@ class SmallPieces {
  public:
   SmallPieces() = default;
   SmallPieces(int32_t count, int32_t chunks)
-      : count_(count), chunks_(chunks), by_count_(count < 1 ? 1 : count) {}
+      : count_(count), chunks_(chunks), by_count_(Max(count, 1)) {}
 
   JAX_EP_HOST_DEVICE int32_t count() const { return count_; }  // of a row; 0: the call is not small
   JAX_EP_HOST_DEVICE int32_t FirstOf(int32_t piece) const { return piece * chunks_; }
   JAX_EP_HOST_DEVICE int32_t EndOf(int32_t piece, int32_t row_chunks) const {
-    const int32_t end = (piece + 1) * chunks_;
-    return end < row_chunks ? end : row_chunks;
+    return Min((piece + 1) * chunks_, row_chunks);
   }
   JAX_EP_HOST_DEVICE SmallPart At(int32_t number, const Divisor& by_num_peers) const {
     const int32_t pieces = by_num_peers.Quotient(number);
@@ -88,8 +87,7 @@ inline SmallPieces PlanSmallPieces(int64_t num_ranks, int64_t num_tokens, int64_
     return {};
   }
   const int64_t wanted = CeilDivide(row_chunks, CeilDivide(kWanted, rows));
-  const int64_t least = row_chunks < kLeastChunks ? row_chunks : kLeastChunks;
-  const int64_t chunks = wanted < least ? least : wanted;
+  const int64_t chunks = Max(wanted, Min(row_chunks, kLeastChunks));
   return {static_cast<int32_t>(CeilDivide(row_chunks, chunks)), static_cast<int32_t>(chunks)};
 }
 
@@ -104,7 +102,7 @@ struct SmallStretches {
 
 inline SmallStretches PlanSmallStretches(int64_t num_ranks, int64_t num_choices) {
   const auto ranks = static_cast<int32_t>(num_ranks);
-  SmallStretches stretches = {ranks < kCountingWarps ? kCountingWarps / ranks : 1, 5};
+  SmallStretches stretches = {Max(kCountingWarps / ranks, 1), 5};
   while (int64_t{stretches.count} << stretches.log2_choices < num_choices) {
     ++stretches.log2_choices;
   }

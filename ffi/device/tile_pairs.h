@@ -57,9 +57,8 @@ struct TilePairs {
     }
     const int32_t m = (first + 2 * pairs_m) * kTileM;
     if (has_two) return {Shared::kLeft, m, n + rank, num_m - m};
-    const int32_t rest = num_m - m - rank * kHalfM;
-    const int32_t half = rest < kHalfM ? rest : kHalfM;
-    return {Shared::kRight, m + rank * kHalfM, n, half > 0 ? half : 0};
+    const int32_t half = Min(num_m - m - rank * kHalfM, kHalfM);
+    return {Shared::kRight, m + rank * kHalfM, n, Max(half, 0)};
   }
 
  private:

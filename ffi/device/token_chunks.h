@@ -26,16 +26,14 @@ constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int
   constexpr int64_t kFewestChunks = 16;
   constexpr int64_t kWindowBytes = int64_t{128} << 20;  // of all senders
   constexpr int64_t kFewestWindow = 4;
-  const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
-  const auto most = [](int64_t a, int64_t b) { return a < b ? b : a; };
-  const int64_t by_bytes = num_tokens / most(kBytesOfChunk / row_bytes, 1);
-  const int64_t chunks = least(most(by_bytes, kFewestChunks), kMaxChunks);
-  const int64_t tokens = most(CeilDivide(num_tokens, chunks), 1);
+  const int64_t by_bytes = num_tokens / Max(kBytesOfChunk / row_bytes, 1);
+  const int64_t chunks = Min(Max(by_bytes, kFewestChunks), kMaxChunks);
+  const int64_t tokens = Max(CeilDivide(num_tokens, chunks), 1);
   const int64_t num_chunks = CeilDivide(num_tokens, tokens);
-  const int64_t rows = most(num_tokens * least(top_k, num_ranks), kWindowBytes / row_bytes);
-  const int64_t of_sender = most(rows / most(num_ranks - 1, 1) / tokens, kFewestWindow);
-  const int64_t window_chunks = least(least(of_sender, most(most_window, 1)), num_chunks);
-  const int64_t window = least(window_chunks * tokens, num_tokens);
+  const int64_t rows = Max(num_tokens * Min(top_k, num_ranks), kWindowBytes / row_bytes);
+  const int64_t of_sender = Max(rows / Max(num_ranks - 1, 1) / tokens, kFewestWindow);
+  const int64_t window_chunks = Min(Min(of_sender, Max(most_window, 1)), num_chunks);
+  const int64_t window = Min(window_chunks * tokens, num_tokens);
   return {static_cast<int32_t>(tokens), static_cast<int32_t>(num_chunks),
           static_cast<int32_t>(window_chunks), static_cast<int32_t>(window)};
 }

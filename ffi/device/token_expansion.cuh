@@ -166,7 +166,7 @@ class TokenExpansion {
       is_last = before + tokens == static_cast<uint32_t>(all);
     }
     // SIGNAL_BROUGHT
-    SignalIfLast(call, is_last, &ControlBlock::brought, brought.chunk, epoch, 6);
+    SignalIfLast(call, is_last, Gate::kBrought, brought.chunk, epoch, 6);
   }
 
   __device__ int NumAhead() const { return kChunksAhead * stage_.chunks.tokens; }

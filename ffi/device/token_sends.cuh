@@ -132,7 +132,7 @@ class TokenSends {
       // With the chunk the peers have this rank's counts, routes and weights.
       if (is_last) AwaitFinished(&progress.finished, call.num_parts);
     }
-    SignalIfLast(call, is_last, &ControlBlock::sent, chunk, epoch_, 4);  // SIGNAL_CHUNK
+    SignalIfLast(call, is_last, Gate::kChunk, chunk, epoch_, 4);  // SIGNAL_CHUNK
   }
 
   const TokenStage& stage_;

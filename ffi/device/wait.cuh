@@ -256,11 +256,15 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threa
   return WaitForAll(call, epoch, threads, [&] { return PassGate(call, epoch); });
 }
 
+// What is set at a gate of chunks, kChunk or kBrought, in the block of the rank that waits there.
+__device__ inline ChunkFlags& FlagsOf(ControlBlock* control, Gate gate) {
+  return gate == Gate::kBrought ? control->brought : control->sent;
+}
+
 // Waits for a chunk of what every peer sends (kChunk), or has brought of mine (kBrought). By one
 // whole warp; all lanes return the same.
 __device__ inline Outcome WaitForChunk(const Call& call, Gate gate, int chunk, uint64_t epoch) {
-  const ControlBlock* const control = call.control;
-  const ChunkFlags& flags = gate == Gate::kBrought ? control->brought : control->sent;
+  const ChunkFlags& flags = FlagsOf(call.control, gate);
   const auto flag = [&](int peer) { return &flags[peer][chunk]; };
   const Outcome outcome = WaitForFlags(call, gate, epoch, flag, [] {});
   if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);

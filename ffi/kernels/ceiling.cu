@@ -34,7 +34,7 @@ __device__ void SendRows(const CeilingStage& stage) {
 __device__ Outcome AwaitRows(const Call& call, uint64_t epoch, Outcome outcome) {
   if (threadIdx.x < 32 && outcome == Outcome::kArrived) {
     // Its release orders all blocks' rows before it, by CountBlock.
-    SignalChunk(call, &ControlBlock::sent, 0, epoch);      // SIGNAL_CHUNK
+    SignalChunk(call, Gate::kChunk, 0, epoch);             // SIGNAL_CHUNK
     outcome = WaitForChunk(call, Gate::kChunk, 0, epoch);  // WAIT_CHUNK
   }
   __syncthreads();  // what it has noted is reset after it

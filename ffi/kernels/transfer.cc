@@ -2,112 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <utility>
 #include <vector>
 
 #include "ffi/kernels/stages.h"
+#include "ffi/kernels/transfer_launch.h"
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
 namespace {
 
-constexpr int64_t kChunkBytes = 16;
 constexpr int64_t kWarps = kCombineThreads / 32;
-
-uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
-  for (const int64_t value : values) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * 0xff51afd7ed558ccdull;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
-uint32_t NanWord(ElementType type) {
-  if (type == kBF16) return 0x7fc07fc0u;
-  return type == kF16 ? 0x7e007e00u : 0x7fc00000u;
-}
 
 RowType ToRowType(ElementType type) {
   if (type == kBF16) return RowType::kBFloat16;
   return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
 }
-
-// The kernel of one call, launched if all that it needs is there.
-class Launcher {
- public:
-  // `flags` are what ranks must give alike besides the sizes.
-  Launcher(const TransferCall& call, Operation operation, std::initializer_list<int64_t> flags,
-           cudaStream_t stream)
-      : num_sms_(call.num_sms), stream_(stream) {
-    WorkspaceShape shape;
-    WorkspaceLayout layout;
-    status_ = CheckTransfer(call, &shape);
-    if (status_.ok()) status_ = PlanWorkspace(shape, &layout);
-    int64_t all_sms = 0;
-    if (status_.ok()) status_ = CountMultiprocessors(&all_sms);
-    if (!status_.ok()) return;
-    num_sms_ = num_sms_ == 0 ? all_sms : std::min(num_sms_, all_sms);
-    call_.control = call.control;
-    call_.fingerprint = Hash(
-        call.call_site, {static_cast<int64_t>(operation), call.num_tokens, call.hidden, call.top_k,
-                         call.num_experts, call.num_ranks, call.num_rows, call.row_type});
-    call_.fingerprint = Hash(call_.fingerprint, flags);
-    call_.operation = operation;
-    call_.num_tokens = static_cast<int32_t>(call.num_tokens);
-    call_.top_k = static_cast<int32_t>(call.top_k);
-    call_.num_experts = static_cast<int32_t>(call.num_experts);
-    call_.num_local = static_cast<int32_t>(call.num_experts / call.num_ranks);
-    call_.by_num_local = Divisor(call_.num_local);
-    call_.num_ranks = static_cast<int32_t>(call.num_ranks);
-    call_.num_rows = static_cast<int32_t>(call.num_rows);
-    call_.row_chunks =
-        static_cast<int32_t>(call.hidden * ElementBytes(call.row_type) / kChunkBytes);
-    call_.num_slots = std::min(call_.top_k, call_.num_ranks);
-    const int64_t choices = call.num_tokens * call.top_k;
-    const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
-    call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
-    const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices));
-    // What precedes the exchange is short. A plan's rows are spread over all blocks, as each takes
-    // a thread the way to memory and back.
-    const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
-    call_.num_tiles = static_cast<int32_t>(tiles);
-    call_.num_parts = static_cast<int32_t>(operation == Operation::kDispatch ? tiles : spread);
-    call_.nan_word = NanWord(call.row_type);
-    call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
-    for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
-  }
-
-  void AddParts(int32_t num_parts) { call_.num_parts += num_parts; }
-
-  const Call& call() const { return call_; }
-  const Status& status() const { return status_; }
-  int64_t num_sms() const { return num_sms_; }
-
-  // As many blocks as there is work for, up to `blocks_per_sm` on each multiprocessor.
-  int64_t Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
-    return std::clamp<int64_t>(std::max(blocks), 1, MostBlocks(blocks_per_sm));
-  }
-
-  int64_t MostBlocks(int64_t blocks_per_sm) const { return blocks_per_sm * num_sms_; }
-
-  template <typename Stage>
-  void Launch(const char* name, const void* kernel, int64_t blocks, int threads, const Stage& stage,
-              int64_t shared_bytes = 0) {
-    if (!status_.ok()) return;
-    void* arguments[] = {const_cast<Stage*>(&stage)};
-    status_ = FromCuda(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
-                                        dim3(static_cast<unsigned>(threads)), arguments,
-                                        static_cast<size_t>(shared_bytes), stream_),
-                       name);
-  }
-
- private:
-  Status status_;
-  Call call_ = {};
-  int64_t num_sms_;
-  cudaStream_t stream_;
-};
 
 constexpr int32_t kMostRingBytes = 216 * 1024;
 constexpr int32_t kLeastSharedBytes = 96 * 1024;  // of sm_86, the least there is
@@ -243,49 +153,6 @@ int64_t DispatchBlocks(const Launcher& launcher, const TokenStage& tokens) {
 
 }  // namespace
 
-Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
-  const int64_t element_bytes = ElementBytes(call.row_type);
-  *shape = {.num_tokens = call.num_tokens,
-            .hidden = call.hidden,
-            .top_k = call.top_k,
-            .num_experts = call.num_experts,
-            .num_ranks = call.num_ranks,
-            .element_bytes = element_bytes};
-  if (call.row_type != kBF16 && call.row_type != kF16 && call.row_type != kF32) {
-    return Unimplemented("rows are of another type; the kernels take bf16, f16 and f32");
-  }
-  WorkspaceLayout layout;
-  if (Status status = PlanWorkspace(*shape, &layout); !status.ok()) return status;
-  if (call.num_rows < 0) return InvalidArgument("num_rows is ", call.num_rows);
-  if (call.num_sms < 0) return InvalidArgument("num_sms is ", call.num_sms);
-  if (call.hidden * element_bytes % kChunkBytes != 0) {
-    return Unimplemented("a row has ", call.hidden * element_bytes,
-                         " bytes; the kernels take multiples of ", kChunkBytes);
-  }
-  if (call.top_k > kMaxTopK) {
-    return Unimplemented("top_k is ", call.top_k, "; the kernels take up to ", kMaxTopK);
-  }
-  const struct {
-    const char* name;
-    int64_t value;
-    int64_t most;
-  } items[] = {
-      {"num_rows", call.num_rows, kMaxItems},
-      // combine's tickets are some more than twice as many
-      {"num_tokens", call.num_tokens, kMaxItems / 4},
-      {"num_experts", call.num_experts, kMaxExperts},
-      {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k, kMaxItems},
-      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kChunkBytes,
-       kMaxItems},
-  };
-  for (const auto& item : items) {
-    if (item.value > item.most) {
-      return Unimplemented(item.name, " is ", item.value, "; the kernels take up to ", item.most);
-    }
-  }
-  return {};
-}
-
 Status LoadTransferKernels() {
   RowEngine engine;
   Status status = FindRowEngine(&engine);
@@ -316,7 +183,7 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
   const SmallPieces pieces = PiecesOf(call);
   Launcher launcher(
-      call.transfer, Operation::kDispatch,
+      call.transfer, Operation::kDispatch, {.of_choices = true},
       {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
       stream);
   RowEngine engine;
@@ -344,16 +211,15 @@ Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
 
 Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
   const SmallPieces pieces = PiecesOf(call);
-  Launcher launcher(call.transfer, Operation::kDispatchByPlan,
-                    {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
-                    stream);
+  Launcher launcher(
+      call.transfer, Operation::kDispatchByPlan, {.of_choices = call.has_weights, .of_plan = true},
+      {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
   const int32_t num_weight_parts = call.has_weights ? sizes.num_tiles : 0;
-  launcher.AddParts(num_weight_parts);
   const DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan,
                                      num_weight_parts};
   if (pieces.count() > 0) {
@@ -373,7 +239,7 @@ Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream)
 
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
   const SmallPieces pieces = PiecesOf(call.transfer);
-  Launcher launcher(call.transfer, Operation::kCombine,
+  Launcher launcher(call.transfer, Operation::kCombine, {.of_plan = true},
                     {call.has_weights, call.has_scalars, pieces.count()}, stream);
   if (!launcher.status().ok()) return launcher.status();
   const Call& sizes = launcher.call();
@@ -408,7 +274,7 @@ Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream) {
   if (call.repeats < 1 || call.repeats > kMaxItems) {
     return InvalidArgument("repeats is ", call.repeats);
   }
-  Launcher launcher(call.transfer, Operation::kCeiling, {call.repeats}, stream);
+  Launcher launcher(call.transfer, Operation::kCeiling, {}, {call.repeats}, stream);
   RowEngine engine;
   Status status = launcher.status();
   if (status.ok()) status = FindRowEngine(&engine);

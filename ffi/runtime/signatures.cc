@@ -3,6 +3,8 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "ffi/device/integers.h"
+
 namespace jax_ep {
 namespace {
 
@@ -145,7 +147,7 @@ Status CheckColumns(std::string_view target, const ActivationMatmulConfig& confi
     return InvalidArgument(target, ": ", n.name, " is ", n.value, " with F = ", f.value,
                            "; expected ", columns, " for this activation");
   }
-  const int64_t num_blocks = (f.value + kColumnsPerDot - 1) / kColumnsPerDot;
+  const int64_t num_blocks = CeilDivide(f.value, kColumnsPerDot);
   if (blocks != nullptr && blocks->value != num_blocks) {
     return InvalidArgument(target, ": ", blocks->name, " is ", blocks->value, " with F = ", f.value,
                            "; expected ", num_blocks);
