@@ -1,5 +1,5 @@
-// Clusters: blocks that run at the same time on neighbouring multiprocessors, and reach each other's
-// shared memory (sm_90).
+// Clusters: blocks that run at the same time on neighbouring multiprocessors, and reach each
+// other's shared memory (sm_90).
 #ifndef JAX_EP_DEVICE_CLUSTER_CUH_
 #define JAX_EP_DEVICE_CLUSTER_CUH_
 
@@ -7,6 +7,7 @@
 
 namespace jax_ep {
 
+// As many as the launch has to ask for.
 inline constexpr int kClusterBlocks = 2;
 
 // This block's number in its cluster.
@@ -24,8 +25,8 @@ __device__ inline void ClusterBarrier() {
           : "memory");
 }
 
-// An address of the shared space, as it is here, in a block of the cluster. The functions below take
-// such addresses.
+// An address of the shared space, as it is here, in a block of the cluster. The functions below
+// take such addresses.
 __device__ inline uint32_t InBlock(uint32_t address, int rank) {
   uint32_t result;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));

@@ -17,8 +17,8 @@ struct GroupPart {
   int64_t index;  // of the part, within the group's result
 };
 
-// A warp's way through all parts of all results, group after group. A Layout of rows and tiles along
-// n has Count() parts of one group's result.
+// A warp's way through all parts of all results, group after group. A Layout of rows and tiles
+// along n has Count() parts of one group's result.
 template <MatmulKind kKind, typename Layout>
 class GroupTiles {
  public:

@@ -1,16 +1,18 @@
-// What leads from the warps that copy to those that multiply, in the two blocks of a cluster (sm_90):
-// rings of stages, which the copy engine fills, and of tiles, which say what the stages are of.
+// What leads from the warps that copy to those that multiply, in the two blocks of a cluster
+// (sm_90): rings of stages, which the copy engine fills, and of tiles, which say what the stages
+// are of.
 //
-// The two blocks compute a pair of tiles at a time, in steps of the same number. Of the operand that
-// these share each copies a half to both, so a stage is
+// The two blocks compute a pair of tiles at a time, in steps of the same number. Of the operand
+// that these share each copies a half to both, so a stage is
 //   full   when the block's own warp that copies has said what to expect, and all of it has come,
 //          from both blocks. Bytes may come before that is said: the phase waits for it.
-//   empty  when the warps that multiply in both blocks have handed back their stages of this number,
-//          since who fills the one fills the other, too. A warp hands stages back in the order of the
-//          ring, and a warp copies only to what is empty, so that no stage is written while it is
-//          read; and nobody is two phases ahead of who waits for a parity.
-// The last pair, of nothing, reaches all warps of both blocks. Barriers of the cluster at the ends of
-// the kernel keep each block there as long as the other may reach for its shared memory.
+//   empty  when the warps that multiply in both blocks have handed back their stages of this
+//   number,
+//          since who fills the one fills the other, too. A warp hands stages back in the order of
+//          the ring, and a warp copies only to what is empty, so that no stage is written while it
+//          is read; and nobody is two phases ahead of who waits for a parity.
+// The last pair, of nothing, reaches all warps of both blocks. Barriers of the cluster at the ends
+// of the kernel keep each block there as long as the other may reach for its shared memory.
 #ifndef JAX_EP_DEVICE_SM90_PIPELINE_CUH_
 #define JAX_EP_DEVICE_SM90_PIPELINE_CUH_
 
@@ -59,7 +61,7 @@ class Pipeline {
   static constexpr int kStages = kStages_;
   static constexpr int kConsumerWarps = kConsumerWarps_;
   static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = 8;  // from one of a kind to the next
+  static constexpr int kBarrierBytes = 8;                 // from one of a kind to the next
   static constexpr int kStaging = kStages * kStageBytes;  // where it begins
 
  private:
@@ -117,8 +119,12 @@ class Pipeline {
     const uint4 first = LoadChunk(TileSlot(slot));
     const uint4 second = LoadChunk(TileSlot(slot) + 16);
     const auto word = [](uint32_t value) { return static_cast<int32_t>(value); };
-    return {word(first.x),  word(first.y),  word(first.z),
-            word(first.w),  word(second.x), word(second.y),
+    return {word(first.x),
+            word(first.y),
+            word(first.z),
+            word(first.w),
+            word(second.x),
+            word(second.y),
             static_cast<Shared>(second.z)};
   }
 
@@ -143,9 +149,12 @@ class TileReader {
     WaitBarrier(pipeline_.TileFull(slot_.index), slot_.parity);
     Tile tile = {};
     if (reads) tile = pipeline_.ReadTile(slot_.index);
-    tile = {Uniform(tile.group), Uniform(tile.m),
-            Uniform(tile.n),     Uniform(tile.num_m),
-            Uniform(tile.k),     Uniform(tile.num_k),
+    tile = {Uniform(tile.group),
+            Uniform(tile.m),
+            Uniform(tile.n),
+            Uniform(tile.num_m),
+            Uniform(tile.k),
+            Uniform(tile.num_k),
             static_cast<Shared>(Uniform(static_cast<int32_t>(tile.shared)))};
     // Behind what had to have the slot's words.
     if (reads) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));

@@ -1,4 +1,5 @@
-// Which tiles a cluster computes (sm_90): found by a warp of its own, which leaves them in the rings.
+// Which tiles a cluster computes (sm_90): found by a warp of its own, which leaves them in the
+// rings.
 #ifndef JAX_EP_DEVICE_SM90_SCHEDULE_CUH_
 #define JAX_EP_DEVICE_SM90_SCHEDULE_CUH_
 
@@ -18,8 +19,7 @@ class Pairs {
   __device__ Tile Find(int64_t index) {
     GroupPart pair;
     if (!groups_.Find(index, &pair)) return {};
-    const PairedTile at =
-        groups_.LayoutOf(pair).Place(pair.index, threadIdx.x % kClusterBlocks);
+    const PairedTile at = groups_.LayoutOf(pair).Place(pair.index, threadIdx.x % kClusterBlocks);
     Tile tile = {.group = pair.group,
                  .m = at.m,
                  .n = at.n * problem_.tile_n,

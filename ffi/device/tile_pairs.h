@@ -20,9 +20,9 @@ struct PairedTile {
   int32_t num_m;  // rows from there to the end of the result, or of what is the tile's; may be none
 };
 
-// Tiles of kTileM rows. Two that follow each other along m are a pair, and if their number is odd the
-// last with that of the next column; where there is none, its halves are. So there is no pair that
-// shares nothing.
+// Tiles of kTileM rows. Two that follow each other along m are a pair, and if their number is odd
+// the last with that of the next column; where there is none, its halves are. So there is no pair
+// that shares nothing.
 template <int kTileM>
 struct TilePairs {
   static constexpr int kHalfM = kTileM / 2;
@@ -35,8 +35,8 @@ struct TilePairs {
   }
 
   // The tile of block `rank` of a cluster. Bands of at most kBand tiles along m, each from n = 0 to
-  // its end, in steps of two columns: pairs of the first, of the second, of both. Blocks that run at
-  // the same time then read the same operands.
+  // its end, in steps of two columns: pairs of the first, of the second, of both. Blocks that run
+  // at the same time then read the same operands.
   JAX_EP_HOST_DEVICE PairedTile Place(int64_t index, int rank) const {
     constexpr int32_t kBand = 16;
     const int64_t pairs_of_band = int64_t{kBand / 2} * tiles_n;

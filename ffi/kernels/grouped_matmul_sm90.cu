@@ -1,6 +1,6 @@
 // Grouped matmuls of 16-bit elements on sm_90a: one warp copies tiles by the copy engine, eight
-// warps multiply them, four at a time in one instruction. Two blocks, a cluster, take two tiles that
-// share an operand, which is then read once.
+// warps multiply them, four at a time in one instruction. Two blocks, a cluster, take two tiles
+// that share an operand, which is then read once.
 #include "ffi/device/fused_rows.cuh"
 #include "ffi/device/gradient_rows.cuh"
 #include "ffi/device/result_rows.cuh"
@@ -114,8 +114,8 @@ struct Source {
 inline constexpr int kDepth = 16;
 
 // Zeros in the lines of both operands from `first` on, as far as instructions read them: these rows
-// belong to others, and a product of zero and what is there may be NaN. By both groups; each has its
-// own block of the left operand.
+// belong to others, and a product of zero and what is there may be NaN. By both groups; each has
+// its own block of the left operand.
 __device__ inline void ClearLines(uint32_t stage, int consumer, int first) {
   constexpr int kChunks = kLine / 8;  // of 16 bytes; the swizzle keeps them in their line
   constexpr int kBlocks = kTileN / kLine / kConsumers;
@@ -155,8 +155,8 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
     for (int i = 0; i < kTileK / kDepth; ++i) multiply(i);
     CommitWgmma();
   } else {
-    // Batches of one, which is what the compiler makes of a loop: a common end of both branches would
-    // be a batch, too, and the wait for all batches but one a wait for all there is.
+    // Batches of one, which is what the compiler makes of a loop: a common end of both branches
+    // would be a batch, too, and the wait for all batches but one a wait for all there is.
 #pragma unroll 1
     for (int i = 0; i < CeilDivide(num_k, kDepth); ++i) {
       FenceWgmma();
@@ -290,7 +290,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
 }
 
 template <typename T, MatmulKind kKind>
-__global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     Sm90Kernel(const __grid_constant__ MatmulTensorMaps maps,
                const __grid_constant__ MatmulProblem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -327,7 +327,21 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
 }  // namespace sm90
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+#ifdef __CUDACC_RTC__  // a compile check of the device code alone stops here
+
+namespace jax_ep::sm90 {
+#define JAX_EP_CHECK(KIND)                                         \
+  template __global__ void Sm90Kernel<BFloat16, MatmulKind::KIND>( \
+      const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulProblem);
+JAX_EP_CHECK(kForward)
+JAX_EP_CHECK(kForwardTransposed)
+JAX_EP_CHECK(kGradient)
+JAX_EP_CHECK(kActivation)
+JAX_EP_CHECK(kActivationGradient)
+#undef JAX_EP_CHECK
+}  // namespace jax_ep::sm90
+
+#else
 
 namespace jax_ep {
 using namespace sm90;

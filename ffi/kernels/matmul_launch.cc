@@ -167,16 +167,23 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   }
   const int64_t tiles = MostTiles(kind, kernel, problem);
   const int64_t most_clusters = std::min(tiles, kMaxMatmulSize / kernel.cluster_blocks);
-  blocks = std::clamp(blocks / kernel.cluster_blocks, int64_t{1}, most_clusters) *
-           kernel.cluster_blocks;
+  blocks =
+      std::clamp(blocks / kernel.cluster_blocks, int64_t{1}, most_clusters) * kernel.cluster_blocks;
   if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
   void* maps_and_problem[] = {&maps, &problem};
   void* only_problem[] = {&problem};
   void** const arguments = takes_maps ? maps_and_problem : only_problem;
-  return FromCuda(cudaLaunchKernel(kernel.address, dim3(static_cast<unsigned>(blocks)),
-                                   dim3(static_cast<unsigned>(kernel.threads)), arguments,
-                                   static_cast<size_t>(kernel.shared_bytes), stream),
-                  "grouped matmul");
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(kernel.cluster_blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(kernel.shared_bytes);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = kernel.cluster_blocks > 1 ? 1 : 0;
+  return FromCuda(cudaLaunchKernelExC(&config, kernel.address, arguments), "grouped matmul");
 }
 
 Status LoadMatmulKernels() {

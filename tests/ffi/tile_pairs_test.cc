@@ -60,8 +60,8 @@ void TestAllOnce() {
   }
 }
 
-// Pairs that follow each other read the same operands: no more than two columns and 16 tiles of rows
-// while a band is gone through once.
+// Pairs that follow each other read the same operands: no more than two columns and 16 tiles of
+// rows while a band is gone through once.
 void TestOrder() {
   const Pairs pairs = {40 * kTileM, 12};
   for (int64_t i = 0; i + 16 < pairs.Count(); ++i) {
