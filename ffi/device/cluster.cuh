@@ -33,6 +33,9 @@ __device__ inline uint32_t InBlock(uint32_t address, int rank) {
   return result;
 }
 
+// Of the scope of a block, as CUTLASS has it: one of the cluster is a fence of all memory. What is
+// ordered by it lies in the shared memory of who waits, read before by that block's threads and
+// written next by copies that count on a barrier there.
 __device__ inline void ArriveInCluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,7 +1,7 @@
-// Whose is a part of a grouped matmul's result.
+// Which group a part of a grouped matmul's result is of: a tile, or a pair of them.
 //
-// Group sizes are known on the device only. Every block reads them and finds its tiles for itself;
-// the sizes stay in the caches.
+// Group sizes are known on the device only. Every block, or one of each cluster, reads them and
+// finds its parts for itself; the sizes stay in the caches.
 #ifndef JAX_EP_DEVICE_GROUP_TILES_CUH_
 #define JAX_EP_DEVICE_GROUP_TILES_CUH_
 
@@ -9,7 +9,6 @@
 
 namespace jax_ep {
 
-// A part of a result: a tile, or a pair of them.
 struct GroupPart {
   int32_t group;
   int32_t first_row;  // of the group
@@ -27,7 +26,7 @@ class GroupTiles {
 
   // Of the part's group.
   __device__ Layout LayoutOf(const GroupPart& part) const {
-    return LayoutOf(part.end_row - part.first_row);
+    return LayoutOfRows(part.end_row - part.first_row);
   }
 
   // All lanes together, with indices that never decrease. False: there is no such part, nor a
@@ -50,7 +49,7 @@ class GroupTiles {
       uint32_t begin = __shfl_up_sync(kWarp, end, 1);
       if (lane == 0) begin = rows_before_;
 
-      const int64_t parts = group < num_entries ? LayoutOf(end - begin).Count() : 0;
+      const int64_t parts = group < num_entries ? LayoutOfRows(end - begin).Count() : 0;
       int64_t parts_end = (lane == 0 ? parts_before_ : 0) + parts;
       for (int distance = 1; distance < 32; distance *= 2) {
         const int64_t lower = __shfl_up_sync(kWarp, parts_end, distance);
@@ -81,7 +80,7 @@ class GroupTiles {
   }
 
   // The result has the group's rows, or, of a gradient, the matrix's.
-  __device__ Layout LayoutOf(int32_t group_rows) const {
+  __device__ Layout LayoutOfRows(int32_t group_rows) const {
     return {kIsGradient<kKind> ? problem_.num_m : group_rows, tiles_n_};
   }
 

@@ -8,11 +8,14 @@
 //          from both blocks. Bytes may come before that is said: the phase waits for it.
 //   empty  when the warps that multiply in both blocks have handed back their stages of this
 //   number,
-//          since who fills the one fills the other, too. A warp hands stages back in the order of
-//          the ring, and a warp copies only to what is empty, so that no stage is written while it
-//          is read; and nobody is two phases ahead of who waits for a parity.
-// The last pair, of nothing, reaches all warps of both blocks. Barriers of the cluster at the ends
-// of the kernel keep each block there as long as the other may reach for its shared memory.
+//          since who fills the one fills the other, too.
+// No stage is written while it is read. An arrival may count for a phase before its own, as a warp
+// of the other block can be one use ahead. But it came there through its own full stage, asked for
+// by a copying warp that had found this use's phase complete in its block: the first phase to be
+// complete before all have read would need another one before it. For the same reason nobody is two
+// phases ahead of who waits for a parity. The last pair, of nothing, reaches all warps of both
+// blocks. Barriers of the cluster at the ends of the kernel keep each block there as long as the
+// other may reach for its shared memory.
 #ifndef JAX_EP_DEVICE_SM90_PIPELINE_CUH_
 #define JAX_EP_DEVICE_SM90_PIPELINE_CUH_
 
@@ -156,7 +159,7 @@ class TileReader {
             Uniform(tile.k),
             Uniform(tile.num_k),
             static_cast<Shared>(Uniform(static_cast<int32_t>(tile.shared)))};
-    // Behind what had to have the slot's words.
+    // An arrival releases: the slot has been read before.
     if (reads) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));
     slot_.Advance();
     return tile;

@@ -71,7 +71,6 @@ __device__ void Schedule(const MatmulProblem& problem, const Pipeline& pipeline)
     wanted.Advance();
   }
   if (lane == 0) claims.Finish();
-  __syncwarp();
 }
 
 }  // namespace jax_ep::sm90

@@ -40,11 +40,9 @@ struct TilePairs {
   JAX_EP_HOST_DEVICE PairedTile Place(int64_t index, int rank) const {
     constexpr int32_t kBand = 16;
     const int64_t pairs_of_band = int64_t{kBand / 2} * tiles_n;
-    const int32_t last_band = (TilesM() - 1) / kBand;
-    const int64_t at_band = index / pairs_of_band;  // the last may have some pairs more
-    const int32_t band = at_band < last_band ? static_cast<int32_t>(at_band) : last_band;
+    const int32_t band = static_cast<int32_t>(index / pairs_of_band);
     const int32_t first = band * kBand;
-    const int32_t height = band < last_band ? kBand : TilesM() - first;
+    const int32_t height = Min(kBand, TilesM() - first);
     const int32_t pairs_m = height / 2;
     const int32_t of_two_columns = 2 * pairs_m + height % 2;
     const int32_t within = static_cast<int32_t>(index - band * pairs_of_band);

@@ -9,11 +9,12 @@
 
 namespace jax_ep {
 
-// Any number of blocks gives the same result, one for each multiprocessor at most the best time.
+// Any number of blocks, or of clusters, gives the same result, one for each multiprocessor at most
+// the best time.
 struct MatmulKernel {
   const void* address;  // of a kernel with MatmulTensorMaps, if it takes them, and MatmulProblem
   int threads;
-  int cluster_blocks = 1;  // blocks come in so many
+  int cluster_blocks = 1;  // of a cluster: the grid is a multiple of it
   int shared_bytes;
   int tile_m;
   int tile_n;

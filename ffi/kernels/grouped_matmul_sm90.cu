@@ -155,8 +155,8 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
     for (int i = 0; i < kTileK / kDepth; ++i) multiply(i);
     CommitWgmma();
   } else {
-    // Batches of one, which is what the compiler makes of a loop: a common end of both branches
-    // would be a batch, too, and the wait for all batches but one a wait for all there is.
+    // A batch for each: one that both branches ended in would be merged after them, and the wait
+    // for all batches but one then be a wait for all.
 #pragma unroll 1
     for (int i = 0; i < CeilDivide(num_k, kDepth); ++i) {
       FenceWgmma();
@@ -286,7 +286,6 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
   }
   sink.rows.Finish();
   sink.rows.Close();
-  __syncwarp();
 }
 
 template <typename T, MatmulKind kKind>
@@ -301,7 +300,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefetchTensorMap(&maps.out);
     ring.Initialize();
   }
-  __syncthreads();
+  __syncwarp();
   ClusterBarrier();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
@@ -313,11 +312,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (warp == 1 && Uniform(ClusterRank()) == 0) {
       Schedule<Pairs<kKind, kTileM, kTileK>>(problem, ring);
     }
-    __syncwarp();
   } else {
     GrowRegisters<kConsumerRegisters>();
     Consume<T, kKind>(maps, problem, ring);
   }
+  __syncwarp();
   ClusterBarrier();
 #else
   __trap();  // a build for compute capability 9.0 has to be one for sm_90a

@@ -28,8 +28,8 @@ void CheckPair(const Pairs& pairs, const PairedTile (&tiles)[2]) {
   for (const PairedTile& tile : tiles) {
     CHECK(0 <= tile.n && tile.n < pairs.tiles_n);
     CHECK(tile.m % kHalfM == 0);
-    CHECK(tile.num_m <= 0 || (tile.num_m <= pairs.num_m - tile.m));
-    CHECK(tile.num_m >= std::min(kHalfM, pairs.num_m - tile.m) || tile.num_m <= 0);
+    const int32_t rest = pairs.num_m - tile.m;
+    CHECK(tile.num_m == rest || tile.num_m == std::clamp(rest, 0, kHalfM));
   }
 }
 
@@ -60,26 +60,33 @@ void TestAllOnce() {
   }
 }
 
-// Pairs that follow each other read the same operands: no more than two columns and 16 tiles of
-// rows while a band is gone through once.
+// Pairs that follow each other read the same operands: neighbours along m are a pair, no band of 16
+// is begun before the one above is done, and in a band columns are left behind two at a time.
 void TestOrder() {
+  constexpr int32_t kBandM = 16 * kTileM;
   const Pairs pairs = {40 * kTileM, 12};
-  for (int64_t i = 0; i + 16 < pairs.Count(); ++i) {
+  PairedTile last = pairs.Place(0, 0);
+  for (int64_t i = 0; i < pairs.Count(); ++i) {
     const PairedTile first = pairs.Place(i, 0);
-    const PairedTile later = pairs.Place(i + 7, 0);
-    if (first.m / (16 * kTileM) != later.m / (16 * kTileM)) continue;
-    CHECK(later.n - first.n <= 2 && later.n >= first.n);
+    CHECK(pairs.Place(i, 1).m == first.m + kTileM);
+    if (first.m / kBandM == last.m / kBandM) {
+      CHECK(first.n / 2 >= last.n / 2);
+    } else {
+      CHECK(first.m / kBandM == last.m / kBandM + 1 && first.n == 0);
+    }
+    last = first;
   }
 }
 
-// The largest results that kernels take.
+// More rows and columns than kernels take at once, which their indices have room for.
 void TestLarge() {
-  const Pairs tall = {1 << 30, 1};
-  CHECK(tall.Count() == (1 << 30) / kTileM / 2);
-  CHECK(tall.Place(tall.Count() - 1, 1).m == (1 << 30) - kTileM);
-  const Pairs wide = {kTileM * 17, (1 << 30) / 256};
-  CHECK(wide.Count() == int64_t{17} * wide.tiles_n / 2);
-  CHECK(wide.Place(wide.Count() - 1, 1).n == wide.tiles_n - 1);
+  const Pairs pairs = {1 << 30, (1 << 25) / 128};
+  CHECK(pairs.Count() == int64_t{1} << 40);
+  for (int rank = 0; rank < 2; ++rank) {
+    const PairedTile last = pairs.Place(pairs.Count() - 1, rank);
+    CHECK(last.m == (1 << 30) - (2 - rank) * kTileM);
+    CHECK(last.n == pairs.tiles_n - 1);
+  }
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ inline FusedCase MakeCase(uint64_t seed, int i) {
   c.has_weights = options / 2 % 2 != 0;
   c.has_bias = options / 4 % 2 != 0;
   // Of several tiles a block only the first does not depend on what the counter was left at.
-  constexpr int64_t kNumSms[] = {0, 1, 3};
+  constexpr int64_t kNumSms[] = {0, 1, 5};
   c.num_sms = kNumSms[Hash(seed, 5) % 3];
   c.tile_counter = i % 5 == 0 ? -1 : i % 7;
   c.seed = seed;
@@ -94,7 +94,7 @@ inline FusedCase MakeCase(uint64_t seed, int i) {
 inline FusedCase MakeSmallCase(uint64_t seed, int i) {
   constexpr int64_t kShapes[][3] = {{300, 136, 264}, {200, 256, 72}, {130, 64, 136}, {70, 33, 35}};
   const int64_t* const shape = kShapes[(i / 2 + i) % 4];
-  constexpr int64_t kNumSms[] = {1, 3, 0};
+  constexpr int64_t kNumSms[] = {1, 5, 0};
   return {.m = shape[0],
           .k = shape[1],
           .f = shape[2],

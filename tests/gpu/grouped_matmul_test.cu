@@ -9,6 +9,7 @@
 //
 // Needs 12 GB of free memory for check and 20 GB for time.
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -112,7 +113,7 @@ void CheckDeterminism(int64_t m, int64_t k, int64_t n) {
   for (const Kind& kind : Kinds()) {
     Runner runner({.kind = kind, .m = m, .k = k, .n = n, .sizes = Cut(m * 9 / 10, 7, 5)});
     std::vector<std::vector<uint8_t>> results;
-    for (int64_t num_sms : {0, 0, 1, 3, 1000}) {
+    for (int64_t num_sms : {0, 0, 1, 5, 1000}) {
       runner.SetNumSms(num_sms);
       runner.ClearOut();
       if (!runner.Launch().ok()) same = false;
@@ -217,6 +218,22 @@ void CheckLarge() {
                            .n = 2048,
                            .sizes = Cut(65000, 512, 12),
                            .num_samples = samples});
+  // More steps than stages, and tiles of a pair of which one has a half, or nothing.
+  std::vector<int32_t> uneven;
+  for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
+  const int64_t uneven_rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
+  check("uneven", {.kind = {false, false, kBF16, kBF16, kBF16},
+                   .m = uneven_rows,
+                   .k = 2304,
+                   .n = 1288,
+                   .sizes = uneven,
+                   .num_samples = samples});
+  check("uneven gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
+                            .m = uneven_rows,
+                            .k = 576,
+                            .n = 1200,
+                            .sizes = uneven,
+                            .num_samples = samples});
   check("large float32", {.kind = {false, false, kF32, kF32, kF32},
                           .m = rows,
                           .k = 2304,
@@ -246,10 +263,13 @@ int Main(const std::string& mode, int every) {
         {3}, std::max(every, 4));
     CheckEmptyShapes();
   } else if (checks) {
-    // Multiples of 16 bytes, with few and with many rows a group; whole tiles; nothing even; single
-    // elements; misaligned addresses.
+    // Multiples of 16 bytes, with few and with many rows a group, an odd and an even number of
+    // tiles both ways, of which the last is a half; whole tiles; nothing even; single elements;
+    // misaligned addresses.
     CheckPatterns({{300, 64, 72, false},
                    {1100, 136, 776, false},
+                   {300, 320, 520, false},
+                   {300, 352, 264, false},
                    {257, 200, 520, false},
                    {513, 96, 256, false},
                    {130, 33, 7, false},
