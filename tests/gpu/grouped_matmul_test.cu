@@ -234,6 +234,13 @@ void CheckLarge() {
                             .n = 1200,
                             .sizes = uneven,
                             .num_samples = samples});
+  // Many more steps than stages, and a last one that is not whole.
+  check("long gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
+                          .m = 6000,
+                          .k = 576,
+                          .n = 1200,
+                          .sizes = {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900},
+                          .num_samples = samples});
   check("large float32", {.kind = {false, false, kF32, kF32, kF32},
                           .m = rows,
                           .k = 2304,
