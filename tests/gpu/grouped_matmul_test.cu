@@ -176,83 +176,84 @@ void CheckGraph() {
   Report(ok, "a captured launch follows the group sizes", "");
 }
 
-// More than 2^31 elements, and 4 times as many bytes, in every operand and result.
-void CheckLarge() {
-  const auto check = [](const char* what, const Case& c) {
-    Runner runner(c);
-    const Outcome outcome = runner.Run();
-    char text[128];
-    std::snprintf(text, sizeof text, "worst error %.2g, %.2f of the tolerance %s", outcome.error,
-                  outcome.excess, outcome.problem.c_str());
-    Report(outcome.ok, what, text);
+void CheckCase(const char* what, const Case& c) {
+  Runner runner(c);
+  const Outcome outcome = runner.Run();
+  char text[128];
+  std::snprintf(text, sizeof text, "worst error %.2g, %.2f of the tolerance %s", outcome.error,
+                outcome.excess, outcome.problem.c_str());
+  Report(outcome.ok, what, text);
+}
+
+constexpr int64_t kSamples = 1 << 18;
+
+// Many steps a tile, and group sizes on both sides of a tile's.
+void CheckUneven() {
+  const auto check = [](const char* what, bool is_gradient, int64_t m, int64_t k, int64_t n,
+                        const std::vector<int32_t>& sizes) {
+    CheckCase(what, {.kind = {is_gradient, false, kBF16, kBF16, kBF16},
+                     .m = m,
+                     .k = k,
+                     .n = n,
+                     .sizes = sizes,
+                     .num_samples = kSamples});
   };
-  const int64_t rows = (int64_t{1} << 20) + 77;
-  const int64_t samples = 1 << 18;
-  check("large lhs", {.kind = {false, false, kBF16, kBF16, kBF16},
-                      .m = rows,
-                      .k = 2304,
-                      .n = 64,
-                      .sizes = Cut(rows - 1000, 512, 9),
-                      .num_samples = samples});
-  check("large result", {.kind = {false, true, kBF16, kBF16, kBF16},
-                         .m = rows,
-                         .k = 64,
-                         .n = 2304,
-                         .sizes = Cut(rows - 1000, 500, 10),
-                         .num_samples = samples});
-  check("large rhs", {.kind = {false, false, kBF16, kBF16, kBF16},
-                      .m = 4096,
-                      .k = 2304,
-                      .n = 2048,
-                      .sizes = Cut(4000, 512, 11),
-                      .num_samples = samples});
-  check("large float32 rhs", {.kind = {false, true, kBF16, kF32, kBF16},
-                              .m = 4096,
-                              .k = 2304,
-                              .n = 2048,
-                              .sizes = Cut(4000, 512, 11),
-                              .num_samples = samples});
-  check("large gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
-                           .m = 65536,
-                           .k = 2304,
-                           .n = 2048,
-                           .sizes = Cut(65000, 512, 12),
-                           .num_samples = samples});
   // More steps than stages, and tiles of a pair of which one has a half, or nothing.
   std::vector<int32_t> uneven;
   for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
-  const int64_t uneven_rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
-  check("uneven", {.kind = {false, false, kBF16, kBF16, kBF16},
-                   .m = uneven_rows,
-                   .k = 2304,
-                   .n = 1288,
-                   .sizes = uneven,
-                   .num_samples = samples});
-  check("uneven gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
-                            .m = uneven_rows,
-                            .k = 576,
-                            .n = 1200,
-                            .sizes = uneven,
-                            .num_samples = samples});
+  const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
+  check("uneven", false, rows, 2304, 1288, uneven);
+  check("uneven gradient", true, rows, 576, 1200, uneven);
   // Many more steps than stages, and a last one that is not whole.
-  check("long gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
-                          .m = 6000,
-                          .k = 576,
-                          .n = 1200,
-                          .sizes = {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900},
-                          .num_samples = samples});
-  check("large float32", {.kind = {false, false, kF32, kF32, kF32},
+  check("long gradient", true, 6000, 576, 1200,
+        {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900});
+}
+
+// More than 2^31 elements, and 4 times as many bytes, in every operand and result.
+void CheckLarge() {
+  const int64_t rows = (int64_t{1} << 20) + 77;
+  CheckCase("large lhs", {.kind = {false, false, kBF16, kBF16, kBF16},
                           .m = rows,
                           .k = 2304,
-                          .n = 16,
+                          .n = 64,
                           .sizes = Cut(rows - 1000, 512, 9),
-                          .num_samples = samples});
-  check("large float32 gradient", {.kind = {true, true, kF32, kF32, kF32},
-                                   .m = 4096,
-                                   .k = 2304,
-                                   .n = 2048,
-                                   .sizes = Cut(4000, 512, 12),
-                                   .num_samples = samples});
+                          .num_samples = kSamples});
+  CheckCase("large result", {.kind = {false, true, kBF16, kBF16, kBF16},
+                             .m = rows,
+                             .k = 64,
+                             .n = 2304,
+                             .sizes = Cut(rows - 1000, 500, 10),
+                             .num_samples = kSamples});
+  CheckCase("large rhs", {.kind = {false, false, kBF16, kBF16, kBF16},
+                          .m = 4096,
+                          .k = 2304,
+                          .n = 2048,
+                          .sizes = Cut(4000, 512, 11),
+                          .num_samples = kSamples});
+  CheckCase("large float32 rhs", {.kind = {false, true, kBF16, kF32, kBF16},
+                                  .m = 4096,
+                                  .k = 2304,
+                                  .n = 2048,
+                                  .sizes = Cut(4000, 512, 11),
+                                  .num_samples = kSamples});
+  CheckCase("large gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
+                               .m = 65536,
+                               .k = 2304,
+                               .n = 2048,
+                               .sizes = Cut(65000, 512, 12),
+                               .num_samples = kSamples});
+  CheckCase("large float32", {.kind = {false, false, kF32, kF32, kF32},
+                              .m = rows,
+                              .k = 2304,
+                              .n = 16,
+                              .sizes = Cut(rows - 1000, 512, 9),
+                              .num_samples = kSamples});
+  CheckCase("large float32 gradient", {.kind = {true, true, kF32, kF32, kF32},
+                                       .m = 4096,
+                                       .k = 2304,
+                                       .n = 2048,
+                                       .sizes = Cut(4000, 512, 12),
+                                       .num_samples = kSamples});
 }
 
 int Main(const std::string& mode, int every) {
@@ -271,7 +272,7 @@ int Main(const std::string& mode, int every) {
     CheckEmptyShapes();
   } else if (checks) {
     // Multiples of 16 bytes, with few and with many rows a group, an odd and an even number of
-    // tiles both ways, of which the last is a half; whole tiles; nothing even; single elements;
+    // tiles both ways, the last a half or more; whole tiles; nothing even; single elements;
     // misaligned addresses.
     CheckPatterns({{300, 64, 72, false},
                    {1100, 136, 776, false},
@@ -289,6 +290,7 @@ int Main(const std::string& mode, int every) {
     CheckMessages();
     CheckDeterminism(300, 136, 272);
     CheckGraph();
+    CheckUneven();
     CheckLarge();
   }
   if (failures == 0 && (mode == "time" || mode == "all")) TimeAll();
