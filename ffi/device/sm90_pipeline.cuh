@@ -3,12 +3,11 @@
 // are of.
 //
 // The two blocks compute a pair of tiles at a time, in steps of the same number. Of the operand
-// that these share each copies a half to both, so a stage is
-//   full   when the block's own warp that copies has said what to expect, and all of it has come,
-//          from both blocks. Bytes may come before that is said: the phase waits for it.
-//   empty  when the warps that multiply in both blocks have handed back their stages of this
-//   number,
-//          since who fills the one fills the other, too.
+// that these share each copies a half to both. A stage is full when the block's own warp that
+// copies has said what to expect, and all of it has come, from both blocks. (Bytes may come before
+// that is said: the phase waits for it.) It is empty when the warps that multiply have handed back
+// their stages of this number in both blocks, since who fills the one fills the other, too.
+//
 // No stage is written while it is read. An arrival may count for a phase before its own, as a warp
 // of the other block can be one use ahead. But it came there through its own full stage, asked for
 // by a copying warp that had found this use's phase complete in its block: the first phase to be
@@ -54,6 +53,11 @@ struct alignas(16) Tile {
   int32_t num_k;  // the same for both of a pair; 0: there are no more
   Shared shared;
   int32_t padding;
+
+  // Always. But whoever asks has waited for the words: none is negative, and only they tell.
+  __device__ bool IsLoaded() const {
+    return (group | m | n | num_m | k | num_k | static_cast<int32_t>(shared)) >= 0;
+  }
 };
 
 // The shared memory of one block: stages, staging of results, barriers, and tiles.
@@ -148,10 +152,13 @@ class TileReader {
 
   // By whole warps.
   __device__ Tile Next() {
-    const bool reads = threadIdx.x % 32 == 0;
     WaitBarrier(pipeline_.TileFull(slot_.index), slot_.parity);
     Tile tile = {};
-    if (reads) tile = pipeline_.ReadTile(slot_.index);
+    bool has_read = false;
+    if (threadIdx.x % 32 == 0) {
+      tile = pipeline_.ReadTile(slot_.index);
+      has_read = tile.IsLoaded();
+    }
     tile = {Uniform(tile.group),
             Uniform(tile.m),
             Uniform(tile.n),
@@ -159,8 +166,10 @@ class TileReader {
             Uniform(tile.k),
             Uniform(tile.num_k),
             static_cast<Shared>(Uniform(static_cast<int32_t>(tile.shared)))};
-    // An arrival releases: the slot has been read before.
-    if (reads) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));
+    // Loads before it in the program are not enough: an arrival at the other block goes another way
+    // than they do, beside matrix instructions that keep shared memory busy. Without a condition
+    // that needs their words one in about 10^9 of them got what the slot was given next.
+    if (has_read) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));
     slot_.Advance();
     return tile;
   }
