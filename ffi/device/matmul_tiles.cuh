@@ -19,6 +19,12 @@ struct MatmulTile {
   int32_t num_k;  // 0: the result is zeros
 };
 
+// Of a tile in its group's result.
+struct TilePlace {
+  int32_t m;  // first row
+  int32_t n;  // first column, in tiles
+};
+
 // Bands of at most kBand tiles along m, each from n = 0 to its end, m fastest. A hundred blocks at
 // work then cover about a square of a group's result.
 template <int kTileM>
@@ -28,15 +34,14 @@ struct TileBands {
 
   __device__ int64_t Count() const { return int64_t{CeilDivide(num_m, kTileM)} * tiles_n; }
 
-  // The first row, and the first column in tiles.
-  __device__ void Place(int64_t index, int32_t* m, int32_t* n) const {
+  __device__ TilePlace Place(int64_t index) const {
     constexpr int kBand = 16;
     const int64_t tiles_of_band = int64_t{kBand} * tiles_n;
     const int32_t first = static_cast<int32_t>(index / tiles_of_band) * kBand;
     const int64_t within = index % tiles_of_band;
     const int32_t height = min(kBand, CeilDivide(num_m, kTileM) - first);
-    *m = (first + static_cast<int32_t>(within % height)) * kTileM;
-    *n = static_cast<int32_t>(within / height);
+    return {(first + static_cast<int32_t>(within % height)) * kTileM,
+            static_cast<int32_t>(within / height)};
   }
 };
 
@@ -51,14 +56,13 @@ class MatmulTiles {
     GroupPart at;
     if (!groups_.Find(index_, &at)) return false;
     index_ += gridDim.x;
-    int32_t first_m, tile_n;
-    groups_.LayoutOf(at).Place(at.index, &first_m, &tile_n);
-    const int64_t m = first_m;
-    const int64_t n = int64_t{tile_n} * problem_.tile_n;
+    const TilePlace place = groups_.LayoutOf(at).Place(at.index);
+    const int64_t m = place.m;
+    const int64_t n = int64_t{place.n} * problem_.tile_n;
     const int64_t group = at.group;
     const int64_t num_n = problem_.num_n;
     tile->group = at.group;
-    tile->row = at.first_row + first_m;
+    tile->row = at.first_row + place.m;
     tile->n = static_cast<int32_t>(n);
     tile->num_n = static_cast<int32_t>(num_n - n);
     if constexpr (kIsGradient<kKind>) {

@@ -7,6 +7,7 @@
 namespace jax_ep::sm90 {
 
 // By one warp of each block, of which one thread copies. A source has
+//   rank                         the block's number in its cluster;
 //   Await(tile)                  returns once the tile's rows of the left operand may be read;
 //   Copy(tile, k, stage, full)   makes the barrier expect the bytes of a step of both operands, and
 //                                has this block's part of them copied.
@@ -14,7 +15,7 @@ template <int kTileK, typename Pipeline, typename Source>
 __device__ void Produce(const Pipeline& pipeline, const Source& source) {
   Position<Pipeline::kStages> at;
   TileReader<Pipeline> tiles(pipeline);
-  const bool wants = Uniform(ClusterRank()) == 0;  // the next pair, for both blocks
+  const bool wants = source.rank == 0;  // the next pair, for both blocks
   for (Tile tile = tiles.Next(); tile.num_k > 0; tile = tiles.Next()) {
     source.Await(tile);
     // Claimed as late as it can be: a pair that waits would begin after its neighbours.

@@ -6,23 +6,16 @@
 #include "ffi/device/result_rows.cuh"
 #include "ffi/device/sm90_producer.cuh"
 #include "ffi/device/sm90_schedule.cuh"
-#include "ffi/device/tensor_map.h"
+#include "ffi/device/sm90_source.cuh"
 #include "ffi/device/wgmma.cuh"
 #include "ffi/kernels/grouped_matmul_kernels.h"
 
 namespace jax_ep {
 namespace sm90 {
 
-// A block computes a tile of 128 x 256, each of two groups of four warps 64 x 256 of it.
-inline constexpr int kTileM = 128;
-inline constexpr int kTileN = 256;
-static_assert(kTileN == kResultN);
-inline constexpr int kTileK = 64;
-inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
 inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
-inline constexpr int kGroupM = kTileM / kConsumers;
-static_assert(kGroupM == 64, "rows of one instruction");
+static_assert(kTileN == kResultN && kGroupM * kConsumers == kTileM);
 
 // A block has what its threads are launched with, in multiples of 8; those that copy leave most of
 // theirs to those that multiply. Whoever asks for more waits for ever.
@@ -32,106 +25,30 @@ inline constexpr int kConsumerRegisters = 224;
 static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <=
               kThreads * kLaunchRegisters);
 
-// Named barriers of those that multiply.
+// Named barriers: the first of the groups that multiply, each of which has one.
 inline constexpr int kCleared = 1;
 
-inline constexpr int kLine = 64;  // elements of a line of 128 bytes
-inline constexpr int kLeftBytes = kTileM * kTileK * 2;
-inline constexpr int kLeftHalfBytes = kLeftBytes / kConsumers;  // a consumer's
-inline constexpr int kRightBytes = kTileN * kTileK * 2;
-inline constexpr int kBlockBytes = kTileK * kLine * 2;   // 64 x 64 elements
-inline constexpr int kRightHalfBytes = kRightBytes / 2;  // a box, or two
-inline constexpr int kRightHalfN = kTileN / 2;
-static_assert(kRightHalfN == 2 * kLine && kRightHalfBytes == 2 * kBlockBytes);
-
 using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes, kConsumerWarps>;
-
-// A step along k of both operands, of rows that are all there from the beginning.
-template <MatmulKind kKind>
-struct Source {
-  const MatmulTensorMaps& maps;
-  const int rank;
-  const int up_n;          // columns from gate to up, or 0
-  const int right_blocks;  // of a box
-
-  __device__ void Await(const Tile& /*tile*/) const {}
-
-  __device__ void Copy(const Tile& tile, int k, uint32_t stage, uint32_t full) const {
-    // Without rows for a consumer its half of left is left out.
-    const bool has_one = tile.num_m > 0;
-    const bool has_both = tile.num_m > kGroupM;
-    ArriveExpecting(full, kRightBytes + (has_both ? kLeftBytes : has_one ? kLeftHalfBytes : 0));
-    if (tile.shared == Shared::kRight) {
-      CopyRight<true>(tile, k, rank, stage, full);
-      if (has_one) CopyLeft<false>(tile, k, 0, stage, full);
-      if (has_both) CopyLeft<false>(tile, k, 1, stage, full);
-    } else {
-      if (has_both || rank == 0) CopyLeft<true>(tile, k, rank, stage, full);
-      CopyRight<false>(tile, k, 0, stage, full);
-      CopyRight<false>(tile, k, 1, stage, full);
-    }
-  }
-
- private:
-  template <bool kToAll>
-  __device__ static void CopyFor(uint32_t to, const CUtensorMap* map, uint32_t full,
-                                 const BoxPlace& at) {
-    if constexpr (kToAll) {
-      CopyBoxToAll(to, map, full, at);
-    } else {
-      CopyBox(to, map, full, at);
-    }
-  }
-
-  // Rows past the group's end are copied, multiplied, and not stored.
-  template <bool kToAll>
-  __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
-    const int m = tile.m + half * kGroupM;
-    CopyFor<kToAll>(stage + half * kLeftHalfBytes, &maps.left, full,
-                    kIsGradient<kKind> ? BoxPlace{m, k, 0, 0} : BoxPlace{k, m, 0, 0});
-  }
-
-  template <bool kToAll>
-  __device__ void CopyRight(const Tile& tile, int k, int half, uint32_t stage,
-                            uint32_t full) const {
-    const uint32_t to = stage + kLeftBytes + half * kRightHalfBytes;
-    // Beside the columns of a gate, half of the tile, are those that it multiplies.
-    const bool is_up = kIsActivation<kKind> && up_n > 0 && half > 0;
-    const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
-    const int matrix = kIsGradient<kKind> ? 0 : tile.group;
-    if constexpr (kIsTransposed<kKind>) {
-      CopyFor<kToAll>(to, &maps.right, full, {k, n, 0, matrix});
-    } else if (right_blocks > 1) {
-      CopyFor<kToAll>(to, &maps.right, full, {0, k, n / kLine, matrix});
-    } else {
-      CopyFor<kToAll>(to, &maps.right, full, {n, k, 0, matrix});
-      CopyFor<kToAll>(to + kBlockBytes, &maps.right, full, {n + kLine, k, 0, matrix});
-    }
-  }
-};
 
 // Rows that an instruction contracts.
 inline constexpr int kDepth = 16;
 
 // Zeros in the lines of both operands from `first` on, as far as instructions read them: these rows
-// belong to others, and a product of zero and what is there may be NaN. By both groups; each has
-// its own block of the left operand.
+// belong to others, and a product of zero and what is there may be NaN. Each group does it for
+// itself and waits for nobody else: of the right operand both write the same zeros, and whichever
+// is ahead reads what the other writes again.
 __device__ inline void ClearLines(uint32_t stage, int consumer, int first) {
   constexpr int kChunks = kLine / 8;  // of 16 bytes; the swizzle keeps them in their line
-  constexpr int kBlocks = kTileN / kLine / kConsumers;
-  const int end = CeilDivide(first, kDepth) * kDepth;
+  static_assert((kDepth - 1) * kChunks <= kGroupThreads, "a thread has at most one of each block");
+  const int chunk = first * kChunks + threadIdx.x % kGroupThreads;
+  const bool has_chunk = chunk < CeilDivide(first, kDepth) * kDepth * kChunks;
   const auto clear = [&](uint32_t block) {
-    for (int i = first * kChunks + threadIdx.x % kGroupThreads; i < end * kChunks;
-         i += kGroupThreads) {
-      StoreChunk(block + i * 16, make_uint4(0, 0, 0, 0));
-    }
+    if (has_chunk) StoreChunk(block + chunk * 16, make_uint4(0, 0, 0, 0));
   };
   clear(stage + consumer * kBlockBytes);
-  for (int i = 0; i < kBlocks; ++i) {
-    clear(stage + kLeftBytes + (consumer * kBlocks + i) * kBlockBytes);
-  }
+  for (int i = 0; i < kTileN / kLine; ++i) clear(stage + kLeftBytes + i * kBlockBytes);
   FenceAsyncProxy();
-  NamedBarrier(kCleared, kConsumers * kGroupThreads);
+  NamedBarrier(kCleared + consumer, kGroupThreads);
 }
 
 // num_k: the rows of a gradient's step, of which the last may have fewer than a stage.
@@ -251,7 +168,8 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       if (!is_full) WaitBarrier(ring.Full(at.index), at.parity);
       const int num_k = tile.num_k - k;
       if constexpr (kIsGradient<kKind>) {
-        if (num_k < kTileK) ClearLines(stage, consumer, num_k);
+        const bool has_rest = num_k < kTileK && num_k % kDepth != 0;
+        if (has_rows && has_rest) ClearLines(stage, consumer, num_k);
       }
       const int current = at.index;
       at.Advance();
@@ -305,11 +223,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     const int warp = Uniform(threadIdx.x / 32);
+    const int rank = Uniform(ClusterRank());
     if (warp == 0) {
       const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
-      const int rank = Uniform(ClusterRank());
       Produce<kTileK>(ring, Source<kKind>{maps, rank, up_n, problem.right_blocks});
-    } else if (warp == 1 && Uniform(ClusterRank()) == 0) {
+    } else if (warp == 1 && rank == 0) {
       Schedule<Pairs<kKind, kTileM, kTileK>>(problem, ring);
     }
   } else {
@@ -323,24 +241,25 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
+#define JAX_EP_INSTANTIATE(TYPE, KIND)                         \
+  template __global__ void Sm90Kernel<TYPE, MatmulKind::KIND>( \
+      const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulProblem);
+JAX_EP_INSTANTIATE(BFloat16, kForward)
+JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
+JAX_EP_INSTANTIATE(BFloat16, kGradient)
+JAX_EP_INSTANTIATE(BFloat16, kActivation)
+JAX_EP_INSTANTIATE(BFloat16, kActivationGradient)
+JAX_EP_INSTANTIATE(Float16, kForward)
+JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
+JAX_EP_INSTANTIATE(Float16, kGradient)
+JAX_EP_INSTANTIATE(Float16, kActivation)
+JAX_EP_INSTANTIATE(Float16, kActivationGradient)
+#undef JAX_EP_INSTANTIATE
+
 }  // namespace sm90
 }  // namespace jax_ep
 
-#ifdef __CUDACC_RTC__  // a compile check of the device code alone stops here
-
-namespace jax_ep::sm90 {
-#define JAX_EP_CHECK(KIND)                                         \
-  template __global__ void Sm90Kernel<BFloat16, MatmulKind::KIND>( \
-      const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulProblem);
-JAX_EP_CHECK(kForward)
-JAX_EP_CHECK(kForwardTransposed)
-JAX_EP_CHECK(kGradient)
-JAX_EP_CHECK(kActivation)
-JAX_EP_CHECK(kActivationGradient)
-#undef JAX_EP_CHECK
-}  // namespace jax_ep::sm90
-
-#else
+#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
 
 namespace jax_ep {
 using namespace sm90;

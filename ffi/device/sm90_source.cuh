@@ -1,0 +1,95 @@
+// Where the operands of a step come from, and how they lie in a stage (sm_90).
+#ifndef JAX_EP_DEVICE_SM90_SOURCE_CUH_
+#define JAX_EP_DEVICE_SM90_SOURCE_CUH_
+
+#include "ffi/device/matmul_problem.h"
+#include "ffi/device/sm90_pipeline.cuh"
+#include "ffi/device/tensor_map.h"
+
+namespace jax_ep::sm90 {
+
+// A block computes a tile of 128 x 256, each of two groups of four warps 64 x 256 of it.
+inline constexpr int kTileM = 128;
+inline constexpr int kTileN = 256;
+inline constexpr int kTileK = 64;
+inline constexpr int kConsumers = 2;
+inline constexpr int kGroupM = kTileM / kConsumers;
+static_assert(kGroupM == 64, "rows of one instruction");
+
+// A stage: the left operand, then the right one, each in blocks of 64 lines of 64 elements.
+inline constexpr int kLine = 64;  // elements of a line of 128 bytes
+inline constexpr int kLeftBytes = kTileM * kTileK * 2;
+inline constexpr int kLeftHalfBytes = kLeftBytes / kConsumers;  // a consumer's
+inline constexpr int kRightBytes = kTileN * kTileK * 2;
+inline constexpr int kBlockBytes = kTileK * kLine * 2;   // 64 x 64 elements
+inline constexpr int kRightHalfBytes = kRightBytes / 2;  // a box, or two
+inline constexpr int kRightHalfN = kTileN / 2;
+static_assert(kRightHalfN == 2 * kLine && kRightHalfBytes == 2 * kBlockBytes);
+
+// A step along k of both operands, of rows that are all there from the beginning.
+template <MatmulKind kKind>
+struct Source {
+  const MatmulTensorMaps& maps;
+  const int rank;
+  const int up_n;          // columns from gate to up, or 0
+  const int right_blocks;  // of a box
+
+  __device__ void Await(const Tile& /*tile*/) const {}
+
+  __device__ void Copy(const Tile& tile, int k, uint32_t stage, uint32_t full) const {
+    // Without rows for a consumer its half of left is left out.
+    const bool has_one = tile.num_m > 0;
+    const bool has_both = tile.num_m > kGroupM;
+    ArriveExpecting(full, kRightBytes + (has_both ? kLeftBytes : has_one ? kLeftHalfBytes : 0));
+    if (tile.shared == Shared::kRight) {
+      CopyRight<true>(tile, k, rank, stage, full);
+      if (has_one) CopyLeft<false>(tile, k, 0, stage, full);
+      if (has_both) CopyLeft<false>(tile, k, 1, stage, full);
+    } else {
+      if (has_both || rank == 0) CopyLeft<true>(tile, k, rank, stage, full);
+      CopyRight<false>(tile, k, 0, stage, full);
+      CopyRight<false>(tile, k, 1, stage, full);
+    }
+  }
+
+ private:
+  template <bool kToAll>
+  __device__ static void CopyFor(uint32_t to, const CUtensorMap* map, uint32_t full,
+                                 const BoxPlace& at) {
+    if constexpr (kToAll) {
+      CopyBoxToAll(to, map, full, at);
+    } else {
+      CopyBox(to, map, full, at);
+    }
+  }
+
+  // Rows past the group's end are copied, multiplied, and not stored.
+  template <bool kToAll>
+  __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
+    const int m = tile.m + half * kGroupM;
+    CopyFor<kToAll>(stage + half * kLeftHalfBytes, &maps.left, full,
+                    kIsGradient<kKind> ? BoxPlace{m, k, 0, 0} : BoxPlace{k, m, 0, 0});
+  }
+
+  template <bool kToAll>
+  __device__ void CopyRight(const Tile& tile, int k, int half, uint32_t stage,
+                            uint32_t full) const {
+    const uint32_t to = stage + kLeftBytes + half * kRightHalfBytes;
+    // Beside the columns of a gate, half of the tile, are those that it multiplies.
+    const bool is_up = kIsActivation<kKind> && up_n > 0 && half > 0;
+    const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
+    const int matrix = kIsGradient<kKind> ? 0 : tile.group;
+    if constexpr (kIsTransposed<kKind>) {
+      CopyFor<kToAll>(to, &maps.right, full, {k, n, 0, matrix});
+    } else if (right_blocks > 1) {
+      CopyFor<kToAll>(to, &maps.right, full, {0, k, n / kLine, matrix});
+    } else {
+      CopyFor<kToAll>(to, &maps.right, full, {n, k, 0, matrix});
+      CopyFor<kToAll>(to + kBlockBytes, &maps.right, full, {n + kLine, k, 0, matrix});
+    }
+  }
+};
+
+}  // namespace jax_ep::sm90
+
+#endif  // JAX_EP_DEVICE_SM90_SOURCE_CUH_
