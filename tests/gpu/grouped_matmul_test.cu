@@ -210,7 +210,7 @@ void CheckUneven() {
 }
 
 // Some 10^8 tiles of one or two steps. What goes wrong between two warps of a cluster once in 10^8
-// times shows here: they hang, or leave the NaN of some tile.
+// times shows here if they then wait for ever; a wrong result, in the last launch of a round.
 void CheckManyTiles() {
   std::vector<int32_t> sizes;
   for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
