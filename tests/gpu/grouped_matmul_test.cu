@@ -176,6 +176,11 @@ void CheckGraph() {
   Report(ok, "a captured launch follows the group sizes", "");
 }
 
+// Of so large a result some elements are checked.
+Case Sampled(const Kind& kind, int64_t m, int64_t k, int64_t n, const std::vector<int32_t>& sizes) {
+  return {.kind = kind, .m = m, .k = k, .n = n, .sizes = sizes, .num_samples = 1 << 18};
+}
+
 void CheckCase(const char* what, const Case& c) {
   Runner runner(c);
   const Outcome outcome = runner.Run();
@@ -185,28 +190,17 @@ void CheckCase(const char* what, const Case& c) {
   Report(outcome.ok, what, text);
 }
 
-constexpr int64_t kSamples = 1 << 18;
-
 // Many steps a tile, and group sizes on both sides of a tile's.
 void CheckUneven() {
-  const auto check = [](const char* what, bool is_gradient, int64_t m, int64_t k, int64_t n,
-                        const std::vector<int32_t>& sizes) {
-    CheckCase(what, {.kind = {is_gradient, false, kBF16, kBF16, kBF16},
-                     .m = m,
-                     .k = k,
-                     .n = n,
-                     .sizes = sizes,
-                     .num_samples = kSamples});
-  };
   // More steps than stages, and tiles of a pair of which one has a half, or nothing.
   std::vector<int32_t> uneven;
   for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
   const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
-  check("uneven", false, rows, 2304, 1288, uneven);
-  check("uneven gradient", true, rows, 576, 1200, uneven);
+  CheckCase("uneven", Sampled(kForward, rows, 2304, 1288, uneven));
+  CheckCase("uneven gradient", Sampled(kGradient, rows, 576, 1200, uneven));
   // Many more steps than stages, and a last one that is not whole.
-  check("long gradient", true, 6000, 576, 1200,
-        {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900});
+  CheckCase("long gradient", Sampled(kGradient, 6000, 576, 1200,
+                                     {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900}));
 }
 
 // Some 10^8 tiles of one or two steps. What goes wrong between two warps of a cluster once in 10^8
@@ -215,22 +209,13 @@ void CheckManyTiles() {
   std::vector<int32_t> sizes;
   for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
   const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  Runner runner({.kind = {true, false, kBF16, kBF16, kBF16},
-                 .m = rows,
-                 .k = 2304,
-                 .n = 2048,
-                 .sizes = sizes,
-                 .tile_counter = 3,
-                 .num_samples = kSamples});
+  Runner runner(Sampled(kGradient, rows, 2304, 2048, sizes));
   Outcome outcome;
   for (int round = 0; round < 20 && outcome.ok; ++round) {
     runner.ClearOut();
-    for (int i = 0; i < 500; ++i) {
-      if (const jax_ep::Status status = runner.Launch(); !status.ok()) {
-        outcome = {.ok = false, .problem = status.message};
-      }
-    }
-    if (outcome.ok) outcome = runner.Check();
+    jax_ep::Status status;
+    for (int i = 0; i < 500 && status.ok(); ++i) status = runner.Launch();
+    outcome = status.ok() ? runner.Check() : Outcome{.ok = false, .problem = status.message};
   }
   Report(outcome.ok, "many short tiles", outcome.problem);
 }
@@ -238,48 +223,17 @@ void CheckManyTiles() {
 // More than 2^31 elements, and 4 times as many bytes, in every operand and result.
 void CheckLarge() {
   const int64_t rows = (int64_t{1} << 20) + 77;
-  CheckCase("large lhs", {.kind = {false, false, kBF16, kBF16, kBF16},
-                          .m = rows,
-                          .k = 2304,
-                          .n = 64,
-                          .sizes = Cut(rows - 1000, 512, 9),
-                          .num_samples = kSamples});
-  CheckCase("large result", {.kind = {false, true, kBF16, kBF16, kBF16},
-                             .m = rows,
-                             .k = 64,
-                             .n = 2304,
-                             .sizes = Cut(rows - 1000, 500, 10),
-                             .num_samples = kSamples});
-  CheckCase("large rhs", {.kind = {false, false, kBF16, kBF16, kBF16},
-                          .m = 4096,
-                          .k = 2304,
-                          .n = 2048,
-                          .sizes = Cut(4000, 512, 11),
-                          .num_samples = kSamples});
-  CheckCase("large float32 rhs", {.kind = {false, true, kBF16, kF32, kBF16},
-                                  .m = 4096,
-                                  .k = 2304,
-                                  .n = 2048,
-                                  .sizes = Cut(4000, 512, 11),
-                                  .num_samples = kSamples});
-  CheckCase("large gradient", {.kind = {true, false, kBF16, kBF16, kBF16},
-                               .m = 65536,
-                               .k = 2304,
-                               .n = 2048,
-                               .sizes = Cut(65000, 512, 12),
-                               .num_samples = kSamples});
-  CheckCase("large float32", {.kind = {false, false, kF32, kF32, kF32},
-                              .m = rows,
-                              .k = 2304,
-                              .n = 16,
-                              .sizes = Cut(rows - 1000, 512, 9),
-                              .num_samples = kSamples});
-  CheckCase("large float32 gradient", {.kind = {true, true, kF32, kF32, kF32},
-                                       .m = 4096,
-                                       .k = 2304,
-                                       .n = 2048,
-                                       .sizes = Cut(4000, 512, 12),
-                                       .num_samples = kSamples});
+  const Kind float32_rhs = {false, true, kBF16, kF32, kBF16};
+  const Kind float32 = {false, false, kF32, kF32, kF32};
+  const Kind float32_gradient = {true, true, kF32, kF32, kF32};
+  CheckCase("large lhs", Sampled(kForward, rows, 2304, 64, Cut(rows - 1000, 512, 9)));
+  CheckCase("large result", Sampled(kTransposed, rows, 64, 2304, Cut(rows - 1000, 500, 10)));
+  CheckCase("large rhs", Sampled(kForward, 4096, 2304, 2048, Cut(4000, 512, 11)));
+  CheckCase("large float32 rhs", Sampled(float32_rhs, 4096, 2304, 2048, Cut(4000, 512, 11)));
+  CheckCase("large gradient", Sampled(kGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
+  CheckCase("large float32", Sampled(float32, rows, 2304, 16, Cut(rows - 1000, 512, 9)));
+  CheckCase("large float32 gradient",
+            Sampled(float32_gradient, 4096, 2304, 2048, Cut(4000, 512, 12)));
 }
 
 int Main(const std::string& mode, int every) {

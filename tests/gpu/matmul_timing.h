@@ -95,9 +95,6 @@ inline void TimeAll() {
   const auto even = [](int64_t rows, int groups) {
     return std::vector<int32_t>(groups, static_cast<int32_t>(rows / groups));
   };
-  const Kind kForward = {false, false, kBF16, kBF16, kBF16};
-  const Kind kTransposed = {false, true, kBF16, kBF16, kBF16};
-  const Kind kGradient = {true, false, kBF16, kBF16, kBF16};
   for (const Shape& s : {Shape{32768, 7168, 4096, 64},
                          {32768, 2048, 7168, 64},
                          {32768, 2048, 1536, 32},
