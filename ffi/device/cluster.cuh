@@ -33,9 +33,10 @@ __device__ inline uint32_t InBlock(uint32_t address, int rank) {
   return result;
 }
 
-// Of the scope of a block, as CUTLASS has it: one of the cluster is a fence of all memory. What is
-// ordered by it lies in the shared memory of who waits, read before by that block's threads and
-// written next by copies that count on a barrier there.
+// Of the scope of a block, as CUTLASS has it: one of the cluster is a fence of all memory. So it
+// tells the other block nothing of what this thread has read or written. Whoever hands memory back
+// by it has waited: for matrix instructions, by a fence for what it stored, by using the words for
+// what it loaded (TileReader).
 __device__ inline void ArriveInCluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -59,10 +60,10 @@ __device__ inline void StoreInCluster(uint32_t to, const int32_t (&words)[4], ui
 __device__ inline void CopyBoxToAll(uint32_t to, const void* tensor_map, uint32_t barrier,
                                     const BoxPlace& at) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
       "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix),
-      "h"(static_cast<uint16_t>((1 << kClusterBlocks) - 1))
+      "r"(at.round), "h"(static_cast<uint16_t>((1 << kClusterBlocks) - 1))
       : "memory");
 }
 

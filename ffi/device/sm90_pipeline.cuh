@@ -8,11 +8,11 @@
 // that is said: the phase waits for it.) It is empty when the warps that multiply have handed back
 // their stages of this number in both blocks, since who fills the one fills the other, too.
 //
-// No stage is written while it is read. An arrival may count for a phase before its own, as a warp
-// of the other block can be one use ahead. But it came there through its own full stage, asked for
-// by a copying warp that had found this use's phase complete in its block: the first phase to be
-// complete before all have read would need another one before it. For the same reason nobody is two
-// phases ahead of who waits for a parity. The last pair, of nothing, reaches all warps of both
+// No stage is copied to while it is read. An arrival may count for a phase before its own, as a
+// warp of the other block can be one use ahead. But it came there through its own full stage, asked
+// for by a copying warp that had found this use's phase complete in its block: the first phase to
+// be complete before all have read would need another one before it. For the same reason nobody is
+// two phases ahead of who waits for a parity. The last pair, of nothing, reaches all warps of both
 // blocks. Barriers of the cluster at the ends of the kernel keep each block there as long as the
 // other may reach for its shared memory.
 #ifndef JAX_EP_DEVICE_SM90_PIPELINE_CUH_
@@ -43,7 +43,7 @@ struct Position {
 // The value of lane 0, which the compiler then knows to be one for the warp.
 __device__ inline int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// A tile's part of the problem.
+// A tile's part of the problem. No word is negative.
 struct alignas(16) Tile {
   int32_t group;
   int32_t m;      // first row of the result; of the gradient, in its group's matrix
@@ -54,7 +54,7 @@ struct alignas(16) Tile {
   Shared shared;
   int32_t padding;
 
-  // Always. But whoever asks has waited for the words: none is negative, and only they tell.
+  // True of every tile. The compiler cannot know it, so whoever asks waits for all words.
   __device__ bool IsLoaded() const {
     return (group | m | n | num_m | k | num_k | static_cast<int32_t>(shared)) >= 0;
   }
@@ -166,9 +166,9 @@ class TileReader {
             Uniform(tile.k),
             Uniform(tile.num_k),
             static_cast<Shared>(Uniform(static_cast<int32_t>(tile.shared)))};
-    // Loads before it in the program are not enough: an arrival at the other block goes another way
-    // than they do, beside matrix instructions that keep shared memory busy. Without a condition
-    // that needs their words one in about 10^9 of them got what the slot was given next.
+    // An arrival does not wait for loads before it, and the other block may hear of it before they
+    // have read. Without a condition that needs their words, one in about 10^9 of them got what the
+    // slot was given next.
     if (has_read) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));
     slot_.Advance();
     return tile;
