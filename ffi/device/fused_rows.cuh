@@ -31,16 +31,13 @@ template <typename T>
 class ActivationRows {
  public:
   __device__ ActivationRows(const MatmulProblem& problem, const MatmulTensorMaps& maps,
-                            const ResultMatrix& out, uint32_t staging)
-      : epilogue_(problem.epilogue),
-        pre_activation_maps_(maps.pre_activation),
-        out_(out),
-        stage_(staging) {}
+                            uint32_t staging)
+      : epilogue_(problem.epilogue), columns_(problem.num_n), maps_(maps), stage_(staging) {}
 
-  __device__ void Store(const ResultPlace& place, int group, float (&sums)[kResultN / 2]) {
+  __device__ void Store(const ResultPlace& place, float (&sums)[kResultN / 2]) {
     place_ = place;
     weights_.Read(epilogue_.row_weights, place);
-    if (epilogue_.bias != nullptr) AddBias(group, sums);
+    if (epilogue_.bias != nullptr) AddBias(sums);
     if (epilogue_.activation.is_identity && epilogue_.row_weights != nullptr) {
       // Rounded once: the weight comes before.
 #pragma unroll
@@ -77,7 +74,7 @@ class ActivationRows {
       MakeByKind(f, [&]<bool kIsGated, bool kIsSmooth>() { Make<kIsGated, kIsSmooth>(word); });
     }
     if (++step_ <= NumWords() / kWordsPerStep) return;
-    stage_.Send<2>(out_, place_, f.is_gated ? 1 : kStagedBoxes);
+    stage_.Send<2>(&maps_.out, BoxOfRows(place_), f.is_gated ? 1 : kStagedBoxes);
     place_.n += f.is_gated ? kStagedColumns / 2 : kStagedColumns;
     step_ = 0;
     ++half_;
@@ -124,14 +121,10 @@ class ActivationRows {
   }
 
   __device__ void SendPreActivations() const {
-    const int columns = out_.num_n;
-    uint16_t* const data = static_cast<uint16_t*>(epilogue_.pre_activation);
-    if (!epilogue_.activation.is_gated) {
-      return stage_.Send<2>({pre_activation_maps_, data, 0, columns, columns}, place_);
-    }
+    const BoxPlace at = BoxOfRows(place_);
+    if (!epilogue_.activation.is_gated) return stage_.Send<2>(maps_.pre_activation, at);
     for (int box = 0; box < kStagedBoxes; ++box) {
-      stage_.Send<2>({&pre_activation_maps_[box], data + box * columns, 0, columns, 2 * columns},
-                     place_, 1, box);
+      stage_.Send<2>(&maps_.pre_activation[box], at, 1, box);
     }
   }
 
@@ -155,10 +148,10 @@ class ActivationRows {
     stage_.WriteWords(first, words_);
   }
 
-  __device__ void AddBias(int group, float (&sums)[kResultN / 2]) const {
+  __device__ void AddBias(float (&sums)[kResultN / 2]) const {
     const bool is_gated = epilogue_.activation.is_gated;
-    const int columns = out_.num_n;
-    const float* const bias = epilogue_.bias + int64_t{group} * columns * (is_gated ? 2 : 1);
+    const int columns = columns_;
+    const float* const bias = epilogue_.bias + int64_t{place_.group} * columns * (is_gated ? 2 : 1);
 #pragma unroll
     for (int i = 0; i < kResultN / 2; i += 4) {
       const bool is_up = is_gated && i >= kResultN / 4;
@@ -173,8 +166,8 @@ class ActivationRows {
   }
 
   const Epilogue& epilogue_;
-  const CUtensorMap* const pre_activation_maps_;
-  const ResultMatrix out_;
+  const int columns_;
+  const MatmulTensorMaps& maps_;
   const StagedRows stage_;
   ResultPlace place_ = {};
   RowWeights weights_ = {};

@@ -15,21 +15,21 @@ namespace jax_ep {
 template <typename T>
 class GradientRows {
  public:
-  __device__ GradientRows(const MatmulProblem& problem, const MatmulTensorMaps& /*maps*/,
-                          const ResultMatrix& out, uint32_t staging)
+  __device__ GradientRows(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+                          uint32_t staging)
       : epilogue_(problem.epilogue),
-        pitch_(out.num_n * (problem.epilogue.activation.is_gated ? 2 : 1)),
-        out_(out),
+        columns_(problem.num_n),
+        pitch_(columns_ * (problem.epilogue.activation.is_gated ? 2 : 1)),
+        out_map_(&maps.out),
         stage_(staging) {}
 
-  __device__ void Store(const ResultPlace& place, int /*group*/,
-                        const float (&sums)[kResultN / 2]) {
+  __device__ void Store(const ResultPlace& place, const float (&sums)[kResultN / 2]) {
     place_ = place;
     const int row = threadIdx.x % 32 / kLanes;
     const int column = threadIdx.x % kLanes * kElements;
     first_ = int64_t{place.m + row} * pitch_ + place.n + column;
     num_rows_ = place.num_m - row;
-    num_columns_ = out_.num_n - place.n - column;
+    num_columns_ = columns_ - place.n - column;
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
@@ -53,7 +53,7 @@ class GradientRows {
     at_ = first_ + (int64_t{row} * pitch_ + column);
     const uint16_t* const from = PreActivations() + at_;
     ReadWords(from, gates_);
-    if (epilogue_.activation.is_gated) ReadWords(from + out_.num_n, ups_);
+    if (epilogue_.activation.is_gated) ReadWords(from + columns_, ups_);
     if (epilogue_.row_weights != nullptr) {
       weight_ = epilogue_.row_weights[place_.m + row + threadIdx.x % 32 / kLanes];
     }
@@ -66,7 +66,7 @@ class GradientRows {
                [&]<bool kIsGated, bool kIsSmooth>() { Make<kIsGated, kIsSmooth>(); });
     ++step_;
     if (step_ % kSteps == 0) {
-      stage_.Send<2>(out_, place_);
+      stage_.Send<2>(out_map_, BoxOfRows(place_));
       place_.n += kHalfColumns;
     }
   }
@@ -107,10 +107,10 @@ class GradientRows {
     constexpr int kLines = kResultN * 2 / kStagedLine;  // of a row
     const int lane = threadIdx.x % 32;
     const int n = place_.n + lane % kLines * (kStagedLine / 2);
-    if (n >= out_.num_n) return;
+    if (n >= columns_) return;
     for (int half = 0; half < (epilogue_.activation.is_gated ? 2 : 1); ++half) {
       for (int row = lane / kLines; row < min(place_.num_m, kResultM); row += 32 / kLines) {
-        const int64_t at = int64_t{place_.m + row} * pitch_ + half * out_.num_n + n;
+        const int64_t at = int64_t{place_.m + row} * pitch_ + half * columns_ + n;
         asm volatile("prefetch.global.L2 [%0];" ::"l"(PreActivations() + at) : "memory");
       }
     }
@@ -148,7 +148,7 @@ class GradientRows {
     if (is_there_) {
       uint16_t* const to = static_cast<uint16_t*>(epilogue_.gradient) + at_;
       WriteWords(to, gates_);
-      if constexpr (kIsGated) WriteWords(to + out_.num_n, ups_);
+      if constexpr (kIsGated) WriteWords(to + columns_, ups_);
     }
     if (step_ % kStagedBoxes == 0) {
       dot_ = dot;
@@ -165,7 +165,7 @@ class GradientRows {
     }
     if (threadIdx.x % kLanes != 0) return;
     const int row = Row();
-    const int num_blocks = CeilDivide(out_.num_n, kColumnsPerDot);
+    const int num_blocks = CeilDivide(columns_, kColumnsPerDot);
     const int block = place_.n / kColumnsPerDot;
     if (row < num_rows_ && block < num_blocks) {
       const int64_t m = place_.m + row + threadIdx.x % 32 / kLanes;
@@ -186,8 +186,9 @@ class GradientRows {
   }
 
   const Epilogue& epilogue_;
+  const int columns_;
   const int pitch_;  // of pre-activations
-  const ResultMatrix out_;
+  const void* const out_map_;
   const StagedRows stage_;
   ResultPlace place_ = {};  // of the half that the stage has
   int64_t first_ = 0;       // this lane's first pre-activations

@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_MBARRIER_CUH_
 
 #include "ffi/device/integers.h"
+#include "ffi/device/tensor_map.h"
 
 namespace jax_ep {
 
@@ -29,6 +30,7 @@ __device__ inline void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// Does not wait for loads before it whose words are not used.
 __device__ inline void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -72,25 +74,32 @@ struct BoxPlace {
   int row;
   int block;
   int matrix;
+  int round = 0;  // of prefixes alone
 };
+
+// In a map of prefixes (tensor_maps.h): row `row` and those that follow it, but none from `end` on.
+__device__ inline BoxPlace RowsUntil(int end, int column, int row, int block = 0) {
+  return {column, kPrefixRows - (end - row), block, end, kPrefixRows};
+}
 
 // Copies a box. What is outside of the tensor becomes zeros and counts as bytes, too. By one
 // thread.
 __device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier,
                                const BoxPlace& at) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix),
+      "r"(at.round)
       : "memory");
 }
 
 // Copies a box to a tensor; what is outside of it is left out. By one thread.
 __device__ inline void StoreBox(const void* tensor_map, uint32_t from, const BoxPlace& at) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-          tensor_map),
-      "r"(from), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix)
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
+          "l"(tensor_map),
+      "r"(from), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix), "r"(at.round)
       : "memory");
 }
 

@@ -12,13 +12,14 @@ namespace jax_ep {
 
 class ResultRows {
  public:
-  __device__ ResultRows(const ResultMatrix& matrix, uint32_t staging)
-      : matrix_(matrix), stage_(staging) {}
+  // `tensor_map`: boxes of 16 lines of 128 bytes.
+  __device__ ResultRows(const void* tensor_map, uint32_t staging)
+      : tensor_map_(tensor_map), stage_(staging) {}
 
   // In 16 bits. Takes the sums' values, so that they can be written again at once, and leaves most
   // of the work to Continue.
   template <typename T>
-  __device__ void StoreRounded(const ResultPlace& place, const float (&sums)[kResultN / 2]) {
+  __device__ void StoreRounded(const BoxPlace& place, const float (&sums)[kResultN / 2]) {
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
@@ -35,13 +36,13 @@ class ResultRows {
     if (to_do_ == 1) {
       stage_.Replace(kept_);
     }
-    stage_.Send<2>(matrix_, place_);
-    place_.n += kStagedBoxes * kStagedLine / 2;
+    stage_.Send<2>(tensor_map_, place_);
+    place_.column += kStagedBoxes * kStagedLine / 2;
     --to_do_;
   }
 
   // As float32.
-  __device__ void StoreFloat32(ResultPlace place, const float (&sums)[kResultN / 2]) {
+  __device__ void StoreFloat32(BoxPlace place, const float (&sums)[kResultN / 2]) {
     constexpr int kColumns = kStagedBoxes * kStagedLine / 4;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -56,8 +57,8 @@ class ResultRows {
                     &sums[first / 2 + 4 * j + 2 * half]);
         }
       }
-      stage_.Send<4>(matrix_, place);
-      place.n += kColumns;
+      stage_.Send<4>(tensor_map_, place);
+      place.column += kColumns;
     }
   }
 
@@ -72,10 +73,10 @@ class ResultRows {
   __device__ void Close() { stage_.Close(); }
 
  private:
-  const ResultMatrix matrix_;
+  const void* const tensor_map_;
   const StagedRows stage_;
   int to_do_ = 0;
-  ResultPlace place_ = {};
+  BoxPlace place_ = {};
   uint32_t kept_[kStagedWords] = {};
 };
 

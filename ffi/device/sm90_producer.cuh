@@ -22,10 +22,10 @@ __device__ void Produce(const Pipeline& pipeline, const Source& source) {
     const int want_at = max((tile.num_k - 1) / kTileK - Pipeline::kStages, 0) * kTileK;
 #pragma unroll 1
     for (int k = 0; k < tile.num_k; k += kTileK) {
-      // Its readers are instructions that have ended; what was cleared for them was fenced.
+      // Its readers are instructions that have ended.
       WaitBarrier(pipeline.Empty(at.index), at.parity ^ 1);
       if (IsElected()) {
-        source.Copy(tile, tile.k + k, pipeline.Stage(at.index), pipeline.Full(at.index));
+        source.Copy(tile, k, pipeline.Stage(at.index), pipeline.Full(at.index));
         if (wants && k == want_at) Arrive(pipeline.TileWanted());
       }
       __syncwarp();

@@ -63,12 +63,14 @@ struct Source {
     }
   }
 
-  // Rows past the group's end are copied, multiplied, and not stored.
+  // Rows past the group's end are another's: zeros come instead. In a gradient, which contracts
+  // them, these keep them out of the sums; elsewhere they cost less than what would not be stored.
   template <bool kToAll>
   __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
-    const int m = tile.m + half * kGroupM;
+    const int m = half * kGroupM;
     CopyFor<kToAll>(stage + half * kLeftHalfBytes, &maps.left, full,
-                    kIsGradient<kKind> ? BoxPlace{m, k, 0, 0} : BoxPlace{k, m, 0, 0});
+                    kIsGradient<kKind> ? RowsUntil(tile.k + tile.num_k, tile.m + m, tile.k + k)
+                                       : RowsUntil(tile.m + tile.num_m, tile.k + k, tile.m + m));
   }
 
   template <bool kToAll>
@@ -78,14 +80,19 @@ struct Source {
     // Beside the columns of a gate, half of the tile, are those that it multiplies.
     const bool is_up = kIsActivation<kKind> && up_n > 0 && half > 0;
     const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
-    const int matrix = kIsGradient<kKind> ? 0 : tile.group;
+    const auto place = [&](int column, int block) -> BoxPlace {
+      if constexpr (kIsGradient<kKind>) {
+        return RowsUntil(tile.k + tile.num_k, column, tile.k + k, block);
+      }
+      return {column, tile.k + k, block, tile.group};
+    };
     if constexpr (kIsTransposed<kKind>) {
-      CopyFor<kToAll>(to, &maps.right, full, {k, n, 0, matrix});
+      CopyFor<kToAll>(to, &maps.right, full, {tile.k + k, n, 0, tile.group});
     } else if (right_blocks > 1) {
-      CopyFor<kToAll>(to, &maps.right, full, {0, k, n / kLine, matrix});
+      CopyFor<kToAll>(to, &maps.right, full, place(0, n / kLine));
     } else {
-      CopyFor<kToAll>(to, &maps.right, full, {n, k, 0, matrix});
-      CopyFor<kToAll>(to + kBlockBytes, &maps.right, full, {n + kLine, k, 0, matrix});
+      CopyFor<kToAll>(to, &maps.right, full, place(n, 0));
+      CopyFor<kToAll>(to + kBlockBytes, &maps.right, full, place(n + kLine, 0));
     }
   }
 };

@@ -20,22 +20,18 @@ inline constexpr int kStagedBytes = kStagedBoxes * kStagedBoxBytes;
 inline constexpr int kStagedWords = kStagedBytes / 4 / 32;     // a lane's share
 inline constexpr int kBoxWords = kStagedWords / kStagedBoxes;  // of 64 columns in 16 bits
 
-// A stack of row-major matrices.
-struct ResultMatrix {
-  const void* tensor_map;  // boxes of 16 lines of 128 bytes
-  void* data;
-  int64_t matrix_pitch;  // elements from matrix to matrix
-  int32_t num_n;         // columns to store
-  int32_t pitch;         // elements from row to row
-};
-
-// Where in it a warp's rows are.
+// Which part of the result a warp's rows are.
 struct ResultPlace {
-  int32_t group;  // which matrix
-  int32_t m;      // first row there
+  int32_t group;
+  int32_t m;      // first row, of the group's matrix in a gradient
   int32_t n;      // first column
   int32_t num_m;  // rows to store; may be more than there are here, or none
 };
+
+// In maps of prefixes: lines that follow are another group's.
+__device__ inline BoxPlace BoxOfRows(const ResultPlace& place) {
+  return RowsUntil(place.m + place.num_m, place.n, place.m);
+}
 
 // The stage of one warp. Words are of two neighbouring columns, in the order of a lane's sums:
 // of lane l, word 2 * j + h is row 8 * h + l / 4, columns 8 * j + 2 * (l % 4) and the next.
@@ -92,49 +88,18 @@ class StagedRows {
     __syncwarp();
   }
 
-  // Both boxes side by side, or one.
+  // Both boxes side by side, or one; what the map does not have is left out.
   template <int kElementBytes>
-  __device__ void Send(const ResultMatrix& matrix, const ResultPlace& place,
-                       int num_boxes = kStagedBoxes, int first = 0) const {
-    constexpr int kColumns = kStagedLine / kElementBytes;  // of a box
-    // Lines that follow the last may be another group's.
-    if (place.num_m < kResultM) {
-      if (num_boxes == 1) return SendByHand<kElementBytes, 1>(matrix, place, first);
-      return SendByHand<kElementBytes, kStagedBoxes>(matrix, place, first);
-    }
+  __device__ void Send(const void* tensor_map, BoxPlace at, int num_boxes = kStagedBoxes,
+                       int first = 0) const {
     FenceAsyncProxy();
     __syncwarp();
     if (IsElected()) {
       for (int i = 0; i < num_boxes; ++i) {
-        const int n = place.n + i * kColumns;
-        if (n >= matrix.num_n) break;
-        StoreBox(matrix.tensor_map, Box(first + i), {n, place.m, 0, place.group});
+        StoreBox(tensor_map, Box(first + i), at);
+        at.column += kStagedLine / kElementBytes;
       }
       CommitStores();
-    }
-    __syncwarp();
-  }
-
-  // kBoxes from box `first` on, done when it returns.
-  template <int kElementBytes, int kBoxes>
-  __device__ void SendByHand(const ResultMatrix& matrix, const ResultPlace& place,
-                             int first) const {
-    constexpr int kPerLine = kBoxes * kChunks;
-    constexpr int kElements = 16 / kElementBytes;  // of a chunk
-    const int lane = threadIdx.x % 32;
-    const int64_t first_element =
-        place.group * matrix.matrix_pitch + int64_t{place.m} * matrix.pitch;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kResultM; i += 32 / kPerLine) {
-      const int line = i + lane / kPerLine;
-      const int n = place.n + lane % kPerLine * kElements;
-      const uint4 chunk = LoadChunk(Chunk(line, first * kChunks + lane % kPerLine));
-      if (line < place.num_m && n < matrix.num_n) {
-        char* const to = static_cast<char*>(matrix.data) +
-                         (first_element + line * matrix.pitch + n) * kElementBytes;
-        *reinterpret_cast<uint4*>(to) = chunk;
-      }
     }
     __syncwarp();
   }

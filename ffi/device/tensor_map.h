@@ -12,6 +12,9 @@ struct alignas(64) CUtensorMap {
 
 namespace jax_ep {
 
+// Of a prefix, whose last row is number kPrefixRows - 1 (tensor_maps.h).
+inline constexpr int kPrefixRows = 1 << 30;
+
 // Of the operands and results of sm_90's matmul.
 struct MatmulTensorMaps {
   CUtensorMap left;

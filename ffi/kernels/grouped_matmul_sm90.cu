@@ -15,7 +15,7 @@ namespace sm90 {
 
 inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
 inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
-static_assert(kTileN == kResultN && kGroupM * kConsumers == kTileM);
+static_assert(kTileN == kResultN);
 
 // A block has what its threads are launched with, in multiples of 8; those that copy leave most of
 // theirs to those that multiply. Whoever asks for more waits for ever.
@@ -25,31 +25,10 @@ inline constexpr int kConsumerRegisters = 224;
 static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <=
               kThreads * kLaunchRegisters);
 
-// Named barriers: the first of the groups that multiply, each of which has one.
-inline constexpr int kCleared = 1;
-
 using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes, kConsumerWarps>;
 
 // Rows that an instruction contracts.
 inline constexpr int kDepth = 16;
-
-// Zeros in the lines of both operands from `first` on, as far as instructions read them: these rows
-// belong to others, and a product of zero and what is there may be NaN. Each group does it for
-// itself and waits for nobody else: of the right operand both write the same zeros, and whichever
-// is ahead reads what the other writes again.
-__device__ inline void ClearLines(uint32_t stage, int consumer, int first) {
-  constexpr int kChunks = kLine / 8;  // of 16 bytes; the swizzle keeps them in their line
-  static_assert((kDepth - 1) * kChunks <= kGroupThreads, "a thread has at most one of each block");
-  const int chunk = first * kChunks + threadIdx.x % kGroupThreads;
-  const bool has_chunk = chunk < CeilDivide(first, kDepth) * kDepth * kChunks;
-  const auto clear = [&](uint32_t block) {
-    if (has_chunk) StoreChunk(block + chunk * 16, make_uint4(0, 0, 0, 0));
-  };
-  clear(stage + consumer * kBlockBytes);
-  for (int i = 0; i < kTileN / kLine; ++i) clear(stage + kLeftBytes + i * kBlockBytes);
-  FenceAsyncProxy();
-  NamedBarrier(kCleared + consumer, kGroupThreads);
-}
 
 // num_k: the rows of a gradient's step, of which the last may have fewer than a stage.
 template <typename T, MatmulKind kKind>
@@ -88,16 +67,17 @@ template <typename T, MatmulKind kKind>
 struct Sink {
   ResultRows rows;
 
-  __device__ Sink(const MatmulProblem& /*problem*/, const MatmulTensorMaps& /*maps*/,
-                  const ResultMatrix& out, uint32_t staging)
-      : rows(out, staging) {}
+  __device__ Sink(const MatmulProblem& /*problem*/, const MatmulTensorMaps& maps, uint32_t staging)
+      : rows(&maps.out, staging) {}
 
-  __device__ void Store(const MatmulProblem& problem, const ResultPlace& place, int /*group*/,
+  __device__ void Store(const MatmulProblem& problem, const ResultPlace& place,
                         const float (&sums)[128]) {
+    const BoxPlace at =
+        kIsGradient<kKind> ? BoxPlace{place.n, place.m, 0, place.group} : BoxOfRows(place);
     if (problem.out_is_float32) {
-      rows.StoreFloat32(place, sums);
+      rows.StoreFloat32(at, sums);
     } else {
-      rows.StoreRounded<T>(place, sums);
+      rows.StoreRounded<T>(at, sums);
     }
   }
 
@@ -114,13 +94,12 @@ template <typename Rows>
 struct FusedSink {
   Rows rows;
 
-  __device__ FusedSink(const MatmulProblem& problem, const MatmulTensorMaps& maps,
-                       const ResultMatrix& out, uint32_t staging)
-      : rows(problem, maps, out, staging) {}
+  __device__ FusedSink(const MatmulProblem& problem, const MatmulTensorMaps& maps, uint32_t staging)
+      : rows(problem, maps, staging) {}
 
-  __device__ void Store(const MatmulProblem& /*problem*/, const ResultPlace& place, int group,
+  __device__ void Store(const MatmulProblem& /*problem*/, const ResultPlace& place,
                         float (&sums)[128]) {
-    rows.Store(place, group, sums);
+    rows.Store(place, sums);
   }
 
   __device__ void BeforeStep() { rows.Load(); }
@@ -145,9 +124,7 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
                         const Ring& ring) {
   const int warp = Uniform(threadIdx.x / 32) - kGroupThreads / 32;  // of those that multiply
   const int consumer = warp / (kGroupThreads / 32);
-  const ResultMatrix out = {&maps.out, problem.out, int64_t{problem.num_m} * problem.num_n,
-                            problem.num_n, problem.num_n};
-  Sink<T, kKind> sink(problem, maps, out, ring.Staging() + warp * kStagedBytes);
+  Sink<T, kKind> sink(problem, maps, ring.Staging() + warp * kStagedBytes);
   // A lane for each block hands stages back there.
   const int lane = threadIdx.x % 32;
   const uint32_t empty = InBlock(ring.Empty(0), lane % kClusterBlocks);
@@ -167,10 +144,6 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       if (has_rows) sink.BeforeStep();
       if (!is_full) WaitBarrier(ring.Full(at.index), at.parity);
       const int num_k = tile.num_k - k;
-      if constexpr (kIsGradient<kKind>) {
-        const bool has_rest = num_k < kTileK && num_k % kDepth != 0;
-        if (has_rows && has_rest) ClearLines(stage, consumer, num_k);
-      }
       const int current = at.index;
       at.Advance();
       if (has_rows) {
@@ -195,11 +168,9 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
     hand_back(before);
     if (!has_rows) continue;
     const int m = warp * kResultM;
-    const ResultPlace place = {.group = kIsGradient<kKind> ? tile.group : 0,
-                               .m = tile.m + m,
-                               .n = tile.n,
-                               .num_m = tile.num_m - m};
-    sink.Store(problem, place, tile.group, sums);
+    const ResultPlace place = {
+        .group = tile.group, .m = tile.m + m, .n = tile.n, .num_m = tile.num_m - m};
+    sink.Store(problem, place, sums);
     FenceSums(sums);
   }
   sink.rows.Finish();

@@ -28,7 +28,7 @@ bool HasPairs(MatmulKind kind, const MatmulProblem& problem) {
 
 // What the copy engine asks for, and the instructions: a product of something.
 bool TakesTensorMaps(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
-  constexpr int64_t kMostColumns = 1 << 25;  // 16 rows of twice as many, counted in 32 bits
+  constexpr int64_t kMostColumns = kMaxMatmulSize / 2;  // with gates twice as many, in 32 bits
   const GroupRows& rows = problem.rows;
   return type != kF32 && IsCopied(problem.left) && IsCopied(problem.right) &&
          problem.num_n % 8 == 0 && problem.num_n <= kMostColumns && IsAligned(problem.out, 16) &&
@@ -65,27 +65,33 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   const int64_t rows = problem.rows.num_rows;
   const int64_t groups = problem.rows.num_groups;
   const int64_t columns = problem.num_n;
-  const int64_t lines = is_gradient ? rows : IsTransposed(kind) ? columns : problem.num_k;
-  const auto stack = &MappedTensor::Stack;
-  Status status = MakeTensorMap(stack(problem.left.data, type, problem.left.pitch, rows, 1),
-                                {kernel.left_lines}, &maps->left);
+  const int64_t lines = IsTransposed(kind) ? columns : problem.num_k;  // of a group's matrix
+  // Copies stop where a group's rows do.
+  const auto rows_of = [rows](const void* base, ElementType element, int64_t pitch) {
+    return MappedTensor::Prefixes(base, element, pitch, pitch, rows);
+  };
+  const MatmulOperand& left = problem.left;
+  const MatmulOperand& right = problem.right;
+  Status status =
+      MakeTensorMap(rows_of(left.data, type, left.pitch), {kernel.left_lines}, &maps->left);
+  if (!status.ok()) return status;
+  status =
+      MakeTensorMap(is_gradient ? rows_of(right.data, type, right.pitch)
+                                : MappedTensor::Stack(right.data, type, right.pitch, lines, groups),
+                    {kernel.right_lines, problem.right_blocks}, &maps->right);
   if (!status.ok()) return status;
   status = MakeTensorMap(
-      stack(problem.right.data, type, problem.right.pitch, lines, is_gradient ? 1 : groups),
-      {kernel.right_lines, problem.right_blocks}, &maps->right);
-  if (!status.ok()) return status;
-  status = MakeTensorMap(is_gradient ? stack(problem.out, out_type, columns, problem.num_m, groups)
-                                     : stack(problem.out, out_type, columns, rows, 1),
-                         {kSm90LinesOfOut}, &maps->out);
+      is_gradient ? MappedTensor::Stack(problem.out, out_type, columns, problem.num_m, groups)
+                  : rows_of(problem.out, out_type, columns),
+      {kSm90LinesOfOut}, &maps->out);
   const void* const kept = problem.epilogue.pre_activation;
   if (!status.ok() || kind != MatmulKind::kActivation || kept == nullptr) return status;
   // A row has the columns of the gate, then those that they multiply.
   const int64_t halves = problem.epilogue.activation.is_gated ? 2 : 1;
   for (int64_t half = 0; status.ok() && half < halves; ++half) {
     const void* const first = static_cast<const char*>(kept) + half * columns * ElementBytes(type);
-    status =
-        MakeTensorMap({first, type, columns, rows, 1, halves * columns, halves * columns * rows},
-                      {kSm90LinesOfOut}, &maps->pre_activation[half]);
+    status = MakeTensorMap(MappedTensor::Prefixes(first, type, columns, halves * columns, rows),
+                           {kSm90LinesOfOut}, &maps->pre_activation[half]);
   }
   return status;
 }

@@ -20,11 +20,19 @@ struct MappedTensor {
   int64_t depth;
   int64_t row_pitch;  // elements from row to row
   int64_t matrix_pitch;
+  bool is_prefixes = false;
 
   // Row-major, one after another.
   static MappedTensor Stack(const void* base, ElementType type, int64_t columns, int64_t rows,
-                            int64_t depth = 1) {
+                            int64_t depth) {
     return {base, type, columns, rows, depth, columns, columns * rows};
+  }
+
+  // Of one matrix: matrix i of the stack is its first i rows, and row kPrefixRows - 1 there the
+  // last of them. So copies of boxes stop at row i, wherever that is.
+  static MappedTensor Prefixes(const void* base, ElementType type, int64_t columns,
+                               int64_t row_pitch, int64_t rows) {
+    return {base, type, columns, kPrefixRows, rows + 1, row_pitch, row_pitch, true};
   }
 };
 

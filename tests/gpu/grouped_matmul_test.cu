@@ -230,6 +230,7 @@ void CheckLarge() {
   CheckCase("large result", Sampled(kTransposed, rows, 64, 2304, Cut(rows - 1000, 500, 10)));
   CheckCase("large rhs", Sampled(kForward, 4096, 2304, 2048, Cut(4000, 512, 11)));
   CheckCase("large float32 rhs", Sampled(float32_rhs, 4096, 2304, 2048, Cut(4000, 512, 11)));
+  CheckCase("wide result", Sampled(kForward, 40, 24, (1 << 25) + 72, {17, 9, 0, 12}));
   CheckCase("large gradient", Sampled(kGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
   CheckCase("large float32", Sampled(float32, rows, 2304, 16, Cut(rows - 1000, 512, 9)));
   CheckCase("large float32 gradient",
