@@ -78,10 +78,10 @@ void TestOrder() {
   }
 }
 
-// More rows and columns than kernels take at once, which their indices have room for.
+// As many rows and columns as kernels take.
 void TestLarge() {
-  const Pairs pairs = {1 << 30, (1 << 25) / 128};
-  CHECK(pairs.Count() == int64_t{1} << 40);
+  const Pairs pairs = {1 << 30, (1 << 29) / 128};
+  CHECK(pairs.Count() == int64_t{1} << 44);
   for (int rank = 0; rank < 2; ++rank) {
     const PairedTile last = pairs.Place(pairs.Count() - 1, rank);
     CHECK(last.m == (1 << 30) - (2 - rank) * kTileM);

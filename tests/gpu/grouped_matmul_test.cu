@@ -220,7 +220,8 @@ void CheckManyTiles() {
   Report(outcome.ok, "many short tiles", outcome.problem);
 }
 
-// More than 2^31 elements, and 4 times as many bytes, in every operand and result.
+// More than 2^31 elements, and 4 times as many bytes, in every operand and result; then rows of
+// more than 2^25.
 void CheckLarge() {
   const int64_t rows = (int64_t{1} << 20) + 77;
   const Kind float32_rhs = {false, true, kBF16, kF32, kBF16};
@@ -230,11 +231,11 @@ void CheckLarge() {
   CheckCase("large result", Sampled(kTransposed, rows, 64, 2304, Cut(rows - 1000, 500, 10)));
   CheckCase("large rhs", Sampled(kForward, 4096, 2304, 2048, Cut(4000, 512, 11)));
   CheckCase("large float32 rhs", Sampled(float32_rhs, 4096, 2304, 2048, Cut(4000, 512, 11)));
-  CheckCase("wide result", Sampled(kForward, 40, 24, (1 << 25) + 72, {17, 9, 0, 12}));
   CheckCase("large gradient", Sampled(kGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
   CheckCase("large float32", Sampled(float32, rows, 2304, 16, Cut(rows - 1000, 512, 9)));
   CheckCase("large float32 gradient",
             Sampled(float32_gradient, 4096, 2304, 2048, Cut(4000, 512, 12)));
+  CheckCase("wide result", Sampled(kForward, 40, 24, (1 << 25) + 72, {17, 9, 0, 12}));
 }
 
 int Main(const std::string& mode, int every) {
