@@ -35,8 +35,8 @@ __device__ inline uint32_t InBlock(uint32_t address, int rank) {
 
 // Of the scope of a block, as CUTLASS has it: one of the cluster is a fence of all memory. So it
 // tells the other block nothing of what this thread has read or written. Whoever hands memory back
-// by it has waited: for matrix instructions, by a fence for what it stored, by using the words for
-// what it loaded (TileReader).
+// by it has waited, until matrix instructions had read it, or used the words that it loaded
+// (TileReader).
 __device__ inline void ArriveInCluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

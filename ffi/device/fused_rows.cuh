@@ -150,14 +150,14 @@ class ActivationRows {
 
   __device__ void AddBias(float (&sums)[kResultN / 2]) const {
     const bool is_gated = epilogue_.activation.is_gated;
-    const int columns = columns_;
-    const float* const bias = epilogue_.bias + int64_t{place_.group} * columns * (is_gated ? 2 : 1);
+    const float* const bias =
+        epilogue_.bias + int64_t{place_.group} * columns_ * (is_gated ? 2 : 1);
 #pragma unroll
     for (int i = 0; i < kResultN / 2; i += 4) {
       const bool is_up = is_gated && i >= kResultN / 4;
       const int column = place_.n + threadIdx.x % 4 * 2 + 2 * i - (is_up ? kResultN / 2 : 0);
-      if (column >= columns) continue;
-      const float2 pair = *reinterpret_cast<const float2*>(bias + column + (is_up ? columns : 0));
+      if (column >= columns_) continue;
+      const float2 pair = *reinterpret_cast<const float2*>(bias + column + (is_up ? columns_ : 0));
       sums[i] += pair.x;
       sums[i + 1] += pair.y;
       sums[i + 2] += pair.x;

@@ -3,6 +3,7 @@
 #ifndef JAX_EP_DEVICE_GRADIENT_ROWS_CUH_
 #define JAX_EP_DEVICE_GRADIENT_ROWS_CUH_
 
+#include "ffi/device/async_copy.cuh"
 #include "ffi/device/fused_rows.cuh"
 
 namespace jax_ep {

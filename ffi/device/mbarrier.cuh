@@ -74,7 +74,7 @@ struct BoxPlace {
   int row;
   int block;
   int matrix;
-  int round = 0;  // of prefixes alone
+  int round = 0;  // kPrefixRows in a map of prefixes, which takes addresses back by as many rows
 };
 
 // In a map of prefixes (tensor_maps.h): row `row` and those that follow it, but none from `end` on.
@@ -121,7 +121,7 @@ __device__ inline void PrefetchTensorMap(const void* tensor_map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
 }
 
-// What this thread stored to shared memory is seen by copies and matrix instructions that follow.
+// What this thread stored to shared memory is seen by copies that follow.
 __device__ inline void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

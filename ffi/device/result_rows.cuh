@@ -5,6 +5,7 @@
 #ifndef JAX_EP_DEVICE_RESULT_ROWS_CUH_
 #define JAX_EP_DEVICE_RESULT_ROWS_CUH_
 
+#include "ffi/device/async_copy.cuh"
 #include "ffi/device/numbers.cuh"
 #include "ffi/device/staged_rows.cuh"
 

@@ -9,8 +9,8 @@ namespace jax_ep::sm90 {
 // By one warp of each block, of which one thread copies. A source has
 //   rank                         the block's number in its cluster;
 //   Await(tile)                  returns once the tile's rows of the left operand may be read;
-//   Copy(tile, k, stage, full)   makes the barrier expect the bytes of a step of both operands, and
-//                                has this block's part of them copied.
+//   Copy(tile, k, stage, full)   makes the barrier expect the bytes of both operands of the step
+//                                that begins at tile.k + k, and has this block's part copied.
 template <int kTileK, typename Pipeline, typename Source>
 __device__ void Produce(const Pipeline& pipeline, const Source& source) {
   Position<Pipeline::kStages> at;

@@ -35,7 +35,8 @@ class Pairs {
       tile.num_k = problem_.num_k;
       is_zero = pair.group == problem_.rows.num_groups;
     }
-    // One step of what the copies put where there are no operands.
+    // One step of what the copies put where there are no operands: past the contraction's end, or,
+    // of a gradient, in a prefix that is longer than the matrix.
     if (is_zero) {
       tile.group = min(tile.group, problem_.rows.num_groups - 1);
       tile.k = kIsGradient<kKind> ? problem_.rows.num_rows : problem_.num_k;

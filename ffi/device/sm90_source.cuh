@@ -63,8 +63,8 @@ struct Source {
     }
   }
 
-  // Rows past the group's end are another's: zeros come instead. In a gradient, which contracts
-  // them, these keep them out of the sums; elsewhere they cost less than what would not be stored.
+  // Past the group's end come zeros instead of another group's rows. A gradient would add those to
+  // its sums; elsewhere they would not be stored, and need not be read.
   template <bool kToAll>
   __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
     const int m = half * kGroupM;

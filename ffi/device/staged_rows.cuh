@@ -2,7 +2,6 @@
 #ifndef JAX_EP_DEVICE_STAGED_ROWS_CUH_
 #define JAX_EP_DEVICE_STAGED_ROWS_CUH_
 
-#include "ffi/device/async_copy.cuh"
 #include "ffi/device/mbarrier.cuh"
 #include "ffi/device/tensor_core.cuh"
 

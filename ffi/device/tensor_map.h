@@ -12,7 +12,7 @@ struct alignas(64) CUtensorMap {
 
 namespace jax_ep {
 
-// Of a prefix, whose last row is number kPrefixRows - 1 (tensor_maps.h).
+// Of a prefix, whose last row is number kPrefixRows - 1 (tensor_maps.h): no matrix has more.
 inline constexpr int kPrefixRows = 1 << 30;
 
 // Of the operands and results of sm_90's matmul.

@@ -76,8 +76,7 @@ MatmulKernel ActivationGradientKernelOf(ElementType type) {
           .threads = kThreads,
           .shared_bytes = 0,
           .tile_m = kThreads / 32,
-          .tile_n = 1,
-          .stored_elements = 1};
+          .tile_n = 1};
 }
 
 }  // namespace jax_ep

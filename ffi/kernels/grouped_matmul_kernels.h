@@ -18,8 +18,8 @@ struct MatmulKernel {
   int shared_bytes;
   int tile_m;
   int tile_n;
-  int stored_elements;  // neighbours that a lane stores at once if MatmulProblem::out_is_aligned
-  int left_lines = 0;   // of a box of the left operand's tensor map, if the kernel takes such maps
+  int stored_elements = 1;  // that a lane stores at once if MatmulProblem::out_is_aligned
+  int left_lines = 0;  // of a box of the left operand's tensor map, if the kernel takes such maps
   int right_lines = 0;
   int right_blocks = 1;  // side by side in a box, of kColumnsPerBlock each, if all blocks are whole
 };

@@ -30,7 +30,8 @@ using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes
 // Rows that an instruction contracts.
 inline constexpr int kDepth = 16;
 
-// num_k: the rows of a gradient's step, of which the last may have fewer than a stage.
+// num_k: the rows of a gradient's step, of which the last may have fewer than a stage. What is past
+// them there is zeros.
 template <typename T, MatmulKind kKind>
 __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, bool add,
                              int num_k) {
@@ -265,7 +266,6 @@ MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
           .shared_bytes = Ring::kSharedBytes,
           .tile_m = kTileM,
           .tile_n = kTileN,
-          .stored_elements = 8,
           .left_lines = kind == MatmulKind::kGradient ? kTileK : kGroupM,
           .right_lines = IsTransposed(kind) ? kRightHalfN : kTileK,
           .right_blocks = IsTransposed(kind) ? 1 : kRightHalfN / kLine};

@@ -67,6 +67,7 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   const int64_t columns = problem.num_n;
   const int64_t lines = IsTransposed(kind) ? columns : problem.num_k;  // of a group's matrix
   // Copies stop where a group's rows do.
+  static_assert(kPrefixRows >= kMaxMatmulSize);
   const auto rows_of = [rows](const void* base, ElementType element, int64_t pitch) {
     return MappedTensor::Prefixes(base, element, pitch, pitch, rows);
   };

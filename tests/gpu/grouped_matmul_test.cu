@@ -221,7 +221,7 @@ void CheckManyTiles() {
 }
 
 // More than 2^31 elements, and 4 times as many bytes, in every operand and result; then rows of
-// more than 2^25.
+// more than 2^25, and as many rows as fit.
 void CheckLarge() {
   const int64_t rows = (int64_t{1} << 20) + 77;
   const Kind float32_rhs = {false, true, kBF16, kF32, kBF16};
@@ -236,6 +236,7 @@ void CheckLarge() {
   CheckCase("large float32 gradient",
             Sampled(float32_gradient, 4096, 2304, 2048, Cut(4000, 512, 12)));
   CheckCase("wide result", Sampled(kForward, 40, 24, (1 << 25) + 72, {17, 9, 0, 12}));
+  CheckCase("tall", Sampled(kForward, 1 << 28, 8, 8, Cut((1 << 28) - 1000, 512, 13)));
 }
 
 int Main(const std::string& mode, int every) {
