@@ -63,13 +63,18 @@ struct Source {
     }
   }
 
+  // A gradient's, of a step.
+  __device__ static BoxPlace ContractedRows(const Tile& tile, int k, int column, int block = 0) {
+    return RowsUntil(tile.k + tile.num_k, column, tile.k + k, block);
+  }
+
   // Past the group's end come zeros instead of another group's rows. A gradient would add those to
   // its sums; elsewhere they would not be stored, and need not be read.
   template <bool kToAll>
   __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
     const int m = half * kGroupM;
     CopyFor<kToAll>(stage + half * kLeftHalfBytes, &maps.left, full,
-                    kIsGradient<kKind> ? RowsUntil(tile.k + tile.num_k, tile.m + m, tile.k + k)
+                    kIsGradient<kKind> ? ContractedRows(tile, k, tile.m + m)
                                        : RowsUntil(tile.m + tile.num_m, tile.k + k, tile.m + m));
   }
 
@@ -82,7 +87,7 @@ struct Source {
     const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
     const auto place = [&](int column, int block) -> BoxPlace {
       if constexpr (kIsGradient<kKind>) {
-        return RowsUntil(tile.k + tile.num_k, column, tile.k + k, block);
+        return ContractedRows(tile, k, column, block);
       }
       return {column, tile.k + k, block, tile.group};
     };
