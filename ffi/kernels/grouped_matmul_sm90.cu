@@ -63,7 +63,8 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
   }
 }
 
-// What takes a tile's sums at its end, and goes on after steps of the next.
+// What takes a tile's sums at its end, and goes on between the steps of the next: once a stage has
+// been handed back, or the copies for it would have to wait, too.
 template <typename T, MatmulKind kKind>
 struct Sink {
   ResultRows rows;
@@ -84,11 +85,10 @@ struct Sink {
 
   __device__ void BeforeStep() const {}
 
-  // While the matrix units are at work. The second step waits for the copies of the first.
-  __device__ void AfterStep(int k) {
-    if (k == 0 || k == Ring::kStages * kTileK) rows.Continue();
+  // The second step waits for the copies of the first.
+  __device__ void BetweenSteps(int k) {
+    if (k == kTileK || k == Ring::kStages * kTileK) rows.Continue();
   }
-  __device__ void BetweenSteps() const {}
 };
 
 template <typename Rows>
@@ -104,10 +104,7 @@ struct FusedSink {
   }
 
   __device__ void BeforeStep() { rows.Load(); }
-  __device__ void AfterStep(int /*k*/) const {}
-
-  // The batch that was begun last keeps the matrix units at work; stages are free already.
-  __device__ void BetweenSteps() { rows.Continue(); }
+  __device__ void BetweenSteps(int /*k*/) { rows.Continue(); }
 };
 
 template <typename T>
@@ -149,7 +146,6 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       at.Advance();
       if (has_rows) {
         MultiplyStep<T, kKind>(sums, stage, consumer, k > 0, num_k);
-        sink.AfterStep(k);
         is_full = IsComplete(ring.Full(at.index), at.parity);
         WaitWgmma<1>();
       } else {
@@ -158,7 +154,8 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
       // The batch before this one has read its stage.
       __syncwarp();
       if (before >= 0) hand_back(before);
-      if (has_rows) sink.BetweenSteps();
+      // The batch that was begun last keeps the matrix units at work.
+      if (has_rows) sink.BetweenSteps(k);
       before = current;
     }
     if (has_rows) sink.rows.Finish();
