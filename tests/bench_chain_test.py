@@ -82,9 +82,9 @@ class ChainTest(parameterized.TestCase):
     def test_time_is_of_one_call(self):
         started = measure.Started(lambda x: x, [0], repeats=20)
         measurements = {}
-        with unittest.mock.patch.object(timing, "device_times", lambda *_: [20.0, 40.0, 80.0]):
+        with unittest.mock.patch.object(timing, "device_times", lambda *_: [20.0, 40.0, 120.0]):
             measure.measure(measurements, "a", lambda: started, 3)
-        times = {"median": 2.0, "minimum": 1.0, "maximum": 4.0, "iterations": 3}
+        times = {"mean": 3.0, "median": 2.0, "minimum": 1.0, "maximum": 6.0, "iterations": 3}
         self.assertEqual(measurements["a"]["rounds"], [times])
 
     def test_instructions_are_counted(self):

@@ -42,7 +42,11 @@ def start_jax(computation: Callable[[Any], jax.Array], arguments: list[Any]) -> 
 
 
 def measure(
-    measurements: dict[str, Any], name: str, start: Callable[[], Started], iterations: int
+    measurements: dict[str, Any],
+    name: str,
+    start: Callable[[], Started],
+    iterations: int,
+    warm_up_seconds: float | None = None,
 ) -> None:
     """Adds the times of what `start` returns to measurements[name], or the error.
 
@@ -51,7 +55,7 @@ def measure(
     try:
         started = start()
         seconds = timing.device_times(
-            started.call, started.arguments, iterations, started.completion
+            started.call, started.arguments, iterations, started.completion, warm_up_seconds
         )
     except Exception as error:  # noqa: BLE001  whatever it is, the others go on
         text = " ".join(str(error).split())[:500]

@@ -60,18 +60,20 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def add_seconds(records: list[Record]) -> None:
+def add_seconds(records: list[Record], summary: str) -> None:
     """Adds what all benchmarks tell of a measurement.
 
-    seconds: the median; the mean of the medians of several rounds.
+    seconds: the "median" or "mean", as `summary` says; the mean of those of several rounds, without
+      the first, before which the device may have been idle.
     jax_ep_speedup: its seconds over those of jax_ep, if it was measured.
     """
     for record in records:
         measurements = record["measurements"]
         for measurement in measurements.values():
             if "error" not in measurement:
-                medians = [times["median"] for times in measurement["rounds"]]
-                measurement["seconds"] = sum(medians) / len(medians)
+                rounds = measurement["rounds"]
+                seconds = [times[summary] for times in rounds[1:] or rounds]
+                measurement["seconds"] = sum(seconds) / len(seconds)
         ours = measurements.get(OURS, {}).get("seconds")
         for measurement in measurements.values():
             if ours is not None and "seconds" in measurement:

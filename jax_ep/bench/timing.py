@@ -17,7 +17,7 @@ ITERATIONS = 50
 LONG_CALL_SECONDS = 0.05
 LONG_CALL_ITERATIONS = 10
 BURST_SECONDS = 0.01
-WARM_UP_SECONDS = 0.25  # clocks and temperature settle
+WARM_UP_SECONDS = 0.25
 
 # Given the result of the last call of a burst, makes what waits for the burst to end.
 Completion = Callable[[Any], Callable[[], object]]
@@ -27,6 +27,7 @@ Completion = Callable[[Any], Callable[[], object]]
 class Times:
     """Seconds of a call on the device, over iterations."""
 
+    mean: float
     median: float
     minimum: float
     maximum: float
@@ -35,7 +36,13 @@ class Times:
     @staticmethod
     def of(seconds: Sequence[float]) -> Times:
         """Their summary."""
-        return Times(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+        return Times(
+            statistics.fmean(seconds),
+            statistics.median(seconds),
+            min(seconds),
+            max(seconds),
+            len(seconds),
+        )
 
 
 def jax_completion(result: Any) -> Callable[[], object]:
@@ -48,6 +55,7 @@ def device_times(
     argument_sets: Sequence[Any],
     iterations: int,
     completion: Completion = jax_completion,
+    warm_up_seconds: float | None = None,
 ) -> list[float]:
     """Seconds that a call takes on the device, once for each iteration.
 
@@ -67,7 +75,10 @@ def device_times(
       argument_sets: arguments of successive calls, used in turn; together larger than the L2 cache.
       iterations: how many; at most `LONG_CALL_ITERATIONS` of long calls.
       completion: how to wait for a result.
+      warm_up_seconds: of calls that are not timed; None for `WARM_UP_SECONDS`.
     """
+    if warm_up_seconds is None:
+        warm_up_seconds = WARM_UP_SECONDS
     rotation = itertools.cycle(argument_sets)
 
     def burst(calls: int) -> Callable[[], object]:
@@ -83,13 +94,13 @@ def device_times(
     burst(1)()
     estimate = min(timed(1), timed(1))
     if estimate > LONG_CALL_SECONDS:
-        warm_up = math.ceil(WARM_UP_SECONDS / estimate)
+        warm_up = math.ceil(warm_up_seconds / estimate)
         iterations = min(iterations, LONG_CALL_ITERATIONS)
         return [timed(1) for _ in range(warm_up + iterations)][warm_up:]
 
     estimate = timed(2)
     calls = max(1, math.ceil(BURST_SECONDS / estimate))
-    warm_up = max(1, math.ceil(WARM_UP_SECONDS / (estimate * calls)))
+    warm_up = max(1, math.ceil(warm_up_seconds / (estimate * calls)))
     seconds = []
     running = burst(calls)
     ended = time.perf_counter()

@@ -48,7 +48,7 @@ def add_figures(results: dict[str, Any]) -> None:
       gigabytes_per_second: the case's `remote_bytes` in that time, whatever the contender sends.
       of_ceiling: that over the ceiling's; None if the ceiling was not measured.
     """
-    report.add_seconds(results["cases"])
+    report.add_seconds(results["cases"], "median")
     for record in results["cases"]:
         ceiling = record["measurements"].get(CEILING, {}).get("seconds")
         for measurement in record["measurements"].values():
