@@ -129,7 +129,7 @@ class TimingTest(absltest.TestCase):
             return len(calls)
 
         self.assertEqual(calls_of(None), calls_of(0))  # QUICK has 0 as the default
-        self.assertBetween(calls_of(0.1) - calls_of(0), 20, 50)
+        self.assertBetween(calls_of(0.1) - calls_of(0), 1, 50)
 
     def test_long_calls_are_repeated_less_and_never_two_at_once(self):
         running, most = [], []

@@ -4,7 +4,8 @@ Matmuls run at the GPU's power limit, which is kept on average. After a pause th
 around that at which it settles, with a period of a second: on an H200 by 13 % at first, by 1 %
 after five seconds. One matmul after another it stays. So a time is the mean of a second of calls,
 and jax_ep and the dense matmul are measured in turns, of which the first does not count: after the
-pause of compilation it can be some percent fast. The others have one turn, in their favour.
+pause of compilation it can be some percent fast. The others have one turn, which is in their favour
+if anything.
 
 Writes DIR/matmul.json (times, ratios, and the versions of all) after every measurement, so that a
 run that is stopped leaves what it had, and at its end DIR/matmul.png. A result counts only if every

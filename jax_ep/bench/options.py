@@ -42,15 +42,15 @@ def add_arguments(
     parser: argparse.ArgumentParser,
     operations: Sequence[str],
     contenders: Sequence[str],
-    iterations: int = timing.ITERATIONS,
+    default_iterations: int = timing.ITERATIONS,
 ) -> None:
-    """The options of every command; `iterations` is a default."""
+    """The options of every command."""
     parser.add_argument("--operation", choices=operations, action="append", help="may be repeated")
     parser.add_argument("--contender", choices=contenders, action="append", help="may be repeated")
     parser.add_argument(
         "--iterations",
         type=parse_positive,
-        default=iterations,
+        default=default_iterations,
         help="of at least 10 ms each (default: %(default)s; fewer for calls of more than 50 ms)",
     )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"), metavar="DIR")
