@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 import unittest.mock
 
 import testing  # isort: skip  # noqa: F401  sets the devices
@@ -98,7 +97,7 @@ class ContendersTest(parameterized.TestCase):
         self.assertEqual(names, ["dense", *again, "lax.ragged_dot"])
 
 
-class TimingTest(absltest.TestCase):
+class TimingTest(parameterized.TestCase):
     def test_bursts(self):
         """Argument sets in turn; one burst always ahead of the one that is waited for."""
         calls, waited, ahead = [], [], []
@@ -114,22 +113,32 @@ class TimingTest(absltest.TestCase):
         self.assertEqual(ahead[4:], [0] + [1] * (len(ahead) - 5))
         self.assertLen(waited, len(ahead))
 
-    def test_warm_up_is_not_timed(self):
-        def calls_of(warm_up_seconds):
-            calls = []
-            with unittest.mock.patch.multiple(timing, **QUICK):
-                seconds = timing.device_times(
-                    lambda x: calls.append(x) or time.sleep(0.002),
-                    [1],
-                    5,
-                    lambda _: lambda: None,
-                    warm_up_seconds,
-                )
-            self.assertLen(seconds, 5)
-            return len(calls)
+    @parameterized.parameters(
+        (None, True),  # WARM_UP_SECONDS: here as long as calls are slow
+        (1.0, True),
+        (0, False),
+    )
+    def test_warm_up_is_not_timed(self, warm_up_seconds, is_settled):
+        """By a clock that calls move: by 50 ms until a second has passed, by 25 ms then."""
+        for long_call_seconds in (1, 0):  # all are short, all are long
+            now = [0.0]
 
-        self.assertEqual(calls_of(None), calls_of(0))  # QUICK has 0 as the default
-        self.assertBetween(calls_of(0.1) - calls_of(0), 1, 50)
+            def wait(now=now):
+                now[0] += 0.05 if now[0] < 1 else 0.025
+
+            with (
+                unittest.mock.patch.multiple(
+                    timing,
+                    WARM_UP_SECONDS=1.0,
+                    BURST_SECONDS=0,
+                    LONG_CALL_SECONDS=long_call_seconds,
+                ),
+                unittest.mock.patch.object(timing.time, "perf_counter", lambda now=now: now[0]),
+            ):
+                seconds = timing.device_times(
+                    lambda x: x, [1], 3, lambda _, wait=wait: wait, warm_up_seconds
+                )
+            np.testing.assert_allclose(seconds, [0.025 if is_settled else 0.05] * 3)
 
     def test_long_calls_are_repeated_less_and_never_two_at_once(self):
         running, most = [], []
@@ -232,6 +241,25 @@ class CommandTest(parameterized.TestCase):
         self.assertEqual(reasons["dense"], "it was not run")
         self.assertNotIn("jax_ep", reasons)
         self.assertRegex(output, "missing in 1 of 1 cases: torch: ModuleNotFoundError")
+
+    def test_a_second_without_warming_up(self):
+        parser = argparse.ArgumentParser()
+        matmul.add_arguments(parser)
+        self.assertEqual(parser.parse_args([]).iterations * timing.BURST_SECONDS, 1)
+        operands = cases.make_operands(SHAPE, cases.group_sizes(SHAPE, "balanced"), 0)
+        comparison = matmul.Comparison(cases.Case(SHAPE, "balanced", "forward"), operands, 7, {})
+        with unittest.mock.patch.object(timing, "device_times", return_value=[1.0]) as timed:
+            comparison.measure(contenders.Dense())
+        _, _, iterations, _, warm_up_seconds = timed.call_args.args
+        self.assertEqual((iterations, warm_up_seconds), (7, 0))
+
+    def test_a_round_after_an_error_leaves_it(self):
+        measurements = {}
+        started = measure.Started(lambda x: x, [0])
+        measure.measure(measurements, "a", unittest.mock.Mock(side_effect=ValueError("no")), 1)
+        with unittest.mock.patch.multiple(timing, **QUICK):
+            measure.measure(measurements, "a", lambda: started, 1)
+        self.assertEqual(measurements, {"a": {"error": "ValueError: no"}})
 
     def test_a_wrong_result_is_no_result(self):
         class Wrong(contenders.RaggedDot):

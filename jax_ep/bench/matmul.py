@@ -1,11 +1,11 @@
 """grouped_matmul beside a dense matmul, lax.ragged_dot, tokamax and torch, in one process.
 
 Matmuls run at the GPU's power limit, which is kept on average. After a pause their rate swings
-around that at which it settles, with a period of a second: on an H200 by 13 % at first, by 1 %
-after five seconds. One matmul after another it stays. So a time is the mean of a second of calls,
-and jax_ep and the dense matmul are measured in turns, of which the first does not count: after the
-pause of compilation it can be some percent fast. The others have one turn, which is in their favour
-if anything.
+around that at which it settles, with a period of a second: on an H200 quarters of a second differ
+by 17 % at first, by 2 % after five seconds. While matmuls follow each other without a pause it does
+not swing. So a time is the mean of a second of calls, and jax_ep and the dense matmul are measured
+in turns, of which the first does not count: after the pause of compilation it can be some percent
+fast. The others have one turn.
 
 Writes DIR/matmul.json (times, ratios, and the versions of all) after every measurement, so that a
 run that is stopped leaves what it had, and at its end DIR/matmul.png. A result counts only if every
@@ -41,7 +41,7 @@ CONTENDERS: tuple[type[Contender], ...] = (
     TokamaxMosaic,
 )
 NAMES = tuple(contender.name for contender in CONTENDERS)
-ITERATIONS = 100  # of 10 ms: a whole period
+ITERATIONS = 100  # of 10 ms or little more: about a period
 ROUNDS = 2  # of jax_ep; the first does not count
 COPIED_BYTES = 2**31
 LARGEST_DIFFERENCE = 0.02  # of a result's norm; bfloat16 results of float32 sums differ far less
@@ -182,7 +182,10 @@ def relative_difference(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def copy_bytes_per_second(nbytes: int) -> float:
-    """Bytes read and written by a copy on the device: what reading weights is compared with."""
+    """Bytes read and written by a copy on the device: what reading weights is compared with.
+
+    By the median, as a copy has no matmul's swings.
+    """
     source = jax.random.bits(jax.random.key(0), (nbytes // 4,), "uint32")
     copy = jax.jit(jnp.copy).lower(source).compile()
     seconds = timing.device_times(copy, [source], timing.ITERATIONS)

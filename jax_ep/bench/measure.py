@@ -50,8 +50,10 @@ def measure(
 ) -> None:
     """Adds the times of what `start` returns to measurements[name], or the error.
 
-    A second time for the same name adds a round to the first.
+    A second time for the same name adds a round to the first, unless there was an error.
     """
+    if "error" in measurements.get(name, {}):
+        return
     try:
         started = start()
         seconds = timing.device_times(
