@@ -113,32 +113,30 @@ class TimingTest(parameterized.TestCase):
         self.assertEqual(ahead[4:], [0] + [1] * (len(ahead) - 5))
         self.assertLen(waited, len(ahead))
 
-    @parameterized.parameters(
-        (None, True),  # WARM_UP_SECONDS: here as long as calls are slow
-        (1.0, True),
-        (0, False),
+    @parameterized.product(
+        (
+            {"warm_up_seconds": None, "is_settled": True},  # WARM_UP_SECONDS, here a second, too
+            {"warm_up_seconds": 1.0, "is_settled": True},
+            {"warm_up_seconds": 0, "is_settled": False},
+        ),
+        long_call_seconds=(1, 0),  # all calls are short, all are long
     )
-    def test_warm_up_is_not_timed(self, warm_up_seconds, is_settled):
+    def test_warm_up_is_not_timed(self, warm_up_seconds, is_settled, long_call_seconds):
         """By a clock that calls move: by 50 ms until a second has passed, by 25 ms then."""
-        for long_call_seconds in (1, 0):  # all are short, all are long
-            now = [0.0]
+        now = 0.0
 
-            def wait(now=now):
-                now[0] += 0.05 if now[0] < 1 else 0.025
+        def wait():
+            nonlocal now
+            now += 0.05 if now < 1 else 0.025
 
-            with (
-                unittest.mock.patch.multiple(
-                    timing,
-                    WARM_UP_SECONDS=1.0,
-                    BURST_SECONDS=0,
-                    LONG_CALL_SECONDS=long_call_seconds,
-                ),
-                unittest.mock.patch.object(timing.time, "perf_counter", lambda now=now: now[0]),
-            ):
-                seconds = timing.device_times(
-                    lambda x: x, [1], 3, lambda _, wait=wait: wait, warm_up_seconds
-                )
-            np.testing.assert_allclose(seconds, [0.025 if is_settled else 0.05] * 3)
+        with (
+            unittest.mock.patch.multiple(
+                timing, WARM_UP_SECONDS=1.0, BURST_SECONDS=0, LONG_CALL_SECONDS=long_call_seconds
+            ),
+            unittest.mock.patch.object(timing.time, "perf_counter", lambda: now),
+        ):
+            seconds = timing.device_times(lambda x: x, [1], 3, lambda _: wait, warm_up_seconds)
+        np.testing.assert_allclose(seconds, [0.025 if is_settled else 0.05] * 3)
 
     def test_long_calls_are_repeated_less_and_never_two_at_once(self):
         running, most = [], []

@@ -184,7 +184,7 @@ def relative_difference(a: jax.Array, b: jax.Array) -> jax.Array:
 def copy_bytes_per_second(nbytes: int) -> float:
     """Bytes read and written by a copy on the device: what reading weights is compared with.
 
-    By the median, as a copy has no matmul's swings.
+    By the median, after warming up.
     """
     source = jax.random.bits(jax.random.key(0), (nbytes // 4,), "uint32")
     copy = jax.jit(jnp.copy).lower(source).compile()
