@@ -6,7 +6,7 @@ TESTS ?= tests
 JOBS ?= 2
 GPUS ?= $(shell nvidia-smi -L 2>/dev/null | wc -l)
 ARGS ?=
-CC_FILES = find ffi tests/ffi tests/gpu tests/emulation -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+CC_FILES = find ffi tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .DEFAULT_GOAL := help
 .PHONY: help environment example test cc_test gpu_test wheel lint format ci clean

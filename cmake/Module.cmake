@@ -27,36 +27,36 @@ if(JAX_EP_WITH_CUDA)
 
   add_library(
     jax_ep_cuda STATIC
-    ffi/handlers/activation_matmul.cc
     ffi/handlers/call.cc
     ffi/handlers/ceiling.cc
     ffi/handlers/combine.cc
     ffi/handlers/dispatch.cc
     ffi/handlers/grouped_matmul.cc
+    ffi/handlers/grouped_matmul_activation.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
-    ffi/kernels/activation_gradient.cu
-    ffi/kernels/activation_matmul.cc
-    ffi/kernels/ceiling.cu
-    ffi/kernels/combine.cu
-    ffi/kernels/combine_small.cu
-    ffi/kernels/dispatch.cu
-    ffi/kernels/dispatch_by_plan.cu
-    ffi/kernels/dispatch_by_plan_small.cu
-    ffi/kernels/dispatch_small.cu
-    ffi/kernels/grouped_matmul.cc
-    ffi/kernels/grouped_matmul_16bit.cu
-    ffi/kernels/grouped_matmul_float32.cu
-    ffi/kernels/grouped_matmul_sm90.cu
-    ffi/kernels/matmul_launch.cc
+    ffi/kernels/matmul/activation_gradient.cu
+    ffi/kernels/matmul/grouped_matmul.cc
+    ffi/kernels/matmul/grouped_matmul_activation.cc
+    ffi/kernels/matmul/launch.cc
+    ffi/kernels/matmul/portable_16bit.cu
+    ffi/kernels/matmul/portable_float32.cu
+    ffi/kernels/matmul/sm90/grouped_matmul.cu
+    ffi/kernels/matmul/sm90/tensor_maps.cc
     ffi/kernels/probe.cu
-    ffi/kernels/tensor_maps.cc
-    ffi/kernels/transfer.cc
-    ffi/kernels/transfer_launch.cc
+    ffi/kernels/transfer/ceiling.cu
+    ffi/kernels/transfer/combine.cu
+    ffi/kernels/transfer/dispatch.cu
+    ffi/kernels/transfer/launch.cc
+    ffi/kernels/transfer/launcher.cc
+    ffi/kernels/transfer/low_latency/combine.cu
+    ffi/kernels/transfer/low_latency/dispatch.cu
+    ffi/kernels/transfer/low_latency/redispatch.cu
+    ffi/kernels/transfer/redispatch.cu
+    ffi/runtime/call_site_cuda.cc
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc
-    ffi/runtime/group_cuda.cc
-    ffi/runtime/site_cuda.cc)
+    ffi/runtime/group_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

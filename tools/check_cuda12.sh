@@ -31,7 +31,7 @@ site=build/cuda12/site
 "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $site \
   'nvidia-cuda-nvrtc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*' 'nvidia-cuda-nvcc-cu12==12.9.*'
 
-"$PYTHON" - $site ffi/kernels/*.cu <<'PYTHON_END'
+"$PYTHON" - $site $(find ffi/kernels -name "*.cu" | sort) <<'PYTHON_END'
 import ctypes
 import glob
 import sys
@@ -76,7 +76,7 @@ for source in sources:
 PYTHON_END
 
 headers=$("$PYTHON" -c 'import jax.ffi; print(jax.ffi.include_dir())')
-for source in ffi/handlers/*.cc ffi/kernels/*.cc ffi/runtime/*.cc; do
+for source in $(find ffi/handlers ffi/kernels ffi/runtime -name "*.cc" | sort); do
   ${CXX:-c++} -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -isystem "$headers" \
     -isystem $site/nvidia/cuda_runtime/include -isystem $site/nvidia/cuda_nvcc/include "$source"
   echo "${CXX:-c++} with the headers of CUDA 12.9: $source"

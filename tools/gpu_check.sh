@@ -4,14 +4,14 @@
 #   cmake -S . -B build/gpu -G Ninja -DJAX_EP_CUDA=ON -DJAX_EP_BUILD_GPU_TESTS=ON && cmake --build build/gpu
 #   tools/gpu_check.sh 4     on 4 GPUs (or 2, or 1): eight minutes on 4 H200
 #
-#   PROGRAMS=...          where the programs of tests/gpu are (default build/gpu/tests/gpu)
+#   PROGRAMS=...          where the programs of tests/cpp/gpu are (default build/gpu/tests/cpp/gpu)
 #   RESULTS=...           where logs go (default build/gpu_check)
 #   PYTHON=... JOBS=...   as for tools/gpu_tests.sh
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 gpus=${1:?how many GPUs: tools/gpu_check.sh 1, 2 or 4}
-programs=${PROGRAMS:-build/gpu/tests/gpu}
+programs=${PROGRAMS:-build/gpu/tests/cpp/gpu}
 results=${RESULTS:-build/gpu_check}
 mkdir -p "$results"
 rm -f "$results/failed"
@@ -40,12 +40,12 @@ on() { CUDA_VISIBLE_DEVICES=$1 "${@:2}"; }
 
 # On one GPU; racecheck and synccheck know nothing of other devices.
 checks() {
-  run fused 120 "$programs/fused_matmul_test" check 22
+  run fused 120 "$programs/grouped_matmul_activation_test" check 22
   run matmul 120 "$programs/grouped_matmul_test" check 8
   local tool
   for tool in memcheck racecheck synccheck; do
     sanitized "transfer_$tool" 200 $tool "$programs/transfer_test" --ranks 1 --tiny
-    sanitized "fused_$tool" 200 $tool "$programs/fused_matmul_test" small
+    sanitized "fused_$tool" 200 $tool "$programs/grouped_matmul_activation_test" small
     sanitized "matmul_$tool" 200 $tool "$programs/grouped_matmul_test" small
   done
 }

@@ -6,9 +6,9 @@
 #include <set>
 #include <string>
 
-#include "ffi/kernels/grouped_matmul.h"
-#include "ffi/kernels/matmul_launch.h"
-#include "ffi/kernels/transfer.h"
+#include "ffi/kernels/matmul/grouped_matmul.h"
+#include "ffi/kernels/matmul/launch.h"
+#include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {

@@ -13,10 +13,10 @@
 
 #include "ffi/handlers/targets.h"
 #include "ffi/runtime/buffers.h"
+#include "ffi/runtime/call_site.h"
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/driver.h"
 #include "ffi/runtime/signatures.h"
-#include "ffi/runtime/site.h"
 #include "ffi/runtime/status.h"
 #include "xla/ffi/api/ffi.h"
 

@@ -1,4 +1,4 @@
-#include "ffi/kernels/grouped_matmul.h"
+#include "ffi/kernels/matmul/grouped_matmul.h"
 
 #include <type_traits>
 

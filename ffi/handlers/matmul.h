@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "ffi/handlers/call.h"
-#include "ffi/kernels/matmul_launch.h"
+#include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
 

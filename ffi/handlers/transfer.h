@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "ffi/handlers/call.h"
-#include "ffi/kernels/transfer.h"
+#include "ffi/kernels/transfer/launch.h"
 
 namespace jax_ep {
 

@@ -1,4 +1,6 @@
-#include "ffi/device/arch.cuh"
+#include "ffi/device/common/architecture.cuh"
+#include "ffi/kernels/probe.h"
+#include "ffi/runtime/driver.h"
 
 namespace jax_ep {
 

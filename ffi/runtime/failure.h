@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "ffi/device/control.h"
+#include "ffi/device/protocol/control_block.h"
 #include "ffi/runtime/mailbox.h"
 #include "ffi/runtime/status.h"
 

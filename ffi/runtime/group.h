@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/device/control.h"
+#include "ffi/device/protocol/control_block.h"
 #include "ffi/runtime/mailbox.h"
 #include "ffi/runtime/status.h"
 

@@ -3,7 +3,7 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "ffi/device/integers.h"
+#include "ffi/device/common/integers.h"
 
 namespace jax_ep {
 namespace {

@@ -5,8 +5,8 @@
 #include <iterator>
 #include <limits>
 
-#include "ffi/device/small.h"
-#include "ffi/device/token_chunks.h"
+#include "ffi/device/transfer/low_latency/layout.h"
+#include "ffi/device/transfer/token_chunks.h"
 #include "ffi/runtime/config.h"
 
 namespace jax_ep {

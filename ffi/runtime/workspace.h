@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "ffi/device/call.h"
+#include "ffi/device/protocol/call.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {

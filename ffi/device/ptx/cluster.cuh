@@ -1,0 +1,58 @@
+// Clusters: blocks that run at the same time on neighbouring SMs and reach each other's shared
+// memory (sm_90).
+#ifndef JAX_EP_DEVICE_PTX_CLUSTER_CUH_
+#define JAX_EP_DEVICE_PTX_CLUSTER_CUH_
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+// This block's number in its cluster.
+__device__ inline int ClusterRank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// By all threads of all blocks, whole warps together.
+__device__ inline void ClusterBarrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// An address of the shared space, as it is here, in a block of the cluster. The functions below
+// take such addresses.
+__device__ inline uint32_t InBlock(uint32_t address, int rank) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+
+// Of the scope of a block, as CUTLASS has it: one of the cluster is a fence of all memory. So it
+// tells the other block nothing of what this thread has read or written. Whoever hands memory back
+// by it has waited, until matrix instructions had read it, or used the words that it loaded
+// (TileReader).
+__device__ inline void ArriveInCluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void ArriveInClusterExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+// Stores 16 bytes; the barrier, of the same block, counts them when they are there. (A plain store
+// and an arrival that releases it cost a fence of all memory, half a microsecond.)
+__device__ inline void StoreInCluster(uint32_t to, const int32_t (&words)[4], uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_CLUSTER_CUH_

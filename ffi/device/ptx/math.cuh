@@ -1,0 +1,21 @@
+// Functions that one instruction approximates, to about 22 bits.
+#ifndef JAX_EP_DEVICE_PTX_MATH_CUH_
+#define JAX_EP_DEVICE_PTX_MATH_CUH_
+
+namespace jax_ep {
+
+__device__ inline float PowerOf2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
+__device__ inline float Reciprocal(float x) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_MATH_CUH_

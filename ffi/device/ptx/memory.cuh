@@ -1,0 +1,153 @@
+// Memory operations that C++ does not have: with scope and order, and never through the read-only
+// cache, which keeps what a peer has since overwritten.
+#ifndef JAX_EP_DEVICE_PTX_MEMORY_CUH_
+#define JAX_EP_DEVICE_PTX_MEMORY_CUH_
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+__device__ inline uint64_t LoadAcquireSystem(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint32_t LoadAcquireSystem(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint64_t LoadRelaxedSystem(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint32_t LoadRelaxedSystem(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void StoreReleaseSystem(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline void StoreReleaseSystem(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ inline void StoreRelaxedSystem(uint64_t* address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline uint64_t LoadAcquireDevice(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint32_t LoadAcquireDevice(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void StoreReleaseDevice(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline void FenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+__device__ inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+__device__ inline void AddReleaseDevice(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected,
+                                                uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(address), "l"(expected), "l"(value)
+               : "memory");
+  return before;
+}
+
+__device__ inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected,
+                                                uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.sys.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(before)
+               : "l"(address), "r"(expected), "r"(value)
+               : "memory");
+  return before;
+}
+
+// 16 bytes at once, aligned: who sees a part sees the whole. Nothing else is ordered by them.
+__device__ inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
+  asm volatile(
+      "{\n.reg .b128 value;\nmov.b128 value, {%1, %2};\n"
+      "st.relaxed.sys.global.b128 [%0], value;\n}" ::"l"(address),
+      "l"(low), "l"(high)
+      : "memory");
+}
+
+__device__ inline void LoadRelaxedSystem(const void* address, uint64_t* low, uint64_t* high) {
+  asm volatile(
+      "{\n.reg .b128 value;\nld.relaxed.sys.global.b128 value, [%2];\n"
+      "mov.b128 {%0, %1}, value;\n}"
+      : "=l"(*low), "=l"(*high)
+      : "l"(address)
+      : "memory");
+}
+
+// Data of my workspace, which peers store: ordered by a wait before, so the load itself is weak.
+// Volatile, because the compiler must neither move it across the gate nor make it an .nc load.
+__device__ inline uint4 LoadShared16(const uint4* address) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+__device__ inline int2 LoadShared8(const int2* address) {
+  int2 value;
+  asm volatile("ld.global.L1::no_allocate.v2.s32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(address));
+  return value;
+}
+
+__device__ inline int32_t LoadShared4(const int32_t* address) {
+  int32_t value;
+  asm volatile("ld.global.L1::no_allocate.s32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
+
+__device__ inline float LoadShared4(const float* address) {
+  float value;
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+
+__device__ inline uint64_t Nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_MEMORY_CUH_

@@ -1,0 +1,57 @@
+// TMA: copies of boxes of a tensor, described by a tensor map, to and from shared memory (sm_90).
+#ifndef JAX_EP_DEVICE_PTX_TMA_CUH_
+#define JAX_EP_DEVICE_PTX_TMA_CUH_
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+// Where a box of a tensor map begins; `column` is the innermost. Of maps whose boxes have several
+// blocks of columns side by side, `block` is the first one's number, else 0.
+struct BoxPlace {
+  int column;
+  int row;
+  int block;
+  int matrix;
+  int round = 0;  // kPrefixRows in a map of prefixes, which takes addresses back by as many rows
+};
+
+// Copies a box. What is outside of the tensor becomes zeros and counts as bytes, too. By one
+// thread.
+__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier,
+                               const BoxPlace& at) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix),
+      "r"(at.round)
+      : "memory");
+}
+
+// Copies a box to a tensor; what is outside of it is left out. By one thread.
+__device__ inline void StoreBox(const void* tensor_map, uint32_t from, const BoxPlace& at) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
+          "l"(tensor_map),
+      "r"(from), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix), "r"(at.round)
+      : "memory");
+}
+
+// CopyBox to the same place in all blocks; the barrier at the same place of each counts its bytes.
+__device__ inline void CopyBoxToAll(uint32_t to, const void* tensor_map, uint32_t barrier,
+                                    const BoxPlace& at, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix),
+      "r"(at.round), "h"(blocks)
+      : "memory");
+}
+
+__device__ inline void PrefetchTensorMap(const void* tensor_map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_TMA_CUH_

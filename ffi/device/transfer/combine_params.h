@@ -1,0 +1,26 @@
+// What both kernels of combine are given.
+#ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_PARAMS_H_
+#define JAX_EP_DEVICE_TRANSFER_COMBINE_PARAMS_H_
+
+#include "ffi/device/protocol/call.h"
+#include "ffi/device/transfer/combine_schedule.h"
+#include "ffi/device/transfer/plan.h"
+
+namespace jax_ep {
+
+struct CombineStage {
+  Call call;
+  bool has_weights;
+  bool has_scalars;
+  CombineTickets tickets;
+  PlanOperands plan;
+  const void* y;             // rows[M]
+  const float* row_weights;  // [M]
+  const float* row_scalars;  // [M]
+  void* out;                 // rows[T]
+  float* choice_scalars;     // [T, K]
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TRANSFER_COMBINE_PARAMS_H_

@@ -1,0 +1,94 @@
+#include "ffi/kernels/matmul/grouped_matmul_activation.h"
+
+#include "ffi/handlers/matmul.h"
+#include "ffi/handlers/operations.h"
+
+namespace jax_ep {
+namespace {
+
+using State = ActivationMatmulState;
+using Config = ActivationMatmulConfig;
+using Sizes = GroupedMatmulSizes;
+
+Status CheckForward(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
+  Status status = CheckActivationMatmul(config, operands, results, sizes);
+  if (!status.ok()) return status;
+  return At(kActivationMatmulTarget, CheckActivationMatmulLaunch(config, *sizes));
+}
+
+Status CheckGradient(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
+  Status status = CheckActivationMatmulGradient(config, operands, results, sizes);
+  if (!status.ok()) return status;
+  return At(kActivationMatmulGradientTarget, CheckActivationMatmulLaunch(config, *sizes));
+}
+
+auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                 ffi::Dictionary attributes) {
+  return InstantiateCall<State>(kActivationMatmulTarget, CheckForward, attributes, operands,
+                                results);
+}
+
+auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                         ffi::Dictionary attributes) {
+  return InstantiateCall<State>(kActivationMatmulGradientTarget, CheckGradient, attributes,
+                                operands, results);
+}
+
+ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
+                   ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  const Config& config = state->config;
+  Sizes sizes;
+  Status status = CheckCallBuffers(CheckForward, config, operands, results, &sizes);
+  if (!status.ok()) return ToError(status);
+  Addresses in(operands), out(results);
+  ActivationMatmulBuffers buffers = {};
+  buffers.lhs = in.Next();
+  buffers.rhs = in.Next();
+  buffers.group_sizes = in.Next<int32_t>();
+  if (config.has_bias) buffers.bias = in.Next<float>();
+  if (config.has_row_weights) buffers.row_weights = in.Next<float>();
+  buffers.out = out.Next();
+  if (config.keep_pre_activation) buffers.pre_activation = out.Next();
+  status = LaunchActivationMatmul(config, sizes, buffers, state->tile_counter, stream);
+  return ToError(At(state->target, status));
+}
+
+ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/,
+                           ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  const Config& config = state->config;
+  Sizes sizes;
+  Status status = CheckCallBuffers(CheckGradient, config, operands, results, &sizes);
+  if (!status.ok()) return ToError(status);
+  Addresses in(operands), out(results);
+  ActivationGradientBuffers buffers = {};
+  buffers.out_gradient = in.Next();
+  buffers.rhs = in.Next();
+  buffers.group_sizes = in.Next<int32_t>();
+  buffers.pre_activation = in.Next();
+  if (config.has_row_weights) buffers.row_weights = in.Next<float>();
+  buffers.pre_activation_gradient = out.Next();
+  buffers.hidden = out.Next();
+  buffers.row_dots = out.Next<float>();
+  status = LaunchActivationMatmulGradient(config, sizes, buffers, state->tile_counter, stream);
+  return ToError(At(state->target, status));
+}
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
+XLA_FFI_DEFINE_HANDLER(kInstantiateGradient, InstantiateGradient, InstantiateBinding());
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kExecuteGradient, ExecuteGradient, ExecuteBinding<State>(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+Target ActivationMatmulHandlers() {
+  return MatmulTarget<State>(kActivationMatmulTarget, kInstantiate, kExecute);
+}
+
+Target ActivationMatmulGradientHandlers() {
+  return MatmulTarget<State>(kActivationMatmulGradientTarget, kInstantiateGradient,
+                             kExecuteGradient);
+}
+
+}  // namespace jax_ep

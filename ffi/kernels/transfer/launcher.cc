@@ -1,0 +1,123 @@
+#include "ffi/kernels/transfer/launcher.h"
+
+#include <algorithm>
+
+#include "ffi/kernels/transfer/params.h"
+#include "ffi/runtime/device_cuda.h"
+
+namespace jax_ep {
+namespace {
+
+uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
+  for (const int64_t value : values) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0xff51afd7ed558ccdull;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+uint32_t NanWord(ElementType type) {
+  if (type == kBF16) return 0x7fc07fc0u;
+  return type == kF16 ? 0x7e007e00u : 0x7fc00000u;
+}
+
+}  // namespace
+
+Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
+  const int64_t element_bytes = ElementBytes(call.row_type);
+  *shape = {.num_tokens = call.num_tokens,
+            .hidden = call.hidden,
+            .top_k = call.top_k,
+            .num_experts = call.num_experts,
+            .num_ranks = call.num_ranks,
+            .element_bytes = element_bytes};
+  if (call.row_type != kBF16 && call.row_type != kF16 && call.row_type != kF32) {
+    return Unimplemented("rows are of another type; the kernels take bf16, f16 and f32");
+  }
+  WorkspaceLayout layout;
+  if (Status status = PlanWorkspace(*shape, &layout); !status.ok()) return status;
+  if (call.num_rows < 0) return InvalidArgument("num_rows is ", call.num_rows);
+  if (call.num_sms < 0) return InvalidArgument("num_sms is ", call.num_sms);
+  if (call.hidden * element_bytes % kChunkBytes != 0) {
+    return Unimplemented("a row has ", call.hidden * element_bytes,
+                         " bytes; the kernels take multiples of ", kChunkBytes);
+  }
+  if (call.top_k > kMaxTopK) {
+    return Unimplemented("top_k is ", call.top_k, "; the kernels take up to ", kMaxTopK);
+  }
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t most;
+  } items[] = {
+      {"num_rows", call.num_rows, kMaxItems},
+      // combine's tickets are some more than twice as many
+      {"num_tokens", call.num_tokens, kMaxItems / 4},
+      {"num_experts", call.num_experts, kMaxExperts},
+      {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k, kMaxItems},
+      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kChunkBytes,
+       kMaxItems},
+  };
+  for (const auto& item : items) {
+    if (item.value > item.most) {
+      return Unimplemented(item.name, " is ", item.value, "; the kernels take up to ", item.most);
+    }
+  }
+  return {};
+}
+
+Launcher::Launcher(const TransferCall& call, Operation operation, const FirstParts& parts,
+                   std::initializer_list<int64_t> flags, cudaStream_t stream)
+    : num_sms_(call.num_sms), stream_(stream) {
+  WorkspaceShape shape;
+  WorkspaceLayout layout;
+  status_ = CheckTransfer(call, &shape);
+  if (status_.ok()) status_ = PlanWorkspace(shape, &layout);
+  int64_t all_sms = 0;
+  if (status_.ok()) status_ = CountMultiprocessors(&all_sms);
+  if (!status_.ok()) return;
+  num_sms_ = num_sms_ == 0 ? all_sms : std::min(num_sms_, all_sms);
+  call_.control = call.control;
+  call_.fingerprint = Hash(
+      call.call_site, {static_cast<int64_t>(operation), call.num_tokens, call.hidden, call.top_k,
+                       call.num_experts, call.num_ranks, call.num_rows, call.row_type});
+  call_.fingerprint = Hash(call_.fingerprint, flags);
+  call_.operation = operation;
+  call_.num_tokens = static_cast<int32_t>(call.num_tokens);
+  call_.top_k = static_cast<int32_t>(call.top_k);
+  call_.num_experts = static_cast<int32_t>(call.num_experts);
+  call_.num_local = static_cast<int32_t>(call.num_experts / call.num_ranks);
+  call_.by_num_local = Divisor(call_.num_local);
+  call_.num_ranks = static_cast<int32_t>(call.num_ranks);
+  call_.num_rows = static_cast<int32_t>(call.num_rows);
+  call_.row_chunks = static_cast<int32_t>(call.hidden * ElementBytes(call.row_type) / kChunkBytes);
+  call_.num_slots = std::min(call_.top_k, call_.num_ranks);
+  const int64_t choices = call.num_tokens * call.top_k;
+  const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
+  call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
+  const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices));
+  // What precedes the exchange is short. A plan's rows are spread over all blocks, as each takes a
+  // thread the way to memory and back.
+  const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
+  call_.num_tiles = static_cast<int32_t>(tiles);
+  call_.num_parts =
+      static_cast<int32_t>((parts.of_choices ? tiles : 0) + (parts.of_plan ? spread : 0));
+  call_.nan_word = NanWord(call.row_type);
+  call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
+  for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
+}
+
+int64_t Launcher::Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
+  return std::clamp<int64_t>(std::max(blocks), 1, MostBlocks(blocks_per_sm));
+}
+
+void Launcher::LaunchKernel(const char* name, const void* kernel, int64_t blocks, int threads,
+                            void** arguments, int64_t shared_bytes) {
+  if (!status_.ok()) return;
+  status_ = FromCuda(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
+                                      dim3(static_cast<unsigned>(threads)), arguments,
+                                      static_cast<size_t>(shared_bytes), stream_),
+                     name);
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,99 @@
+// As much of the CUDA runtime as the transfers and their tests use: streams are threads, memory is
+// memory, kernels run by emulator.h.
+#ifndef JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
+#define JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
+
+#include <cstddef>
+
+#include "tests/cpp/emulation/emulator.h"
+
+namespace emulation {
+struct Stream;
+struct Graph;
+struct Event;
+}  // namespace emulation
+using cudaStream_t = emulation::Stream*;
+using cudaGraph_t = emulation::Graph*;
+using cudaGraphExec_t = emulation::Graph*;
+using cudaEvent_t = emulation::Event*;
+
+enum cudaError_t { cudaSuccess, cudaErrorPeerAccessAlreadyEnabled, cudaErrorInvalidValue };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin
+};
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaHostAllocMapped = 1;
+inline constexpr unsigned cudaHostAllocPortable = 2;
+struct cudaFuncAttributes {};
+struct cudaDeviceProp {
+  char name[64];
+};
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+cudaError_t cudaGetLastError();
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+
+cudaError_t cudaMalloc(void** address, size_t bytes);
+cudaError_t cudaFree(void* address);
+cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* address);
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned flags);
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemset(void* to, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream);
+template <typename T>
+cudaError_t cudaMalloc(T** address, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(address), bytes);
+}
+template <typename T>
+cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags) {
+  return cudaHostAlloc(reinterpret_cast<void**>(address), bytes, flags);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned flags);
+cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                             size_t shared_bytes, cudaStream_t stream);
+
+namespace emulation {
+
+// A kernel of one argument. To be registered before it is launched.
+void Register(const void* address,
+              std::function<std::function<void()>(void** arguments)> bind_arguments);
+template <typename Stage>
+void Register(const void* address, void (*kernel)(Stage)) {
+  Register(address, [kernel](void** arguments) -> std::function<void()> {
+    return [kernel, stage = *static_cast<const Stage*>(arguments[0])] { kernel(stage); };
+  });
+}
+
+}  // namespace emulation
+
+#endif  // JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_

@@ -1,0 +1,191 @@
+// Runs the CUDA C++ of the transfer kernels on a CPU: what a kernel does, not how fast and not in
+// which memory order.
+//
+// A block is an operating system thread, its CUDA threads are fibers in it: `__shared__` is then
+// what a thread keeps to itself. Blocks, kernels of several ranks and the copy engine run in any
+// order that their barriers and flags permit. This header comes before all others (-include); at
+// its end it takes the places of those that have PTX, by their guards.
+#ifndef JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_
+#define JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+
+#define __CUDACC__ 1
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __noinline__
+#define __shared__ static thread_local
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct int2 {
+  int x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+namespace emulation {
+
+// Of the fiber that runs.
+struct Place {
+  dim3 thread, block, block_size, grid;
+};
+const Place& Here();
+
+// Lets others run.
+void Yield();
+// The same until *word is no longer `value`, which a fiber of the block changes.
+void AwaitChange(const uint64_t* word, uint64_t value);
+
+bool BarrierOfBlock(bool value = false);  // whether any thread came with true
+void BarrierOfSome(int number, unsigned threads);
+// The values of all 32 lanes, until the warp's next exchange but one.
+const uint64_t* Exchange(uint64_t value);
+
+uint8_t* SharedMemory();  // dynamic, of the block
+
+// What the copy engine does, some time later. By the block's thread.
+void RunLater(std::function<void()> copy);
+
+template <typename T>
+uint64_t ToWord(T value) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  return word;
+}
+template <typename T>
+T FromWord(uint64_t word) {
+  T value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+// Runs blocks of `threads` threads, some of them at the same time, until all have ended.
+void RunGrid(unsigned blocks, unsigned threads, size_t shared_bytes,
+             const std::function<void()>& kernel);
+
+struct Settings {
+  unsigned resident_blocks = 3;  // of a kernel, that run at the same time
+  int shared_bytes = 8 * 1024;   // of a block: so few that rings are short
+  uint64_t seed = 1;             // decides orders
+};
+extern Settings settings;
+
+}  // namespace emulation
+
+#define threadIdx (::emulation::Here().thread)
+#define blockIdx (::emulation::Here().block)
+#define blockDim (::emulation::Here().block_size)
+#define gridDim (::emulation::Here().grid)
+
+inline void __syncthreads() { ::emulation::BarrierOfBlock(); }
+inline int __syncthreads_or(int value) { return ::emulation::BarrierOfBlock(value != 0); }
+inline void __syncwarp() { ::emulation::Exchange(0); }
+inline void __nanosleep(unsigned) { ::emulation::Yield(); }
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  const uint64_t* const all = ::emulation::Exchange(::emulation::ToWord(value));
+  return ::emulation::FromWord<T>(all[lane % 32]);
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const int lane = threadIdx.x % 32;
+  const uint64_t* const all = ::emulation::Exchange(::emulation::ToWord(value));
+  return ::emulation::FromWord<T>(all[lane < distance ? lane : lane - distance]);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int lanes) {
+  const int lane = threadIdx.x % 32;
+  return ::emulation::FromWord<T>(::emulation::Exchange(::emulation::ToWord(value))[lane ^ lanes]);
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const uint64_t* const all = ::emulation::Exchange(value);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= (all[lane] != 0 ? 1u : 0u) << lane;
+  return bits;
+}
+inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+template <typename T>
+unsigned __match_any_sync(unsigned, T value) {
+  const uint64_t mine = ::emulation::ToWord(value);
+  const uint64_t* const all = ::emulation::Exchange(mine);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= (all[lane] == mine ? 1u : 0u) << lane;
+  return bits;
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  const uint64_t* const all = ::emulation::Exchange(value);
+  return static_cast<unsigned>(*std::min_element(all, all + 32));
+}
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  const uint64_t* const all = ::emulation::Exchange(value);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(all[lane]);
+  return bits;
+}
+
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline int __ffsll(unsigned long long bits) {
+  return __builtin_ffsll(static_cast<long long>(bits));
+}
+inline int __clz(unsigned bits) { return std::countl_zero(bits); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+
+template <typename T>
+T atomicAdd(T* address, T value) {
+  return std::atomic_ref<T>(*address).fetch_add(value);
+}
+template <typename T>
+T atomicExch(T* address, T value) {
+  return std::atomic_ref<T>(*address).exchange(value);
+}
+template <typename T>
+T atomicCAS(T* address, T expected, T value) {
+  std::atomic_ref<T>(*address).compare_exchange_strong(expected, value);
+  return expected;
+}
+
+template <typename A, typename B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return b < a ? b : a;
+}
+template <typename A, typename B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
+}
+
+#include "tests/cpp/emulation/ptx/barrier.cuh"
+#include "tests/cpp/emulation/ptx/bulk_copy.cuh"
+#include "tests/cpp/emulation/ptx/cp_async.cuh"
+#include "tests/cpp/emulation/ptx/element_types.cuh"
+#include "tests/cpp/emulation/ptx/math.cuh"
+#include "tests/cpp/emulation/ptx/mbarrier.cuh"
+#include "tests/cpp/emulation/ptx/memory.cuh"
+#include "tests/cpp/emulation/ptx/shared_memory.cuh"
+
+#endif  // JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_

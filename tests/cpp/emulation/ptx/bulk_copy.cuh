@@ -1,0 +1,73 @@
+// In the place of ffi/device/ptx/bulk_copy.cuh: copies are made some time later.
+#ifndef JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
+#define JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/emulation/ptx/mbarrier.cuh"
+
+namespace jax_ep {
+
+// A thread's batches of stores. Each is carried out at once, whenever; it counts when all before it
+// have been, too.
+struct EmulatedStores {
+  std::vector<std::function<void()>> open;
+  std::vector<bool> has_run;  // by batch
+  size_t done = 0;
+
+  static EmulatedStores& OfThread() {
+    static thread_local EmulatedStores stores[1024];
+    return stores[threadIdx.x];
+  }
+};
+inline void CommitStores() {
+  EmulatedStores* const stores = &EmulatedStores::OfThread();
+  const size_t batch = stores->has_run.size();
+  stores->has_run.push_back(false);
+  emulation::RunLater([stores, batch, copies = std::exchange(stores->open, {})] {
+    for (const auto& copy : copies) copy();
+    stores->has_run[batch] = true;
+    while (stores->done < stores->has_run.size() && stores->has_run[stores->done]) ++stores->done;
+  });
+}
+template <int kPending>
+void WaitStoresRead() {
+  const EmulatedStores& stores = EmulatedStores::OfThread();
+  while (stores.has_run.size() - stores.done > kPending) emulation::Yield();
+}
+template <int kPending>
+void WaitStores() {
+  WaitStoresRead<kPending>();
+}
+
+inline void CheckBulk(uint64_t a, uint64_t b, uint32_t bytes) {
+  if ((a | b | bytes) % 16 == 0 && bytes > 0) return;
+  std::printf("FAIL a bulk copy of %u bytes is not of multiples of 16\n", bytes);
+  std::_Exit(1);
+}
+
+inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  CheckBulk(to, reinterpret_cast<uint64_t>(from), bytes);
+  uint8_t* const shared = emulation::SharedMemory();
+  emulation::RunLater([=] {
+    std::memcpy(shared + to, from, bytes);
+    auto* const state = reinterpret_cast<EmulatedBarrier*>(shared + barrier);
+    state->bytes -= static_cast<int32_t>(bytes);
+    state->Update();
+  });
+}
+
+inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
+  CheckBulk(reinterpret_cast<uint64_t>(to), from, bytes);
+  const uint8_t* const shared = emulation::SharedMemory();
+  EmulatedStores::OfThread().open.push_back([=] { std::memcpy(to, shared + from, bytes); });
+}
+
+inline void FenceProxy() {}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_BULK_COPY_CUH_

@@ -1,0 +1,64 @@
+// In the place of ffi/device/ptx/cp_async.cuh: copies are made at once or when the thread waits for
+// them: what is overwritten too soon shows by the first kind, what is read too soon by the second.
+#ifndef JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
+#define JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+// A thread's batches of copies, the open one last.
+struct EmulatedCopies {
+  std::vector<std::function<void()>> open;
+  std::deque<std::vector<std::function<void()>>> batches;
+  uint64_t random = emulation::settings.seed;
+
+  bool IsEarly() {
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    return random >> 63 != 0;
+  }
+
+  static EmulatedCopies& OfThread() {
+    static thread_local EmulatedCopies copies[1024];
+    return copies[threadIdx.x];
+  }
+};
+template <int kBytes>
+void CopyAsync(uint32_t to, const void* from, bool valid) {
+  if ((to | reinterpret_cast<uint64_t>(from)) % kBytes != 0) {
+    std::printf("FAIL an asynchronous copy of %d bytes is not aligned\n", kBytes);
+    std::_Exit(1);
+  }
+  uint8_t* const shared = emulation::SharedMemory() + to;
+  const auto copy = [=] {
+    if (valid) {
+      std::memcpy(shared, from, kBytes);
+    } else {
+      std::memset(shared, 0, kBytes);
+    }
+  };
+  EmulatedCopies& copies = EmulatedCopies::OfThread();
+  if (copies.IsEarly()) return copy();
+  copies.open.push_back(copy);
+}
+inline void CommitCopies() {
+  EmulatedCopies& copies = EmulatedCopies::OfThread();
+  copies.batches.push_back(std::exchange(copies.open, {}));
+}
+template <int kPending>
+void WaitForCopies() {
+  auto& batches = EmulatedCopies::OfThread().batches;
+  for (; batches.size() > kPending; batches.pop_front()) {
+    for (const auto& copy : batches.front()) copy();
+  }
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_

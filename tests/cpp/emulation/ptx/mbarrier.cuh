@@ -1,0 +1,45 @@
+// In the place of ffi/device/ptx/mbarrier.cuh: what the transfers use of it.
+#ifndef JAX_EP_DEVICE_PTX_MBARRIER_CUH_
+#define JAX_EP_DEVICE_PTX_MBARRIER_CUH_
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+// In the 8 bytes that a barrier has.
+struct EmulatedBarrier {
+  int32_t bytes;  // expected and not yet copied
+  uint8_t arrivals;
+  uint8_t left;
+  uint8_t parity;  // of the phase that is not complete
+  uint8_t unused;
+
+  static EmulatedBarrier* At(uint32_t address) {
+    return reinterpret_cast<EmulatedBarrier*>(emulation::SharedMemory() + address);
+  }
+  void Update() {
+    if (left != 0 || bytes != 0) return;
+    left = arrivals;
+    parity ^= 1;
+  }
+};
+static_assert(sizeof(EmulatedBarrier) == 8);
+
+inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {
+  const auto count = static_cast<uint8_t>(arrivals);
+  *EmulatedBarrier::At(barrier) = {0, count, count, 0, 0};
+}
+inline void FenceBarrierInit() {}
+inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+  EmulatedBarrier* const b = EmulatedBarrier::At(barrier);
+  b->bytes += static_cast<int32_t>(bytes);
+  --b->left;
+  b->Update();
+}
+inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
+  while (EmulatedBarrier::At(barrier)->parity == parity) emulation::Yield();
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_MBARRIER_CUH_

@@ -1,0 +1,67 @@
+// In the place of ffi/device/ptx/memory.cuh: every access with an order has the strongest there is.
+#ifndef JAX_EP_DEVICE_PTX_MEMORY_CUH_
+#define JAX_EP_DEVICE_PTX_MEMORY_CUH_
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+template <typename T>
+T LoadAtomic(const T* address) {
+  return std::atomic_ref<T>(*const_cast<T*>(address)).load();
+}
+template <typename T>
+void StoreAtomic(T* address, T value) {
+  std::atomic_ref<T>(*address).store(value);
+}
+
+inline uint64_t LoadAcquireSystem(const uint64_t* address) { return LoadAtomic(address); }
+inline uint32_t LoadAcquireSystem(const uint32_t* address) { return LoadAtomic(address); }
+inline uint64_t LoadRelaxedSystem(const uint64_t* address) { return LoadAtomic(address); }
+inline uint32_t LoadRelaxedSystem(const uint32_t* address) { return LoadAtomic(address); }
+inline void StoreReleaseSystem(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
+inline void StoreReleaseSystem(uint32_t* address, uint32_t value) { StoreAtomic(address, value); }
+inline void StoreRelaxedSystem(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
+inline uint64_t LoadAcquireDevice(const uint64_t* address) { return LoadAtomic(address); }
+inline uint32_t LoadAcquireDevice(const uint32_t* address) { return LoadAtomic(address); }
+inline void StoreReleaseDevice(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
+// The upper half is stored last and loaded first: who sees it sees the other.
+inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
+  StoreAtomic(static_cast<uint64_t*>(address), low);
+  StoreAtomic(static_cast<uint64_t*>(address) + 1, high);
+}
+inline void LoadRelaxedSystem(const void* address, uint64_t* low, uint64_t* high) {
+  *high = LoadAtomic(static_cast<const uint64_t*>(address) + 1);
+  *low = LoadAtomic(static_cast<const uint64_t*>(address));
+}
+inline void FenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t value) {
+  return std::atomic_ref<uint32_t>(*address).fetch_add(value);
+}
+inline void AddReleaseDevice(uint32_t* address, uint32_t value) {
+  std::atomic_ref<uint32_t>(*address).fetch_add(value);
+}
+inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected, uint64_t value) {
+  std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
+  return expected;
+}
+inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected, uint32_t value) {
+  std::atomic_ref<uint32_t>(*address).compare_exchange_strong(expected, value);
+  return expected;
+}
+
+inline uint4 LoadShared16(const uint4* address) { return *address; }
+inline int2 LoadShared8(const int2* address) { return *address; }
+inline int32_t LoadShared4(const int32_t* address) { return *address; }
+inline float LoadShared4(const float* address) { return *address; }
+
+inline uint64_t Nanoseconds() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PTX_MEMORY_CUH_

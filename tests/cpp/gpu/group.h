@@ -1,0 +1,195 @@
+// The ranks of one process: devices, streams, control blocks, workspaces, and memory for operands.
+#ifndef JAX_EP_TESTS_CPP_GPU_GROUP_H_
+#define JAX_EP_TESTS_CPP_GPU_GROUP_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "ffi/device/protocol/control_block.h"
+#include "ffi/kernels/transfer/launch.h"
+
+namespace harness {
+
+#define CUDA_OK(call)                                                                            \
+  do {                                                                                           \
+    const cudaError_t error_ = (call);                                                           \
+    if (error_ != cudaSuccess) {                                                                 \
+      std::printf("FAIL %s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
+      std::fflush(stdout);                                                                       \
+      std::_Exit(1);                                                                             \
+    }                                                                                            \
+  } while (0)
+
+#define STATUS_OK(call)                                                            \
+  do {                                                                             \
+    const jax_ep::Status status_ = (call);                                         \
+    if (!status_.ok()) {                                                           \
+      std::printf("FAIL %s:%d %s\n", __FILE__, __LINE__, status_.message.c_str()); \
+      std::fflush(stdout);                                                         \
+      std::_Exit(1);                                                               \
+    }                                                                              \
+  } while (0)
+
+struct Rank {
+  int device = 0;
+  cudaStream_t stream = nullptr;
+  jax_ep::ControlBlock* control = nullptr;
+  unsigned char* workspace = nullptr;
+  jax_ep::AbortRecord* record = nullptr;  // host
+  unsigned char* arena = nullptr;
+  size_t used = 0;
+};
+
+class Group {
+ public:
+  Group(int num_ranks, bool share_device, size_t workspace_bytes, size_t arena_bytes)
+      : ranks(num_ranks), workspace_bytes_(workspace_bytes), arena_bytes_(arena_bytes) {
+    for (int r = 0; r < num_ranks; ++r) {
+      ranks[r].device = share_device ? 0 : r;
+      CUDA_OK(cudaSetDevice(ranks[r].device));
+      for (int peer = 0; !share_device && peer < num_ranks; ++peer) {
+        if (peer == r) continue;
+        const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+        if (error != cudaErrorPeerAccessAlreadyEnabled) CUDA_OK(error);
+        static_cast<void>(cudaGetLastError());
+      }
+      STATUS_OK(jax_ep::LoadTransferKernels());
+      CUDA_OK(cudaStreamCreateWithFlags(&ranks[r].stream, cudaStreamNonBlocking));
+      CUDA_OK(cudaMalloc(&ranks[r].control, sizeof(jax_ep::ControlBlock)));
+      CUDA_OK(cudaMalloc(&ranks[r].workspace, workspace_bytes));
+      CUDA_OK(cudaMemset(ranks[r].workspace, 0x5a, workspace_bytes));
+      CUDA_OK(cudaMalloc(&ranks[r].arena, arena_bytes));
+      CUDA_OK(cudaHostAlloc(&ranks[r].record, sizeof(jax_ep::AbortRecord),
+                            cudaHostAllocMapped | cudaHostAllocPortable));
+    }
+    NewGeneration();
+  }
+
+  ~Group() {
+    Synchronize();
+    for (Rank& rank : ranks) {
+      CUDA_OK(cudaSetDevice(rank.device));
+      CUDA_OK(cudaFree(rank.control));
+      CUDA_OK(cudaFree(rank.workspace));
+      CUDA_OK(cudaFree(rank.arena));
+      CUDA_OK(cudaFreeHost(rank.record));
+      CUDA_OK(cudaStreamDestroy(rank.stream));
+    }
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+
+  // What a collective release and the next call do: all flags and epochs from zero.
+  void NewGeneration() {
+    Synchronize();
+    ++generation_;
+    for (int r = 0; r < size(); ++r) {
+      static jax_ep::ControlBlock block;
+      std::memset(static_cast<void*>(&block), 0, sizeof block);
+      block.generation = generation_;
+      block.rank = r;
+      block.num_ranks = size();
+      block.workspace_bytes = workspace_bytes_;
+      block.entry_deadline_ns = entry_deadline_ns;
+      block.progress_deadline_ns = progress_deadline_ns;
+      block.max_delay_ns = max_delay_ns;
+      CUDA_OK(cudaSetDevice(ranks[r].device));
+      std::memset(static_cast<void*>(ranks[r].record), 0, sizeof *ranks[r].record);
+      CUDA_OK(
+          cudaHostGetDevicePointer(reinterpret_cast<void**>(&block.report), ranks[r].record, 0));
+      for (int p = 0; p < size(); ++p) block.peers[p] = {ranks[p].control, ranks[p].workspace};
+      CUDA_OK(cudaMemcpy(ranks[r].control, &block, sizeof block, cudaMemcpyHostToDevice));
+    }
+    Synchronize();
+  }
+
+  void Synchronize() {
+    for (Rank& rank : ranks) {
+      CUDA_OK(cudaSetDevice(rank.device));
+      CUDA_OK(cudaStreamSynchronize(rank.stream));
+    }
+  }
+
+  // A graph for each rank of what `enqueue(r)` puts into its stream, ready to be launched.
+  template <typename Enqueue>
+  std::vector<cudaGraphExec_t> Capture(const Enqueue& enqueue) {
+    std::vector<cudaGraphExec_t> graphs(size());
+    for (int r = 0; r < size(); ++r) {
+      CUDA_OK(cudaSetDevice(ranks[r].device));
+      CUDA_OK(cudaStreamBeginCapture(ranks[r].stream, cudaStreamCaptureModeThreadLocal));
+      enqueue(r);
+      cudaGraph_t graph;
+      CUDA_OK(cudaStreamEndCapture(ranks[r].stream, &graph));
+      CUDA_OK(cudaGraphInstantiate(&graphs[r], graph, 0));
+      CUDA_OK(cudaGraphUpload(graphs[r], ranks[r].stream));
+      CUDA_OK(cudaGraphDestroy(graph));
+    }
+    Synchronize();
+    return graphs;
+  }
+
+  void ResetArenas(int poison) {
+    for (Rank& rank : ranks) {
+      CUDA_OK(cudaSetDevice(rank.device));
+      CUDA_OK(cudaMemsetAsync(rank.arena, poison, rank.used, rank.stream));
+      rank.used = 0;
+    }
+    Synchronize();
+  }
+
+  // At least one byte, so that every buffer has its own address.
+  template <typename T>
+  T* Allocate(int r, size_t count) {
+    Rank& rank = ranks[r];
+    T* const address = reinterpret_cast<T*>(rank.arena + rank.used);
+    rank.used += (count * sizeof(T) + 1 + 255) / 256 * 256;
+    if (rank.used > arena_bytes_) {
+      std::printf("FAIL the harness's arena of %zu bytes is too small\n", arena_bytes_);
+      std::_Exit(1);
+    }
+    return address;
+  }
+
+  template <typename T>
+  T* Upload(int r, const std::vector<T>& data) {
+    T* const address = Allocate<T>(r, data.size());
+    Refill(r, address, data);
+    return address;
+  }
+
+  template <typename T>
+  void Refill(int r, const T* address, const std::vector<T>& data) {
+    CUDA_OK(cudaSetDevice(ranks[r].device));
+    CUDA_OK(cudaMemcpy(const_cast<T*>(address), data.data(), data.size() * sizeof(T),
+                       cudaMemcpyHostToDevice));
+  }
+
+  template <typename T>
+  std::vector<T> Download(int r, const void* address, size_t count) {
+    std::vector<T> data(count);
+    CUDA_OK(cudaSetDevice(ranks[r].device));
+    CUDA_OK(cudaMemcpy(data.data(), address, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return data;
+  }
+
+  std::vector<Rank> ranks;
+  uint64_t entry_deadline_ns = 20'000'000'000;
+  uint64_t progress_deadline_ns = 20'000'000'000;
+  uint64_t max_delay_ns = 0;
+
+ private:
+  size_t workspace_bytes_;
+  size_t arena_bytes_;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_GROUP_H_

@@ -1,0 +1,291 @@
+// Compares the kernels of ffi/kernels/matmul/grouped_matmul.h with loops in float64, on the current
+// GPU.
+//
+//   grouped_matmul_test [MODE [N]]
+//
+//   check   every check (the default). N: only every Nth of the random cases
+//   small   small checks, each buffer an allocation of its own: for compute-sanitizer
+//   time    TFLOP/s, on inputs that the L2 cache does not hold
+//   all     check, then time
+//
+// Needs 12 GB of free memory for check and 20 GB for time.
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/gpu/matmul_runner.h"
+#include "tests/cpp/gpu/matmul_timing.h"
+
+namespace harness {
+namespace {
+
+int failures = 0;
+
+void Report(bool ok, const std::string& what, const std::string& details) {
+  std::printf("%s %s%s%s\n", ok ? "PASS" : "FAIL", what.c_str(), details.empty() ? "" : ": ",
+              details.c_str());
+  std::fflush(stdout);
+  if (!ok) ++failures;
+}
+
+std::string Describe(const Case& c, const std::string& pattern) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%s M=%lld K=%lld N=%lld G=%zu %s zero_tail=%d num_sms=%lld%s",
+                c.kind.Name().c_str(), static_cast<long long>(c.m), static_cast<long long>(c.k),
+                static_cast<long long>(c.n), c.sizes.size(), pattern.c_str(), c.zero_tail,
+                static_cast<long long>(c.num_sms), c.misaligned ? " misaligned" : "");
+  return text;
+}
+
+// ---- every kind on many shapes and group sizes
+
+struct Total {
+  int cases = 0;
+  int failed = 0;
+  double excess = 0;
+  double error = 0;
+};
+
+struct Shape {
+  int64_t m, k, n;
+  bool misaligned = false;
+};
+
+void CheckPatterns(const std::vector<Shape>& shapes, const std::vector<int>& group_counts,
+                   int every) {
+  uint64_t index = 0;
+  for (const Kind& kind : Kinds()) {
+    Total total;
+    Case c{.kind = kind, .m = 0, .k = 0, .n = 0, .sizes = {}};
+    Runner runner({.kind = kind, .m = 1, .k = 1, .n = 1, .sizes = {1}});
+    for (const Shape& shape : shapes) {
+      for (int groups : group_counts) {
+        for (const Pattern& pattern : Patterns(shape.m, groups)) {
+          ++index;
+          if (every > 1 && Hash(77, index) % every != 0) continue;
+          c.m = shape.m, c.k = shape.k, c.n = shape.n;
+          c.sizes = pattern.sizes;
+          c.misaligned = shape.misaligned;
+          c.zero_tail = kind.is_gradient || index % 2 == 0;
+          c.num_sms = index % 3 == 0 ? 0 : index % 3 == 1 ? 1 : 5;
+          c.tile_counter = index % 5 == 0 ? -1 : static_cast<int32_t>(index % 7);
+          runner.Prepare(c);
+          const Outcome outcome = runner.Run();
+          ++total.cases;
+          total.excess = std::max(total.excess, outcome.excess);
+          total.error = std::max(total.error, outcome.error);
+          if (!outcome.ok && total.failed++ < 3) {
+            std::printf("  %s: %s\n", Describe(c, pattern.name).c_str(), outcome.problem.c_str());
+          }
+        }
+      }
+    }
+    char text[160];
+    std::snprintf(text, sizeof text,
+                  "%d of %d cases; worst error %.2g of the sum of absolute products, %.2f of the "
+                  "tolerance",
+                  total.cases - total.failed, total.cases, total.error, total.excess);
+    Report(total.failed == 0, kind.Name(), text);
+  }
+}
+
+// ---- single properties
+
+void CheckEmptyShapes() {
+  int failed = 0;
+  int cases = 0;
+  for (const Kind& kind : Kinds()) {
+    for (const Shape& s : {Shape{0, 64, 64}, {70, 0, 64}, {70, 64, 0}, {0, 0, 0}}) {
+      Runner runner({.kind = kind, .m = s.m, .k = s.k, .n = s.n, .sizes = {30, 0, 20}});
+      ++cases;
+      if (const Outcome outcome = runner.Run(); !outcome.ok) {
+        ++failed;
+        std::printf("  %s M=%d K=%d N=%d: %s\n", kind.Name().c_str(), int(s.m), int(s.k), int(s.n),
+                    outcome.problem.c_str());
+      }
+    }
+  }
+  Report(failed == 0, "sizes of zero", std::to_string(cases) + " cases");
+}
+
+void CheckDeterminism(int64_t m, int64_t k, int64_t n) {
+  bool same = true;
+  for (const Kind& kind : Kinds()) {
+    Runner runner({.kind = kind, .m = m, .k = k, .n = n, .sizes = Cut(m * 9 / 10, 7, 5)});
+    std::vector<std::vector<uint8_t>> results;
+    for (int64_t num_sms : {0, 0, 1, 5, 1000}) {
+      runner.SetNumSms(num_sms);
+      runner.ClearOut();
+      if (!runner.Launch().ok()) same = false;
+      results.push_back(runner.Result());
+      same = same && results.back() == results.front();
+    }
+  }
+  Report(same, "bits do not depend on the run or num_sms", "");
+}
+
+void CheckMessages() {
+  using jax_ep::GroupedMatmulSizes;
+  bool ok = true;
+  jax_ep::GroupedMatmulConfig config;
+  const auto expect = [&](const char* what, GroupedMatmulSizes sizes, bool gradient) {
+    const jax_ep::Status status =
+        (gradient ? jax_ep::LaunchGroupedMatmulRhsGradient : jax_ep::LaunchGroupedMatmul)(
+            config, sizes, nullptr, nullptr, nullptr, nullptr, -1, nullptr);
+    std::printf("  %s: %s\n", what, status.message.c_str());
+    ok = ok && !status.ok();
+  };
+  expect("f32 lhs, bf16 rhs", {2, 8, 8, 8, kF32, kBF16, kF32}, false);
+  expect("f16 lhs, bf16 rhs", {2, 8, 8, 8, kF16, kBF16, kF16}, false);
+  expect("bf16 lhs, f16 result", {2, 8, 8, 8, kBF16, kBF16, kF16}, false);
+  expect("bf16 lhs, f32 out_gradient", {2, 8, 8, 8, kBF16, kBF16, kF32}, true);
+  expect("no type", {2, 8, 8, 8, jax_ep::kOther, kBF16, kF32}, true);
+  expect("too many rows", {2, int64_t{1} << 31, 8, 8, kBF16, kBF16, kBF16}, false);
+  config.num_sms = -1;
+  expect("num_sms of -1", {2, 8, 8, 8, kBF16, kBF16, kBF16}, false);
+  Report(ok, "what cannot run is an error with a message", "");
+}
+
+void CheckGraph() {
+  bool ok = true;
+  for (const Kind& kind : Kinds()) {
+    Case c{.kind = kind, .m = 700, .k = 136, .n = 264, .sizes = Cut(600, 9, 6)};
+    for (int32_t& size : c.sizes) ++size;  // every matrix of rhs has numbers
+    Runner runner(c);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    Require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    ok = ok && runner.Launch(stream).ok();
+    Require(cudaStreamEndCapture(stream, &graph), "capture");
+    Require(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    const auto end = Rows(c.sizes, c.m).end;  // rows past it are NaN
+    for (const std::vector<int32_t>& sizes :
+         {c.sizes, Cut(end, 9, 7), Cut(end / 2, 9, 8), std::vector<int32_t>(9, 0)}) {
+      runner.SetSizes(sizes);
+      runner.ClearOut();
+      Require(cudaDeviceSynchronize(), "setting up");
+      Require(cudaGraphLaunch(executable, stream), "replay");
+      ok = ok && runner.Check().ok;
+    }
+    Require(cudaGraphExecDestroy(executable), "destroy");
+    Require(cudaGraphDestroy(graph), "destroy");
+    Require(cudaStreamDestroy(stream), "destroy");
+  }
+  Report(ok, "a captured launch follows the group sizes", "");
+}
+
+// Of so large a result some elements are checked.
+Case Sampled(const Kind& kind, int64_t m, int64_t k, int64_t n, const std::vector<int32_t>& sizes) {
+  return {.kind = kind, .m = m, .k = k, .n = n, .sizes = sizes, .num_samples = 1 << 18};
+}
+
+void CheckCase(const char* what, const Case& c) {
+  Runner runner(c);
+  const Outcome outcome = runner.Run();
+  char text[128];
+  std::snprintf(text, sizeof text, "worst error %.2g, %.2f of the tolerance %s", outcome.error,
+                outcome.excess, outcome.problem.c_str());
+  Report(outcome.ok, what, text);
+}
+
+// Many steps a tile, and group sizes on both sides of a tile's.
+void CheckUneven() {
+  // More steps than stages, and tiles of a pair of which one has a half, or nothing.
+  std::vector<int32_t> uneven;
+  for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
+  const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
+  CheckCase("uneven", Sampled(kForward, rows, 2304, 1288, uneven));
+  CheckCase("uneven gradient", Sampled(kGradient, rows, 576, 1200, uneven));
+  // Many more steps than stages, and a last one that is not whole.
+  CheckCase("long gradient", Sampled(kGradient, 6000, 576, 1200,
+                                     {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900}));
+}
+
+// Some 10^8 tiles of one or two steps. What goes wrong between two warps of a cluster once in 10^8
+// times shows here if they then wait for ever; a wrong result, in the last launch of a round.
+void CheckManyTiles() {
+  std::vector<int32_t> sizes;
+  for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
+  const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  Runner runner(Sampled(kGradient, rows, 2304, 2048, sizes));
+  Outcome outcome;
+  for (int round = 0; round < 20 && outcome.ok; ++round) {
+    runner.ClearOut();
+    jax_ep::Status status;
+    for (int i = 0; i < 500 && status.ok(); ++i) status = runner.Launch();
+    outcome = status.ok() ? runner.Check() : Outcome{.ok = false, .problem = status.message};
+  }
+  Report(outcome.ok, "many short tiles", outcome.problem);
+}
+
+// More than 2^31 elements, and 4 times as many bytes, in every operand and result; then rows of
+// more than 2^25, and as many rows as fit.
+void CheckLarge() {
+  const int64_t rows = (int64_t{1} << 20) + 77;
+  const Kind float32_rhs = {false, true, kBF16, kF32, kBF16};
+  const Kind float32 = {false, false, kF32, kF32, kF32};
+  const Kind float32_gradient = {true, true, kF32, kF32, kF32};
+  CheckCase("large lhs", Sampled(kForward, rows, 2304, 64, Cut(rows - 1000, 512, 9)));
+  CheckCase("large result", Sampled(kTransposed, rows, 64, 2304, Cut(rows - 1000, 500, 10)));
+  CheckCase("large rhs", Sampled(kForward, 4096, 2304, 2048, Cut(4000, 512, 11)));
+  CheckCase("large float32 rhs", Sampled(float32_rhs, 4096, 2304, 2048, Cut(4000, 512, 11)));
+  CheckCase("large gradient", Sampled(kGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
+  CheckCase("large float32", Sampled(float32, rows, 2304, 16, Cut(rows - 1000, 512, 9)));
+  CheckCase("large float32 gradient",
+            Sampled(float32_gradient, 4096, 2304, 2048, Cut(4000, 512, 12)));
+  CheckCase("wide result", Sampled(kForward, 40, 24, (1 << 25) + 72, {17, 9, 0, 12}));
+  CheckCase("tall", Sampled(kForward, 1 << 28, 8, 8, Cut((1 << 28) - 1000, 512, 13)));
+}
+
+int Main(const std::string& mode, int every) {
+  const bool checks = mode == "check" || mode == "all";
+  if (!checks && mode != "small" && mode != "time") {
+    std::printf("FAIL there is no mode %s; expected check, small, time or all\n", mode.c_str());
+    return 1;
+  }
+  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
+    Report(false, "loading", status.message);
+  } else if (mode == "small") {
+    GuardedBuffer::exact = true;
+    CheckPatterns(
+        {{200, 72, 264, false}, {90, 72, 264, false}, {130, 33, 35, false}, {70, 40, 48, true}},
+        {3}, std::max(every, 4));
+    CheckEmptyShapes();
+  } else if (checks) {
+    // Multiples of 16 bytes, with few and with many rows a group, an odd and an even number of
+    // tiles both ways, the last a half or more; whole tiles; nothing even; single elements;
+    // misaligned addresses.
+    CheckPatterns({{300, 64, 72, false},
+                   {1100, 136, 776, false},
+                   {300, 320, 520, false},
+                   {300, 352, 264, false},
+                   {257, 200, 520, false},
+                   {513, 96, 256, false},
+                   {130, 33, 7, false},
+                   {200, 71, 261, false},
+                   {140, 36, 132, false},
+                   {64, 1, 1, false},
+                   {150, 40, 264, true}},
+                  {1, 5, 40, 64}, every);
+    CheckEmptyShapes();
+    CheckMessages();
+    CheckDeterminism(300, 136, 272);
+    CheckGraph();
+    CheckUneven();
+    CheckManyTiles();
+    CheckLarge();
+  }
+  if (failures == 0 && (mode == "time" || mode == "all")) TimeAll();
+  std::printf("%s grouped_matmul_test: %s\n", failures == 0 ? "PASS" : "FAIL", mode.c_str());
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace harness
+
+int main(int argc, char** argv) {
+  return harness::Main(argc > 1 ? argv[1] : "check", argc > 2 ? std::atoi(argv[2]) : 1);
+}

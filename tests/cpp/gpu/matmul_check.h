@@ -1,0 +1,170 @@
+// Random operands, and the comparison of results with sums in float64.
+#ifndef JAX_EP_TESTS_CPP_GPU_MATMUL_CHECK_H_
+#define JAX_EP_TESTS_CPP_GPU_MATMUL_CHECK_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "ffi/runtime/buffers.h"
+#include "tests/cpp/gpu/for_each.h"
+#include "tests/cpp/gpu/numbers.h"
+
+namespace harness {
+
+using jax_ep::ElementType;
+using jax_ep::kBF16;
+using jax_ep::kF16;
+using jax_ep::kF32;
+
+HARNESS_FUNCTION uint32_t Hash(uint64_t seed, uint64_t i) {
+  uint64_t x = i * 0x9e3779b97f4a7c15u + seed * 0xbf58476d1ce4e5b9u + 1;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return static_cast<uint32_t>((x ^ x >> 31) >> 16);
+}
+
+// In [-1, 1).
+HARNESS_FUNCTION float RandomNumber(uint64_t seed, uint64_t i) {
+  return static_cast<float>(static_cast<int32_t>(Hash(seed, i))) * 0x1p-31f;
+}
+
+// Of a type of 16 bits.
+HARNESS_FUNCTION uint16_t ToBits(ElementType type, float value) {
+  return type == kBF16 ? ToBFloat16(value) : ToFloat16(value);
+}
+
+// What a sum in float32 of so many products may be off by, of the sum of their magnitudes. Tensor
+// cores, which 16-bit operands go through, cut where plain additions round.
+HARNESS_FUNCTION double SumError(ElementType type, int64_t count) {
+  return (type == kF32 ? 0x1p-24 : 0x1p-22) * (4 + sqrt(static_cast<double>(count)));
+}
+
+// Random numbers. float32 ones do not fit 16 bits, so that their rounding shows. Elements from
+// `poison_from` on, and the matrices of groups without rows, keep the buffer's NaN.
+struct FillFunction {
+  ElementType type;
+  uint64_t seed;
+  void* data;
+  int64_t poison_from;
+  const int32_t* group_rows;  // or null
+  int64_t group_elements;
+
+  __device__ void operator()(int64_t i) const {
+    if (i >= poison_from) return;
+    if (group_rows != nullptr && group_rows[i / group_elements] == 0) return;
+    const float value = RandomNumber(seed, i);
+    if (type == kF32) {
+      static_cast<float*>(data)[i] = value;
+    } else {
+      static_cast<uint16_t*>(data)[i] = ToBits(type, value);
+    }
+  }
+};
+
+HARNESS_FUNCTION double Element(ElementType type, const void* data, int64_t i) {
+  if (type == kF32) return static_cast<const float*>(data)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
+  return type == kBF16 ? FromBFloat16(bits) : FromFloat16(bits);
+}
+
+HARNESS_FUNCTION double RoundTo(ElementType type, double value) {
+  const float single = static_cast<float>(value);
+  if (type == kF32) return single;
+  return type == kBF16 ? FromBFloat16(ToBFloat16(single)) : FromFloat16(ToFloat16(single));
+}
+
+// The worst of all elements. The upper half of each is the bits of a float32, so that a maximum of
+// integers is one of numbers.
+struct Worst {
+  unsigned long long excess;  // error / tolerance, and the element's index
+  unsigned long long error;   // error / sum of absolute products
+};
+
+struct CheckFunction {
+  bool is_gradient;
+  bool transpose;
+  bool zero_tail;
+  ElementType lhs_type;
+  ElementType right_type;  // rhs or out_gradient
+  ElementType out_type;
+  int64_t k, n;
+  const void* lhs;
+  const void* right;
+  const void* out;
+  const int32_t* row_group;  // of each row; -1: the tail
+  const int32_t* begins;     // of each group's rows
+  const int32_t* ends;
+  int64_t num_elements;
+  int64_t num_samples;  // 0: all elements
+  Worst* worst;
+
+  __device__ void operator()(int64_t item) const {
+    int64_t i = item;
+    if (num_samples != 0) i = (int64_t{Hash(1, item)} << 31 ^ Hash(2, item)) % num_elements;
+    bool is_tail = false;
+    double sum = 0;
+    double magnitude = 0;
+    int64_t count = 0;
+    const auto add = [&](double left, double other) {
+      sum += left * other;
+      magnitude += fabs(left * other);
+      ++count;
+    };
+    if (is_gradient) {
+      const int64_t group = i / (k * n);
+      const int64_t row = i % (k * n) / (transpose ? k : n);
+      const int64_t column = i % (transpose ? k : n);
+      const int64_t at_k = transpose ? column : row;
+      const int64_t at_n = transpose ? row : column;
+      for (int64_t m = begins[group]; m < ends[group]; ++m) {
+        add(Element(lhs_type, lhs, m * k + at_k), Element(right_type, right, m * n + at_n));
+      }
+    } else {
+      const int64_t m = i / n;
+      const int64_t column = i % n;
+      const int32_t group = row_group[m];
+      is_tail = group < 0;
+      for (int64_t at = 0; !is_tail && at < k; ++at) {
+        const int64_t element = group * k * n + (transpose ? column * k + at : at * n + column);
+        add(Element(lhs_type, lhs, m * k + at),
+            RoundTo(lhs_type, Element(right_type, right, element)));
+      }
+    }
+    Report(i, is_tail, sum, magnitude, count);
+  }
+
+  __device__ void Report(int64_t i, bool is_tail, double sum, double magnitude,
+                         int64_t count) const {
+    double excess = 0;
+    double relative = 0;
+    if (count == 0) {
+      // Exactly +0, or untouched.
+      const int bytes = out_type == kF32 ? 4 : 2;
+      const uint8_t expected = is_tail && !zero_tail ? 0xff : 0;
+      for (int b = 0; b < bytes; ++b) {
+        if (static_cast<const uint8_t*>(out)[i * bytes + b] != expected) excess = 1e30;
+      }
+    } else {
+      const double got = Element(out_type, out, i);
+      const double error = fabs(got - sum);
+      const double unit = out_type == kF32 ? 0x1p-24 : out_type == kBF16 ? 0x1p-8 : 0x1p-11;
+      const double tolerance = 1.01 * unit * fabs(sum) + SumError(lhs_type, count) * magnitude +
+                               (out_type == kF16 ? 0x1p-24 : 0x1p-126);
+      if (sum != sum) {
+        excess = got != got ? 0 : 1e30;
+      } else {
+        excess = error <= 1e30 ? error / tolerance : 1e30;  // NaN and infinity too
+        relative = magnitude > 0 && error <= 1e30 ? error / magnitude : 0;
+      }
+    }
+    MaxInto(&worst->excess, static_cast<unsigned long long>(Bits(static_cast<float>(excess)))
+                                    << 32 |
+                                static_cast<uint32_t>(i));
+    MaxInto(&worst->error, static_cast<unsigned long long>(Bits(static_cast<float>(relative)))
+                               << 32);
+  }
+};
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_MATMUL_CHECK_H_

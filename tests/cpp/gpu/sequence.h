@@ -1,0 +1,368 @@
+// Calls in a row on all ranks: their inputs, launches, and the comparison of every output.
+#ifndef JAX_EP_TESTS_CPP_GPU_SEQUENCE_H_
+#define JAX_EP_TESTS_CPP_GPU_SEQUENCE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/gpu/contract.h"
+#include "tests/cpp/gpu/group.h"
+#include "tests/cpp/gpu/random_inputs.h"
+
+namespace harness {
+
+// One dispatch and everything that later calls need of it.
+struct Dispatched {
+  Shape shape;
+  std::vector<HostPlan> plans;
+  std::vector<Bytes> x;
+  std::vector<std::vector<float>> weights;
+  std::vector<jax_ep::DispatchCall> calls;  // by rank
+
+  jax_ep::PlanOperands Operands(int r) const {
+    const jax_ep::PlanResults& plan = calls[r].plan;
+    return {plan.row_offsets, plan.row_source, plan.row_slot, plan.destination, plan.status};
+  }
+};
+
+class Sequence {
+ public:
+  Sequence(Group* group, Random* random) : group_(*group), random_(*random) {}
+
+  std::shared_ptr<Dispatched> AddDispatch(const Shape& shape) {
+    auto state = std::make_shared<Dispatched>();
+    state->shape = shape;
+    state->calls.resize(group_.size());
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    const uint64_t site = ++sites_;
+    for (int r = 0; r < group_.size(); ++r) {
+      jax_ep::DispatchCall& call = state->calls[r];
+      call.transfer = Transfer(r, shape, site);
+      call.row_align = sizes.align;
+      call.zero_tail = shape.zero_tail;
+      call.has_weights = shape.has_weights;
+      call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.topk_ids = group_.Allocate<int32_t>(r, choices);
+      call.topk_weights = group_.Allocate<float>(r, choices);
+      call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_weights = group_.Allocate<float>(r, rows);
+      call.arrivals = Arrivals(r, shape);
+      jax_ep::PlanResults& plan = call.plan;
+      plan.group_sizes = group_.Allocate<int32_t>(r, sizes.local());
+      plan.real_group_sizes = group_.Allocate<int32_t>(r, sizes.local());
+      plan.row_offsets = group_.Allocate<int32_t>(r, sizes.local() + 1);
+      plan.row_source = group_.Allocate<int32_t>(r, 3 * rows);
+      plan.row_slot = group_.Allocate<int32_t>(r, rows);
+      plan.kept = group_.Allocate<bool>(r, choices);
+      plan.destination = group_.Allocate<int32_t>(r, choices);
+      for (int32_t** scalar :
+           {&plan.num_received, &plan.num_dropped, &plan.num_bad_ids, &plan.status}) {
+        *scalar = group_.Allocate<int32_t>(r, 1);
+      }
+    }
+    fills_.push_back([=, this] {
+      Shape& now = state->shape;
+      now.routing.ids = RandomIds(random_, now.routing);
+      state->plans = MakePlans(now.routing);
+      state->x.clear();
+      state->weights.clear();
+      for (int r = 0; r < group_.size(); ++r) {
+        const jax_ep::DispatchCall& call = state->calls[r];
+        state->x.push_back(RandomRows(random_, tokens, now));
+        state->weights.push_back(RandomFloats(random_, choices));
+        group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
+        group_.Refill(r, call.topk_ids, now.routing.ids[r]);
+        group_.Refill(r, call.topk_weights, state->weights[r]);
+      }
+      if (!now.has_weights) state->weights.clear();
+    });
+    launches_.push_back([=, this](int r) {
+      const jax_ep::DispatchCall& call = state->calls[r];
+      ClearArrivals(r, shape, call.arrivals);
+      STATUS_OK(jax_ep::LaunchDispatch(call, group_.ranks[r].stream));
+      Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, choices);
+    });
+    checks_.push_back([=, this] { CheckDispatch(*state); });
+    return state;
+  }
+
+  // `shape` may differ from the dispatch's in what is not the routing.
+  std::shared_ptr<std::vector<jax_ep::DispatchByPlanCall>> AddDispatchByPlan(
+      const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+    shape.routing = dispatched->shape.routing;
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    auto calls = std::make_shared<std::vector<jax_ep::DispatchByPlanCall>>(group_.size());
+    auto x = std::make_shared<std::vector<Bytes>>();
+    auto weights = std::make_shared<std::vector<std::vector<float>>>();
+    const uint64_t site = ++sites_;
+    for (int r = 0; r < group_.size(); ++r) {
+      jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      call.transfer = Transfer(r, shape, site);
+      call.zero_tail = shape.zero_tail;
+      call.has_weights = shape.has_weights;
+      call.plan = dispatched->Operands(r);
+      call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.topk_weights = group_.Allocate<float>(r, choices);
+      call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_weights = group_.Allocate<float>(r, rows);
+      call.arrivals = Arrivals(r, shape);
+    }
+    fills_.push_back([=, this] {
+      x->clear();
+      weights->clear();
+      for (int r = 0; r < group_.size(); ++r) {
+        x->push_back(RandomRows(random_, tokens, shape));
+        weights->push_back(RandomFloats(random_, choices));
+        group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].x), (*x)[r]);
+        group_.Refill(r, (*calls)[r].topk_weights, (*weights)[r]);
+      }
+      if (!shape.has_weights) weights->clear();
+    });
+    launches_.push_back([=, this](int r) {
+      const jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      ClearArrivals(r, shape, call.arrivals);
+      STATUS_OK(jax_ep::LaunchDispatchByPlan(call, group_.ranks[r].stream));
+      Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
+    });
+    const auto expect = [=, this](int r) {
+      CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
+                (*calls)[r].row_weights);
+      CheckArrivals("dispatch_by_plan", r, shape, dispatched->plans[r], (*calls)[r].arrivals, 0);
+    };
+    checks_.push_back([=, this] {
+      for (int r = 0; r < group_.size(); ++r) expect(r);
+    });
+    brought.push_back([=, this](int r) {
+      const int64_t bytes = rows * shape.row_bytes();
+      if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].rows, bytes), shape.type)) return false;
+      expect(r);
+      return true;
+    });
+    return calls;
+  }
+
+  std::shared_ptr<std::vector<jax_ep::CombineCall>> AddCombine(
+      const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
+    shape.routing = dispatched->shape.routing;
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    auto calls = std::make_shared<std::vector<jax_ep::CombineCall>>(group_.size());
+    auto y = std::make_shared<std::vector<Bytes>>();
+    auto weights = std::make_shared<std::vector<std::vector<float>>>();
+    auto scalars = std::make_shared<std::vector<std::vector<float>>>();
+    const uint64_t site = ++sites_;
+    for (int r = 0; r < group_.size(); ++r) {
+      jax_ep::CombineCall& call = (*calls)[r];
+      call.transfer = Transfer(r, shape, site);
+      call.has_weights = shape.has_weights;
+      call.has_scalars = shape.has_scalars;
+      call.plan = dispatched->Operands(r);
+      call.y = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_weights = group_.Allocate<float>(r, rows);
+      call.row_scalars = group_.Allocate<float>(r, rows);
+      call.out = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.choice_scalars = group_.Allocate<float>(r, choices);
+    }
+    fills_.push_back([=, this] {
+      y->clear();
+      weights->clear();
+      scalars->clear();
+      for (int r = 0; r < group_.size(); ++r) {
+        y->push_back(RandomRows(random_, rows, shape));
+        weights->push_back(RandomFloats(random_, rows));
+        scalars->push_back(RandomFloats(random_, rows));
+        PoisonTail(dispatched->plans[r], shape, &(*y)[r], &(*weights)[r], &(*scalars)[r]);
+        group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].y), (*y)[r]);
+        group_.Refill(r, (*calls)[r].row_weights, (*weights)[r]);
+        group_.Refill(r, (*calls)[r].row_scalars, (*scalars)[r]);
+      }
+      if (!shape.has_weights) weights->clear();
+      if (!shape.has_scalars) scalars->clear();
+    });
+    launches_.push_back([=, this](int r) {
+      STATUS_OK(jax_ep::LaunchCombine((*calls)[r], group_.ranks[r].stream));
+    });
+    struct Results {
+      std::vector<Bytes> out;
+      std::vector<std::vector<float>> choice_scalars;
+    };
+    const auto expected = [=] {
+      Results want;
+      CombineRows(dispatched->shape.routing, dispatched->plans, shape.hidden, shape.type, *y,
+                  *weights, *scalars, &want.out, &want.choice_scalars);
+      return want;
+    };
+    const auto expect = [=, this](int r, const Results& want) {
+      const jax_ep::CombineCall& call = (*calls)[r];
+      Expect("combine.out", r, group_.Download<uint8_t>(r, call.out, want.out[r].size()),
+             want.out[r]);
+      if (!shape.has_scalars) return;
+      Expect("combine.choice_scalars", r, group_.Download<float>(r, call.choice_scalars, choices),
+             want.choice_scalars[r]);
+    };
+    checks_.push_back([=, this] {
+      const Results want = expected();
+      for (int r = 0; r < group_.size(); ++r) expect(r, want);
+    });
+    combined.push_back([=, this](int r) {
+      const int64_t bytes = tokens * shape.row_bytes();
+      if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].out, bytes), shape.type)) return false;
+      expect(r, expected());
+      return true;
+    });
+    return calls;
+  }
+
+  // Of each combine, and dispatch by plan: whether a rank's results are whole. Else they have to be
+  // NaN, all of them.
+  std::vector<std::function<bool(int r)>> combined;
+  std::vector<std::function<bool(int r)>> brought;
+
+  // Operands are gone when a call ends, as XLA has it. To be filled again before the next launch.
+  bool overwrites_operands = false;
+
+  int size() const { return static_cast<int>(launches_.size()); }
+  void Fill() {
+    for (const auto& fill : fills_) fill();
+  }
+  void Launch(int call, int rank) {
+    CUDA_OK(cudaSetDevice(group_.ranks[rank].device));
+    launches_[call](rank);
+  }
+  void LaunchAll() {
+    for (int call = 0; call < size(); ++call) {
+      for (int r = 0; r < group_.size(); ++r) Launch(call, r);
+    }
+  }
+  // Each rank has everything in its queue before the next rank has anything.
+  void LaunchRankByRank() {
+    for (int r = 0; r < group_.size(); ++r) {
+      for (int call = 0; call < size(); ++call) Launch(call, r);
+    }
+  }
+  // What one rank has of a dispatch, after a Synchronize.
+  void CheckDispatchOf(const Dispatched& state, int r) {
+    const HostPlan& want = state.plans[r];
+    const jax_ep::PlanResults& plan = state.calls[r].plan;
+    const auto expect = [&](const char* what, const auto* address, const auto& values) {
+      using Value = typename std::decay_t<decltype(values)>::value_type;
+      Expect(what, r, group_.Download<Value>(r, address, values.size()), values);
+    };
+    expect("plan.group_sizes", plan.group_sizes, want.group_sizes);
+    expect("plan.real_group_sizes", plan.real_group_sizes, want.real_group_sizes);
+    expect("plan.row_offsets", plan.row_offsets, want.row_offsets);
+    expect("plan.row_source", plan.row_source, want.row_source);
+    expect("plan.row_slot", plan.row_slot, want.row_slot);
+    expect("plan.kept", plan.kept, want.kept);
+    expect("plan.destination", plan.destination, want.destination);
+    expect("plan.num_received", plan.num_received, std::vector<int32_t>{want.num_received});
+    expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
+    expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
+    expect("plan.status", plan.status, std::vector<int32_t>{0});
+    CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
+              state.calls[r].row_weights);
+    CheckArrivals("dispatch", r, state.shape, want, state.calls[r].arrivals, 1);
+  }
+
+  void Check() {
+    group_.Synchronize();
+    for (const auto& check : checks_) check();
+    for (int r = 0; r < group_.size(); ++r) {
+      const jax_ep::AbortRecord& record = *group_.ranks[r].record;
+      if (!record.posted) continue;
+      Fail(jax_ep::Concatenate("rank ", r, " reported outcome ", static_cast<int>(record.outcome),
+                               " of peer ", record.peer, " in epoch ", record.epoch));
+    }
+  }
+
+ private:
+  uint32_t* Arrivals(int r, const Shape& shape) {
+    return shape.counts_arrivals ? group_.Allocate<uint32_t>(r, shape.num_arrivals()) : nullptr;
+  }
+
+  // Before every launch.
+  void ClearArrivals(int r, const Shape& shape, uint32_t* arrivals) {
+    if (!shape.counts_arrivals) return;
+    CUDA_OK(cudaMemsetAsync(arrivals, 0, shape.num_arrivals() * sizeof(uint32_t),
+                            group_.ranks[r].stream));
+  }
+
+  void Overwrite(int r, const void* x, int64_t bytes, const float* weights, int64_t count) {
+    if (!overwrites_operands) return;
+    const cudaStream_t stream = group_.ranks[r].stream;
+    CUDA_OK(cudaMemsetAsync(const_cast<void*>(x), 0xff, bytes, stream));
+    CUDA_OK(cudaMemsetAsync(const_cast<float*>(weights), 0xff, count * sizeof(float), stream));
+  }
+
+  jax_ep::TransferCall Transfer(int r, const Shape& shape, uint64_t site) const {
+    const Routing& sizes = shape.routing;
+    return {.control = group_.ranks[r].control,
+            .call_site = site,
+            .num_tokens = sizes.tokens,
+            .hidden = shape.hidden,
+            .top_k = sizes.top_k,
+            .num_experts = sizes.experts,
+            .num_ranks = sizes.ranks,
+            .num_rows = sizes.rows,
+            .row_type = shape.type,
+            .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
+            .may_be_small = shape.may_be_small,
+            .window_chunks = shape.window_chunks};
+  }
+
+  // No operation may read a tail or padding.
+  static void PoisonTail(const HostPlan& plan, const Shape& shape, Bytes* y,
+                         std::vector<float>* weights, std::vector<float>* scalars) {
+    for (int row = 0; row < shape.routing.rows; ++row) {
+      if (plan.row_source[3 * row] >= 0) continue;
+      (*weights)[row] = (*scalars)[row] = NAN;
+      std::memset(y->data() + row * shape.row_bytes(), 0xff, shape.row_bytes());
+    }
+  }
+
+  void CheckArrivals(const char* what, int r, const Shape& shape, const HostPlan& plan,
+                     const uint32_t* arrivals, uint32_t first) {
+    if (!shape.counts_arrivals) return;
+    std::vector<uint32_t> want(shape.num_arrivals());
+    want[0] = first;
+    for (int row = 0; row < plan.row_offsets.back(); ++row) ++want[1 + row / jax_ep::kArrivalRows];
+    Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r,
+           group_.Download<uint32_t>(r, arrivals, want.size()), want);
+  }
+
+  void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,
+                 const std::vector<Bytes>& x, const std::vector<std::vector<float>>& weights,
+                 const void* rows, const float* row_weights) {
+    Bytes want;
+    std::vector<float> want_weights;
+    DispatchRows(shape.routing, plan, shape.row_bytes(), x, weights, &want, &want_weights);
+    if (!shape.zero_tail) {
+      want.resize(plan.row_offsets.back() * shape.row_bytes());
+      want_weights.resize(plan.row_offsets.back());
+    }
+    Expect(jax_ep::Concatenate(what, ".rows").c_str(), r,
+           group_.Download<uint8_t>(r, rows, want.size()), want);
+    if (!shape.has_weights) return;
+    Expect(jax_ep::Concatenate(what, ".row_weights").c_str(), r,
+           group_.Download<float>(r, row_weights, want_weights.size()), want_weights);
+  }
+
+  void CheckDispatch(const Dispatched& state) {
+    for (int r = 0; r < group_.size(); ++r) CheckDispatchOf(state, r);
+  }
+
+  Group& group_;
+  Random& random_;
+  uint64_t sites_ = 0;
+  std::vector<std::function<void()>> fills_;
+  std::vector<std::function<void(int)>> launches_;
+  std::vector<std::function<void()>> checks_;
+};
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_SEQUENCE_H_

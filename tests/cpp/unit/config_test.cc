@@ -1,0 +1,76 @@
+#include "ffi/runtime/config.h"
+
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+TransferConfig TwoGroupsOfFour() {
+  TransferConfig config;
+  config.replica_groups = {0, 2, 4, 6, 1, 3, 5, 7};
+  config.group_size = 4;
+  config.num_experts = 256;
+  config.row_align = 128;
+  return config;
+}
+
+template <typename Change>
+Status With(const Change& change) {
+  TransferConfig config = TwoGroupsOfFour();
+  change(config);
+  return CheckConfig("jax_ep.dispatch.v1", config);
+}
+
+void TestValid() {
+  CHECK_OK(With([](TransferConfig&) {}));
+  CHECK_OK(With([](TransferConfig& c) { c.replica_groups = {5}, c.group_size = 1; }));
+  CHECK_OK(With([](TransferConfig& c) { c.row_align = 1; }));
+  CHECK_OK(CheckConfig("jax_ep.grouped_matmul.v1", GroupedMatmulConfig{}));
+}
+
+void TestGroups() {
+  const std::vector<std::vector<int64_t>> expected = {{0, 2, 4, 6}, {1, 3, 5, 7}};
+  CHECK(TwoGroupsOfFour().Groups() == expected);
+  CHECK(TwoGroupsOfFour().experts_per_rank() == 64);
+}
+
+void TestActivations() {
+  Activation activation = Activation::kNone;
+  CHECK(ParseActivation("geglu", &activation) && activation == Activation::kGeglu);
+  CHECK(IsGated(Activation::kSwiglu) && IsGated(Activation::kGeglu) && !IsGated(Activation::kSilu));
+  CHECK(!ParseActivation("swish", &activation));
+  const char target[] = "jax_ep.grouped_matmul_activation.v1";
+  CHECK_OK(CheckConfig(target, ActivationMatmulConfig{}));
+  CHECK_FAILS(CheckConfig(target, ActivationMatmulConfig{.keep_pre_activation = true}),
+              "without an activation");
+  CHECK_FAILS(CheckConfig(target, ActivationMatmulConfig{.num_sms = -2}), "num_sms is -2");
+}
+
+void TestRefused() {
+  CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
+  CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
+  CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 65; }), "1 to 64");
+  CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 3; }), "has 8 ids");
+  CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups.clear(); }), "has 0 ids");
+  CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups[3] = -1; }), "the id -1");
+  CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups[7] = 0; }), "the id 0 twice");
+  CHECK_FAILS(With([](TransferConfig& c) { c.num_experts = 0; }), "num_experts is 0");
+  CHECK_FAILS(With([](TransferConfig& c) { c.num_experts = 6; }),
+              "multiple of the number of ranks");
+  CHECK_FAILS(With([](TransferConfig& c) { c.row_align = 0; }), "row_align is 0");
+  CHECK_FAILS(With([](TransferConfig& c) { c.num_sms = -1; }), "num_sms is -1");
+  CHECK_FAILS(With([](TransferConfig& c) { c.row_align = 0; }), "jax_ep.dispatch.v1: ");
+  CHECK_FAILS(CheckConfig("jax_ep.grouped_matmul.v1", GroupedMatmulConfig{.num_sms = -2}),
+              "num_sms is -2");
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  jax_ep::TestValid();
+  jax_ep::TestGroups();
+  jax_ep::TestActivations();
+  jax_ep::TestRefused();
+  return jax_ep::testing::Finish();
+}

@@ -1,0 +1,190 @@
+#include "ffi/runtime/signatures.h"
+
+#include <vector>
+
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+struct OwnedBuffer {
+  ElementType type;
+  std::vector<int64_t> dims;
+};
+
+using List = std::vector<OwnedBuffer>;
+
+std::vector<BufferView> Views(const List& buffers) {
+  std::vector<BufferView> views;
+  for (const OwnedBuffer& buffer : buffers) views.push_back({buffer.type, buffer.dims});
+  return views;
+}
+
+List operator+(List left, const List& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
+
+// 4 ranks with 2 experts each, 16 tokens of 64 elements, 3 choices, 40 rows.
+TransferConfig Config(bool has_weights, bool has_scalars = false) {
+  TransferConfig config;
+  config.replica_groups = {0, 1, 2, 3};
+  config.group_size = 4;
+  config.num_experts = 8;
+  config.has_weights = has_weights;
+  config.has_scalars = has_scalars;
+  return config;
+}
+
+const OwnedBuffer kTokens{kBF16, {16, 64}};
+const OwnedBuffer kRows{kBF16, {40, 64}};
+const OwnedBuffer kIds{kS32, {16, 3}};
+const OwnedBuffer kChoiceValues{kF32, {16, 3}};
+const OwnedBuffer kRowValues{kF32, {40}};
+const List kPlan = {{kS32, {2}},  {kS32, {2}},      {kS32, {3}},     {kS32, {40, 3}},
+                    {kS32, {40}}, {kPred, {16, 3}}, {kS32, {16, 3}}, {kS32, {1}},
+                    {kS32, {1}},  {kS32, {1}},      {kS32, {1}}};
+
+template <typename Check, typename Config, typename Sizes>
+Status Run(const Check& check, const Config& config, const List& operands, const List& results,
+           Sizes* sizes) {
+  return check(config, Views(operands), Views(results), sizes);
+}
+
+void TestDispatch() {
+  TransferSizes sizes;
+  CHECK_OK(Run(CheckDispatch, Config(false), {kTokens, kIds}, List{kRows} + kPlan, &sizes));
+  CHECK(sizes.num_tokens == 16 && sizes.hidden == 64 && sizes.top_k == 3);
+  CHECK(sizes.num_rows == 40 && sizes.row_type == kBF16);
+  CHECK_OK(Run(CheckDispatch, Config(true), {kTokens, kIds, kChoiceValues},
+               List{kRows, kRowValues} + kPlan, &sizes));
+}
+
+void TestDispatchRefused() {
+  const auto fails = [](const List& operands, const List& results) {
+    TransferSizes sizes;
+    return Run(CheckDispatch, Config(false), operands, results, &sizes);
+  };
+  CHECK_FAILS(fails({kTokens}, {}), "operand 1 (topk_ids) is missing");
+  CHECK_FAILS(fails({kTokens, {kS32, {16}}}, {}), "(topk_ids) is s32[16]; expected s32[T=16,K]");
+  CHECK_FAILS(fails({kTokens, {kS32, {15, 3}}}, {}), "is s32[15,3]; expected s32[T=16,K]");
+  CHECK_FAILS(fails({kTokens, {kOther, {16, 3}}}, {}), "another type[16,3]");
+  CHECK_FAILS(fails({{kS32, {16, 64}}, kIds}, {}),
+              "operand 0 (x) is s32[16,64]; expected f16|bf16|f32");
+  CHECK_FAILS(fails({kTokens, kIds}, List{{kF32, {40, 64}}} + kPlan), "expected bf16[M,H=64]");
+  CHECK_FAILS(fails({kTokens, kIds, kChoiceValues}, List{kRows} + kPlan), "3 operands are given");
+  List plan = kPlan;
+  plan[2].dims = {2};
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.row_offsets) is s32[2]");
+  plan = kPlan;
+  plan[4].dims = {41};
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.row_slot) is s32[41]");
+  plan = kPlan;
+  plan[5].type = kS32;
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.kept) is s32[16,3]");
+  plan = kPlan;
+  plan[6].type = kPred;
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.destination) is pred[16,3]");
+  plan = kPlan;
+  plan.pop_back();
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.status) is missing");
+  CHECK_FAILS(fails({{kBF16, {16, 60}}, kIds}, List{{kBF16, {40, 60}}} + kPlan), "multiples of 16");
+}
+
+void TestDispatchByPlan() {
+  TransferSizes sizes;
+  CHECK_OK(Run(CheckDispatchByPlan, Config(false), List{kTokens} + kPlan, {kRows}, &sizes));
+  CHECK(sizes.num_rows == 40 && sizes.top_k == 3);
+  CHECK_OK(Run(CheckDispatchByPlan, Config(true), List{kTokens} + kPlan + List{kChoiceValues},
+               {kRows, kRowValues}, &sizes));
+  CHECK_FAILS(Run(CheckDispatchByPlan, Config(true), List{kTokens} + kPlan, {kRows}, &sizes),
+              "operand 12 (topk_weights) is missing");
+}
+
+void TestCombine() {
+  TransferSizes sizes;
+  CHECK_OK(Run(CheckCombine, Config(false), List{kRows} + kPlan, {kTokens}, &sizes));
+  CHECK_OK(
+      Run(CheckCombine, Config(true), List{kRows} + kPlan + List{kRowValues}, {kTokens}, &sizes));
+  CHECK_OK(Run(CheckCombine, Config(true, true), List{kRows} + kPlan + List{kRowValues, kRowValues},
+               {kTokens, kChoiceValues}, &sizes));
+  CHECK(sizes.num_tokens == 16 && sizes.hidden == 64 && sizes.num_rows == 40);
+  CHECK_FAILS(Run(CheckCombine, Config(false, true), List{kRows} + kPlan + List{kRowValues},
+                  {kTokens}, &sizes),
+              "result 1 (choice_scalars) is missing");
+  CHECK_FAILS(Run(CheckCombine, Config(false), List{kRows} + kPlan, {{kBF16, {16, 32}}}, &sizes),
+              "(out) is bf16[16,32]; expected bf16[T=16,H=64]");
+}
+
+void TestGroupedMatmul() {
+  const List operands = {{kBF16, {40, 64}}, {kF32, {2, 64, 32}}, {kS32, {2}}};
+  GroupedMatmulSizes sizes;
+  CHECK_OK(Run(CheckGroupedMatmul, GroupedMatmulConfig{}, operands, {{kBF16, {40, 32}}}, &sizes));
+  CHECK(sizes.num_groups == 2 && sizes.num_rows == 40 && sizes.contracted == 64);
+  CHECK(sizes.columns == 32 && sizes.lhs_type == kBF16 && sizes.rhs_type == kF32);
+  CHECK_FAILS(Run(CheckGroupedMatmul, GroupedMatmulConfig{.transpose_rhs = true}, operands,
+                  {{kBF16, {40, 32}}}, &sizes),
+              "(rhs) is f32[2,64,32]; expected f16|bf16|f32[L,N,K=64]");
+  CHECK_FAILS(Run(CheckGroupedMatmul, GroupedMatmulConfig{},
+                  {operands[0], operands[1], {kS32, {3}}}, {{kBF16, {40, 32}}}, &sizes),
+              "(group_sizes) is s32[3]; expected s32[L=2]");
+}
+
+void TestGroupedMatmulRhsGradient() {
+  const List operands = {{kBF16, {40, 64}}, {kBF16, {40, 32}}, {kS32, {2}}};
+  GroupedMatmulSizes sizes;
+  CHECK_OK(Run(CheckGroupedMatmulRhsGradient, GroupedMatmulConfig{}, operands,
+               {{kF32, {2, 64, 32}}}, &sizes));
+  CHECK(sizes.columns == 32 && sizes.rhs_type == kF32 && sizes.result_type == kBF16);
+  CHECK_OK(Run(CheckGroupedMatmulRhsGradient, GroupedMatmulConfig{.transpose_rhs = true}, operands,
+               {{kF32, {2, 32, 64}}}, &sizes));
+  CHECK_FAILS(Run(CheckGroupedMatmulRhsGradient, GroupedMatmulConfig{}, operands,
+                  {{kF32, {2, 32, 64}}}, &sizes),
+              "(rhs_gradient) is f32[2,32,64]");
+}
+
+void TestActivationMatmul() {
+  ActivationMatmulConfig config;
+  config.activation = Activation::kSwiglu;
+  config.has_bias = config.has_row_weights = config.keep_pre_activation = true;
+  const List operands = {
+      {kBF16, {40, 64}}, {kF32, {2, 64, 48}}, {kS32, {2}}, {kF32, {2, 48}}, {kF32, {40}}};
+  GroupedMatmulSizes sizes;
+  CHECK_OK(
+      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes));
+  CHECK(sizes.num_groups == 2 && sizes.contracted == 64 && sizes.columns == 24);
+  CHECK_FAILS(
+      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 48}}, {kBF16, {40, 48}}}, &sizes),
+      "N is 48 with F = 48; expected 96");
+  config.has_bias = false;
+  CHECK_FAILS(
+      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes),
+      "row_weights");
+}
+
+void TestActivationMatmulGradient() {
+  const ActivationMatmulConfig config{.activation = Activation::kRelu2};
+  const List operands = {{kF16, {40, 64}}, {kF16, {2, 136, 64}}, {kS32, {2}}, {kF16, {40, 136}}};
+  const List results = {{kF16, {40, 136}}, {kF16, {40, 136}}, {kF32, {40, 2}}};
+  GroupedMatmulSizes sizes;
+  CHECK_OK(Run(CheckActivationMatmulGradient, config, operands, results, &sizes));
+  CHECK(sizes.columns == 136 && sizes.contracted == 64);
+  CHECK_FAILS(Run(CheckActivationMatmulGradient, config, operands,
+                  {results[0], results[1], {kF32, {40, 1}}}, &sizes),
+              "row dots is 1 with F = 136; expected 2");
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  jax_ep::TestDispatch();
+  jax_ep::TestDispatchRefused();
+  jax_ep::TestDispatchByPlan();
+  jax_ep::TestCombine();
+  jax_ep::TestGroupedMatmul();
+  jax_ep::TestGroupedMatmulRhsGradient();
+  jax_ep::TestActivationMatmul();
+  jax_ep::TestActivationMatmulGradient();
+  return jax_ep::testing::Finish();
+}

@@ -1,0 +1,143 @@
+#include "ffi/runtime/workspace.h"
+
+#include <limits>
+#include <string_view>
+
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr WorkspaceShape kLarge{.num_tokens = 4096,
+                                .hidden = 7168,
+                                .top_k = 8,
+                                .num_experts = 256,
+                                .num_ranks = 4,
+                                .element_bytes = 2};
+
+int64_t BytesOf(const WorkspaceShape& shape, std::string_view name) {
+  WorkspaceLayout layout;
+  CHECK_OK(PlanWorkspace(shape, &layout));
+  for (const WorkspaceBuffer& buffer : layout.buffers) {
+    if (buffer.name == name) return buffer.bytes;
+  }
+  CHECK(!"there is a buffer of this name");
+  return -1;
+}
+
+template <typename Change>
+WorkspaceShape With(const Change& change) {
+  WorkspaceShape shape = kLarge;
+  change(shape);
+  return shape;
+}
+
+template <typename Change>
+Status Refused(const Change& change) {
+  WorkspaceLayout layout;
+  return PlanWorkspace(With(change), &layout);
+}
+
+void TestLayout() {
+  WorkspaceLayout layout;
+  CHECK_OK(PlanWorkspace(kLarge, &layout));
+  CHECK(layout.bytes < kGiB);
+  int64_t end = 0;
+  for (const WorkspaceBuffer& buffer : layout.buffers) {
+    CHECK(buffer.offset == end);
+    CHECK(buffer.offset % kWorkspaceAlignment == 0 && buffer.bytes % kWorkspaceAlignment == 0);
+    end = buffer.offset + buffer.bytes;
+  }
+  CHECK(end == layout.bytes);
+}
+
+// Their halves are used in turn by calls of any shapes: no other buffer may ever lie there.
+void TestSmallBuffersAreThoseOfAllShapes() {
+  WorkspaceLayout large;
+  WorkspaceLayout tiny;
+  CHECK_OK(PlanWorkspace(kLarge, &large));
+  CHECK_OK(PlanWorkspace({.num_tokens = 1,
+                          .hidden = 8,
+                          .top_k = 1,
+                          .num_experts = 1,
+                          .num_ranks = 1,
+                          .element_bytes = 2},
+                         &tiny));
+  for (const Buffer buffer : {kSmallRows, kSmallPackets, kSmallFlags}) {
+    CHECK(large.buffers[buffer].offset == tiny.buffers[buffer].offset);
+    CHECK(large.buffers[buffer].bytes == tiny.buffers[buffer].bytes);
+  }
+}
+
+void TestBuffers() {
+  CHECK(BytesOf(kLarge, "arrived_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2, s.num_tokens = 8192; }),
+                "arrived_rows") == int64_t{8192} * 2 * 7168 * 2);  // a dispatch has to do with that
+  CHECK(BytesOf(kLarge, "routes") == 4 * 4096 * 8 * 8);
+  CHECK(BytesOf(kLarge, "arrived_weights") == 4 * 4096 * 8 * 4);
+  CHECK(BytesOf(kLarge, "choice_scalars") == 4096 * 8 * 4);
+  CHECK(BytesOf(kLarge, "tile_counts") == 128 * 258 * 4);
+  CHECK(BytesOf(kLarge, "row_of_choices") == 4 * 4096 * 8 * 4);
+  // A wire row is padded to the unit of bulk copies.
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.hidden = 1, s.num_tokens = 1024; }),
+                "arrived_rows") == 1024 * 4 * 16);
+}
+
+// A token comes once from each rank that it visits, however many experts there are, and a window of
+// them is here at once: O(min(K, R)*T*H), which is nearly all there is.
+void TestTokensArriveOnce() {
+  const int64_t rows = BytesOf(kLarge, "arrived_rows");
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "arrived_rows"));
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.top_k = 32; }), "arrived_rows"));
+  CHECK(2 * rows == BytesOf(With([](WorkspaceShape& s) { s.num_tokens *= 2; }), "arrived_rows"));
+  const WorkspaceShape wide =
+      With([](WorkspaceShape& s) { s.num_ranks = 64, s.num_experts = 1024; });
+  const int64_t wide_rows = BytesOf(wide, "arrived_rows");
+  CHECK(wide_rows == int64_t{8} * 4096 * 7168 * 2);
+  WorkspaceLayout layout;
+  CHECK_OK(PlanWorkspace(wide, &layout));
+  CHECK(layout.bytes < wide_rows + wide_rows / 8);
+}
+
+void TestEdges() {
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_tokens = 0; }), "arrived_rows") == 0);
+  // A combine has a partial sum of each token, also if there is one rank.
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 1; }), "arrived_rows") ==
+        4096 * 7168 * 2);
+}
+
+void TestRefused() {
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = -1; }), "num_tokens is -1");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = 0; }), "hidden is 0");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.top_k = 0; }), "top_k is 0");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_ranks = 65; }), "num_ranks is 65");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_ranks = 3; }), "multiple of num_ranks");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.element_bytes = 0; }), "row element");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = kHuge; }), "num_tokens is");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kHuge; }), "hidden is");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kMaxWorkspaceBytes; }), "too large");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = s.top_k = 1 << 20; }), "32-bit index");
+  CHECK_FAILS(
+      Refused([](WorkspaceShape& s) { s.num_tokens = 1 << 28, s.hidden = 1 << 20, s.top_k = 1; }),
+      "16 TiB");
+  // Each buffer fits in 16 TiB, but not all of them.
+  CHECK_FAILS(Refused([](WorkspaceShape& s) {
+                s.num_tokens = 1 << 20, s.hidden = 1 << 23, s.top_k = 1, s.num_ranks = 1;
+              }),
+              "16 TiB");
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  jax_ep::TestLayout();
+  jax_ep::TestBuffers();
+  jax_ep::TestSmallBuffersAreThoseOfAllShapes();
+  jax_ep::TestTokensArriveOnce();
+  jax_ep::TestEdges();
+  jax_ep::TestRefused();
+  return jax_ep::testing::Finish();
+}
