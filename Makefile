@@ -1,5 +1,5 @@
 # Everything a developer types. Each target makes the environment (.venv) that it needs.
-#   make test TESTS=tests/plan_test.py ARGS="-k overflow"    one file, one test
+#   make test TESTS=tests/operations/plan_test.py ARGS="-k overflow"    one file, one test
 #   make example ARGS="--help"                               the example's own options
 
 TESTS ?= tests

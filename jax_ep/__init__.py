@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jax_ep import routing
-from jax_ep.combine import combine
-from jax_ep.dispatch import dispatch, mask_tail
-from jax_ep.errors import (
+from jax_ep._src.combine import combine
+from jax_ep._src.dispatch import dispatch, mask_tail
+from jax_ep._src.errors import (
     ArgumentError,
     DtypeError,
     Error,
@@ -15,11 +15,11 @@ from jax_ep.errors import (
     PeerTimeoutError,
     UnavailableError,
 )
-from jax_ep.grouped_matmul import grouped_matmul
-from jax_ep.grouped_mlp import grouped_mlp
-from jax_ep.moe import moe_mlp
-from jax_ep.plan import REMAT_NAMES, Dispatched, Plan
-from jax_ep.runtime import build_info, check, export_checks, release, workspace_nbytes
+from jax_ep._src.grouped_matmul import grouped_matmul
+from jax_ep._src.grouped_mlp import grouped_mlp
+from jax_ep._src.moe_mlp import moe_mlp
+from jax_ep._src.plan import REMAT_NAMES, Dispatched, Plan
+from jax_ep._src.runtime import build_info, check, export_checks, release, workspace_nbytes
 
 if TYPE_CHECKING:
     from jax_ep import nnx

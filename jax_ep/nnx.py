@@ -20,10 +20,11 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jax_ep import moe, routing
-from jax_ep.activations import GATED_ACTIVATIONS, Activation
-from jax_ep.errors import ArgumentError
-from jax_ep.mesh import AxisName
+from jax_ep import routing
+from jax_ep._src import moe_mlp
+from jax_ep._src.activations import GATED_ACTIVATIONS, Activation
+from jax_ep._src.errors import ArgumentError
+from jax_ep._src.mesh import AxisName
 
 Router = Callable[[jax.Array, int], routing.Routing]
 ROUTERS: dict[str, Router] = {"softmax": routing.softmax_topk, "sigmoid": routing.sigmoid_topk}
@@ -298,7 +299,7 @@ def _layer(
     if axes.fsdp:
         w_up = lax.all_gather(w_up, axes.fsdp, axis=1, tiled=True)
         w_down = lax.all_gather(w_down, axes.fsdp, axis=2, tiled=True)
-    y, plan = moe.moe_mlp(
+    y, plan = moe_mlp.moe_mlp(
         tokens.astype(dtype),
         sent_ids,
         weights,

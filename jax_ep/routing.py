@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_ep.errors import ArgumentError
-from jax_ep.mesh import AxisName
+from jax_ep._src.errors import ArgumentError
+from jax_ep._src.mesh import AxisName
 
 
 class Routing(NamedTuple):

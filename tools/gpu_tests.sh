@@ -2,7 +2,7 @@
 # Runs the GPU tier of the test suite on the installed package, and puts the result on record.
 #
 #   tools/gpu_tests.sh 4                     on 4 GPUs (the first of CUDA_VISIBLE_DEVICES, if that is set)
-#   tools/gpu_tests.sh 2 tests/plan_test.py  some files, or any arguments of pytest; nothing goes on record
+#   tools/gpu_tests.sh 2 tests/operations/plan_test.py  some files, or any arguments of pytest; nothing goes on record
 #
 #   PYTHON=...   the interpreter that has jax_ep, jax, pytest, pytest-xdist, absl-py, hypothesis, flax (python3)
 #   JOBS=...     processes that share the GPUs (default 4) in the part "shared"; what measures or breaks
@@ -24,8 +24,8 @@ results=${RESULTS:-build/gpu_tests}
 export JAX_EP_TEST_TIER=gpu$gpus PYTHONUNBUFFERED=1
 mkdir -p "$results"
 
-alone=(gpu_fault gpu_memory gpu_overlap gpu_rounds)
-alone=("${alone[@]/#/tests/}")
+alone=(fault memory overlap rounds)
+alone=("${alone[@]/#/tests/gpu_only/}")
 alone=("${alone[@]/%/_test.py}")
 
 # Name, then arguments. -P: jax_ep is the installed one, never the checkout's. A hang says where it is.
@@ -41,7 +41,7 @@ if [ $# -gt 0 ]; then
   run chosen "$@"
   exit
 fi
-general=(tests/{dispatch,combine,gradients,plan,gpu_graph}_test.py)
+general=(tests/operations/{dispatch,combine,plan}_test.py tests/transformations/gradients_test.py tests/gpu_only/graph_test.py)
 shared=("${alone[@]/#/--ignore=}")
 [ "$jobs" -le 1 ] || { shared+=(-n "$jobs" --dist loadfile); general+=(-n "$jobs"); }
 for part in $parts; do

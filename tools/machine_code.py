@@ -104,7 +104,7 @@ def compare(old: list[Module], new: list[Module]) -> list[str]:
 
 
 def _cuobjdump() -> str:
-    """cuobjdump of the toolkit, or of the package nvidia-cuda-cuobjdump."""
+    """Cuobjdump of the toolkit, or of the package nvidia-cuda-cuobjdump."""
     packaged = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin/cuobjdump"
     if packaged.exists():
         packaged.chmod(0o755)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 
 import jax_ep
-from jax_ep import compat
+from jax_ep._src import compat
 from jax_ep.bench.ceiling import Ceiling
 from jax_ep.bench.measure import Started
 from jax_ep.bench.ragged import ragged_operands

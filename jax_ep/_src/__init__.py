@@ -1,0 +1,1 @@
+"""Everything behind the public names of jax_ep; not an interface."""

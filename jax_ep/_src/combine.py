@@ -1,0 +1,115 @@
+"""combine: bring the experts' outputs back to their tokens and sum them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_ep._src import compat, primitive, runtime, transfer
+from jax_ep._src.errors import ArgumentError
+from jax_ep._src.mesh import ExpertAxis, expert_axis
+from jax_ep._src.plan import Plan, PlanArrays
+from jax_ep._src.transfer import TransferParams
+
+
+def combine(
+    y: jax.Array,
+    plan: Plan,
+    row_weights: jax.Array | None,
+    *,
+    num_sms: int | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Sums each token's expert outputs, weighted, at the token's rank. Inside `jax.shard_map`.
+
+    Each rank first sums a token's rows over its own experts, in ascending choice order, by float32
+    fused multiply-adds, and rounds to y's dtype; these partial sums are then added in rank order in
+    float32 and rounded once more. So the result does not depend on timing. A token without any row
+    gets zeros.
+
+    Args:
+      y: [M, H] bfloat16, float16 or float32, one output row for each row that `dispatch` returned.
+        Rows of padding and tail are not read.
+      plan: the plan that `dispatch` returned with those rows.
+      row_weights: [M] of any float dtype, e.g. what `dispatch` returned, or None if the weights are
+        in y already. It has no default, because to forget it is silent.
+      num_sms: the most streaming multiprocessors to use on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+
+    Returns:
+      [T, H] in y's dtype.
+
+    Raises:
+      ArgumentError (a ValueError): shapes that are not the plan's, another mesh than the plan's, or
+        a call outside `shard_map`.
+      DtypeError (a TypeError): a dtype not listed above.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+    """
+    axis = expert_axis("combine", plan.axis_name)
+    num_rows = plan.row_source.shape[0]
+    _check_axis(plan, axis)
+    primitive.check_shape("combine", "y", y.shape, (num_rows, "hidden"))
+    primitive.check_row_dtype("combine", "y", y.dtype)
+    if row_weights is not None:
+        row_weights = primitive.check_weights("combine", "row_weights", row_weights, (num_rows,))
+    params = TransferParams(
+        axis=axis,
+        num_experts=plan.num_experts,
+        num_rows=num_rows,
+        row_align=plan.row_align,
+        zero_tail=plan.zero_tail,
+        num_sms=primitive.check_num_sms("combine", num_sms),
+        implementation=runtime.resolve_implementation("combine", implementation),
+    )
+    y, arrays, row_weights = compat.vary_together((y, plan.arrays, row_weights), axis.names)
+    with jax.named_scope("jax_ep.combine"):
+        return _combine(y, arrays, row_weights, params)
+
+
+# ---- checks
+
+
+def _check_axis(plan: Plan, axis: ExpertAxis) -> None:
+    if axis.size != plan.num_ranks:
+        raise ArgumentError(
+            f"jax_ep.combine: axis {plan.axis_name!r} has {axis.size} ranks here; expected "
+            f"{plan.num_ranks}, as in the plan. Combine in the mesh in which the plan was made."
+        )
+
+
+# ---- derivative: a dispatch along the same plan
+
+
+def _run(
+    y: jax.Array, plan: PlanArrays, row_weights: jax.Array | None, params: TransferParams
+) -> jax.Array:
+    out, _ = transfer.bind_combine(y, plan, row_weights, None, params)
+    return checkpoint_name(out, "jax_ep.combined")
+
+
+def _combine_forward(
+    y: jax.Array, plan: PlanArrays, row_weights: jax.Array | None, params: TransferParams
+) -> Any:
+    kept_y = None if row_weights is None else y
+    # Not `_combine`: jax.checkpoint finds no names inside the call of a custom_vjp.
+    return _run(y, plan, row_weights, params), (kept_y, plan, row_weights)
+
+
+def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array) -> Any:
+    y, plan, row_weights = residuals
+    rows_bar, _ = transfer.bind_dispatch_by_plan(out_bar, plan, None, params)
+    if row_weights is None:
+        return rows_bar, None, None
+    # y and the weights are not read in padding and tail, where rows_bar is what a tail is to be.
+    is_real = plan.row_source[:, 0] >= 0
+    wide_bar = rows_bar.astype(jnp.float32)
+    y_bar = jnp.where(is_real, row_weights, 1)[:, None] * wide_bar
+    weights_bar = jnp.sum(jnp.where(is_real[:, None], y.astype(jnp.float32), 0) * wide_bar, axis=1)
+    return y_bar.astype(y.dtype), None, weights_bar
+
+
+_combine = jax.custom_vjp(_run, nondiff_argnums=(3,))
+_combine.defvjp(_combine_forward, _combine_backward)

@@ -1,0 +1,128 @@
+"""The routing of one dispatch, as a pytree that dispatch makes and combine and gradients use."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.mesh import AxisName
+
+REMAT_NAMES = ("jax_ep.plan", "jax_ep.rows", "jax_ep.combined")
+"""The names of dispatch's and combine's results, for ``jax.checkpoint`` policies.
+
+With ``jax.checkpoint_policies.save_only_these_names(*REMAT_NAMES)`` the backward pass repeats
+neither dispatch nor combine. Rows and plan come from one call, so keeping only one of the two
+repeats it; `moe_mlp`'s ``remat="dispatch"`` is the way to keep the plan and send the rows again.
+"""
+
+
+_STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where every row of one dispatch came from, and what became of every choice.
+
+    R ranks, E experts of which L = E/R are local, T tokens a rank, K choices a token, M rows.
+    Every array has at least one dimension, so that one ``P(axis_name)`` takes a whole plan out of
+    `shard_map` (and back in): the arrays of all ranks are then concatenated.
+
+    Attributes:
+      group_sizes: int32[L], rows of each local expert, alignment padding included.
+      real_group_sizes: int32[L], rows of each local expert, without padding.
+      row_offsets: int32[L + 1], exclusive prefix sum of `group_sizes`; the last is where the tail
+        begins.
+      row_source: int32[M, 3], (rank, token, choice) of each row; -1 for padding and tail.
+      row_slot: int32[M], of the ranks that hold kept choices of the row's token, how many are below
+        this one: where this rank's sum goes among the token's. -1 for padding and tail.
+      kept: bool[T, K], this rank's choices that were routed and not dropped.
+      destination: int32[T, K], the rank that got each choice; -1 if it was not kept.
+      num_received: int32[1], rows that all ranks wanted to send here, before any drop, without
+        padding.
+      num_dropped: int32[1], how many of those did not fit into M.
+      num_bad_ids: int32[1], ids of this rank outside [-1, E).
+      status: int32[1], 0 if the exchange succeeded. Any operation given a plan with another status
+        returns NaN; `jax_ep.check()` raises the reason.
+      axis_name: the expert axis (static).
+      num_ranks: R (static).
+      num_experts: E (static).
+      row_align: each group's size is a multiple of this (static).
+      zero_tail: whether cotangents made by this plan have a zero tail, too (static).
+    """
+
+    group_sizes: jax.Array
+    real_group_sizes: jax.Array
+    row_offsets: jax.Array
+    row_source: jax.Array
+    row_slot: jax.Array
+    kept: jax.Array
+    destination: jax.Array
+    num_received: jax.Array
+    num_dropped: jax.Array
+    num_bad_ids: jax.Array
+    status: jax.Array
+    axis_name: AxisName = dataclasses.field(metadata=_STATIC)
+    num_ranks: int = dataclasses.field(metadata=_STATIC)
+    num_experts: int = dataclasses.field(metadata=_STATIC)
+    row_align: int = dataclasses.field(metadata=_STATIC)
+    zero_tail: bool = dataclasses.field(metadata=_STATIC)
+
+    @property
+    def arrays(self) -> PlanArrays:
+        """The array fields, in order: the plan as operands of a primitive."""
+        return PlanArrays(*(getattr(self, name) for name in PlanArrays._fields))
+
+
+class PlanArrays(NamedTuple):
+    """The array fields of a `Plan`, in the order in which FFI handlers take and return them."""
+
+    group_sizes: Any
+    real_group_sizes: Any
+    row_offsets: Any
+    row_source: Any
+    row_slot: Any
+    kept: Any
+    destination: Any
+    num_received: Any
+    num_dropped: Any
+    num_bad_ids: Any
+    status: Any
+
+
+def plan_shapes(
+    num_tokens: int, top_k: int, num_local_experts: int, num_rows: int
+) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    """(shape, dtype) of each array of a plan, in the order of `PlanArrays`."""
+    return PlanArrays(
+        group_sizes=((num_local_experts,), jnp.int32),
+        real_group_sizes=((num_local_experts,), jnp.int32),
+        row_offsets=((num_local_experts + 1,), jnp.int32),
+        row_source=((num_rows, 3), jnp.int32),
+        row_slot=((num_rows,), jnp.int32),
+        kept=((num_tokens, top_k), jnp.bool_),
+        destination=((num_tokens, top_k), jnp.int32),
+        num_received=((1,), jnp.int32),
+        num_dropped=((1,), jnp.int32),
+        num_bad_ids=((1,), jnp.int32),
+        status=((1,), jnp.int32),
+    )
+
+
+class Dispatched(NamedTuple):
+    """What `dispatch` returns.
+
+    Attributes:
+      rows: [M, H], the received tokens in the order (local expert, source rank, token, choice).
+      row_weights: float32[M], each row's routing weight, or None if no weights were given.
+      group_sizes: int32[L], rows of each local expert; the same array as ``plan.group_sizes``.
+      plan: the routing, for `combine` and for another `dispatch` along the same routes.
+    """
+
+    rows: jax.Array
+    row_weights: jax.Array | None
+    group_sizes: jax.Array
+    plan: Plan

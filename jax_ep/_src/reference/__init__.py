@@ -1,0 +1,1 @@
+"""The operations in plain JAX: the semantic oracle, and what runs where there is no kernel."""

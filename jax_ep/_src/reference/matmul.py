@@ -1,0 +1,220 @@
+"""The pure-JAX grouped matmuls: the semantic oracle, and what runs where there is no CUDA kernel.
+
+One function per primitive, with the primitive's operands and parameters. All walk over blocks of
+rows that never span two groups, so the cost of a product follows the rows that there are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_ep._src import compat
+from jax_ep._src.activations import activate
+
+if TYPE_CHECKING:
+    from jax_ep._src.grouped_matmul import MatmulParams
+    from jax_ep._src.grouped_matmul_activation import FusedParams
+
+ROWS_PER_BLOCK = 128
+"""Rows of one step: large enough to keep a CPU's matrix unit busy."""
+
+COLUMNS_PER_DOT = 128
+"""Columns of the hidden rows that one column of `row_dots` sums over."""
+
+
+def grouped_matmul(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    params: MatmulParams,
+) -> tuple[jax.Array]:
+    """One matmul per group of rows."""
+    out = _products(lhs, rhs, group_sizes, params.transpose_rhs, params.out_dtype)
+    return (_fill_tail(out, group_sizes, 0 if params.zero_tail else jnp.nan),)
+
+
+def grouped_matmul_rhs_gradient(
+    lhs: jax.Array,
+    out_gradient: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    params: MatmulParams,
+) -> tuple[jax.Array]:
+    """The contraction over each group's rows; groups without rows get zeros."""
+    blocks = _blocks(group_sizes, lhs.shape[0])
+    left, right = (out_gradient, lhs) if params.transpose_rhs else (lhs, out_gradient)
+    left, right = (jnp.pad(m, ((0, ROWS_PER_BLOCK), (0, 0))) for m in (left, right))
+
+    def body(block: jax.Array, gradient: jax.Array) -> jax.Array:
+        group, start, in_group = blocks.at(block)
+        product = _matmul(
+            _rows_at(left, start, in_group), _rows_at(right, start, in_group), contract=(0, 0)
+        )
+        return gradient.at[group].add(product)
+
+    gradient = jnp.zeros((group_sizes.shape[0], left.shape[1], right.shape[1]), jnp.float32)
+    gradient = fori_loop(blocks.count, body, gradient, like=left, also_like=right)
+    return (gradient.astype(params.out_dtype),)
+
+
+def grouped_matmul_activation(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    *optional: jax.Array,
+    params: FusedParams,
+    has_bias: bool,
+    has_row_weights: bool,
+    keep_pre_activation: bool,
+) -> tuple[jax.Array, ...]:
+    """Matmul, bias, activation and row weight; and the pre-activation, if it is kept."""
+    sums = _products(lhs, rhs, group_sizes, False, jnp.float32)
+    if has_bias:
+        sums = sums + optional[0][_group_of_rows(group_sizes, lhs.shape[0])]
+    pre_activation = _round(sums, lhs.dtype)
+    if params.activation == "none":
+        out = sums
+    else:
+        out = activate(params.activation, pre_activation.astype(jnp.float32))
+    if has_row_weights:
+        out = out * optional[-1][:, None]
+    results = (out.astype(lhs.dtype), pre_activation)[: 1 + keep_pre_activation]
+    return tuple(_fill_tail(result, group_sizes, jnp.nan) for result in results)
+
+
+def grouped_matmul_activation_gradient(
+    out_gradient: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    pre_activation: jax.Array,
+    *row_weights: jax.Array,
+    params: FusedParams,
+    has_row_weights: bool,
+) -> tuple[jax.Array, ...]:
+    """Gradient of the pre-activation, the weighted hidden rows, and their products by block."""
+    sums = _products(out_gradient, rhs, group_sizes, True, jnp.float32)
+    sums = _round(sums, out_gradient.dtype).astype(jnp.float32)
+    hidden, backward = jax.vjp(
+        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
+    )
+    num_dots = -(-hidden.shape[1] // COLUMNS_PER_DOT)
+    missing = num_dots * COLUMNS_PER_DOT - hidden.shape[1]
+    products = jnp.pad(hidden * sums, ((0, 0), (0, missing)))
+    row_dots = products.reshape(-1, num_dots, COLUMNS_PER_DOT).sum(2)
+    if has_row_weights:
+        (weights,) = row_weights
+        hidden, sums = hidden * weights[:, None], sums * weights[:, None]
+    (gradient,) = backward(sums)
+    dtype = out_gradient.dtype
+    results = gradient.astype(dtype), hidden.astype(dtype), row_dots
+    return tuple(_fill_tail(result, group_sizes, jnp.nan) for result in results)
+
+
+# ---- blocks of rows
+
+
+class _Blocks:
+    """The rows of all groups, cut into blocks of `ROWS_PER_BLOCK` that never span two groups."""
+
+    def __init__(self, group_sizes: jax.Array, num_rows: int):
+        self.group_ends = _group_ends(group_sizes, num_rows)
+        self.group_starts = jnp.append(0, self.group_ends[:-1]).astype(self.group_ends.dtype)
+        num_rows_of = self.group_ends - self.group_starts
+        self.block_ends = jnp.cumsum((num_rows_of + ROWS_PER_BLOCK - 1) // ROWS_PER_BLOCK)
+        self.count = self.block_ends[-1]
+
+    def at(self, block: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(group, first row, which of the block's rows are in the group: bool[rows, 1])."""
+        group = (self.block_ends <= block).sum()
+        previous = jnp.where(group > 0, self.block_ends[group - 1], 0)
+        start = self.group_starts[group] + (block - previous) * ROWS_PER_BLOCK
+        rows_left = self.group_ends[group] - start
+        return group, start, (jnp.arange(ROWS_PER_BLOCK) < rows_left)[:, None]
+
+
+def _blocks(group_sizes: jax.Array, num_rows: int) -> _Blocks:
+    return _Blocks(group_sizes, num_rows)
+
+
+def _group_ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+    # Sizes come from the device: negative ones and sums past the end must stay harmless.
+    return jnp.minimum(jnp.cumsum(jnp.clip(group_sizes, 0, num_rows)), num_rows)
+
+
+def _group_of_rows(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+    """int32[M]; of the tail, the last group."""
+    ends = _group_ends(group_sizes, num_rows)
+    group = (ends <= jnp.arange(num_rows)[:, None]).sum(1)
+    return jnp.minimum(group, group_sizes.shape[0] - 1)
+
+
+def _fill_tail(rows: jax.Array, group_sizes: jax.Array, value: float) -> jax.Array:
+    in_tail = jnp.arange(rows.shape[0]) >= _group_ends(group_sizes, rows.shape[0])[-1]
+    return jnp.where(in_tail[:, None], value, rows).astype(rows.dtype)
+
+
+def _rows_at(matrix: jax.Array, start: jax.Array, in_group: jax.Array) -> jax.Array:
+    rows = lax.dynamic_slice_in_dim(matrix, start, ROWS_PER_BLOCK)
+    return jnp.where(in_group, rows, 0)
+
+
+# ---- products
+
+
+def _products(
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, transpose_rhs: bool, dtype: Any
+) -> jax.Array:
+    """Each group of rows times its matrix; the tail is anything."""
+    num_rows = lhs.shape[0]
+    blocks = _blocks(group_sizes, num_rows)
+    lhs = jnp.pad(lhs, ((0, ROWS_PER_BLOCK), (0, 0)))
+    rhs = rhs.astype(lhs.dtype)
+
+    def body(block: jax.Array, out: jax.Array) -> jax.Array:
+        group, start, in_group = blocks.at(block)
+        rows = _rows_at(lhs, start, in_group)
+        matrix = lax.dynamic_index_in_dim(rhs, group, keepdims=False)
+        product = _matmul(rows, matrix, contract=(1, 1 if transpose_rhs else 0))
+        # Rows of the block past the group's end are overwritten by the next group's first block.
+        return lax.dynamic_update_slice_in_dim(out, product.astype(dtype), start, 0)
+
+    num_columns = rhs.shape[1 if transpose_rhs else 2]
+    out = jnp.zeros((num_rows + ROWS_PER_BLOCK, num_columns), dtype)
+    return fori_loop(blocks.count, body, out, like=lhs, also_like=rhs)[:num_rows]
+
+
+def _matmul(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax.Array:
+    return lax.dot_general(
+        left,
+        right,
+        (((contract[0],), (contract[1],)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _round(values: jax.Array, dtype: Any) -> jax.Array:
+    """A cast that stays: XLA may remove one to a narrower dtype and back, for more precision."""
+    return lax.optimization_barrier(values.astype(dtype))
+
+
+def fori_loop(
+    count: Any,
+    body: Callable[[jax.Array, jax.Array], jax.Array],
+    initial: jax.Array,
+    *,
+    like: jax.Array,
+    also_like: jax.Array | None = None,
+) -> jax.Array:
+    """`lax.fori_loop` whose carry varies over the mesh axes of the arrays that it reads."""
+    axes = compat.varying_axes(like)
+    if also_like is not None:
+        axes |= compat.varying_axes(also_like)
+    return lax.fori_loop(0, count, body, compat.vary_over(initial, axes))

@@ -1,0 +1,269 @@
+"""The pure-JAX transfers: the semantic oracle, and what runs where there is no CUDA kernel.
+
+One function per primitive, with the primitive's operands and parameters. Exchange is by standard
+collectives (all-gather in, all-to-all out); everything else follows from the gathered counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_ep._src.mesh import ExpertAxis
+from jax_ep._src.plan import PlanArrays
+from jax_ep._src.reference.matmul import fori_loop
+
+if TYPE_CHECKING:
+    from jax_ep._src.transfer import TransferParams
+
+
+def dispatch(
+    x: jax.Array,
+    topk_ids: jax.Array,
+    *topk_weights: jax.Array,
+    params: TransferParams,
+) -> tuple[jax.Array, ...]:
+    """Rows, row weights if there are weights, and the arrays of the plan."""
+    plan = _make_plan(topk_ids, params.axis, params.num_experts, params.num_rows, params.row_align)
+    return *dispatch_by_plan(x, *plan, *topk_weights, params=params), *plan
+
+
+def dispatch_by_plan(
+    x: jax.Array, *operands: jax.Array, params: TransferParams
+) -> tuple[jax.Array, ...]:
+    """Rows, and row weights if there are weights, along the routes of a plan."""
+    plan, topk_weights = _split_plan(operands)
+    num_tokens, top_k = plan.kept.shape
+    rank, token, choice = plan.row_source.T
+    source_row = rank * num_tokens + token
+    rows = _gather_rows(x, source_row, plan, params)
+    if not topk_weights:
+        return (rows,)
+    weights = topk_weights[0].reshape(num_tokens * top_k)
+    return rows, _gather_rows(weights, source_row * top_k + choice, plan, params)
+
+
+def combine(
+    y: jax.Array,
+    *operands: jax.Array,
+    params: TransferParams,
+    has_weights: bool,
+    has_scalars: bool,
+) -> tuple[jax.Array, ...]:
+    """Each token's weighted sum of its rows, and each choice's scalar if there are row scalars."""
+    axis = params.axis
+    plan, optional = _split_plan(operands)
+    num_tokens, top_k = plan.kept.shape
+    num_slots = axis.size * num_tokens * top_k
+    num_rows = y.shape[0]
+    rank, token, choice = plan.row_source.T
+    slot = jnp.where(
+        _is_real(plan, axis.size), (rank * num_tokens + token) * top_k + choice, num_slots
+    )
+
+    row_of_slot = jnp.full(num_slots, num_rows).at[slot].set(jnp.arange(num_rows), mode="drop")
+    row_of_choice = row_of_slot.reshape(-1, top_k)
+    accumulator = jnp.zeros((axis.size * num_tokens, y.shape[1]), jnp.float32)
+    for k in range(top_k):
+        row = row_of_choice[:, k]
+        term = y.at[row].get(mode="fill", fill_value=0).astype(jnp.float32)
+        if has_weights:
+            weight = optional[0].at[row].get(mode="fill", fill_value=0)
+            term = _fused_multiply_add(weight[:, None], term, accumulator)
+        else:
+            term = term + accumulator
+        accumulator = jnp.where((row < num_rows)[:, None], term, accumulator)
+    partial_sums = accumulator.astype(y.dtype).reshape(axis.size, num_tokens, -1)
+    results = [_poison(_sum_over_ranks(partial_sums, axis).astype(y.dtype), plan)]
+
+    if has_scalars:
+        scalars = jnp.zeros(num_slots, jnp.float32).at[slot].set(optional[-1], mode="drop")
+        arrived = lax.all_to_all(scalars.reshape(axis.size, num_tokens, top_k), axis.name, 0, 0)
+        results.append(_poison(_choose_rank(arrived, plan.destination), plan))
+    return tuple(results)
+
+
+# ---- routing
+
+
+def _make_plan(
+    topk_ids: jax.Array, axis: ExpertAxis, num_experts: int, num_rows: int, row_align: int
+) -> PlanArrays:
+    num_ranks, num_local = axis.size, num_experts // axis.size
+    num_tokens, top_k = topk_ids.shape
+    rank = lax.axis_index(axis.name)
+
+    routed = ((topk_ids >= 0) & (topk_ids < num_experts)).reshape(-1)
+    expert = jnp.where(routed, topk_ids.reshape(-1), num_experts)
+    position, counts = _positions(expert, num_experts)
+    all_counts = lax.all_gather(counts, axis.name).reshape(num_ranks, num_ranks, num_local)
+    all_kept = _kept_counts(all_counts, num_rows, row_align)  # [source, destination, local expert]
+    my_quota = jnp.append(lax.dynamic_index_in_dim(all_kept, rank, 0, False).reshape(-1), 0)
+    kept = position < my_quota[expert]
+
+    # What the other ranks decided about their own choices, flat in (source, token, choice) order.
+    sent_expert = lax.all_gather(jnp.where(kept, expert, -1), axis.name).reshape(-1)
+    sent_position = lax.all_gather(position, axis.name).reshape(-1)
+    source, token, choice = jnp.unravel_index(
+        jnp.arange(num_ranks * num_tokens * top_k), (num_ranks, num_tokens, top_k)
+    )
+    demand = lax.dynamic_index_in_dim(all_counts, rank, 1, False).sum()
+    received = lax.dynamic_index_in_dim(all_kept, rank, 1, False)  # [source, local expert]
+    real_sizes = received.sum(0)
+    sizes = _round_up(real_sizes, row_align)
+    offsets = jnp.append(0, jnp.cumsum(sizes))
+    first_row = offsets[:-1] + jnp.cumsum(received, 0) - received  # [source, local expert]
+    local = sent_expert - rank * num_local
+    is_mine = (local >= 0) & (local < num_local) & (sent_expert >= 0)
+    row = first_row.at[source, local].get(mode="clip") + sent_position
+    place = jnp.where(is_mine, row, num_rows)
+    row_source = (
+        jnp.full((num_rows, 3), -1)
+        .at[place]
+        .set(jnp.stack([source, token, choice], 1), mode="drop")
+    )
+    slot = _slots(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
+    row_slot = jnp.full(num_rows, -1).at[place].set(jnp.repeat(slot, top_k), mode="drop")
+
+    num_bad = jnp.sum((topk_ids < -1) | (topk_ids >= num_experts))
+    arrays = PlanArrays(
+        group_sizes=sizes,
+        real_group_sizes=real_sizes,
+        row_offsets=offsets,
+        row_source=row_source,
+        row_slot=row_slot,
+        kept=kept.reshape(num_tokens, top_k),
+        destination=jnp.where(kept, expert // num_local, -1).reshape(num_tokens, top_k),
+        num_received=demand[None],
+        num_dropped=(demand - real_sizes.sum())[None],
+        num_bad_ids=num_bad[None],
+        status=jnp.zeros(1),
+    )
+    return PlanArrays(
+        *(a if a.dtype == jnp.bool_ else a.astype(jnp.int32) for a in arrays),
+    )
+
+
+def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
+    """How many earlier choices have the same expert, and the count of each expert."""
+    counts = jnp.zeros(num_experts + 1, jnp.int32).at[expert].add(1)
+    order = jnp.argsort(expert, stable=True)
+    first = jnp.cumsum(counts) - counts
+    position = jnp.arange(expert.size) - first[expert[order]]
+    return jnp.zeros_like(expert).at[order].set(position.astype(expert.dtype)), counts[:-1]
+
+
+def _slots(expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array) -> jax.Array:
+    """Of the ranks that each token [tokens, choices] visits, how many are below `rank`."""
+    destination = jnp.where(expert >= 0, expert // num_local, num_ranks)
+    is_visited = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
+    return (is_visited & (jnp.arange(num_ranks) < rank)).sum(1)
+
+
+def _kept_counts(counts: jax.Array, num_rows: int, row_align: int) -> jax.Array:
+    """How many of `counts` [source, destination, local expert] fit into `num_rows` everywhere.
+
+    Every local expert of a destination gets the same cap, the largest that fits; within an expert
+    every source gets the same quota, the largest within the cap.
+    """
+    demand = counts.sum(0)
+
+    def cap_fits(cap: jax.Array) -> jax.Array:
+        padded = _round_up(jnp.minimum(demand, cap[:, None]), row_align)
+        return padded.sum(-1) <= num_rows
+
+    cap = _largest(cap_fits, like=demand[:, 0])
+    within_cap = jnp.minimum(demand, cap[:, None])
+    quota = _largest(lambda q: jnp.minimum(counts, q).sum(0) <= within_cap, like=demand)
+    return jnp.minimum(counts, quota)
+
+
+def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Array:
+    """The largest int32 below 2^30 that fits, elementwise; `fits` is monotonic and fits(0)."""
+
+    def body(step: jax.Array, value: jax.Array) -> jax.Array:
+        larger = value + lax.shift_right_logical(jnp.int32(1 << 29), step.astype(jnp.int32))
+        return jnp.where(fits(larger), larger, value)
+
+    return fori_loop(30, body, jnp.zeros_like(like), like=like)
+
+
+# ---- moving rows
+
+
+def _split_plan(operands: tuple[jax.Array, ...]) -> tuple[PlanArrays, tuple[jax.Array, ...]]:
+    count = len(PlanArrays._fields)
+    return PlanArrays(*operands[:count]), operands[count:]
+
+
+def _is_real(plan: PlanArrays, num_ranks: int) -> jax.Array:
+    """Rows that came from a token, as opposed to padding, tail and nonsense: bool[M]."""
+    in_groups = jnp.arange(plan.row_source.shape[0]) < plan.row_offsets[-1]
+    limits = jnp.array([num_ranks, *plan.kept.shape])
+    return in_groups & ((plan.row_source >= 0) & (plan.row_source < limits)).all(1)
+
+
+def _gather_rows(
+    values: jax.Array, index: jax.Array, plan: PlanArrays, params: TransferParams
+) -> jax.Array:
+    """values[index] over all ranks' values, zero in padding, zero or NaN in the tail."""
+    everything = lax.all_gather(values, params.axis.name, tiled=True)
+    index = jnp.where(_is_real(plan, params.axis.size), index, everything.shape[0])
+    rows = everything.at[index].get(mode="fill", fill_value=0)
+    if not params.zero_tail:
+        # Nothing may read this tail: NaN finds whoever does.
+        in_tail = jnp.arange(rows.shape[0]) >= plan.row_offsets[-1]
+        rows = jnp.where(in_tail.reshape(-1, *(1,) * (rows.ndim - 1)), jnp.nan, rows)
+    return _poison(rows.astype(values.dtype), plan)
+
+
+def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
+    """Sends values[r] to rank r, and sums what arrives in rank order, in float32."""
+    arrived = lax.all_to_all(values, axis.name, 0, 0)
+    total = jnp.zeros(values.shape[1:], jnp.float32)
+    for rank in range(axis.size):
+        total = total + arrived[rank].astype(jnp.float32)
+    # A sum that begins with zero is never -0, but XLA leaves the zero out.
+    return jnp.where(total == 0, 0, total)
+
+
+def _choose_rank(values: jax.Array, destination: jax.Array) -> jax.Array:
+    """values[destination] of every choice, bit by bit; zero where there is none."""
+    chosen = jnp.zeros_like(values[0])
+    for rank in range(values.shape[0]):
+        chosen = jnp.where(destination == rank, values[rank], chosen)
+    return chosen
+
+
+def _fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """Rounds a * b + c to float32 once. XLA has no such operation, and contracts when it likes.
+
+    In float64 the product is exact and only the sum rounds. Rounding that to odd first keeps the
+    second rounding right (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums").
+    """
+    with jax.enable_x64(True):
+        product = a.astype(jnp.float64) * b.astype(jnp.float64)
+        addend = c.astype(jnp.float64)
+        total = product + addend
+        virtual = total - product
+        error = (product - (total - virtual)) + (addend - virtual)
+        bits = lax.bitcast_convert_type(total, jnp.int64)
+        is_even = (bits & 1) == 0
+        away = jnp.where((error > 0) == (total > 0), 1, -1)
+        to_odd = jnp.where((jnp.abs(error) > 0) & is_even, bits + away, bits)
+        return lax.bitcast_convert_type(to_odd, jnp.float64).astype(jnp.float32)
+
+
+def _poison(values: jax.Array, plan: PlanArrays) -> jax.Array:
+    return jnp.where(plan.status[0] == 0, values, jnp.nan).astype(values.dtype)
+
+
+# ---- small helpers
+
+
+def _round_up(value: jax.Array, multiple: int) -> jax.Array:
+    return (value + multiple - 1) // multiple * multiple

@@ -1,0 +1,170 @@
+"""The compiled module, its FFI registrations, workspaces, and reports of failures at run time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from jax_ep._src.errors import ArgumentError, Error, MissingExtensionError, PeerTimeoutError
+
+try:
+    from jax_ep import _ffi
+except ImportError as error:
+    raise MissingExtensionError(
+        f"jax_ep was imported from {os.path.dirname(__file__)}, which has no compiled module "
+        f"jax_ep._ffi that this Python can load ({error}). If that is a source checkout, run "
+        "Python from another folder to use the installed package, or install the checkout "
+        "(`pip install .`)."
+    ) from error
+
+logger = logging.getLogger("jax_ep")
+logger.addHandler(logging.NullHandler())
+
+IMPLEMENTATIONS = ("cuda", "xla")
+
+
+def register_ffi_targets() -> None:
+    """Tells JAX about the CUDA handlers of this build. Starts no backend."""
+    for name, type_capsules in _ffi.type_registrations().items():
+        jax.ffi.register_ffi_type(name, type_capsules, platform="CUDA")
+    for target, handlers in _ffi.registrations().items():
+        jax.ffi.register_ffi_target(target, handlers, platform="CUDA")
+
+
+register_ffi_targets()
+
+
+def resolve_implementation(operation: str, implementation: str | None) -> str | None:
+    """`implementation`, or the default that the environment variable sets."""
+    source = "implementation"
+    if implementation is None:
+        source = "JAX_EP_IMPLEMENTATION"
+        implementation = os.environ.get(source) or None
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {source}={implementation!r} is not an implementation. "
+            f"Use one of {IMPLEMENTATIONS}, or None to choose by platform."
+        )
+    return implementation
+
+
+def build_info() -> dict[str, Any]:
+    """What the compiled module is.
+
+    Returns:
+      A dict with at least ``version``, ``cuda`` (whether CUDA kernels are in this build),
+      ``cuda_version`` (of the toolkit, or None) and ``cuda_architectures`` (e.g. ``["sm_80",
+      "sm_90a", "compute_90"]``).
+    """
+    return _ffi.build_info()
+
+
+def has_cuda() -> bool:
+    """Whether this build has CUDA handlers."""
+    return bool(_ffi.build_info()["cuda"])
+
+
+def workspace_nbytes(
+    num_tokens: int,
+    hidden: int,
+    top_k: int,
+    num_experts: int,
+    num_ranks: int,
+    dtype: Any = jnp.bfloat16,
+) -> dict[str, int]:
+    """Device memory a rank needs outside JAX's pool, by buffer, before it is allocated.
+
+    Workspaces are made at the first call on CUDA and shared by all calls of one group; other
+    platforms need none. The size follows from static shapes alone.
+
+    Args:
+      num_tokens: T, tokens a rank dispatches in one call.
+      hidden: H, elements of a token.
+      top_k: K, choices of a token.
+      num_experts: E, experts of all ranks.
+      num_ranks: R, ranks of the expert axis.
+      dtype: dtype of the tokens.
+
+    Returns:
+      Bytes by the buffer's name, and their sum as ``"total"``.
+
+    Raises:
+      ArgumentError: a size is not positive, or the experts do not divide by the ranks.
+    """
+    try:
+        buffers = _ffi.workspace_buffers(
+            num_tokens, hidden, top_k, num_experts, num_ranks, jnp.dtype(dtype).itemsize
+        )
+    except ValueError as error:
+        raise ArgumentError(f"jax_ep.workspace_nbytes: {error}") from error
+    return {**buffers, "total": sum(buffers.values())}
+
+
+def check() -> None:
+    """Raises what went wrong on this process's devices since the last check, if anything did.
+
+    Results that are still being computed may go wrong after it: block on them first.
+
+    Raises:
+      PeerTimeoutError: a rank waited for a peer until the deadline.
+      Error: ranks ran different calls at the same time, or `release` came between them.
+    """
+    reports = _ffi.take_reports()
+    if not reports:
+        return
+    rank, peer, phase, epoch = reports[0]
+    operation, _, what = phase.rpartition(".")
+    if what == "mismatch":
+        raise Error(
+            f"rank {rank} ran {operation} (epoch {epoch}) while rank {peer} ran another call, or "
+            f"the same with other shapes. {AFTERWARDS}"
+        )
+    if what == "workspace":
+        raise Error(
+            f"rank {rank} had no workspace for {operation} (epoch {epoch}): it was released while "
+            f"calls were running. {AFTERWARDS}"
+        )
+    raise PeerTimeoutError(rank, peer, phase, epoch)
+
+
+AFTERWARDS = (
+    "Every later call of this generation returns NaN at once. Find out why, then call "
+    "jax_ep.release() on every rank to start again."
+)
+
+
+def release() -> int:
+    """Frees the workspaces and starts a new generation. Collective: call it on every process.
+
+    Waits for what runs on the devices. No thread may start a program with jax_ep's calls meanwhile.
+    The next call makes its workspace again; compiled programs and CUDA graphs stay valid.
+
+    Returns:
+      The bytes freed on this process's devices.
+    """
+    _ffi.take_reports()
+    return _ffi.release_workspaces()
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """What `jax.export.export(..., disabled_checks=...)` needs to serialise jax_ep's calls.
+
+    The names are versioned: an artefact runs with every jax_ep that has the same version of each.
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in FFI_TARGETS]
+
+
+FFI_TARGETS = (
+    "jax_ep.dispatch.v1",
+    "jax_ep.dispatch_by_plan.v1",
+    "jax_ep.combine.v1",
+    "jax_ep.grouped_matmul.v1",
+    "jax_ep.grouped_matmul_rhs_gradient.v1",
+    "jax_ep.grouped_matmul_activation.v1",
+    "jax_ep.grouped_matmul_activation_gradient.v1",
+)

@@ -1,0 +1,1 @@
+"""`python -m jax_ep.doctor`: whether the CUDA kernels run on this machine, and if not, why."""

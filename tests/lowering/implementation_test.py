@@ -1,0 +1,166 @@
+"""Which implementation a call is lowered to, and what it says when that is not the kernels."""
+
+from __future__ import annotations
+
+import functools
+import os
+import unittest.mock
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+from programs import lower_for_cuda, struct
+from testing import Sizes
+
+import jax_ep
+
+RANKS = testing.NUM_DEVICES
+SIZES = Sizes(RANKS, num_local=4, num_tokens=16, top_k=2, hidden=64, row_align=8)
+
+
+def arguments():
+    """ids, x, topk_weights, matrices[E, H, H] of all ranks, as shapes."""
+    tokens = RANKS * SIZES.num_tokens
+    return (
+        struct((tokens, 2), np.int32),
+        struct((tokens, 64), jnp.bfloat16),
+        struct((tokens, 2), np.float32),
+        struct((SIZES.num_experts, 64, 64), jnp.bfloat16),
+    )
+
+
+def layer(ids, x, topk_weights, matrices, implementation=None):
+    """Every operation, with one implementation."""
+    rows, row_weights, group_sizes, plan = SIZES.dispatch(
+        x, ids, topk_weights, implementation=implementation
+    )
+    y = jax_ep.grouped_matmul(rows, matrices, group_sizes, implementation=implementation)
+    return jax_ep.combine(y, plan, row_weights, implementation=implementation)
+
+
+def mapped(f, mesh=None):
+    mesh = mesh or SIZES.mesh
+    return jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+
+
+class ChoiceTest(parameterized.TestCase):
+    def forward(self, **options):
+        return mapped(functools.partial(layer, **options))
+
+    def test_xla_has_no_custom_call(self):
+        program = lower_for_cuda(self.forward(implementation="xla"), *arguments())
+        self.assertEmpty(program.calls)
+        self.assertNotIn(
+            "jax_ep.", "".join(line for line in program.text.splitlines() if "custom_call" in line)
+        )
+
+    def test_environment_sets_the_default(self):
+        with unittest.mock.patch.dict(os.environ, JAX_EP_IMPLEMENTATION="xla"):
+            self.assertEmpty(lower_for_cuda(mapped(layer), *arguments()).calls)
+            program = lower_for_cuda(self.forward(implementation="cuda"), *arguments())
+            self.assertLen(program.calls, 3)  # an argument is stronger
+
+    @parameterized.parameters("argument", "environment")
+    def test_cuda_on_another_platform_is_an_error(self, by):
+        if jax.default_backend() != "cpu":
+            self.assertEqual(jax.default_backend(), "gpu")
+            return
+        environment = {"JAX_EP_IMPLEMENTATION": "cuda"} if by == "environment" else {}
+        options = {"implementation": "cuda"} if by == "argument" else {}
+        with unittest.mock.patch.dict(os.environ, environment):
+            for error in NotImplementedError, jax_ep.Error:
+                with self.assertRaisesRegex(error, "lowered for cpu"):
+                    jax.jit(self.forward(**options)).lower(*arguments())
+
+    def test_unsupported_shapes_warn_once_and_use_xla(self):
+        odd = [
+            struct((a.shape[0], 63) if a.shape[-1] == 64 and a.ndim == 2 else a.shape, a.dtype)
+            for a in arguments()
+        ]
+        odd[3] = struct((SIZES.num_experts, 63, 63), jnp.bfloat16)
+        with unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()):
+            with self.assertLogs("jax_ep", "WARNING") as logs:
+                program = lower_for_cuda(mapped(layer), *odd)
+            self.assertNotIn("dispatch", program.targets)
+            self.assertLen(logs.output, len(set(logs.output)))
+            self.assertRegex(logs.output[0], "dispatch.*126 bytes.*16")
+            with self.assertNoLogs("jax_ep"):
+                lower_for_cuda(mapped(layer), *odd)
+        with self.assertRaisesRegex(NotImplementedError, "126 bytes"):
+            lower_for_cuda(self.forward(implementation="cuda"), *odd)
+
+    def test_build_without_cuda_warns_once_and_uses_xla(self):
+        with unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()):
+            with self.assertLogs("jax_ep", "WARNING") as logs:
+                program = lower_for_cuda(mapped(layer), *arguments(), cuda_build=False)
+            self.assertEmpty(program.calls)
+            self.assertRegex(logs.output[0], "no CUDA kernels")
+            self.assertLen(logs.output, 3)  # one each for dispatch, grouped_matmul, combine
+        with self.assertRaisesRegex(NotImplementedError, "no CUDA kernels"):
+            lower_for_cuda(self.forward(implementation="cuda"), *arguments(), cuda_build=False)
+
+    @parameterized.parameters(
+        (dict(num_ranks=100), "axis has 100 ranks; .* 64"),
+        (dict(top_k=65), "a token has 65 choices; .* 64"),
+        (dict(hidden=4), "rows are 8 bytes; .* 16"),
+        (dict(recv_capacity=2**30 + 1), "num_rows is 1073741825; .* 1073741824"),
+        (dict(num_experts=2050), "there are 2050 experts; .* 2048"),
+        (dict(num_tokens=2**24 + 1, top_k=32), "num_choices is 1073741888; .* 1073741824"),
+    )
+    def test_what_the_transfer_kernels_do_not_take(self, change, reason):
+        """On an abstract mesh: the choice looks at shapes alone. Every operation decides alike."""
+        sizes = dict(num_ranks=2, num_tokens=16, top_k=2, hidden=64) | change
+        num_ranks, num_tokens = sizes["num_ranks"], sizes["num_tokens"]
+        mesh = AbstractMesh((num_ranks,), ("expert",), axis_types=(AxisType.Auto,))
+        shapes = (
+            struct((num_ranks * num_tokens, sizes["top_k"]), np.int32),
+            struct((num_ranks * num_tokens, sizes["hidden"]), jnp.bfloat16),
+        )
+
+        def f(ids, x, implementations=(None, None, None)):
+            call = functools.partial(
+                jax_ep.dispatch,
+                num_experts=sizes.get("num_experts", 2 * num_ranks),
+                axis_name="expert",
+                recv_capacity=sizes.get("recv_capacity", 64),
+            )
+            first, again, back = implementations
+            dispatched = call(x, ids, None, implementation=first)
+            rows = call(2 * x, None, None, plan=dispatched.plan, implementation=again).rows
+            return jax_ep.combine(rows, dispatched.plan, None, implementation=back)
+
+        with (
+            unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()),
+            self.assertLogs("jax_ep", "WARNING") as logs,
+        ):
+            self.assertEmpty(lower_for_cuda(mapped(f, mesh), *shapes).calls)
+        self.assertLen(logs.output, 3)  # dispatch, dispatch_by_plan, combine
+        for line in logs.output:
+            self.assertRegex(line, reason)
+        for index in range(3):
+            chosen = ["cuda" if i == index else "xla" for i in range(3)]
+            refused = functools.partial(f, implementations=chosen)
+            with self.assertRaisesRegex(NotImplementedError, reason):
+                lower_for_cuda(mapped(refused, mesh), *shapes)
+
+    @parameterized.parameters(
+        (dict(m=2**30 + 1), "num_rows is 1073741825"),
+        (dict(n=2**30 + 1), "matrix_size is 1073741825"),
+        (dict(k=2**30 + 1), "matrix_size is 1073741825"),
+    )
+    def test_what_the_matmul_kernels_do_not_take(self, change, reason):
+        size = dict(m=8, k=8, n=8) | change
+        shapes = struct((size["m"], size["k"])), struct((2, size["k"], size["n"]))
+        call = functools.partial(jax_ep.grouped_matmul, implementation="cuda")
+        for f in call, jax.grad(lambda lhs, rhs, sizes: call(lhs, rhs, sizes).sum(), (0, 1)):
+            with self.assertRaisesRegex(NotImplementedError, reason):
+                lower_for_cuda(f, *shapes, struct((2,), np.int32))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,330 @@
+"""nnx.MoE: the same numbers on every mesh, and those of a loop over experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tier
+from absl.testing import absltest, parameterized
+from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jax_ep import routing
+from jax_ep._src import errors
+from jax_ep.nnx import MoE, MoEStats
+
+HIDDEN, EXPERT_HIDDEN, NUM_EXPERTS, TOP_K = 32, 24, 8, 2
+BATCH = 16
+
+# The axes for 8 devices; `testing.fit` makes them smaller where there are fewer.
+MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
+    "expert": ((8,), ("expert",), {}),
+    "data_expert": ((2, 4), ("data", "expert"), {}),
+    "data_expert_small": ((4, 2), ("data", "expert"), {}),
+    "fsdp": ((4, 2), ("expert", "fsdp"), {"fsdp_axis": "fsdp"}),
+    "tensor": ((4, 2), ("expert", "tensor"), {"tensor_axis": "tensor"}),
+    "all": (
+        (2, 2, 2), ("data", "expert", "tensor"), {"fsdp_axis": "data", "tensor_axis": "tensor"},
+    ),
+    "bystander": ((2, 2, 2), ("data", "model", "expert"), {}),
+    "two_axes": ((2, 4), ("data", "expert"), {"expert_axis": ("data", "expert")}),
+    "no_expert_axis": ((8,), ("data",), {"fsdp_axis": "data"}),
+}  # fmt: skip
+
+
+def make_mesh(name: str, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    shape, names, _ = MESHES[name]
+    return testing.mesh_of(testing.fit(shape), names, axis_type=kind)
+
+
+def make_layer(**options: Any) -> MoE:
+    return MoE(HIDDEN, EXPERT_HIDDEN, NUM_EXPERTS, TOP_K, rngs=nnx.Rngs(0), **options)
+
+
+def tokens(seed: int = 1, batch: int = BATCH) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), (batch, 5, HIDDEN))
+
+
+def weighted(y: jax.Array, stats: MoEStats) -> tuple[jax.Array, MoEStats]:
+    """A loss in which output, balancing loss and z loss weigh about the same."""
+    return 0.01 * (y.astype(jnp.float32) ** 2).sum() + stats.aux_loss + 0.1 * stats.z_loss, stats
+
+
+def loss_and_gradients(layer: MoE, x: jax.Array) -> Any:
+    """((loss, stats), (gradients of the parameters, gradient of x)), as numpy."""
+
+    def loss(layer: MoE, x: jax.Array) -> Any:
+        return weighted(*layer(x))
+
+    value, (grads, x_grad) = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
+        layer, x
+    )
+    return jax.tree.map(np.asarray, (value, (nnx.to_pure_dict(nnx.state(grads)), x_grad)))
+
+
+def dense(layer: MoE, x: jax.Array) -> Any:
+    """Every expert on every token, in a loop; MoEStats by the same formulas, unsharded."""
+    flat = x.reshape(-1, HIDDEN)
+    logits = flat @ layer.router_kernel[...]
+    probabilities = jax.nn.softmax(logits)
+    top, ids = jax.lax.top_k(probabilities, TOP_K)
+    top = top / top.sum(-1, keepdims=True)
+    y = jnp.zeros_like(flat)
+    for expert in range(NUM_EXPERTS):
+        w_up, w_down = layer.w_up[expert], layer.w_down[expert]
+        if w_up.ndim == 3:
+            hidden = jax.nn.silu(flat @ w_up[:, 0]) * (flat @ w_up[:, 1])
+        else:
+            hidden = jax.nn.relu(flat @ w_up)
+        weight = jnp.where(ids == expert, top, 0).sum(-1)
+        y += weight[:, None] * (hidden @ w_down)
+    counts = jnp.stack([(ids == expert).sum() for expert in range(NUM_EXPERTS)])
+    aux = NUM_EXPERTS * (counts / counts.sum() * probabilities.mean(0)).sum()
+    z = (jax.nn.logsumexp(logits, axis=-1) ** 2).mean()
+    return y.reshape(x.shape), MoEStats(aux, z, counts, jnp.int32(0))
+
+
+def assert_close(got: Any, expected: Any, rtol: float = 2e-5) -> None:
+    def check(path: Any, a: Any, b: Any) -> None:
+        scale = np.abs(np.asarray(b, np.float32)).max()
+        np.testing.assert_allclose(
+            a, b, rtol=rtol, atol=rtol * scale, err_msg=jax.tree_util.keystr(path)
+        )
+
+    jax.tree_util.tree_map_with_path(check, got, expected)
+
+
+class MeshTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.unsharded = loss_and_gradients(make_layer(), tokens())
+
+    def test_unsharded_equals_dense_loop(self):
+        def loss(layer: MoE, x: jax.Array) -> Any:
+            return weighted(*dense(layer, x))
+
+        value, (grads, x_grad) = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+            make_layer(), tokens()
+        )
+        assert_close(
+            self.unsharded, (value, (nnx.to_pure_dict(nnx.state(grads)), x_grad)), rtol=1e-4
+        )
+
+    @parameterized.parameters(
+        *((mesh, AxisType.Auto) for mesh in MESHES),
+        ("all", AxisType.Explicit),
+    )
+    def test_same_numbers(self, mesh: str, kind: AxisType):
+        with jax.set_mesh(make_mesh(mesh, kind)):
+            assert_close(
+                loss_and_gradients(make_layer(**MESHES[mesh][2]), tokens()), self.unsharded
+            )
+
+    def test_explicit_axes_keep_the_sharding_of_x(self):
+        mesh = make_mesh("data_expert", AxisType.Explicit)
+        with jax.set_mesh(mesh):
+            x = jax.device_put(tokens(), jax.NamedSharding(mesh, P("data")))
+            y, stats = make_layer()(x)
+        self.assertEqual(y.sharding.spec, P("data", None, None))
+        assert_close(jax.tree.map(np.asarray, (y, stats)), make_layer()(tokens()))
+
+    def test_mixed_kinds_of_axes(self):
+        kinds = (AxisType.Explicit, AxisType.Auto)
+        mesh = jax.make_mesh(testing.fit((2, 4)), ("data", "expert"), axis_types=kinds)
+        with jax.set_mesh(mesh):
+            got = make_layer()(tokens())
+        assert_close(jax.tree.map(np.asarray, got), make_layer()(tokens()))
+
+    def test_parameters_are_equal_and_sharded(self):
+        whole = make_layer()
+        with jax.set_mesh(make_mesh("all")):
+            parts = make_layer(**MESHES["all"][2])
+        for name in ("router_kernel", "w_up", "w_down"):
+            np.testing.assert_array_equal(getattr(whole, name)[...], getattr(parts, name)[...])
+        self.assertEqual(parts.w_up[...].sharding.spec, P("expert", "data", None, "tensor"))
+        self.assertEqual(parts.w_down[...].sharding.spec, P("expert", "tensor", "data"))
+        self.assertEqual(
+            nnx.get_partition_spec(nnx.state(parts))["w_up"].get_value(),
+            P("expert", "data", None, "tensor"),
+        )
+
+    def test_initial_scale(self):
+        layer = MoE(256, 128, 4, 2, rngs=nnx.Rngs(0))
+        self.assertAlmostEqual(float(layer.w_up[...].std()), 256**-0.5, delta=1e-3)
+        self.assertAlmostEqual(float(layer.w_down[...].std()), 128**-0.5, delta=1e-3)
+        self.assertAlmostEqual(float(layer.router_kernel[...].std()), 256**-0.5, delta=5e-3)
+
+    def test_made_in_jit(self):
+        with jax.set_mesh(make_mesh("data_expert")):
+            made = nnx.jit(lambda: make_layer())()
+        expected = jax.NamedSharding(make_mesh("data_expert"), P("expert"))
+        self.assertTrue(made.w_up[...].sharding.is_equivalent_to(expected, made.w_up[...].ndim))
+        np.testing.assert_array_equal(made.w_up[...], make_layer().w_up[...])
+
+
+class InsideShardMapTest(parameterized.TestCase):
+    def test_local_views(self):
+        """In a shard_map over all axes the layer takes the local shards."""
+        with jax.set_mesh(make_mesh("all")):
+            layer = make_layer(**MESHES["all"][2])
+            graph, state = nnx.split(layer)
+            axes = layer.config.axes.within(jax.sharding.get_abstract_mesh().axis_names)
+
+            def loss(state: Any, x: jax.Array) -> Any:
+                run = jax.shard_map(
+                    lambda state, x: nnx.merge(graph, state)(x),
+                    in_specs=(nnx.get_partition_spec(state), P(axes.tokens)),
+                    out_specs=(P(axes.tokens), P()),
+                )
+                return weighted(*run(state, x))
+
+            got = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(state, tokens())
+            value, (grads, x_grad) = jax.tree.map(np.asarray, got)
+        expected = loss_and_gradients(make_layer(), tokens())
+        assert_close((value, (nnx.to_pure_dict(grads), x_grad)), expected)
+
+    def test_expert_axis_alone_is_manual(self):
+        with jax.set_mesh(make_mesh("data_expert")):
+            graph, state = nnx.split(make_layer())
+
+            def run(state: Any, x: jax.Array) -> Any:
+                return jax.shard_map(
+                    lambda state, x: nnx.merge(graph, state)(x),
+                    in_specs=(nnx.get_partition_spec(state), P("expert")),
+                    out_specs=(P("expert"), P()),
+                    axis_names={"expert"},
+                )(state, x)
+
+            got = jax.jit(run)(state, tokens())
+        assert_close(jax.tree.map(np.asarray, got), make_layer()(tokens()))
+
+    def test_another_axis_is_manual(self):
+        """Inside a shard_map over "data" only, the layer opens one over the expert axis."""
+        with jax.set_mesh(make_mesh("data_expert")):
+            layer = make_layer()
+            run = jax.shard_map(
+                lambda x: layer(x), in_specs=P("data"), out_specs=(P("data"), P()),
+                axis_names={"data"},
+            )  # fmt: skip
+            got = jax.jit(run)(tokens())
+        assert_close(jax.tree.map(np.asarray, got), make_layer()(tokens()))
+
+
+class OptionsTest(parameterized.TestCase):
+    def test_eager_equals_jit(self):
+        layer = make_layer()
+        assert_close(layer(tokens()), nnx.jit(lambda m, x: m(x))(layer, tokens()), rtol=1e-6)
+
+    def test_plain_activation(self):
+        layer = make_layer(activation="relu")
+        self.assertEqual(layer.w_up.shape, (NUM_EXPERTS, HIDDEN, EXPERT_HIDDEN))
+        assert_close(layer(tokens()), dense(layer, tokens()), rtol=1e-4)
+        as_function = make_layer(activation=jax.nn.relu)
+        assert_close(as_function(tokens()), layer(tokens()))
+
+    def test_routers(self):
+        by_name = make_layer(router="sigmoid")(tokens())
+        by_function = make_layer(router=routing.sigmoid_topk)(tokens())
+        assert_close(by_function, by_name)
+        self.assertGreater(np.abs(by_name[0] - make_layer()(tokens())[0]).max(), 1e-3)
+
+        def limited(logits: jax.Array, top_k: int) -> routing.Routing:
+            return routing.sigmoid_topk(logits, top_k, num_groups=4, top_groups=1)
+
+        _, stats = make_layer(router=limited)(tokens())
+        self.assertEqual(stats.expert_load.sum(), BATCH * 5 * TOP_K)
+
+    def test_two_dimensional_input(self):
+        x = tokens()
+        y, _ = make_layer()(x.reshape(-1, HIDDEN))
+        assert_close(y.reshape(x.shape), make_layer()(x)[0])
+
+    def test_bfloat16_over_float32_parameters(self):
+        layer = make_layer(dtype=jnp.bfloat16)
+        y, _ = layer(tokens())
+        self.assertEqual(y.dtype, jnp.bfloat16)
+        assert_close(np.asarray(y, np.float32), make_layer()(tokens())[0], rtol=3e-2)
+        grads = nnx.eval_shape(nnx.grad(lambda m: weighted(*m(tokens()))[0]), layer)
+        self.assertEqual({g.dtype for g in jax.tree.leaves(grads)}, {jnp.dtype(jnp.float32)})
+
+    def test_bfloat16_parameters(self):
+        layer = make_layer(param_dtype=jnp.bfloat16)
+        y, stats = layer(tokens())
+        self.assertEqual(y.dtype, jnp.float32)
+        assert_close((y, stats), dense(layer, tokens()), rtol=1e-4)
+
+    @parameterized.parameters("expert", "data_expert", "tensor", "bystander")
+    def test_capacity(self, mesh: str):
+        """All tokens want experts 0 and 1: what does not fit where these live is counted."""
+        num_choices = BATCH * 5 * TOP_K
+        with jax.set_mesh(make_mesh(mesh)):
+            layer = make_layer(capacity_factor=1.5, **MESHES[mesh][2])
+            layer.router_kernel[...] = jnp.zeros_like(layer.router_kernel[...])
+            y, stats = layer(tokens())
+        shape = dict(make_mesh(mesh).shape)
+        num_groups, num_ranks = shape.get("data", 1), shape["expert"]
+        # A rank has room for 1.5 times its even share; the group's ranks share it evenly.
+        room = num_choices // num_groups // num_ranks * 3 // 2
+        experts_there = 1 if num_ranks == NUM_EXPERTS else 2
+        wanted = num_choices // 2 // num_groups // num_ranks  # by one source of one expert
+        quota = min(room // experts_there // num_ranks, wanted)
+        self.assertEqual(stats.num_dropped, num_choices - num_groups * 2 * num_ranks * quota)
+        np.testing.assert_array_equal(stats.expert_load, [num_choices // 2] * 2 + [0] * 6)
+        self.assertTrue(np.isfinite(y).all())
+
+    def test_dropless_by_default(self):
+        layer = make_layer()
+        layer.router_kernel[...] = jnp.zeros_like(layer.router_kernel[...])
+        self.assertEqual(layer(tokens())[1].num_dropped, 0)
+
+
+@tier.only_on_cpu
+class ErrorTest(parameterized.TestCase):
+    def test_batch_does_not_divide(self):
+        with jax.set_mesh(make_mesh("data_expert")):
+            layer = make_layer()
+            with self.assertRaisesRegex(ValueError, "multiple of 8"):
+                layer(tokens(batch=12))
+
+    @parameterized.parameters(
+        ("expert", dict(num_experts=12), "num_experts=12 .* Use 16"),
+        ("fsdp", dict(hidden=33), "hidden=33 .* Use 34"),
+        ("tensor", dict(expert_hidden=25), "expert_hidden=25 .* Use 26"),
+    )
+    def test_sizes_do_not_divide(self, mesh: str, sizes: dict[str, int], message: str):
+        arguments = dict(hidden=32, expert_hidden=24, num_experts=8, top_k=2) | sizes
+        layer = MoE(**arguments, **MESHES[mesh][2], rngs=nnx.Rngs(0))
+        with jax.set_mesh(make_mesh(mesh)):
+            with self.assertRaisesRegex(errors.ArgumentError, message):
+                MoE(**arguments, **MESHES[mesh][2], rngs=nnx.Rngs(0))
+            with self.assertRaisesRegex(errors.ArgumentError, message):
+                layer(jnp.zeros((16, arguments["hidden"])))
+
+    def test_wrong_input(self):
+        layer = make_layer()
+        for shape in ((HIDDEN,), (4, HIDDEN + 1)):
+            with self.assertRaisesRegex(errors.ArgumentError, "at least one dimension"):
+                layer(jnp.zeros(shape))
+
+    def test_mesh_without_any_of_the_axes(self):
+        layer, mesh = make_layer(), testing.mesh_of((8,), ("model",))
+        message = "name the mesh's in batch_axes"
+        with jax.set_mesh(mesh), self.assertRaisesRegex(errors.ArgumentError, message):
+            layer(tokens())
+
+    def test_wrong_options(self):
+        with self.assertRaisesRegex(errors.ArgumentError, "router='hash'"):
+            make_layer(router="hash")
+        with self.assertRaisesRegex(errors.ArgumentError, "tensor_axis='data'"):
+            make_layer(tensor_axis="data")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,297 @@
+"""Routers and load statistics against loop-written numpy."""
+
+from __future__ import annotations
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec as P
+
+from jax_ep import routing
+from jax_ep._src import errors
+
+NUM_TOKENS, NUM_EXPERTS, TOP_K = 48, 16, 4
+
+
+def random_logits(seed: int = 0, num_experts: int = NUM_EXPERTS) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(NUM_TOKENS, num_experts)).astype(np.float32)
+
+
+def numpy_select(
+    scores: np.ndarray, top_k: int, num_groups: int = 1, top_groups: int = 1
+) -> np.ndarray:
+    """Token by token; ties to the lower id."""
+    num_experts = scores.shape[-1]
+    group_size = num_experts // num_groups
+    ids = np.zeros((len(scores), top_k), np.int32)
+    for token, row in enumerate(scores):
+        groups = row.reshape(num_groups, group_size)
+        best_two = np.sort(groups, axis=1)[:, -2:].sum(1)
+        chosen = sorted(range(num_groups), key=lambda g: (-best_two[g], g))[:top_groups]
+        candidates = [e for e in range(num_experts) if e // group_size in chosen]
+        ids[token] = sorted(candidates, key=lambda e: (-row[e], e))[:top_k]
+    return ids
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exp = np.exp(logits - logits.max(-1, keepdims=True))
+    return exp / exp.sum(-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
+
+
+class RouterTest(parameterized.TestCase):
+    @parameterized.product(renormalize=[False, True], dtype=[jnp.float32, jnp.bfloat16])
+    def test_softmax_topk(self, renormalize: bool, dtype: jnp.dtype):
+        logits = jnp.asarray(random_logits(), dtype)
+        got = jax.jit(lambda x: routing.softmax_topk(x, TOP_K, renormalize=renormalize))(logits)
+        probabilities = softmax(np.asarray(logits, np.float32))
+        ids = numpy_select(probabilities, TOP_K)
+        weights = np.take_along_axis(probabilities, ids, -1)
+        if renormalize:
+            weights /= weights.sum(-1, keepdims=True)
+        np.testing.assert_array_equal(got.topk_ids, ids)
+        np.testing.assert_allclose(got.topk_weights, weights, rtol=1e-5)
+        np.testing.assert_allclose(got.probabilities, probabilities, rtol=1e-5)
+        self.assertEqual(got.topk_ids.dtype, jnp.int32)
+        self.assertEqual(got.topk_weights.dtype, jnp.float32)
+        self.assertEqual(got.probabilities.dtype, jnp.float32)
+
+    @parameterized.parameters(False, True)
+    def test_sigmoid_topk(self, renormalize: bool):
+        logits = random_logits(1)
+        got = routing.sigmoid_topk(jnp.asarray(logits), TOP_K, renormalize=renormalize, scale=2.5)
+        scores = sigmoid(logits)
+        ids = numpy_select(scores, TOP_K)
+        weights = np.take_along_axis(scores, ids, -1)
+        if renormalize:
+            weights /= weights.sum(-1, keepdims=True)
+        np.testing.assert_array_equal(got.topk_ids, ids)
+        np.testing.assert_allclose(got.topk_weights, 2.5 * weights, rtol=1e-5)
+        np.testing.assert_allclose(got.probabilities.sum(-1), 1, rtol=1e-5)
+
+    def test_sigmoid_underflow_gives_zero_weights(self):
+        got = routing.sigmoid_topk(jnp.full((2, NUM_EXPERTS), -200.0), TOP_K)
+        np.testing.assert_array_equal(got.topk_weights, 0)
+
+    @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
+    def test_bias_picks_and_unbiased_scores_weigh(self, router):
+        logits = random_logits(2)
+        bias = np.zeros(NUM_EXPERTS, np.float32)
+        bias[[3, 5]] = 10
+        got = router(jnp.asarray(logits), TOP_K, bias=jnp.asarray(bias), renormalize=False)
+        scores = softmax(logits) if router is routing.softmax_topk else sigmoid(logits)
+        ids = numpy_select(scores + bias, TOP_K)
+        np.testing.assert_array_equal(got.topk_ids, ids)
+        self.assertTrue(np.isin([3, 5], got.topk_ids[0]).all())
+        np.testing.assert_allclose(got.topk_weights, np.take_along_axis(scores, ids, -1), rtol=1e-5)
+
+    @parameterized.parameters((4, 2), (8, 3), (16, 5), (2, 1), (4, 4))
+    def test_group_limited(self, num_groups: int, top_groups: int):
+        logits = random_logits(3)
+        bias = np.random.default_rng(4).normal(size=NUM_EXPERTS).astype(np.float32)
+        got = routing.sigmoid_topk(
+            jnp.asarray(logits),
+            TOP_K,
+            bias=jnp.asarray(bias),
+            num_groups=num_groups,
+            top_groups=top_groups,
+        )
+        ids = numpy_select(sigmoid(logits) + bias, TOP_K, num_groups, top_groups)
+        np.testing.assert_array_equal(got.topk_ids, ids)
+        groups = np.asarray(got.topk_ids) // (NUM_EXPERTS // num_groups)
+        self.assertLessEqual(max(len(set(row)) for row in groups), top_groups)
+
+    @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
+    def test_ties_go_to_the_lower_id(self, router):
+        got = router(jnp.zeros((3, NUM_EXPERTS)), TOP_K, num_groups=4, top_groups=2)
+        np.testing.assert_array_equal(got.topk_ids, np.tile(np.arange(TOP_K), (3, 1)))
+
+    @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
+    def test_nan_logits_give_valid_ids_and_nan_weights(self, router):
+        logits = random_logits(5)
+        logits[0] = np.nan
+        logits[1, :6] = np.nan
+        logits[2, 7] = np.nan
+        got = router(jnp.asarray(logits), TOP_K, num_groups=4, top_groups=2)
+        ids = np.asarray(got.topk_ids)
+        self.assertTrue(((ids >= 0) & (ids < NUM_EXPERTS)).all())
+        self.assertTrue(all(len(set(row)) == TOP_K for row in ids))
+        np.testing.assert_array_equal(ids[0], np.arange(TOP_K))
+        self.assertTrue(np.isnan(got.topk_weights[0]).all())
+        self.assertTrue(np.isfinite(got.topk_weights[3:]).all())
+
+    def test_nan_ranks_last_but_within_the_chosen_groups(self):
+        scores = jnp.asarray([[9, jnp.nan, 8, 7, 1, 1, 1, 1]])
+        ids = routing.select(scores, 4, num_groups=2, top_groups=1)
+        # Group 0 has the larger sum although one of its four is NaN: it still fills the choice.
+        np.testing.assert_array_equal(ids, [[0, 2, 3, 1]])
+
+    def test_disabled_expert_is_picked_last(self):
+        bias = jnp.zeros(4).at[2].set(-jnp.inf)
+        ids = routing.select(jnp.asarray([[0.1, 0.2, 0.9, 0.4]]), 4, bias=bias)
+        np.testing.assert_array_equal(ids, [[3, 1, 0, 2]])
+
+    @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
+    def test_token_mask(self, router):
+        logits = random_logits(6)
+        logits[::3] = np.nan
+        mask = np.arange(NUM_TOKENS) % 3 != 0
+
+        def total(logits):
+            got = router(logits, TOP_K, token_mask=jnp.asarray(mask))
+            loss = routing.balancing_loss(got.probabilities, got.topk_ids)
+            loss += routing.z_loss(logits, token_mask=jnp.asarray(mask))
+            return loss + (got.topk_weights**2).sum(), got
+
+        (_, got), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(logits))
+        np.testing.assert_array_equal(got.topk_ids[::3], -1)
+        np.testing.assert_array_equal(got.topk_weights[::3], 0)
+        np.testing.assert_array_equal(got.probabilities[::3], 0)
+        np.testing.assert_array_equal(gradient[::3], 0)
+        self.assertTrue(np.isfinite(gradient).all())
+        # The others are routed as if the masked tokens did not exist.
+        alone = router(jnp.asarray(logits[mask]), TOP_K)
+        np.testing.assert_array_equal(got.topk_ids[mask], alone.topk_ids)
+        np.testing.assert_allclose(
+            routing.balancing_loss(got.probabilities, got.topk_ids),
+            routing.balancing_loss(alone.probabilities, alone.topk_ids),
+            rtol=1e-6,
+        )
+
+    def test_vmap_and_leading_dimensions(self):
+        logits = jnp.asarray(random_logits(7)).reshape(4, 12, NUM_EXPERTS)
+        flat = routing.softmax_topk(logits.reshape(-1, NUM_EXPERTS), TOP_K)
+        for got in (
+            routing.softmax_topk(logits, TOP_K),
+            jax.vmap(lambda x: routing.softmax_topk(x, TOP_K))(logits),
+        ):
+            np.testing.assert_array_equal(got.topk_ids.reshape(-1, TOP_K), flat.topk_ids)
+            np.testing.assert_array_equal(got.topk_weights.reshape(-1, TOP_K), flat.topk_weights)
+
+    def test_gradient_of_weights(self):
+        logits = jnp.asarray(random_logits(8))
+        ids = routing.softmax_topk(logits, TOP_K).topk_ids
+        target = jnp.asarray(np.random.default_rng(9).normal(size=(NUM_TOKENS, TOP_K)))
+
+        def with_router(logits):
+            return (routing.softmax_topk(logits, TOP_K).topk_weights * target).sum()
+
+        def dense(logits):  # a softmax over the chosen logits is the renormalised softmax
+            chosen = jnp.take_along_axis(logits, ids, -1)
+            return (jax.nn.softmax(chosen) * target).sum()
+
+        np.testing.assert_allclose(
+            jax.grad(with_router)(logits), jax.grad(dense)(logits), rtol=1e-4, atol=1e-6
+        )
+
+    @parameterized.parameters(
+        dict(top_k=0), dict(top_k=17), dict(top_k=2, num_groups=3),
+        dict(top_k=2, num_groups=4, top_groups=5), dict(top_k=5, num_groups=4, top_groups=1),
+    )  # fmt: skip
+    def test_errors(self, top_k: int, **kwargs):
+        with self.assertRaises(errors.ArgumentError):
+            routing.softmax_topk(jnp.zeros((2, NUM_EXPERTS)), top_k, **kwargs)
+
+
+class LoadTest(parameterized.TestCase):
+    def test_counts_and_fractions(self):
+        ids = jnp.asarray([[0, 3], [3, -1], [2, 99]], jnp.int32)
+        counts = routing.load(ids, 4)
+        np.testing.assert_array_equal(counts, [1, 0, 1, 2])
+        self.assertEqual(counts.dtype, jnp.int32)
+        np.testing.assert_allclose(routing.load_fractions(counts), [0.25, 0, 0.25, 0.5])
+        np.testing.assert_array_equal(routing.load_fractions(jnp.zeros(4, jnp.int32)), 0)
+
+    def test_balancing_loss(self):
+        got = routing.softmax_topk(jnp.asarray(random_logits()), TOP_K)
+        loss = routing.balancing_loss(got.probabilities, got.topk_ids)
+        counts = np.bincount(np.asarray(got.topk_ids).ravel(), minlength=NUM_EXPERTS)
+        mean = np.asarray(got.probabilities).mean(0)
+        expected = NUM_EXPERTS * (counts / counts.sum() * mean).sum()
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+    def test_balancing_loss_is_one_when_even_and_e_at_worst(self):
+        even = jnp.full((NUM_EXPERTS, NUM_EXPERTS), 1 / NUM_EXPERTS)
+        ids = jnp.arange(NUM_EXPERTS)[:, None]
+        np.testing.assert_allclose(routing.balancing_loss(even, ids), 1, rtol=1e-6)
+        worst = jnp.zeros((5, NUM_EXPERTS)).at[:, 2].set(1)
+        loss = routing.balancing_loss(worst, jnp.full((5, 1), 2))
+        np.testing.assert_allclose(loss, NUM_EXPERTS)
+
+    def test_losses_of_no_tokens_are_zero(self):
+        ids = jnp.full((3, TOP_K), -1)
+        self.assertEqual(routing.balancing_loss(jnp.zeros((3, NUM_EXPERTS)), ids), 0)
+        mask = jnp.zeros(3, jnp.bool_)
+        self.assertEqual(routing.z_loss(jnp.zeros((3, NUM_EXPERTS)), token_mask=mask), 0)
+
+    def test_z_loss(self):
+        logits = random_logits()
+        expected = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
+        np.testing.assert_allclose(routing.z_loss(jnp.asarray(logits)), expected, rtol=1e-5)
+
+    @parameterized.parameters(None, 3)
+    def test_global_statistics_and_gradients_in_shard_map(self, masked_every: int | None):
+        """Sharding the tokens changes neither losses nor gradients."""
+        logits = jnp.asarray(random_logits())
+        mask = None
+        if masked_every is not None:
+            mask = jnp.arange(NUM_TOKENS) % masked_every != 0
+
+        def losses(logits, mask, axis_name=None):
+            got = routing.softmax_topk(logits, TOP_K, token_mask=mask)
+            balancing = routing.balancing_loss(got.probabilities, got.topk_ids, axis_name=axis_name)
+            z = routing.z_loss(logits, token_mask=mask, axis_name=axis_name)
+            return balancing + 0.1 * z, routing.load(got.topk_ids, NUM_EXPERTS, axis_name=axis_name)
+
+        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+        axes = ("data", "expert")
+        sharded = jax.shard_map(
+            lambda logits, mask: losses(logits, mask, axes),
+            mesh=mesh,
+            in_specs=(P(axes), P(axes)),
+            out_specs=P(),
+        )
+        placed = jax.device_put((logits, mask), jax.NamedSharding(mesh, P(axes)))
+        expected, expected_gradient = jax.value_and_grad(losses, has_aux=True)(logits, mask)
+        got, gradient = jax.jit(jax.value_and_grad(sharded, has_aux=True))(*placed)
+        np.testing.assert_allclose(got[0], expected[0], rtol=1e-6)
+        np.testing.assert_array_equal(got[1], expected[1])
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-8)
+
+    def test_updated_bias_evens_the_load(self):
+        logits = jnp.asarray(random_logits()).at[:, 0].add(3.0)
+
+        def counts(bias):
+            got = routing.sigmoid_topk(logits, TOP_K, bias=bias)
+            return routing.load(got.topk_ids, NUM_EXPERTS)
+
+        first = counts(jnp.zeros(NUM_EXPERTS))
+        bias = jnp.zeros(NUM_EXPERTS)
+        for _ in range(300):
+            bias = routing.updated_bias(bias, counts(bias), rate=5e-3)
+        self.assertGreater(first.max(), 3 * first.mean())
+        self.assertLess(counts(bias).max(), 1.5 * first.mean())
+
+    @parameterized.parameters(
+        (1.0, 1, 64 * 2), (1.25, 1, 160), (2.0, 8, 256 + 4 * 7 + 4), (100.0, 1, 4 * 64 * 2)
+    )
+    def test_recv_capacity(self, factor: float, row_align: int, expected: int):
+        got = routing.recv_capacity(
+            64, 2, num_experts=16, num_ranks=4, capacity_factor=factor, row_align=row_align
+        )
+        self.assertEqual(got, expected)
+
+    @parameterized.parameters(0.0, -1.0, float("nan"))
+    def test_recv_capacity_error(self, factor: float):
+        with self.assertRaisesRegex(ValueError, "capacity_factor"):
+            routing.recv_capacity(64, 2, num_experts=16, num_ranks=4, capacity_factor=factor)
+
+
+if __name__ == "__main__":
+    absltest.main()

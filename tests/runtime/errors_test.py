@@ -1,0 +1,339 @@
+"""docs/errors.md is complete, true of the sources, and every message of Python on it is produced here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import subprocess
+import sys
+import unittest.mock
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+from absl.testing import absltest
+from error_page import (
+    BUILTIN,
+    anonymous,
+    compiled_templates,
+    documented,
+    python_templates,
+    sections,
+    to_regex,
+)
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import jax_ep
+import jax_ep.nnx
+
+# ---- producing the messages
+
+
+MESH = testing.expert_mesh()
+RANKS = testing.NUM_DEVICES
+X = np.ones((4 * RANKS, 8), np.float32)
+IDS = np.zeros((4 * RANKS, 2), np.int32)
+WEIGHTS = np.ones((4 * RANKS, 2), np.float32)
+
+
+def inside(f, mesh=MESH):
+    """Traces f(x, ids, weights) inside shard_map."""
+    jax.eval_shape(
+        jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert")), X, IDS, WEIGHTS
+    )
+
+
+def dispatch(**options):
+    """A call of dispatch with one thing wrong."""
+    options = {"num_experts": RANKS, "axis_name": "expert"} | options
+    cast = options.pop("cast", lambda *arrays: arrays)
+    inside(lambda *arrays: jax_ep.dispatch(*cast(*arrays), **options).rows)
+
+
+def by_plan(change=lambda x: x, combine=False, **options):
+    """A plan, used in another way than it was made for."""
+
+    def f(x, ids, weights):
+        plan = jax_ep.dispatch(x, ids, None, num_experts=RANKS, axis_name="expert").plan
+        if combine:
+            return jax_ep.combine(*change((jnp.ones((plan.row_source.shape[0], 8)), plan, None)))
+        call = {"num_experts": RANKS, "axis_name": "expert"} | options
+        return jax_ep.dispatch(change(x), None, None, plan=plan, **call).rows
+
+    inside(f)
+
+
+def matmul(lhs=np.float32, rhs=np.float32, sizes=np.int32, num_groups=2, **options):
+    jax.eval_shape(
+        functools.partial(jax_ep.grouped_matmul, **options),
+        programs.struct((4, 8), lhs),
+        programs.struct((num_groups, 8, 8), rhs),
+        programs.struct((num_groups,), sizes),
+    )
+
+
+def grouped_mlp(sizes=1, w_down=np.float32, **options):
+    shapes = (4, 8), (1, 8, 2, 4), (1, 4, 8)
+    rows, w_up, w_down = map(programs.struct, shapes, (np.float32, np.float32, w_down))
+    f = functools.partial(jax_ep.grouped_mlp, **options)
+    jax.eval_shape(f, rows, w_up, w_down, programs.struct((sizes,), np.int32))
+
+
+def moe_mlp(up=(1, 8, 2, 4), **options):
+    def f(x, ids, weights):
+        call = {"axis_name": "expert"} | options
+        return jax_ep.moe_mlp(x, ids, weights, jnp.ones(up), jnp.ones((1, 4, 8)), **call)[0]
+
+    inside(f)
+
+
+def layer(shape=(8, 4, 8), num_experts=8, axes=("data", "expert"), **options):
+    """Builds and calls nnx.MoE on a mesh of 2 * 4 ranks."""
+
+    def build_and_call():
+        moe = jax_ep.nnx.MoE(8, 4, num_experts, 2, rngs=nnx.Rngs(0), **options)
+        return moe(jnp.ones(shape))[0]
+
+    mesh = AbstractMesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(build_and_call)
+
+
+def other_mesh():
+    """A plan made on all devices, used on an axis of another size."""
+
+    def f(x, ids, weights):
+        return jax_ep.dispatch(x, ids, None, num_experts=RANKS, axis_name="expert").plan
+
+    plan = testing.sharded(f, MESH)(X, IDS, WEIGHTS)
+    wider = AbstractMesh((2 * RANKS,), ("expert",), axis_types=(AxisType.Auto,))
+    rows = 2 * plan.row_source.shape[0]
+    use = lambda plan: jax_ep.combine(jnp.ones((plan.row_source.shape[0], 8)), plan, None)
+    plan = jax.tree.map(lambda a: programs.struct((2 * a.shape[0], *a.shape[1:]), a.dtype), plan)
+    assert plan.row_source.shape[0] == rows
+    jax.eval_shape(
+        jax.shard_map(use, mesh=wider, in_specs=P("expert"), out_specs=P("expert")), plan
+    )
+
+
+def explicit_sharding():
+    mesh = AbstractMesh((2, 2), ("data", "expert"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.sharding.use_abstract_mesh(mesh):
+        x = programs.struct((8, 8), np.float32, jax.NamedSharding(mesh, P("expert", "data")))
+        ids = programs.struct((8, 2), np.int32, jax.NamedSharding(mesh, P("expert")))
+        call = lambda x, ids: jax_ep.dispatch(x, ids, None, num_experts=2, axis_name="expert").rows
+        f = jax.shard_map(call, in_specs=P("expert"), out_specs=P("expert"), axis_names={"expert"})
+        jax.eval_shape(f, x, ids)
+
+
+def lower(platform, **options):
+    f = jax.shard_map(
+        lambda x, ids: (
+            jax_ep.dispatch(
+                x, ids, None, num_experts=RANKS, axis_name="expert", implementation="cuda"
+            ).rows
+        ),
+        mesh=MESH,
+        in_specs=P("expert"),
+        out_specs=P("expert"),
+    )
+    with contextlib.ExitStack() as stack:
+        for patch in options.get("patches", ()):
+            stack.enter_context(patch())
+        jax.jit(lambda x, ids: f(x, ids)).trace(options.get("x", X), IDS).lower(
+            lowering_platforms=(platform,)
+        )
+
+
+def import_without_module():
+    """In a fresh Python in which jax_ep._ffi cannot be imported."""
+    code = "import sys; sys.modules['jax_ep._ffi'] = None; import jax_ep"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    message = re.search(r"MissingExtensionError: (.*)", result.stderr)
+    assert message, result.stderr
+    raise jax_ep.MissingExtensionError(message[1])
+
+
+def fail(phase="entry"):
+    assert jax_ep._src.runtime._ffi.post_report(1, 2, f"dispatch.{phase}", 3)
+    jax_ep.check()
+
+
+def call_outside(**options):
+    jax_ep.dispatch(X, IDS, None, num_experts=RANKS, **({"axis_name": "expert"} | options))
+
+
+def call_where_not_manual():
+    with jax.set_mesh(MESH):
+        jax.eval_shape(lambda: call_outside())
+
+
+ids_as = lambda dtype: lambda x, ids, w: (x, ids.astype(dtype), w)
+
+PRODUCERS = {
+    "ArgumentError": [
+        call_outside,
+        call_where_not_manual,
+        lambda: dispatch(axis_name="data"),
+        lambda: dispatch(axis_name=("expert", "expert")),
+        lambda: dispatch(axis_name=()),
+        explicit_sharding,
+        other_mesh,
+        lambda: dispatch(cast=lambda x, ids, w: (x[0], ids, w)),
+        lambda: dispatch(cast=lambda x, ids, w: (x, ids[:1], w)),
+        lambda: dispatch(cast=lambda x, ids, w: (x, ids, w[:, :1])),
+        lambda: dispatch(cast=lambda x, ids, w: (x, ids[:, :0], None)),
+        lambda: dispatch(cast=lambda x, ids, w: (x, None, None)),
+        lambda: dispatch(num_experts=RANKS + 1 if RANKS > 1 else 0),
+        lambda: dispatch(num_experts=0),
+        lambda: dispatch(row_align=0),
+        lambda: dispatch(recv_capacity=0),
+        lambda: dispatch(num_sms=0),
+        lambda: dispatch(implementation="triton"),
+        lambda: by_plan(num_experts=2 * RANKS),
+        lambda: by_plan(change=lambda x: x[:2]),
+        lambda: by_plan(recv_capacity=3),
+        lambda: by_plan(row_align=16),
+        lambda: by_plan(combine=True, change=lambda a: (a[0][:-1], *a[1:])),
+        lambda: by_plan(combine=True, change=lambda a: (*a[:2], jnp.ones(3))),
+        lambda: matmul(num_groups=0),
+        lambda: grouped_mlp(sizes=2),
+        lambda: grouped_mlp(activation="relu"),
+        lambda: grouped_mlp(num_sms=0),
+        lambda: moe_mlp(activation="gelu"),
+        lambda: moe_mlp(up=(1, 8, 4)),
+        lambda: moe_mlp(up=(1, 7, 2, 4)),
+        lambda: moe_mlp(num_chunks=3),
+        lambda: moe_mlp(remat="all"),
+        lambda: layer(router="dice"),
+        lambda: layer(shape=(8,)),
+        lambda: layer(shape=(8, 7)),
+        lambda: layer(shape=(17, 8)),
+        lambda: layer(num_experts=9),
+        lambda: layer(tensor_axis="data"),
+        lambda: layer(axes=("a", "b")),
+        lambda: jax_ep.routing.softmax_topk(X, 9),
+        lambda: jax_ep.routing.sigmoid_topk(X, 2, num_groups=3),
+        lambda: jax_ep.routing.recv_capacity(4, 2, num_experts=8, num_ranks=2, capacity_factor=0.0),
+        lambda: jax_ep.workspace_nbytes(8, 64, 2, 7, 4),
+    ],
+    "DtypeError": [
+        lambda: dispatch(cast=lambda x, ids, w: (x.astype(jnp.int32), ids, w)),
+        lambda: dispatch(cast=lambda x, ids, w: (x, ids, w.astype(jnp.int32))),
+        lambda: dispatch(cast=ids_as(jnp.uint32)),
+        lambda: by_plan(combine=True, change=lambda a: (a[0].astype(jnp.int8), *a[1:])),
+        lambda: matmul(lhs=jnp.float8_e4m3fn),
+        lambda: matmul(lhs=jnp.bfloat16, rhs=jnp.float16),
+        lambda: matmul(sizes=np.uint32),
+        lambda: grouped_mlp(w_down=jnp.bfloat16),
+        lambda: grouped_mlp(b_down=jnp.ones((1, 8), np.int32)),
+        lambda: matmul(preferred_element_type=jnp.bfloat16),
+    ],
+    "UnavailableError": [
+        lambda: lower("cpu"),
+        lambda: lower("cuda", patches=[testing.pretend_build_without_cuda]),
+        lambda: lower("cuda", patches=[testing.pretend_cuda_build], x=X[:, :3]),
+    ],
+    "MissingExtensionError": [import_without_module],
+    "PeerTimeoutError": [fail],
+    "Error": [lambda: fail("mismatch"), lambda: fail("workspace")],
+}
+
+
+class PageTest(absltest.TestCase):
+    def test_python_messages_are_on_the_page(self):
+        for name, templates in python_templates().items():
+            with self.subTest(name):
+                self.assertCountEqual(templates, [anonymous(t) for t in documented()[name]])
+
+    def test_compiled_messages_are_on_the_page(self):
+        section = sections()["Messages of the compiled module"]
+        on_page = {anonymous(t) for t in re.findall(r"\| `([^`]*)` \|$", section, re.MULTILINE)}
+        self.assertSetEqual(compiled_templates(), on_page)
+
+    def test_every_class_has_its_section_and_builtin(self):
+        for name, builtin in BUILTIN.items():
+            self.assertIn(name, documented())
+            self.assertTrue(issubclass(getattr(jax_ep, name), jax_ep.Error))
+            self.assertTrue(issubclass(getattr(jax_ep, name), builtin))
+
+
+class ProducedTest(absltest.TestCase):
+    def test_every_message_is_produced(self):
+        for name, producers in PRODUCERS.items():
+            missing = {anonymous(template) for template in documented()[name]}
+            for index, produce in enumerate(producers):
+                with self.subTest(f"{name} {index}"):
+                    with self.assertRaises(getattr(jax_ep, name)) as caught:
+                        produce()
+                    self.assertIsInstance(caught.exception, BUILTIN[name])
+                    text = str(caught.exception)
+                    fitting = [t for t in documented()[name] if to_regex(t).fullmatch(text)]
+                    self.assertNotEmpty(fitting, text)
+                    missing -= {anonymous(template) for template in fitting}
+            with self.subTest(f"all of {name}"):
+                self.assertEmpty(missing)
+
+    def test_peer_timeout_has_its_parts(self):
+        with self.assertRaises(jax_ep.PeerTimeoutError) as caught:
+            fail()
+        error = caught.exception
+        self.assertEqual(
+            (error.rank, error.peer, error.phase, error.epoch), (1, 2, "dispatch.entry", 3)
+        )
+        jax_ep.check()  # said once
+
+    def test_reasons(self):
+        """The table of reasons: each is given, in a warning, by what it says."""
+        reasons = re.findall(r"^\| `([^`]*)` \| ", sections()["Warnings"], re.MULTILINE)
+        patterns = [to_regex(reason) for reason in reasons]
+        wide = AbstractMesh((100,), ("expert",), axis_types=(AxisType.Auto,))
+
+        def on(mesh, hidden=8, top_k=2, recv_capacity=None, num_experts=None, **kwargs):
+            def f(x, ids):
+                return jax_ep.dispatch(
+                    x,
+                    ids,
+                    None,
+                    num_experts=num_experts or jax.lax.axis_size("expert"),
+                    axis_name="expert",
+                    recv_capacity=recv_capacity,
+                ).rows
+
+            tokens = mesh.shape["expert"]
+            mapped = jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+            x, ids = programs.struct((tokens, hidden)), programs.struct((tokens, top_k), np.int32)
+            programs.lower_for_cuda(mapped, x, ids, **kwargs)
+
+        with (
+            unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()),
+            self.assertLogs("jax_ep", "WARNING") as logs,
+        ):
+            on(MESH, cuda_build=False)
+            on(MESH, hidden=3)
+            on(wide)
+            on(MESH, top_k=65)
+            on(MESH, num_experts=2048 + RANKS)
+            on(MESH, recv_capacity=2**30 + 1)
+        (template,) = documented()["Warnings"]
+        for pattern in patterns:
+            self.assertTrue(
+                any(pattern.search(record.getMessage()) for record in logs.records), pattern
+            )
+        for record in logs.records:
+            self.assertRegex(record.getMessage(), to_regex(template))
+            self.assertTrue(
+                any(pattern.search(record.getMessage()) for pattern in patterns), record
+            )
+
+
+if __name__ == "__main__":
+    absltest.main()
