@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/device/common/limits.h"
 #include "ffi/handlers/targets.h"
 #include "ffi/kernels/probe.h"
 #include "ffi/runtime/mailbox.h"
@@ -68,6 +69,16 @@ nb::dict BuildInfo() {
   return info;
 }
 
+nb::dict Limits() {
+  nb::dict limits;
+  limits["num_ranks"] = kMaxRanks;
+  limits["top_k"] = kMaxTopK;
+  limits["num_experts"] = kMaxExperts;
+  limits["items"] = kMaxItems;
+  limits["vector_bytes"] = kVectorBytes;
+  return limits;
+}
+
 nb::dict WorkspaceBuffers(int64_t num_tokens, int64_t hidden, int64_t top_k, int64_t num_experts,
                           int64_t num_ranks, int64_t row_bytes_per_element) {
   WorkspaceLayout layout;
@@ -106,13 +117,13 @@ std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> TakeReports() {
   }
   std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> reports;
   for (TimeoutReport& report : ProcessMailbox().Take()) {
-    reports.emplace_back(report.rank, report.peer, std::move(report.phase), report.epoch);
+    reports.emplace_back(report.rank, report.peer, std::move(report.phase), report.sequence);
   }
   return reports;
 }
 
-bool PostReport(int64_t rank, int64_t peer, std::string phase, int64_t epoch) {
-  return ProcessMailbox().Post({rank, peer, std::move(phase), epoch});
+bool PostReport(int64_t rank, int64_t peer, std::string phase, int64_t sequence_number) {
+  return ProcessMailbox().Post({rank, peer, std::move(phase), sequence_number});
 }
 
 int64_t ReleaseForPython() {
@@ -130,6 +141,8 @@ NB_MODULE(_ffi, module) {
              "Capsules of the handlers' state types, to be registered before the targets.");
   module.def("build_info", &BuildInfo, nb::sig("def build_info() -> dict[str, typing.Any]"),
              "version, cuda, cuda_version or None, cuda_architectures, compiler.");
+  module.def("limits", &Limits, nb::sig("def limits() -> dict[str, int]"),
+             "What the kernels take at most; rows are multiples of vector_bytes.");
   module.def("workspace_buffers", &WorkspaceBuffers, "num_tokens"_a, "hidden"_a, "top_k"_a,
              "num_experts"_a, "num_ranks"_a, "row_bytes_per_element"_a,
              nb::sig("def workspace_buffers(num_tokens: int, hidden: int, top_k: int, "
@@ -142,10 +155,10 @@ NB_MODULE(_ffi, module) {
   module.def("probe_devices", &ProbeDevicesForPython,
              nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
              "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
-  module.def(
-      "take_reports", &TakeReports,
-      "Removes and returns the timeout reports of this process: (rank, peer, phase, epoch).");
-  module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "epoch"_a,
+  module.def("take_reports", &TakeReports,
+             "Removes and returns the timeout reports of this process: (rank, peer, phase, "
+             "sequence_number).");
+  module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,
              "Adds a timeout report; False if there are too many to keep it.");
   module.def("release_workspaces", &ReleaseForPython,
              "Frees the device workspaces of this process and returns their bytes.");

@@ -15,6 +15,9 @@ def type_registrations() -> dict[str, Any]:
 def build_info() -> dict[str, Any]:
     """version, cuda, cuda_version or None, cuda_architectures, compiler."""
 
+def limits() -> dict[str, int]:
+    """What the kernels take at most; rows are multiples of vector_bytes."""
+
 def workspace_buffers(
     num_tokens: int,
     hidden: int,
@@ -39,10 +42,10 @@ def probe_devices() -> list[dict[str, Any]]:
 
 def take_reports() -> list[tuple[int, int, str, int]]:
     """
-    Removes and returns the timeout reports of this process: (rank, peer, phase, epoch).
+    Removes and returns the timeout reports of this process: (rank, peer, phase, sequence_number).
     """
 
-def post_report(rank: int, peer: int, phase: str, epoch: int) -> bool:
+def post_report(rank: int, peer: int, phase: str, sequence_number: int) -> bool:
     """Adds a timeout report; False if there are too many to keep it."""
 
 def release_workspaces() -> int:

@@ -155,7 +155,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("replica_groups", &config->replica_groups);
   reader.Read("group_size", &config->group_size);
   reader.Read("num_sms", &config->num_sms);
-  if (target == kCeilingTarget) {
+  if (target == kBulkCopyCeilingTarget) {
     reader.Read("repeats", &config->repeats);
     config->num_experts = config->group_size;
   } else {
@@ -180,13 +180,13 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
 }
 
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    ActivationMatmulConfig* config) {
+                    GroupedMatmulActivationConfig* config) {
   AttributeReader reader(target, attributes);
   std::string_view activation;
   reader.Read("activation", &activation);
   reader.Read("has_row_weights", &config->has_row_weights);
   reader.Read("num_sms", &config->num_sms);
-  if (target == kActivationMatmulTarget) {
+  if (target == kGroupedMatmulActivationTarget) {
     reader.Read("has_bias", &config->has_bias);
     reader.Read("keep_pre_activation", &config->keep_pre_activation);
   }

@@ -33,7 +33,7 @@ struct TransferState {
 
   const char* target;
   Config config;
-  Site site;
+  CallSite site;
 };
 
 ffi::Error ToError(const Status& status);
@@ -48,7 +48,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    ActivationMatmulConfig* config);
+                    GroupedMatmulActivationConfig* config);
 
 // The kernels of all grouped matmuls on a device, once; loading them at every execution would cost
 // as much as a small matmul.

@@ -29,7 +29,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   if (config.has_scalars) call.row_scalars = in.Next<const float>();
   Addresses out(results);
   call.out = out.Next();
-  if (config.has_scalars) call.choice_scalars = out.Next<float>();
+  if (config.has_scalars) call.assignment_scalars = out.Next<float>();
   return ToError(LaunchCombine(call, stream));
 }
 

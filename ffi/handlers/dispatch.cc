@@ -13,10 +13,10 @@ auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
 }
 
 // The same rows by a plan that is known, without an exchange of ids and counts.
-auto InstantiateByPlan(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                       ffi::Dictionary attributes) {
-  return InstantiateCall<TransferState>(kDispatchByPlanTarget, CheckDispatchByPlan, attributes,
-                                        operands, results);
+auto InstantiateRedispatch(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                           ffi::Dictionary attributes) {
+  return InstantiateCall<TransferState>(kRedispatchTarget, CheckRedispatch, attributes, operands,
+                                        results);
 }
 
 ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
@@ -42,14 +42,14 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   return ToError(LaunchDispatch(call, stream));
 }
 
-ffi::Error ExecuteByPlan(TransferState* state, cudaStream_t stream, int32_t device,
-                         ffi::RemainingArgs operands, ffi::RemainingRets results) {
+ffi::Error ExecuteRedispatch(TransferState* state, cudaStream_t stream, int32_t device,
+                             ffi::RemainingArgs operands, ffi::RemainingRets results) {
   if (IsAbsent(device)) return ffi::Error::Success();
   const TransferConfig& config = state->config;
   TransferSizes sizes;
-  DispatchByPlanCall call = {
+  RedispatchCall call = {
       .transfer = {}, .zero_tail = config.zero_tail, .has_weights = config.has_weights};
-  Status status = CheckCallBuffers(CheckDispatchByPlan, config, operands, results, &sizes);
+  Status status = CheckCallBuffers(CheckRedispatch, config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
   if (!status.ok()) return ToError(status);
   Addresses in(operands);
@@ -59,23 +59,23 @@ ffi::Error ExecuteByPlan(TransferState* state, cudaStream_t stream, int32_t devi
   Addresses out(results);
   call.rows = out.Next();
   if (config.has_weights) call.row_weights = out.Next<float>();
-  return ToError(LaunchDispatchByPlan(call, stream));
+  return ToError(LaunchRedispatch(call, stream));
 }
 
 // The trait promises that execute only launches kernels: a CUDA graph may record and replay it.
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
-XLA_FFI_DEFINE_HANDLER(kInstantiateByPlan, InstantiateByPlan, InstantiateBinding());
+XLA_FFI_DEFINE_HANDLER(kInstantiateRedispatch, InstantiateRedispatch, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kExecuteByPlan, ExecuteByPlan, ExecuteBinding<TransferState>(),
+XLA_FFI_DEFINE_HANDLER(kExecuteRedispatch, ExecuteRedispatch, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 Target DispatchHandlers() { return TransferTarget(kDispatchTarget, kInstantiate, kExecute); }
 
-Target DispatchByPlanHandlers() {
-  return TransferTarget(kDispatchByPlanTarget, kInstantiateByPlan, kExecuteByPlan);
+Target RedispatchHandlers() {
+  return TransferTarget(kRedispatchTarget, kInstantiateRedispatch, kExecuteRedispatch);
 }
 
 }  // namespace jax_ep

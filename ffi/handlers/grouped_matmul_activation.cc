@@ -6,31 +6,32 @@
 namespace jax_ep {
 namespace {
 
-using State = ActivationMatmulState;
-using Config = ActivationMatmulConfig;
+using State = GroupedMatmulActivationState;
+using Config = GroupedMatmulActivationConfig;
 using Sizes = GroupedMatmulSizes;
 
 Status CheckForward(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
-  Status status = CheckActivationMatmul(config, operands, results, sizes);
+  Status status = CheckGroupedMatmulActivation(config, operands, results, sizes);
   if (!status.ok()) return status;
-  return At(kActivationMatmulTarget, CheckActivationMatmulLaunch(config, *sizes));
+  return At(kGroupedMatmulActivationTarget, CheckGroupedMatmulActivationLaunch(config, *sizes));
 }
 
 Status CheckGradient(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
-  Status status = CheckActivationMatmulGradient(config, operands, results, sizes);
+  Status status = CheckGroupedMatmulActivationGradient(config, operands, results, sizes);
   if (!status.ok()) return status;
-  return At(kActivationMatmulGradientTarget, CheckActivationMatmulLaunch(config, *sizes));
+  return At(kGroupedMatmulActivationGradientTarget,
+            CheckGroupedMatmulActivationLaunch(config, *sizes));
 }
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<State>(kActivationMatmulTarget, CheckForward, attributes, operands,
+  return InstantiateCall<State>(kGroupedMatmulActivationTarget, CheckForward, attributes, operands,
                                 results);
 }
 
 auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes) {
-  return InstantiateCall<State>(kActivationMatmulGradientTarget, CheckGradient, attributes,
+  return InstantiateCall<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
                                 operands, results);
 }
 
@@ -41,7 +42,7 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
   Status status = CheckCallBuffers(CheckForward, config, operands, results, &sizes);
   if (!status.ok()) return ToError(status);
   Addresses in(operands), out(results);
-  ActivationMatmulBuffers buffers = {};
+  GroupedMatmulActivationBuffers buffers = {};
   buffers.lhs = in.Next();
   buffers.rhs = in.Next();
   buffers.group_sizes = in.Next<int32_t>();
@@ -49,7 +50,7 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
   if (config.has_row_weights) buffers.row_weights = in.Next<float>();
   buffers.out = out.Next();
   if (config.keep_pre_activation) buffers.pre_activation = out.Next();
-  status = LaunchActivationMatmul(config, sizes, buffers, state->tile_counter, stream);
+  status = LaunchGroupedMatmulActivation(config, sizes, buffers, state->tile_counter, stream);
   return ToError(At(state->target, status));
 }
 
@@ -60,7 +61,7 @@ ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/
   Status status = CheckCallBuffers(CheckGradient, config, operands, results, &sizes);
   if (!status.ok()) return ToError(status);
   Addresses in(operands), out(results);
-  ActivationGradientBuffers buffers = {};
+  GroupedMatmulActivationGradientBuffers buffers = {};
   buffers.out_gradient = in.Next();
   buffers.rhs = in.Next();
   buffers.group_sizes = in.Next<int32_t>();
@@ -69,7 +70,8 @@ ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/
   buffers.pre_activation_gradient = out.Next();
   buffers.hidden = out.Next();
   buffers.row_dots = out.Next<float>();
-  status = LaunchActivationMatmulGradient(config, sizes, buffers, state->tile_counter, stream);
+  status =
+      LaunchGroupedMatmulActivationGradient(config, sizes, buffers, state->tile_counter, stream);
   return ToError(At(state->target, status));
 }
 
@@ -82,12 +84,12 @@ XLA_FFI_DEFINE_HANDLER(kExecuteGradient, ExecuteGradient, ExecuteBinding<State>(
 
 }  // namespace
 
-Target ActivationMatmulHandlers() {
-  return MatmulTarget<State>(kActivationMatmulTarget, kInstantiate, kExecute);
+Target GroupedMatmulActivationHandlers() {
+  return MatmulTarget<State>(kGroupedMatmulActivationTarget, kInstantiate, kExecute);
 }
 
-Target ActivationMatmulGradientHandlers() {
-  return MatmulTarget<State>(kActivationMatmulGradientTarget, kInstantiateGradient,
+Target GroupedMatmulActivationGradientHandlers() {
+  return MatmulTarget<State>(kGroupedMatmulActivationGradientTarget, kInstantiateGradient,
                              kExecuteGradient);
 }
 

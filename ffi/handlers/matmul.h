@@ -25,7 +25,7 @@ struct MatmulState {
   const int32_t tile_counter = NewTileCounter();
 };
 using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
-using ActivationMatmulState = MatmulState<ActivationMatmulConfig>;
+using GroupedMatmulActivationState = MatmulState<GroupedMatmulActivationConfig>;
 
 inline Status At(const char* target, Status status) {
   if (!status.ok()) status.message = Concatenate(target, ": ", status.message);

@@ -7,13 +7,13 @@
 namespace jax_ep {
 
 Target DispatchHandlers();
-Target DispatchByPlanHandlers();
+Target RedispatchHandlers();
 Target CombineHandlers();
-Target CeilingHandlers();
+Target BulkCopyCeilingHandlers();
 Target GroupedMatmulHandlers();
 Target GroupedMatmulRhsGradientHandlers();
-Target ActivationMatmulHandlers();
-Target ActivationMatmulGradientHandlers();
+Target GroupedMatmulActivationHandlers();
+Target GroupedMatmulActivationGradientHandlers();
 
 }  // namespace jax_ep
 

@@ -18,16 +18,20 @@ StateType MakeStateType(const char* name) {
 }  // namespace
 
 std::vector<Target> Targets() {
-  return {DispatchHandlers(),         DispatchByPlanHandlers(),
-          CombineHandlers(),          CeilingHandlers(),
-          GroupedMatmulHandlers(),    GroupedMatmulRhsGradientHandlers(),
-          ActivationMatmulHandlers(), ActivationMatmulGradientHandlers()};
+  return {DispatchHandlers(),
+          RedispatchHandlers(),
+          CombineHandlers(),
+          BulkCopyCeilingHandlers(),
+          GroupedMatmulHandlers(),
+          GroupedMatmulRhsGradientHandlers(),
+          GroupedMatmulActivationHandlers(),
+          GroupedMatmulActivationGradientHandlers()};
 }
 
 std::vector<StateType> StateTypes() {
   return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
           MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1"),
-          MakeStateType<ActivationMatmulState>("jax_ep.ActivationMatmulState.v1")};
+          MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1")};
 }
 
 void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }

@@ -17,7 +17,7 @@ namespace {
 // asked of it.
 constexpr int64_t kCommunicationId = 0;
 
-std::vector<std::vector<int64_t>> WholeMesh(const Site& site) {
+std::vector<std::vector<int64_t>> WholeMesh(const CallSite& site) {
   std::vector<int64_t> ids(site.num_devices());
   std::iota(ids.begin(), ids.end(), 0);
   return {ids};
@@ -33,28 +33,28 @@ TransferCall Sizes(const TransferState& state, const TransferSizes& sizes) {
           .num_rows = sizes.num_rows,
           .row_type = sizes.row_type,
           .num_sms = state.config.num_sms,
-          .may_be_small = !AvoidsSmallCalls()};
+          .allow_low_latency = !LowLatencyIsDisabled()};
 }
 
 Status CheckBuffers(const TransferState& state, const ffi::RemainingArgs& operands,
                     const ffi::RemainingRets& results, TransferSizes* sizes) {
   const std::string_view target = state.target;
-  const auto check = target == kDispatchTarget         ? CheckDispatch
-                     : target == kDispatchByPlanTarget ? CheckDispatchByPlan
-                     : target == kCeilingTarget        ? CheckCeiling
-                                                       : CheckCombine;
+  const auto check = target == kDispatchTarget          ? CheckDispatch
+                     : target == kRedispatchTarget      ? CheckRedispatch
+                     : target == kBulkCopyCeilingTarget ? CheckBulkCopyCeiling
+                                                        : CheckCombine;
   return CheckCallBuffers(check, state.config, operands, results, sizes);
 }
 
 // Once an execution and device, before any device launches. A site asks once for its devices'
-// places in the mesh; all devices of a run see the same answer of IsSeated.
+// places in the mesh; all devices of a run see the same answer of HasRank.
 ffi::Error Prepare(TransferState* state, int32_t device, Communicator communicator) {
-  if (state->site.num_devices() == 1 || state->site.IsSeated(device)) return ffi::Error::Success();
+  if (state->site.num_devices() == 1 || state->site.HasRank(device)) return ffi::Error::Success();
   return communicator.RequestCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(state->site),
                                           kCommunicationId);
 }
 
-ffi::ErrorOr<int64_t> LogicalId(const Site& site, Communicator& communicator) {
+ffi::ErrorOr<int64_t> LogicalId(const CallSite& site, Communicator& communicator) {
   if (site.num_devices() == 1) return 0;
   auto lent =
       communicator.GetCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(site), kCommunicationId);
@@ -76,7 +76,7 @@ ffi::Error Initialize(TransferState* state, int32_t device, ffi::RunId run,
   if (status.ok()) status = PlanWorkspace(shape, &layout);
   if (!status.ok()) return ToError(status);
   int64_t logical_id = 0;
-  if (!state->site.IsSeated(device)) {
+  if (!state->site.HasRank(device)) {
     auto found = LogicalId(state->site, communicator);
     if (found.has_error()) return found.error();
     logical_id = *found;
@@ -119,7 +119,7 @@ PlanOperands NextPlanOperands(Addresses& operands) {
   operands.Skip(2);  // group_sizes, real_group_sizes
   plan.row_offsets = operands.Next<const int32_t>();
   plan.row_source = operands.Next<const int32_t>();
-  plan.row_slot = operands.Next<const int32_t>();
+  plan.partial_sum_index = operands.Next<const int32_t>();
   operands.Skip(1);  // kept
   plan.destination = operands.Next<const int32_t>();
   operands.Skip(3);  // num_received, num_dropped, num_bad_ids
@@ -133,7 +133,7 @@ PlanResults NextPlanResults(Addresses& results) {
   plan.real_group_sizes = results.Next<int32_t>();
   plan.row_offsets = results.Next<int32_t>();
   plan.row_source = results.Next<int32_t>();
-  plan.row_slot = results.Next<int32_t>();
+  plan.partial_sum_index = results.Next<int32_t>();
   plan.kept = results.Next<bool>();
   plan.destination = results.Next<int32_t>();
   plan.num_received = results.Next<int32_t>();

@@ -18,10 +18,10 @@
 
 namespace jax_ep {
 
-class Site {
+class CallSite {
  public:
   // Logical ids of the ranks, group after group; together they are 0 to the mesh's size - 1.
-  Site(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels);
+  CallSite(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels);
 
   // Differs from that of every other call site of the process.
   uint64_t id() const { return id_; }
@@ -31,7 +31,7 @@ class Site {
 
   // Whether this device knows its group. All devices of a run get the same answer before they
   // enter it, because they are seated together.
-  bool IsSeated(int device);
+  bool HasRank(int device);
 
   // Before any device of this run launches. All devices of the run return the same status.
   // `logical_id` is not read once seated.
@@ -45,7 +45,7 @@ class Site {
     int device;
     int64_t logical_id;
   };
-  struct Seat {
+  struct RankAssignment {
     Group* group;
     int rank;
   };
@@ -56,15 +56,15 @@ class Site {
   };
 
   Decision Decide(int64_t run, int device, int64_t workspace_bytes);
-  Status SeatAll(const std::vector<Arrival>& arrivals);
-  std::set<Group*> SeatedGroups() const;  // with the mutex held
+  Status AssignRanks(const std::vector<Arrival>& arrivals);
+  std::set<Group*> AssignedGroups() const;  // with the mutex held
 
   const std::vector<std::vector<int64_t>> groups_;
   const Group::LoadKernels load_kernels_;
   const uint64_t id_;
-  MeetingPlace<Arrival> meeting_place_;
+  Rendezvous<Arrival> rendezvous_;
   std::mutex mutex_;
-  std::map<int, Seat> seats_;                           // by CUDA ordinal
+  std::map<int, RankAssignment> assigned_;              // by CUDA ordinal
   std::deque<std::pair<int64_t, Decision>> decisions_;  // of the latest runs
 };
 

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kRunsRemembered = 64;
 
 // XLA itself lets the devices of a run meet just after this, and waits as long.
-constexpr std::chrono::seconds kMeetingTimeout{30};
+constexpr std::chrono::seconds kRendezvousTimeout{30};
 
 uint64_t NextId() {
   static std::atomic<uint64_t> next{1};
@@ -19,31 +19,31 @@ uint64_t NextId() {
 
 }  // namespace
 
-Site::Site(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels)
+CallSite::CallSite(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels)
     : groups_(std::move(groups)), load_kernels_(load_kernels), id_(NextId()) {}
 
-size_t Site::num_devices() const {
+size_t CallSite::num_devices() const {
   size_t count = 0;
   for (const auto& group : groups_) count += group.size();
   return count;
 }
 
-bool Site::IsSeated(int device) {
+bool CallSite::HasRank(int device) {
   const std::lock_guard lock(mutex_);
-  return seats_.contains(device);
+  return assigned_.contains(device);
 }
 
-Status Site::Enter(int64_t run, int device, int64_t logical_id, int64_t workspace_bytes) {
+Status CallSite::Enter(int64_t run, int device, int64_t logical_id, int64_t workspace_bytes) {
   const Decision decision = Decide(run, device, workspace_bytes);
   if (!decision.meet) return decision.status;
-  return meeting_place_.Join(
+  return rendezvous_.Join(
       run, num_devices(), {device, logical_id},
       [&](const std::vector<Arrival>& arrivals) {
-        Status status = SeatAll(arrivals);
+        Status status = AssignRanks(arrivals);
         std::set<Group*> groups;
         {
           const std::lock_guard lock(mutex_);
-          groups = SeatedGroups();
+          groups = AssignedGroups();
         }
         for (Group* group : groups) {
           if (status.ok()) {
@@ -52,22 +52,24 @@ Status Site::Enter(int64_t run, int device, int64_t logical_id, int64_t workspac
         }
         return status;
       },
-      kMeetingTimeout);
+      kRendezvousTimeout);
 }
 
-ControlBlock* Site::control(int device) {
+ControlBlock* CallSite::control(int device) {
   const std::lock_guard lock(mutex_);
-  const auto seat = seats_.find(device);
-  return seat == seats_.end() ? nullptr : seat->second.group->control(seat->second.rank);
+  const auto assigned_rank = assigned_.find(device);
+  return assigned_rank == assigned_.end()
+             ? nullptr
+             : assigned_rank->second.group->control(assigned_rank->second.rank);
 }
 
-Site::Decision Site::Decide(int64_t run, int device, int64_t workspace_bytes) {
+CallSite::Decision CallSite::Decide(int64_t run, int device, int64_t workspace_bytes) {
   const std::lock_guard lock(mutex_);
   for (const auto& [decided, decision] : decisions_) {
     if (decided == run) return decision;
   }
-  Decision decision{!seats_.contains(device), {}};
-  for (Group* group : SeatedGroups()) {
+  Decision decision{!assigned_.contains(device), {}};
+  for (Group* group : AssignedGroups()) {
     if (decision.status.ok()) decision.status = Groups::OfProcess().Failure(*group);
     if (!Groups::OfProcess().HasRoom(*group, workspace_bytes)) decision.meet = true;
   }
@@ -77,13 +79,13 @@ Site::Decision Site::Decide(int64_t run, int device, int64_t workspace_bytes) {
   return decision;
 }
 
-Status Site::SeatAll(const std::vector<Arrival>& arrivals) {
+Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
   std::map<int64_t, int> device_of;  // by logical id
   for (const Arrival& arrival : arrivals) {
-    if (IsSeated(arrival.device)) return {};
+    if (HasRank(arrival.device)) return {};
     device_of[arrival.logical_id] = arrival.device;
   }
-  std::map<int, Seat> seats;
+  std::map<int, RankAssignment> assigned;
   for (const std::vector<int64_t>& ids : groups_) {
     std::vector<int> devices;
     for (int64_t id : ids) {
@@ -96,17 +98,17 @@ Status Site::SeatAll(const std::vector<Arrival>& arrivals) {
     }
     Group* const group = Groups::OfProcess().Find(devices);
     for (size_t rank = 0; rank < devices.size(); ++rank) {
-      seats[devices[rank]] = {group, static_cast<int>(rank)};
+      assigned[devices[rank]] = {group, static_cast<int>(rank)};
     }
   }
   const std::lock_guard lock(mutex_);
-  seats_.merge(seats);
+  assigned_.merge(assigned);
   return {};
 }
 
-std::set<Group*> Site::SeatedGroups() const {
+std::set<Group*> CallSite::AssignedGroups() const {
   std::set<Group*> groups;
-  for (const auto& [device, seat] : seats_) groups.insert(seat.group);
+  for (const auto& [device, assigned_rank] : assigned_) groups.insert(assigned_rank.group);
   return groups;
 }
 

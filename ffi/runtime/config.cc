@@ -65,7 +65,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
   return CheckNumSms(target, config.num_sms);
 }
 
-Status CheckConfig(std::string_view target, const ActivationMatmulConfig& config) {
+Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config) {
   if (config.keep_pre_activation && config.activation == Activation::kNone) {
     return InvalidArgument(target, ": keep_pre_activation without an activation; expected one");
   }

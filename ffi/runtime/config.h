@@ -7,12 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "ffi/device/common/limits.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
-
-// A flag of a peer is one bit of a 64-bit mask.
-inline constexpr int64_t kMaxRanks = 64;
 
 // dispatch, dispatch_by_plan, combine, and ceiling.
 struct TransferConfig {
@@ -48,7 +46,7 @@ constexpr bool IsGated(Activation activation) {
 bool ParseActivation(std::string_view name, Activation* activation);
 
 // grouped_matmul_activation and grouped_matmul_activation_gradient.
-struct ActivationMatmulConfig {
+struct GroupedMatmulActivationConfig {
   Activation activation = Activation::kNone;
   bool has_bias = false;             // forward only: the operand is there
   bool has_row_weights = false;      // the operand is there
@@ -59,7 +57,7 @@ struct ActivationMatmulConfig {
 // `target` is the name of the custom call, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
-Status CheckConfig(std::string_view target, const ActivationMatmulConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 
 }  // namespace jax_ep
 

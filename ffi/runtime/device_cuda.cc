@@ -19,7 +19,7 @@ Status FromCuda(cudaError_t error, const char* what) {
   return FailedPrecondition(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
 }
 
-Status CountMultiprocessors(int64_t* count) {
+Status CountSms(int64_t* count) {
   int value = 0;
   Status status =
       FindAttribute(cudaDevAttrMultiProcessorCount, "the number of multiprocessors", &value);

@@ -13,7 +13,7 @@ namespace jax_ep {
 Status FromCuda(cudaError_t error, const char* what);
 
 // Of the current device.
-Status CountMultiprocessors(int64_t* count);
+Status CountSms(int64_t* count);
 
 Status FindComputeCapabilityMajor(int* major);
 

@@ -10,12 +10,12 @@ const char* Name(Operation operation) {
   switch (operation) {
     case Operation::kDispatch:
       return "dispatch";
-    case Operation::kDispatchByPlan:
-      return "dispatch_by_plan";
+    case Operation::kRedispatch:
+      return "redispatch";
     case Operation::kCombine:
       return "combine";
-    case Operation::kCeiling:
-      return "ceiling";
+    case Operation::kBulkCopyCeiling:
+      return "bulk_copy_ceiling";
   }
   return "?";
 }
@@ -27,7 +27,7 @@ const char* Phase(const AbortRecord& record) {
     case Outcome::kNoWorkspace:
       return "workspace";
     default:
-      return record.gate == Gate::kReady ? "entry" : "progress";
+      return record.wait_point == WaitPoint::kEntry ? "entry" : "progress";
   }
 }
 
@@ -44,12 +44,13 @@ bool IsPosted(const AbortRecord& record) {
 
 TimeoutReport ToReport(const AbortRecord& record) {
   return {record.rank, record.peer, Concatenate(Name(record.operation), ".", Phase(record)),
-          static_cast<int64_t>(record.epoch)};
+          static_cast<int64_t>(record.sequence)};
 }
 
 std::string DescribeWaiting(const AbortRecord& record, double seconds) {
   return Concatenate("jax_ep: rank ", record.rank, " has waited ", seconds, " s for rank ",
-                     record.peer, " in ", ToReport(record).phase, " (epoch ", record.epoch,
+                     record.peer, " in ", ToReport(record).phase, " (sequence number ",
+                     record.sequence,
                      ") and goes on waiting. Is that rank still compiling, or did it fail?");
 }
 
@@ -58,15 +59,15 @@ Status Describe(const AbortRecord& record) {
   switch (record.outcome) {
     case Outcome::kMismatch:
       return FailedPrecondition("jax_ep: rank ", report.rank, " runs ", Name(record.operation),
-                                " (epoch ", report.epoch, ") while rank ", report.peer,
+                                " (sequence number ", report.sequence, ") while rank ", report.peer,
                                 " runs another call, or the same with other shapes", kThen);
     case Outcome::kNoWorkspace:
       return FailedPrecondition("jax_ep: rank ", report.rank, " has no workspace for ",
-                                Name(record.operation), " (epoch ", report.epoch,
+                                Name(record.operation), " (sequence number ", report.sequence,
                                 "): it was released while calls were running", kThen);
     default:
       return FailedPrecondition("jax_ep: rank ", report.rank, " waited for rank ", report.peer,
-                                " in ", report.phase, " (epoch ", report.epoch,
+                                " in ", report.phase, " (sequence number ", report.sequence,
                                 ") until the deadline", kThen);
   }
 }

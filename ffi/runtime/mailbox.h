@@ -11,10 +11,10 @@
 namespace jax_ep {
 
 struct TimeoutReport {
-  int64_t rank = 0;   // that waited
-  int64_t peer = 0;   // that it waited for
-  std::string phase;  // what it waited for, e.g. "dispatch.entry"
-  int64_t epoch = 0;  // the call number
+  int64_t rank = 0;      // that waited
+  int64_t peer = 0;      // that it waited for
+  std::string phase;     // what it waited for, e.g. "dispatch.entry"
+  int64_t sequence = 0;  // the call number
 
   friend bool operator==(const TimeoutReport&, const TimeoutReport&) = default;
 };

@@ -20,7 +20,7 @@ namespace jax_ep {
 
 // Safe to use from any thread. What a device brings is a `Contribution`.
 template <typename Contribution>
-class MeetingPlace {
+class Rendezvous {
  public:
   using Work = std::function<Status(const std::vector<Contribution>&)>;
 
@@ -28,12 +28,12 @@ class MeetingPlace {
   Status Join(int64_t key, size_t num_participants, Contribution contribution, const Work& work,
               std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    std::shared_ptr<Meeting>& entry = meetings_[key];
-    if (!entry) entry = std::make_shared<Meeting>();
-    const std::shared_ptr<Meeting> meeting = entry;
+    std::shared_ptr<Session>& entry = sessions_[key];
+    if (!entry) entry = std::make_shared<Session>();
+    const std::shared_ptr<Session> meeting = entry;
     meeting->contributions.push_back(std::move(contribution));
     if (meeting->contributions.size() == num_participants) {
-      meetings_.erase(key);
+      sessions_.erase(key);
       meeting->working = true;
       lock.unlock();
       Status status = work(meeting->contributions);
@@ -44,7 +44,7 @@ class MeetingPlace {
     // Who has come in time waits for the work, however long it takes.
     changed_.wait(lock, [&] { return meeting->over || !meeting->working; });
     if (meeting->over) return meeting->status;
-    meetings_.erase(key);  // whoever comes later starts another meeting
+    sessions_.erase(key);  // whoever comes later starts another meeting
     return End(*meeting,
                FailedPrecondition(
                    "only ", meeting->contributions.size(), " of the mesh's ", num_participants,
@@ -54,7 +54,7 @@ class MeetingPlace {
   }
 
  private:
-  struct Meeting {
+  struct Session {
     std::vector<Contribution> contributions;
     bool working = false;
     bool over = false;
@@ -62,7 +62,7 @@ class MeetingPlace {
   };
 
   // The others follow.
-  Status End(Meeting& meeting, Status status) {
+  Status End(Session& meeting, Status status) {
     meeting.status = std::move(status);
     meeting.over = true;
     changed_.notify_all();
@@ -71,7 +71,7 @@ class MeetingPlace {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, std::shared_ptr<Meeting>> meetings_;
+  std::map<int64_t, std::shared_ptr<Session>> sessions_;
 };
 
 }  // namespace jax_ep

@@ -39,7 +39,7 @@ bool IsAbsent(int device) {
   return text != nullptr && *text != '\0' && std::atoi(text) == device;
 }
 
-bool AvoidsSmallCalls() {
+bool LowLatencyIsDisabled() {
   const char* const text = std::getenv("JAX_EP_TEST_GENERAL");
   return text != nullptr && *text != '\0';
 }

@@ -24,7 +24,7 @@ bool IsAbsent(int device);
 
 // For tests: whether JAX_EP_TEST_GENERAL is set. Calls of few tokens then go the way of all others.
 // The same in all processes.
-bool AvoidsSmallCalls();
+bool LowLatencyIsDisabled();
 
 }  // namespace jax_ep
 

@@ -28,7 +28,7 @@ struct TransferSymbols {
     expect("plan.real_group_sizes", s32, {&l});
     expect("plan.row_offsets", s32, {&l1});
     expect("plan.row_source", s32, {&m, &three});
-    expect("plan.row_slot", s32, {&m});
+    expect("plan.partial_sum_index", s32, {&m});
     expect("plan.kept", pred, {&t, &k});
     expect("plan.destination", s32, {&t, &k});
     expect("plan.num_received", s32, {&one});
@@ -66,9 +66,9 @@ Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers res
   return s.Finish(kDispatchTarget, check, sizes);
 }
 
-Status CheckDispatchByPlan(const TransferConfig& config, Buffers operands, Buffers results,
-                           TransferSizes* sizes) {
-  BufferChecker check(kDispatchByPlanTarget, operands, results);
+Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers results,
+                       TransferSizes* sizes) {
+  BufferChecker check(kRedispatchTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
   s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
@@ -77,7 +77,7 @@ Status CheckDispatchByPlan(const TransferConfig& config, Buffers operands, Buffe
   if (config.has_weights) check.Operand("topk_weights", s.f32, {&s.t, &s.k});
   check.Result("rows", s.row, {&s.m, &s.h});
   if (config.has_weights) check.Result("row_weights", s.f32, {&s.m});
-  return s.Finish(kDispatchByPlanTarget, check, sizes);
+  return s.Finish(kRedispatchTarget, check, sizes);
 }
 
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
@@ -91,17 +91,17 @@ Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers resu
   if (config.has_weights) check.Operand("row_weights", s.f32, {&s.m});
   if (config.has_scalars) check.Operand("row_scalars", s.f32, {&s.m});
   check.Result("out", s.row, {&s.t, &s.h});
-  if (config.has_scalars) check.Result("choice_scalars", s.f32, {&s.t, &s.k});
+  if (config.has_scalars) check.Result("assignment_scalars", s.f32, {&s.t, &s.k});
   return s.Finish(kCombineTarget, check, sizes);
 }
 
-Status CheckCeiling(const TransferConfig& config, Buffers operands, Buffers results,
-                    TransferSizes* sizes) {
-  BufferChecker check(kCeilingTarget, operands, results);
+Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,
+                            TransferSizes* sizes) {
+  BufferChecker check(kBulkCopyCeilingTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
   check.Result("status", s.s32, {&s.one});
-  Status status = s.Finish(kCeilingTarget, check, sizes);
+  Status status = s.Finish(kBulkCopyCeilingTarget, check, sizes);
   sizes->top_k = 1;
   sizes->num_rows = 0;
   return status;
@@ -139,8 +139,8 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
 namespace {
 
 // Columns of pre-activations, and blocks of row dots, are not sizes of their own.
-Status CheckColumns(std::string_view target, const ActivationMatmulConfig& config, const Size& f,
-                    const Size& n, const Size* blocks) {
+Status CheckColumns(std::string_view target, const GroupedMatmulActivationConfig& config,
+                    const Size& f, const Size& n, const Size* blocks) {
   constexpr int64_t kColumnsPerDot = 128;
   const int64_t columns = IsGated(config.activation) ? 2 * f.value : f.value;
   if (n.value != columns) {
@@ -157,9 +157,9 @@ Status CheckColumns(std::string_view target, const ActivationMatmulConfig& confi
 
 }  // namespace
 
-Status CheckActivationMatmul(const ActivationMatmulConfig& config, Buffers operands,
-                             Buffers results, GroupedMatmulSizes* sizes) {
-  BufferChecker check(kActivationMatmulTarget, operands, results);
+Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config, Buffers operands,
+                                    Buffers results, GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulActivationTarget, operands, results);
   Size m{"M"}, k{"K"}, n{"N"}, f{"F"}, l{"L"};
   Types lhs{kRowTypes}, rhs{kRowTypes}, s32{kS32}, f32{kF32};
   check.Operand("lhs", lhs, {&m, &k});
@@ -171,12 +171,13 @@ Status CheckActivationMatmul(const ActivationMatmulConfig& config, Buffers opera
   if (config.keep_pre_activation) check.Result("pre_activation", lhs, {&m, &n});
   if (Status status = check.Finish(); !status.ok()) return status;
   *sizes = {l.value, m.value, k.value, f.value, lhs.type(), rhs.type(), lhs.type()};
-  return CheckColumns(kActivationMatmulTarget, config, f, n, nullptr);
+  return CheckColumns(kGroupedMatmulActivationTarget, config, f, n, nullptr);
 }
 
-Status CheckActivationMatmulGradient(const ActivationMatmulConfig& config, Buffers operands,
-                                     Buffers results, GroupedMatmulSizes* sizes) {
-  BufferChecker check(kActivationMatmulGradientTarget, operands, results);
+Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
+                                            Buffers operands, Buffers results,
+                                            GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulActivationGradientTarget, operands, results);
   Size m{"M"}, k{"K"}, n{"N"}, f{"F"}, l{"L"}, blocks{"the number of row dots"};
   Types rows{kRowTypes}, rhs{kRowTypes}, s32{kS32}, f32{kF32};
   check.Operand("out_gradient", rows, {&m, &k});
@@ -189,7 +190,7 @@ Status CheckActivationMatmulGradient(const ActivationMatmulConfig& config, Buffe
   check.Result("row_dots", f32, {&m, &blocks});
   if (Status status = check.Finish(); !status.ok()) return status;
   *sizes = {l.value, m.value, k.value, f.value, rows.type(), rhs.type(), rows.type()};
-  return CheckColumns(kActivationMatmulGradientTarget, config, f, n, &blocks);
+  return CheckColumns(kGroupedMatmulActivationGradientTarget, config, f, n, &blocks);
 }
 
 }  // namespace jax_ep

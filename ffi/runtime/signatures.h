@@ -13,13 +13,13 @@
 namespace jax_ep {
 
 inline constexpr char kDispatchTarget[] = "jax_ep.dispatch.v1";
-inline constexpr char kDispatchByPlanTarget[] = "jax_ep.dispatch_by_plan.v1";
+inline constexpr char kRedispatchTarget[] = "jax_ep.redispatch.v1";
 inline constexpr char kCombineTarget[] = "jax_ep.combine.v1";
-inline constexpr char kCeilingTarget[] = "jax_ep.ceiling.v1";
+inline constexpr char kBulkCopyCeilingTarget[] = "jax_ep.bulk_copy_ceiling.v1";
 inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
-inline constexpr char kActivationMatmulTarget[] = "jax_ep.grouped_matmul_activation.v1";
-inline constexpr char kActivationMatmulGradientTarget[] =
+inline constexpr char kGroupedMatmulActivationTarget[] = "jax_ep.grouped_matmul_activation.v1";
+inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
 
 // The sizes that a launch needs, read from the shapes.
@@ -48,16 +48,16 @@ Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers res
                      TransferSizes* sizes);
 
 // x[T,H], plan, [topk_weights[T,K]] -> rows[M,H], [row_weights[M]]
-Status CheckDispatchByPlan(const TransferConfig& config, Buffers operands, Buffers results,
-                           TransferSizes* sizes);
+Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers results,
+                       TransferSizes* sizes);
 
-// y[M,H], plan, [row_weights[M]], [row_scalars[M]] -> out[T,H], [choice_scalars[T,K]]
+// y[M,H], plan, [row_weights[M]], [row_scalars[M]] -> out[T,H], [assignment_scalars[T,K]]
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
                     TransferSizes* sizes);
 
 // x[T,H] -> status[1]
-Status CheckCeiling(const TransferConfig& config, Buffers operands, Buffers results,
-                    TransferSizes* sizes);
+Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,
+                            TransferSizes* sizes);
 
 // lhs[M,K], rhs[L,K,N] or [L,N,K], group_sizes[L] -> out[M,N]
 Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, Buffers results,
@@ -69,13 +69,14 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
 
 // lhs[M,K], rhs[L,K,N], group_sizes[L], [bias[L,N]], [row_weights[M]] -> out[M,F], [pre[M,N]]
 // N is 2F if the activation is gated, else F. Sizes have F columns.
-Status CheckActivationMatmul(const ActivationMatmulConfig& config, Buffers operands,
-                             Buffers results, GroupedMatmulSizes* sizes);
+Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config, Buffers operands,
+                                    Buffers results, GroupedMatmulSizes* sizes);
 
 // out_gradient[M,K], rhs[L,F,K], group_sizes[L], pre[M,N], [row_weights[M]]
 //   -> pre_gradient[M,N], hidden[M,F], row_dots[M,blocks of 128 of F]
-Status CheckActivationMatmulGradient(const ActivationMatmulConfig& config, Buffers operands,
-                                     Buffers results, GroupedMatmulSizes* sizes);
+Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
+                                            Buffers operands, Buffers results,
+                                            GroupedMatmulSizes* sizes);
 
 }  // namespace jax_ep
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kIndexBytes = sizeof(int32_t);
 constexpr int64_t kScalarBytes = sizeof(float);
-constexpr int64_t kMaxChoices = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxAssignments = std::numeric_limits<int32_t>::max();
 
 // A non-negative 64-bit size; too large stays too large.
 class Bytes {
@@ -43,10 +43,10 @@ Status CheckShape(const WorkspaceShape& shape) {
     const char* name;
     int64_t value, least, most;
   } limits[] = {
-      {"num_tokens", shape.num_tokens, 0, kMaxChoices},
+      {"num_tokens", shape.num_tokens, 0, kMaxAssignments},
       {"hidden", shape.hidden, 1, kMaxWorkspaceBytes},
-      {"top_k", shape.top_k, 1, kMaxChoices},
-      {"num_experts", shape.num_experts, 1, kMaxChoices},
+      {"top_k", shape.top_k, 1, kMaxAssignments},
+      {"num_experts", shape.num_experts, 1, kMaxAssignments},
       {"num_ranks", shape.num_ranks, 1, kMaxRanks},
       {"the size of a row element in bytes", shape.element_bytes, 1, 8},
   };
@@ -61,9 +61,9 @@ Status CheckShape(const WorkspaceShape& shape) {
                            "; expected a multiple of num_ranks, which is ", shape.num_ranks);
   }
   // Both are below 2^31, so the product cannot overflow.
-  if (shape.num_tokens * shape.top_k > kMaxChoices) {
+  if (shape.num_tokens * shape.top_k > kMaxAssignments) {
     return InvalidArgument("num_tokens * top_k is ", shape.num_tokens * shape.top_k,
-                           "; expected at most ", kMaxChoices,
+                           "; expected at most ", kMaxAssignments,
                            ", because a choice is a 32-bit index");
   }
   return {};
@@ -86,20 +86,21 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
     Bytes bytes;
   } needs[] = {
       // What is pushed without waiting, in calls of all shapes.
-      {kSmallRows, "small_rows", Bytes({2, kSmallRowBytes})},
-      {kSmallPackets, "small_packets", Bytes({2, kSmallChoices, sizeof(Packet)})},
-      {kSmallFlags, "small_flags", Bytes({2, kSmallPieces, sizeof(uint64_t)})},
+      {kEagerRows, "eager_rows", Bytes({2, kEagerRowBytes})},
+      {kEagerPackets, "eager_packets",
+       Bytes({2, kMaxLowLatencyAssignments, sizeof(AssignmentPacket)})},
+      {kEagerFlags, "eager_flags", Bytes({2, kMaxLowLatencySegments, sizeof(uint64_t)})},
       // What peers send. In a dispatch a window of their tokens, those that visit this rank; in a
       // combine a partial sum of each token here, from every rank that has one of its choices.
-      {kArrivedRows, "arrived_rows",
+      {kReceivedRows, "received_rows",
        Bytes({std::max((ranks - 1) * chunks.window, tokens * std::min(shape.top_k, ranks)),
               row.value()})},
       {kRoutes, "routes", Bytes({ranks, choices, sizeof(Route)})},
-      {kArrivedWeights, "arrived_weights", Bytes({ranks, choices, kScalarBytes})},
-      {kChoiceScalars, "choice_scalars", Bytes({choices, kScalarBytes})},
+      {kReceivedWeights, "received_weights", Bytes({ranks, choices, kScalarBytes})},
+      {kAssignmentScalars, "assignment_scalars", Bytes({choices, kScalarBytes})},
       // What a rank keeps for itself during a call.
       {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 2, kIndexBytes})},
-      {kRowOfChoices, "row_of_choices", Bytes({ranks, choices, kIndexBytes})},
+      {kAssignmentRows, "assignment_rows", Bytes({ranks, choices, kIndexBytes})},
   };
   static_assert(std::size(needs) == kNumBuffers);
 

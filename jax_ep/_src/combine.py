@@ -100,7 +100,7 @@ def _combine_forward(
 
 def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array) -> Any:
     y, plan, row_weights = residuals
-    rows_bar, _ = transfer.bind_dispatch_by_plan(out_bar, plan, None, params)
+    rows_bar, _ = transfer.bind_redispatch(out_bar, plan, None, params)
     if row_weights is None:
         return rows_bar, None, None
     # y and the weights are not read in padding and tail, where rows_bar is what a tail is to be.

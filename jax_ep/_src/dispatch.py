@@ -220,7 +220,7 @@ def _run(
 ) -> tuple[jax.Array, jax.Array | None, PlanArrays]:
     if isinstance(routing, PlanArrays):
         plan = routing
-        rows, row_weights = transfer.bind_dispatch_by_plan(x, plan, topk_weights, params)
+        rows, row_weights = transfer.bind_redispatch(x, plan, topk_weights, params)
     else:
         rows, row_weights, plan = transfer.bind_dispatch(x, routing, topk_weights, params)
     # Named in here, so that what the backward pass keeps carries the names, too.

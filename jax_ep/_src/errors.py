@@ -30,17 +30,17 @@ class PeerTimeoutError(Error, RuntimeError):
       rank: the rank that waited.
       peer: the rank it waited for.
       phase: what it waited for, e.g. ``"dispatch.entry"``.
-      epoch: the call number of the lane, counted from 1 in every generation.
+      sequence_number: the call number of the lane, counted from 1 in every generation.
     """
 
-    def __init__(self, rank: int, peer: int, phase: str, epoch: int):
+    def __init__(self, rank: int, peer: int, phase: str, sequence_number: int):
         super().__init__(
-            f"rank {rank} waited for rank {peer} in {phase} (epoch {epoch}) until the deadline. "
-            "Every later call of this generation returns NaN at once. Find out why the peer did "
+            f"rank {rank} waited for rank {peer} in {phase} (sequence number {sequence_number}) "
+            "until the deadline. Every later call of this generation returns NaN at once. Find out why the peer did "
             "not make the call (an exception there, another program, a dead process), then call "
             "jax_ep.release() on every rank to start again."
         )
         self.rank = rank
         self.peer = peer
         self.phase = phase
-        self.epoch = epoch
+        self.sequence_number = sequence_number

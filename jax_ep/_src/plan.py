@@ -37,8 +37,8 @@ class Plan:
       row_offsets: int32[L + 1], exclusive prefix sum of `group_sizes`; the last is where the tail
         begins.
       row_source: int32[M, 3], (rank, token, choice) of each row; -1 for padding and tail.
-      row_slot: int32[M], of the ranks that hold kept choices of the row's token, how many are below
-        this one: where this rank's sum goes among the token's. -1 for padding and tail.
+      partial_sum_index: int32[M], the index of this rank's partial sum among those of the row's
+        token, which are in rank order. -1 for padding and tail.
       kept: bool[T, K], this rank's choices that were routed and not dropped.
       destination: int32[T, K], the rank that got each choice; -1 if it was not kept.
       num_received: int32[1], rows that all ranks wanted to send here, before any drop, without
@@ -58,7 +58,7 @@ class Plan:
     real_group_sizes: jax.Array
     row_offsets: jax.Array
     row_source: jax.Array
-    row_slot: jax.Array
+    partial_sum_index: jax.Array
     kept: jax.Array
     destination: jax.Array
     num_received: jax.Array
@@ -84,7 +84,7 @@ class PlanArrays(NamedTuple):
     real_group_sizes: Any
     row_offsets: Any
     row_source: Any
-    row_slot: Any
+    partial_sum_index: Any
     kept: Any
     destination: Any
     num_received: Any
@@ -102,7 +102,7 @@ def plan_shapes(
         real_group_sizes=((num_local_experts,), jnp.int32),
         row_offsets=((num_local_experts + 1,), jnp.int32),
         row_source=((num_rows, 3), jnp.int32),
-        row_slot=((num_rows,), jnp.int32),
+        partial_sum_index=((num_rows,), jnp.int32),
         kept=((num_tokens, top_k), jnp.bool_),
         destination=((num_tokens, top_k), jnp.int32),
         num_received=((1,), jnp.int32),

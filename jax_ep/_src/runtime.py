@@ -117,19 +117,19 @@ def check() -> None:
     reports = _ffi.take_reports()
     if not reports:
         return
-    rank, peer, phase, epoch = reports[0]
+    rank, peer, phase, sequence_number = reports[0]
     operation, _, what = phase.rpartition(".")
     if what == "mismatch":
         raise Error(
-            f"rank {rank} ran {operation} (epoch {epoch}) while rank {peer} ran another call, or "
-            f"the same with other shapes. {AFTERWARDS}"
+            f"rank {rank} ran {operation} (sequence number {sequence_number}) while rank "
+            f"{peer} ran another call, or the same with other shapes. {AFTERWARDS}"
         )
     if what == "workspace":
         raise Error(
-            f"rank {rank} had no workspace for {operation} (epoch {epoch}): it was released while "
-            f"calls were running. {AFTERWARDS}"
+            f"rank {rank} had no workspace for {operation} (sequence number {sequence_number}): "
+            f"it was released while calls were running. {AFTERWARDS}"
         )
-    raise PeerTimeoutError(rank, peer, phase, epoch)
+    raise PeerTimeoutError(rank, peer, phase, sequence_number)
 
 
 AFTERWARDS = (
@@ -161,7 +161,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
 
 FFI_TARGETS = (
     "jax_ep.dispatch.v1",
-    "jax_ep.dispatch_by_plan.v1",
+    "jax_ep.redispatch.v1",
     "jax_ep.combine.v1",
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",

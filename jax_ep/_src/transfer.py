@@ -1,8 +1,8 @@
 """The three transfer primitives. They are each other's derivatives, so they stand together.
 
 * dispatch: x, topk_ids, [topk_weights] -> rows, [row_weights], plan
-* dispatch_by_plan: x, plan, [topk_weights] -> rows, [row_weights]
-* combine: y, plan, [row_weights], [row_scalars] -> out, [choice_scalars]
+* redispatch: x, plan, [topk_weights] -> rows, [row_weights]
+* combine: y, plan, [row_weights], [row_scalars] -> out, [assignment_scalars]
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def bind_dispatch(
     return rows, row_weights[0] if row_weights else None, PlanArrays(*results[1 + len(weights) :])
 
 
-def bind_dispatch_by_plan(
+def bind_redispatch(
     x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
 ) -> tuple[jax.Array, jax.Array | None]:
     """Rows and row weights."""
     weights = () if topk_weights is None else (topk_weights,)
-    rows, *row_weights = dispatch_by_plan_p.bind(x, *plan, *weights, params=params)
+    rows, *row_weights = redispatch_p.bind(x, *plan, *weights, params=params)
     return rows, row_weights[0] if row_weights else None
 
 
@@ -74,7 +74,7 @@ def bind_combine(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Sums, and each choice's row scalar [T, K], with exact zeros where it has no row."""
     optional = [array for array in (row_weights, row_scalars) if array is not None]
-    out, *choice_scalars = combine_p.bind(
+    out, *assignment_scalars = combine_p.bind(
         y,
         *plan,
         *optional,
@@ -82,7 +82,7 @@ def bind_combine(
         has_scalars=row_scalars is not None,
         params=params,
     )
-    return out, choice_scalars[0] if choice_scalars else None
+    return out, assignment_scalars[0] if assignment_scalars else None
 
 
 # ---- abstract evaluation
@@ -98,7 +98,7 @@ def _dispatch_avals(
     return [*rows, *(compat.aval_like(x, shape, dtype) for shape, dtype in shapes)]
 
 
-def _dispatch_by_plan_avals(x: Aval, *operands: Aval, params: TransferParams) -> list[Aval]:
+def _redispatch_avals(x: Aval, *operands: Aval, params: TransferParams) -> list[Aval]:
     return _row_avals(x, len(operands) - len(PlanArrays._fields), params)
 
 
@@ -113,8 +113,8 @@ def _combine_avals(
 ) -> list[Aval]:
     num_tokens, top_k = PlanArrays(*operands[: len(PlanArrays._fields)]).kept.shape
     out = compat.aval_like(y, (num_tokens, y.shape[1]), y.dtype)
-    choice_scalars = compat.aval_like(y, (num_tokens, top_k), jnp.float32)
-    return [out] + [choice_scalars] * has_scalars
+    assignment_scalars = compat.aval_like(y, (num_tokens, top_k), jnp.float32)
+    return [out] + [assignment_scalars] * has_scalars
 
 
 # ---- lowering
@@ -136,7 +136,7 @@ def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str,
     return _attributes(avals, params, has_weights=len(avals) == 3)
 
 
-def _dispatch_by_plan_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
+def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
     return _attributes(avals, params, has_weights=len(avals) == 2 + len(PlanArrays._fields))
 
 
@@ -175,11 +175,11 @@ dispatch_p = primitive.define_primitive(
     unsupported=_dispatch_unsupported,
 )
 
-dispatch_by_plan_p = primitive.define_primitive(
-    "dispatch_by_plan",
-    abstract_eval=_dispatch_by_plan_avals,
-    reference=reference.dispatch_by_plan,
-    attributes=_dispatch_by_plan_attributes,
+redispatch_p = primitive.define_primitive(
+    "redispatch",
+    abstract_eval=_redispatch_avals,
+    reference=reference.redispatch,
+    attributes=_redispatch_attributes,
     unsupported=_by_plan_unsupported,
 )
 

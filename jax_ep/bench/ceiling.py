@@ -15,7 +15,7 @@ from jax_ep.bench.transfer_cases import OPERATIONS
 from jax_ep.bench.transfer_problem import AXIS, Problem, start_sharded
 
 REPEATS = 8
-TARGET = "jax_ep.ceiling.v1"
+TARGET = "jax_ep.bulk_copy_ceiling.v1"
 
 
 class Ceiling:

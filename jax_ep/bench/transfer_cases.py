@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax_ep.bench import options
 
-OPERATIONS: tuple[str, ...] = ("dispatch", "dispatch_by_plan", "combine")
+OPERATIONS: tuple[str, ...] = ("dispatch", "redispatch", "combine")
 ROUTINGS = ("balanced", "zipf")
 # Launching from the host may take longer than a transfer: calls are chained in one program, which
 # should take a millisecond. With so few tokens a rank more of them, and single calls are measured,

@@ -89,7 +89,7 @@ class Ours:
                 implementation=implementation,
             )
 
-        def dispatch_by_plan(
+        def redispatch(
             x: jax.Array, plan: jax_ep.Plan, topk_weights: jax.Array
         ) -> jax_ep.Dispatched:
             return dispatch(x, None, topk_weights, plan)
@@ -101,7 +101,7 @@ class Ours:
 
         transfers: dict[str, Callable[..., Any]] = {
             "dispatch": dispatch,
-            "dispatch_by_plan": dispatch_by_plan,
+            "redispatch": redispatch,
             "combine": combine,
         }
         return transfers[operation]

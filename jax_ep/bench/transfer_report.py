@@ -60,7 +60,7 @@ def add_figures(results: dict[str, Any]) -> None:
 
 
 def _required(record: Record) -> report.Required:
-    return REQUIRED_BY_PLAN if record["operation"] == "dispatch_by_plan" else REQUIRED
+    return REQUIRED_BY_PLAN if record["operation"] == "redispatch" else REQUIRED
 
 
 def show(results: dict[str, Any], console: Console) -> None:

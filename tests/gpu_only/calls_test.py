@@ -22,7 +22,7 @@ MESH = testing.expert_mesh()
 FORWARD = {"dispatch": 1, "grouped_matmul": 1, "combine": 1}
 LAYER_AND_GRADIENTS = FORWARD | {
     "combine": 2,  # of the layer, and of dispatch's gradient
-    "dispatch_by_plan": 1,
+    "redispatch": 1,
     "grouped_matmul": 2,
     "grouped_matmul_rhs_gradient": 1,
 }

@@ -23,9 +23,7 @@ import jax_ep
 
 RANKS = testing.NUM_DEVICES
 SIZES = Sizes(RANKS, num_local=2, num_tokens=16, top_k=4, hidden=64)
-WAITED = (
-    r"jax_ep: rank (\d+) waited for rank (\d+) in (\w+\.\w+) \(epoch (\d+)\) until the deadline"
-)
+WAITED = r"jax_ep: rank (\d+) waited for rank (\d+) in (\w+\.\w+) \(sequence number (\d+)\) until the deadline"
 
 
 @contextlib.contextmanager
@@ -93,7 +91,7 @@ def a_rank_never_enters(missing: int):
         jax_ep.check()
     except jax_ep.PeerTimeoutError as error:
         assert error.rank in others and error.peer == missing, error
-        assert error.phase == "dispatch.entry" and error.epoch > 0, error
+        assert error.phase == "dispatch.entry" and error.sequence_number > 0, error
     else:
         raise AssertionError("jax_ep.check() raised nothing")
 
@@ -161,7 +159,7 @@ class FaultTest(parameterized.TestCase):
         )
         self.assertRegex(
             process.stderr,
-            rf"jax_ep: rank \d+ has waited 1 s for rank {missing} in dispatch\.entry \(epoch \d+\)",
+            rf"jax_ep: rank \d+ has waited 1 s for rank {missing} in dispatch\.entry \(sequence number \d+\)",
         )
 
     def test_a_device_is_full(self):

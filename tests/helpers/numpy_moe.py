@@ -18,7 +18,7 @@ class Plan:
     real_group_sizes: np.ndarray  # i32[L]
     row_offsets: np.ndarray  # i32[L+1]
     row_source: np.ndarray  # i32[M,3]
-    row_slot: np.ndarray  # i32[M]
+    partial_sum_index: np.ndarray  # i32[M]
     kept: np.ndarray  # bool[T,K]
     destination: np.ndarray  # i32[T,K]
     num_received: np.ndarray  # i32[1]
@@ -109,7 +109,7 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
                     [sum(group_sizes[:e]) for e in range(num_local + 1)], np.int32
                 ),
                 row_source=np.array(rows, np.int32).reshape(recv_capacity, 3),
-                row_slot=np.full(recv_capacity, -1, np.int32),  # filled in below
+                partial_sum_index=np.full(recv_capacity, -1, np.int32),  # filled in below
                 kept=kept[rank],
                 destination=destination[rank],
                 num_received=np.array([sum(sizes)], np.int32),
@@ -120,7 +120,7 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
         )
     for rank, row, source, token, _ in real_rows(plans):
         visited = set(destination[source, token].tolist()) - {-1}
-        plans[rank].row_slot[row] = sorted(visited).index(rank)
+        plans[rank].partial_sum_index[row] = sorted(visited).index(rank)
     return plans
 
 

@@ -18,7 +18,7 @@ import jax_ep
 
 TARGETS = (
     "jax_ep.dispatch.v1",
-    "jax_ep.dispatch_by_plan.v1",
+    "jax_ep.redispatch.v1",
     "jax_ep.combine.v1",
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",

@@ -139,7 +139,7 @@ class ChoiceTest(parameterized.TestCase):
             self.assertLogs("jax_ep", "WARNING") as logs,
         ):
             self.assertEmpty(lower_for_cuda(mapped(f, mesh), *shapes).calls)
-        self.assertLen(logs.output, 3)  # dispatch, dispatch_by_plan, combine
+        self.assertLen(logs.output, 3)  # dispatch, redispatch, combine
         for line in logs.output:
             self.assertRegex(line, reason)
         for index in range(3):

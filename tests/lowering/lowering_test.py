@@ -111,14 +111,14 @@ class CallsTest(parameterized.TestCase):
             program.targets,
             {
                 "dispatch": 1,
-                "dispatch_by_plan": 1,  # of combine
+                "redispatch": 1,  # of combine
                 "combine": 1,  # of dispatch; the forward combine is not needed
                 "grouped_matmul": 2,
                 "grouped_matmul_rhs_gradient": 1,
             },
         )
         rows, weights = f"{NUM_ROWS}x64xbf16", f"{NUM_ROWS}xf32"
-        by_plan = program.call("dispatch_by_plan")
+        by_plan = program.call("redispatch")
         self.assertEqual(by_plan.attributes, TRANSFER | {"has_weights": ("bool", False)})
         self.assertEqual((by_plan.operands, by_plan.results), (("16x64xbf16", *PLAN), (rows,)))
         combine = program.call("combine")
@@ -155,8 +155,8 @@ class CallsTest(parameterized.TestCase):
             return SIZES.dispatch(2 * x, None, topk_weights, plan=plan).rows
 
         program = lower_for_cuda(mapped(f), *arguments())
-        self.assertEqual(program.targets, {"dispatch": 1, "dispatch_by_plan": 1})
-        call = program.call("dispatch_by_plan")
+        self.assertEqual(program.targets, {"dispatch": 1, "redispatch": 1})
+        call = program.call("redispatch")
         self.assertEqual(call.operands, ("16x64xbf16", *PLAN, "16x2xf32"))
         self.assertEqual(call.attributes["has_weights"], ("bool", True))
         self.assertEqual(program.call("dispatch").attributes["has_weights"], ("bool", False))
@@ -191,7 +191,7 @@ class RematTest(parameterized.TestCase):
             lambda *args: mapped(f)(*args).astype(jnp.float32).sum(), (1, 2, 3)
         )(*args)
         targets = lower_for_cuda(forward_and_backward, *arguments()).targets
-        self.assertEqual(targets["dispatch_by_plan"], 1)
+        self.assertEqual(targets["redispatch"], 1)
         self.assertEqual(targets["dispatch"], self.POLICIES[names]["dispatch"])
         self.assertEqual(targets["combine"], 2)  # combine, and dispatch's gradient
 

@@ -167,7 +167,7 @@ class MoeMlpTest(parameterized.TestCase):
         program = lower_for_cuda(value_and_gradients(self.layer(remat=remat)), *self.arguments())
         expected = {
             "dispatch": 1,
-            "dispatch_by_plan": dispatches_by_plan,
+            "redispatch": dispatches_by_plan,
             "combine": 2,
             "grouped_matmul_activation": 2,
             "grouped_matmul_activation_gradient": 1,
@@ -184,7 +184,7 @@ class MoeMlpTest(parameterized.TestCase):
         program = lower_for_cuda(value_and_gradients(layer), *self.arguments())
         expected = {
             "dispatch": 1,
-            "dispatch_by_plan": dispatches_by_plan,
+            "redispatch": dispatches_by_plan,
             "combine": 2,
             "grouped_matmul": 4,
             "grouped_matmul_rhs_gradient": 2,

@@ -151,12 +151,12 @@ class PlanTest(parameterized.TestCase):
         plans = numpy_moe.make_plans(ids, num_experts=8, recv_capacity=recv_capacity)
         ranks_of = {}  # (source, token) -> {rank: slot}
         for rank, row, source, token, _ in numpy_moe.real_rows(plans):
-            slot = int(plans[rank].row_slot[row])
+            slot = int(plans[rank].partial_sum_index[row])
             self.assertEqual(ranks_of.setdefault((source, token), {}).setdefault(rank, slot), slot)
         for slots in ranks_of.values():
             self.assertEqual([slots[rank] for rank in sorted(slots)], list(range(len(slots))))
         for plan in plans:
-            np.testing.assert_array_equal(plan.row_slot < 0, plan.row_source[:, 0] < 0)
+            np.testing.assert_array_equal(plan.partial_sum_index < 0, plan.row_source[:, 0] < 0)
 
 
 class AlgebraTest(parameterized.TestCase):

@@ -25,9 +25,9 @@
  * for peers but counts, which nobody reads.
  *
  * A windowed dispatch has places in a receiver's workspace for WINDOW chunks of each peer's tokens alone:
- * chunk c has those of chunk c - WINDOW. Who sends a token of it waits first, WAIT_BROUGHT, until all peers
+ * chunk c has those of chunk c - WINDOW. Who sends a token of it waits first, WAIT_CREDIT, until all peers
  * have brought that one to their rows. Readers of a chunk count what they have read; the last one tells all
- * peers, SIGNAL_BROUGHT, if there is a chunk that waits for it. Each reader has waited for that chunk of all
+ * peers, SIGNAL_CREDIT, if there is a chunk that waits for it. Each reader has waited for that chunk of all
  * peers, so one flag does for all of them. It is an epoch, too: what a call has left is too old for the next
  * one. Whose window is as long as its tokens waits for nothing and tells nothing: that is DISPATCH.
  *
@@ -113,7 +113,7 @@
  *   - kernels of a rank run one after another: `ready` of a call covers what the rank did in all before,
  *     and what a kernel stores comes after what an earlier one has acquired;
  *   - an abort word is st.release.sys. A wait loads it after the flags, and it counts more than they do;
- *     but for WAIT_PIECE, which does not look at it once the flags have come. Who loads it after another
+ *     but for WAIT_SEGMENT, which does not look at it once the flags have come. Who loads it after another
  *     block has counted itself, and has acquired that, sees it if that block saw it: loads of one word are
  *     in order. So looks need no more than ld.relaxed.
  * All that one ticket stores is one step here, and all that it reads: each assertion is about one datum,
@@ -162,19 +162,19 @@
  * the checker finds in its environment, as BROKEN. */
 
 #define NOTHING 0
-#define NO_WAIT_READY 1
+#define NO_WAIT_ENTRY 1
 #define NO_WAIT_CHUNK 2
-#define NO_WAIT_PIECE 3
+#define NO_WAIT_SEGMENT 3
 #define NO_WAIT_LOCAL 4 /* for this rank's parts, before what they left is used here */
 #define NO_WAIT_TILES 5 /* for lower tiles, before the counts are sent */
 #define NO_WAIT_PARTS 6 /* for this rank's parts, before a dispatch's SIGNAL_CHUNK */
 #define LOCAL_LAST 7    /* WAIT_CHUNK before WAIT_LOCAL */
-#define NO_SIGNAL_READY 8
+#define NO_SIGNAL_ENTRY 8
 #define NO_SIGNAL_CHUNK 9
-#define NO_SIGNAL_PIECE 10
+#define NO_SIGNAL_SEGMENT 10
 #define EARLY_SIGNAL_CHUNK 11 /* before the ticket's data */
-#define EARLY_SIGNAL_PIECE 12
-#define EARLY_EPOCH 13        /* of `ready`, before the line */
+#define EARLY_SIGNAL_SEGMENT 12
+#define EARLY_SEQUENCE 13        /* of `ready`, before the line */
 #define FIRST_SIGNAL_CHUNK 14 /* by the first sender of a chunk instead of the last */
 #define NO_FINGERPRINT 15     /* not compared */
 #define NO_POISONED 16        /* not looked at */
@@ -184,12 +184,12 @@
 #define NO_LOOK 20            /* a block sends counts or pieces whatever became of the last call */
 #define ENTER_ANYWAY 21       /* it tells that the call is entered, likewise */
 #define NO_LINE_LOOK 22       /* who waits for a piece does not look at its owner's line */
-#define READY_BY_BLOCK 23     /* in a small call, by the first block instead of the first ticket */
-#define READY_LAST 24         /* by the last part of a dispatch that is finished */
+#define ENTRY_BY_BLOCK 23     /* in a small call, by the first block instead of the first ticket */
+#define ENTRY_LAST 24         /* by the last part of a dispatch that is finished */
 #define NO_RESET 25           /* of the local counters */
 #define READS_FIRST 26        /* a combine's tickets that read come before those that send */
-#define EARLY_STORE 27        /* rows before WAIT_READY */
-#define EARLY_PARTS 28        /* a dispatch's parts before WAIT_READY */
+#define EARLY_STORE 27        /* rows before WAIT_ENTRY */
+#define EARLY_PARTS 28        /* a dispatch's parts before WAIT_ENTRY */
 #define EARLY_READ 29         /* of counts and routes, before WAIT_CHUNK */
 #define CHUNK_0_ALONE 30      /* is waited for, whatever chunk is read */
 #define FAILED_STORES 31      /* a part whose gate has failed stores to the peers all the same */
@@ -201,17 +201,17 @@
 #define ONE_HALF 37           /* of the memory of small calls, for all epochs */
 #define ONE_COUNTS_HALF 38    /* the same, for a dispatch's counts alone */
 #define COUNTS_AMONG_ROWS 39  /* a dispatch's counts go to the peers' other memory */
-#define NO_WAIT_BROUGHT 40
-#define NO_SIGNAL_BROUGHT 41
-#define EARLY_SIGNAL_BROUGHT 42 /* before what the ticket reads is read */
-#define FIRST_SIGNAL_BROUGHT 43 /* by the first reader of a chunk instead of the last */
-#define ONE_TOLD_BROUGHT 44     /* one peer is told alone */
-#define ONE_BROUGHT 45          /* one peer is waited for alone */
-#define BROUGHT_0_ALONE 46      /* chunk 0 is waited for, whatever chunk is sent */
-#define ANY_EPOCH_BROUGHT 47    /* of an earlier call will do */
-#define NO_RESET_BROUGHT 48     /* of the counters of what has been brought */
-#define LATE_BROUGHT 49         /* what has been read is counted when the reader's next chunk has come */
-#define BROUGHT_UNHEARD 50      /* the wait for it does not end when there is an abort */
+#define NO_WAIT_CREDIT 40
+#define NO_SIGNAL_CREDIT 41
+#define EARLY_SIGNAL_CREDIT 42 /* before what the ticket reads is read */
+#define FIRST_SIGNAL_CREDIT 43 /* by the first reader of a chunk instead of the last */
+#define ONE_TOLD_CREDIT 44     /* one peer is told alone */
+#define ONE_CREDIT 45          /* one peer is waited for alone */
+#define CREDIT_0_ALONE 46      /* chunk 0 is waited for, whatever chunk is sent */
+#define ANY_SEQUENCE_CREDIT 47    /* of an earlier call will do */
+#define NO_RESET_CREDIT 48     /* of the counters of what has been brought */
+#define LATE_CREDIT 49         /* what has been read is counted when the reader's next chunk has come */
+#define CREDIT_UNHEARD 50      /* the wait for it does not end when there is an abort */
 #define FAILED_SENDS 51         /* if there is an abort, who has waited for it sends all the same */
 #define FAILED_SENT 52          /* that ticket counts as sent, before the peers are told to abort */
 #define SENDS_FIRST 53          /* a block brings nothing before it has sent */
@@ -244,7 +244,7 @@ hidden byte content; /* its tag */
 #define HAS_COUNTS (operation == DISPATCH || IS_EMPTY || IS_WINDOWED)
 #define IS_POISONED(rank) ((operation == POISONED || operation == SMALL_POISONED) && rank == 0)
 #define TAG(epoch, operation) ((epoch) * 16 + (operation))
-#define MY_TAG TAG(MY_EPOCH, operation)
+#define MY_TAG TAG(MY_SEQUENCE, operation)
 #define ROWS_TAG(chunk) (MY_TAG + (IS_WINDOWED -> (chunk) : 0)) /* those of a window have places in common */
 
 /* ---- Control blocks. What peers write, by rank and peer: */
@@ -253,32 +253,32 @@ hidden byte content; /* its tag */
 #define FROM(peer) (me * RANKS + peer) /* at me */
 #define TO(peer) ((peer) * RANKS + me) /* at the peer */
 #define PAIRS (RANKS * RANKS)
-byte ready[2 * PAIRS]; /* by parity, too */
+byte entry[2 * PAIRS]; /* by parity, too */
 byte line[2 * PAIRS];  /* a tag */
 byte chunk[CHUNKS * PAIRS];
 #if HAS_WINDOWED
-byte brought[CHUNKS * PAIRS];
+byte credits[CHUNKS * PAIRS];
 #endif
 bool abort[RANKS];
 
-#define PARITY(broken) ((BROKEN != broken) * (MY_EPOCH % 2))
+#define PARITY(broken) ((BROKEN != broken) * (MY_SEQUENCE % 2))
 #define LINES (PARITY(ONE_LINE) * PAIRS) /* of this epoch */
-#define READY_FROM(peer) ready[LINES + FROM(peer)]
+#define ENTRY_FROM(peer) entry[LINES + FROM(peer)]
 #define LINE_FROM(peer) line[LINES + FROM(peer)]
 #define CHUNK_FROM(peer) chunk[(BROKEN != CHUNK_0_ALONE) * READ_CHUNK * PAIRS + FROM(peer)]
 #define EVERY(flag, target) (flag(PEER(1)) >= target && (RANKS == 2 || flag(PEER(2)) >= target))
-#define ALL_READY (BROKEN == NO_WAIT_READY || EVERY(READY_FROM, MY_EPOCH))
-#define ALL_CHUNKS (BROKEN == NO_WAIT_CHUNK || EVERY(CHUNK_FROM, MY_EPOCH))
-#define BROUGHT_FROM(peer) brought[(BROKEN != BROUGHT_0_ALONE) * (SENT_CHUNK - WINDOW) * PAIRS + FROM(peer)]
-#define ALL_BROUGHT \
-  (BROKEN == ONE_BROUGHT -> BROUGHT_FROM(PEER(1)) >= MY_EPOCH : \
-                            EVERY(BROUGHT_FROM, (BROKEN == ANY_EPOCH_BROUGHT -> 1 : MY_EPOCH)))
-#define ALL_PIECES (BROKEN == NO_WAIT_PIECE || (PIECE_FROM(me) && EVERY(PIECE_FROM, true)))
+#define ALL_ENTRY (BROKEN == NO_WAIT_ENTRY || EVERY(ENTRY_FROM, MY_SEQUENCE))
+#define ALL_CHUNKS (BROKEN == NO_WAIT_CHUNK || EVERY(CHUNK_FROM, MY_SEQUENCE))
+#define CREDIT_FROM(peer) credits[(BROKEN != CREDIT_0_ALONE) * (SENT_CHUNK - WINDOW) * PAIRS + FROM(peer)]
+#define ALL_CREDIT \
+  (BROKEN == ONE_CREDIT -> CREDIT_FROM(PEER(1)) >= MY_SEQUENCE : \
+                            EVERY(CREDIT_FROM, (BROKEN == ANY_SEQUENCE_CREDIT -> 1 : MY_SEQUENCE)))
+#define ALL_SEGMENTS (BROKEN == NO_WAIT_SEGMENT || (SEGMENT_FROM(me) && EVERY(SEGMENT_FROM, true)))
 
 /* What the rank's own blocks write: */
 
 byte epoch[RANKS]; /* calls completed; the running one is one more */
-#define MY_EPOCH (epoch[me] + 1)
+#define MY_SEQUENCE (epoch[me] + 1)
 #define ALL_BLOCKS ((1 << BLOCKS) - 1)
 byte to_start[RANKS] = ALL_BLOCKS; /* a bit for each of the kernel; the next kernel starts at its end */
 byte next_ticket[RANKS];
@@ -317,31 +317,31 @@ byte reads[RANKS]; /* tickets that have read, and blocks that know a dispatch's 
 #define ROWS 2 /* the other memory */
 #define COUNTS (BROKEN == COUNTS_AMONG_ROWS -> ROWS : PARITY(ONE_COUNTS_HALF))
 #define FIRST_PART (CHUNKS * PARTS) /* of the pieces there; the others are rows */
-#define PIECES (FIRST_PART + PARTS)
+#define SEGMENTS (FIRST_PART + PARTS)
 byte latest[3 * RANKS]; /* epoch of the latest call that stored, by memory and owner */
 bool damaged[RANKS];    /* an earlier call has stored since, by owner; not in halves */
-byte pieces[PAIRS * (2 * PARTS + PIECES)]; /* tags, by memory, owner and writer; PARTS in halves */
+byte pieces[PAIRS * (2 * PARTS + SEGMENTS)]; /* tags, by memory, owner and writer; PARTS in halves */
 byte flags[2 * PAIRS * PARTS];             /* likewise, in small calls */
 #define LATEST(memory, owner) latest[(memory) * RANKS + (owner)]
 #define PLACE(memory, owner, writer, piece) \
   (((memory) * PAIRS + (owner) * RANKS + (writer)) * PARTS + \
-   ((memory) == ROWS) * ((owner) * RANKS + (writer)) * (PIECES - PARTS) + (piece))
-#define PIECE(memory, owner, writer, piece) pieces[PLACE(memory, owner, writer, piece)]
-#define PIECE_FROM(peer) (flags[PLACE(HALF, me, peer, ticket)] == MY_TAG)
+   ((memory) == ROWS) * ((owner) * RANKS + (writer)) * (SEGMENTS - PARTS) + (piece))
+#define SEGMENT(memory, owner, writer, piece) pieces[PLACE(memory, owner, writer, piece)]
+#define SEGMENT_FROM(peer) (flags[PLACE(HALF, me, peer, ticket)] == MY_TAG)
 
 /* ---- The calls: chosen one by one by the rank that comes first, for all. */
 
 #define REMEMBERED 5 /* epochs that are remembered */
 byte program[(1 + MISMATCH) * REMEMBERED];
 byte timeouts_left = TIMEOUTS;
-#define CHOICE program[(MISMATCH && me == 0 -> REMEMBERED : 0) + MY_EPOCH]
+#define CHOICE program[(MISMATCH && me == 0 -> REMEMBERED : 0) + MY_SEQUENCE]
 
 /* ---- Steps of a block. */
 
 #define NO_TICKET 255
 
 /* Fewer states: what follows a wait is one step with it, unless somebody may give up in between; likewise
- * what follows a look. A block that comes later finds the same flags. (What follows WAIT_PIECE always is:
+ * what follows a look. A block that comes later finds the same flags. (What follows WAIT_SEGMENT always is:
  * a piece is overwritten before its flag, and a block that comes between reads it.) And what waits for
  * nobody is done when the ticket is taken. */
 #define SEPARATE (TIMEOUTS + MISMATCH > 0)
@@ -378,23 +378,23 @@ mtype at_of[4 * RANKS] = idle; /* two for each place: a block, and its warps tha
 #define SENDS (HAS_WINDOWED && sends)
 
 /* What a block has to send; one step for each peer. */
-mtype = { none, lines, late_lines, SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE, SIGNAL_BROUGHT };
+mtype = { none, lines, late_lines, SIGNAL_ENTRY, SIGNAL_CHUNK, SIGNAL_SEGMENT, SIGNAL_CREDIT };
 
 inline send_to(peer) {
   if
-  :: signal == SIGNAL_READY && BROKEN != NO_SIGNAL_READY -> ready[LINES + TO(peer)] = MY_EPOCH
+  :: signal == SIGNAL_ENTRY && BROKEN != NO_SIGNAL_ENTRY -> entry[LINES + TO(peer)] = MY_SEQUENCE
   :: signal == SIGNAL_CHUNK && BROKEN != NO_SIGNAL_CHUNK ->
      for (i : 0 .. CHUNKS - 1) {
-       chunk[i * PAIRS + TO(peer)] = ((told & (1 << i)) -> MY_EPOCH : chunk[i * PAIRS + TO(peer)])
+       chunk[i * PAIRS + TO(peer)] = ((told & (1 << i)) -> MY_SEQUENCE : chunk[i * PAIRS + TO(peer)])
      }
-  :: signal == SIGNAL_PIECE && BROKEN != NO_SIGNAL_PIECE ->
+  :: signal == SIGNAL_SEGMENT && BROKEN != NO_SIGNAL_SEGMENT ->
      flags[PLACE(HALF, peer, me, ticket)] = MY_TAG;
      flags[PLACE(HALF, me, me, ticket)] = MY_TAG /* the same for all readers */
   :: signal == lines || signal == late_lines -> line[LINES + TO(peer)] = MY_TAG
 #if HAS_WINDOWED
-  :: signal == SIGNAL_BROUGHT && BROKEN != NO_SIGNAL_BROUGHT &&
-     !(BROKEN == ONE_TOLD_BROUGHT && peer != PEER(1)) ->
-     brought[told * PAIRS + TO(peer)] = MY_EPOCH
+  :: signal == SIGNAL_CREDIT && BROKEN != NO_SIGNAL_CREDIT &&
+     !(BROKEN == ONE_TOLD_CREDIT && peer != PEER(1)) ->
+     credits[told * PAIRS + TO(peer)] = MY_SEQUENCE
 #endif
   :: else
   fi
@@ -407,7 +407,7 @@ inline send_to(peer) {
 
 inline store_lines() {
   if
-  :: BROKEN != EARLY_EPOCH -> line[LINES + TO(PEER(1))] = MY_TAG;
+  :: BROKEN != EARLY_SEQUENCE -> line[LINES + TO(PEER(1))] = MY_TAG;
      line[LINES + TO(PEER(RANKS - 1))] = MY_TAG
   :: else
   fi
@@ -416,15 +416,15 @@ inline store_lines() {
 /* A store of an earlier call than the owner is in: the owner has given up. */
 inline store_at(memory, owner, piece, tag) {
   if
-  :: LATEST(memory, owner) < MY_EPOCH ->
-     LATEST(memory, owner) = MY_EPOCH;
+  :: LATEST(memory, owner) < MY_SEQUENCE ->
+     LATEST(memory, owner) = MY_SEQUENCE;
      damaged[owner] = damaged[owner] && memory != ROWS
-  :: LATEST(memory, owner) > MY_EPOCH ->
+  :: LATEST(memory, owner) > MY_SEQUENCE ->
      assert(memory == ROWS && owner != me && abort[owner]);
      damaged[owner] = true
   :: else
   fi;
-  PIECE(memory, owner, me, piece) = tag
+  SEGMENT(memory, owner, me, piece) = tag
 }
 
 /* Into all workspaces, or all but mine. */
@@ -439,8 +439,8 @@ inline store_at_all(where, number_there, and_mine, what) {
 }
 
 inline read_piece(memory, owner, writer, piece, what) {
-  assert(LATEST(memory, owner) == MY_EPOCH && (memory != ROWS || !damaged[owner]));
-  assert(PIECE(memory, owner, writer, piece) == what)
+  assert(LATEST(memory, owner) == MY_SEQUENCE && (memory != ROWS || !damaged[owner]));
+  assert(SEGMENT(memory, owner, writer, piece) == what)
 }
 
 /* Forgets all that was of this ticket: fewer states, too. */
@@ -472,13 +472,13 @@ inline push_piece() {
   :: else ->
      store_at_all(HALF, ticket, true, MY_TAG);
      at = take;
-     signal = SIGNAL_PIECE
+     signal = SIGNAL_SEGMENT
   fi
 }
 
 /* The counts of a dispatch add up all tiles: who has the last waits for the lower one. */
 #define TILE_COUNTED \
-  (!HAS_COUNTS || ticket == 0 || BROKEN == NO_WAIT_TILES || PIECE(ROWS, me, me, FIRST_PART) == MY_TAG)
+  (!HAS_COUNTS || ticket == 0 || BROKEN == NO_WAIT_TILES || SEGMENT(ROWS, me, me, FIRST_PART) == MY_TAG)
 
 /* A part of a dispatch, when its gate is passed. */
 inline push_part() {
@@ -494,7 +494,7 @@ inline count_part() {
   told = (STORED(0) == PARTS -> due[me] : 0);
   due[me] = due[me] - told;
   signal = (told -> SIGNAL_CHUNK : none);
-  signal = (BROKEN == READY_LAST && IS_DISPATCH && STORED(0) == PARTS -> SIGNAL_READY : signal)
+  signal = (BROKEN == ENTRY_LAST && IS_DISPATCH && STORED(0) == PARTS -> SIGNAL_ENTRY : signal)
 }
 inline finish_part() {
   count_part();
@@ -511,9 +511,9 @@ inline store_part() {
   store_at(ROWS, me, FIRST_PART + ticket, MY_TAG);
   if
   :: HAS_COUNTS && ticket == PARTS - 1 && (outcome == arrived || BROKEN == NO_LOOK) &&
-     BROKEN != NO_SIGNAL_PIECE ->
+     BROKEN != NO_SIGNAL_SEGMENT ->
      read_piece(ROWS, me, me, FIRST_PART, MY_TAG); /* the lower tile's */
-     store_at_all(COUNTS, 0, true, MY_TAG) /* SIGNAL_PIECE */
+     store_at_all(COUNTS, 0, true, MY_TAG) /* SIGNAL_SEGMENT */
   :: else
   fi;
   outcome = unknown;
@@ -539,15 +539,15 @@ inline store_first() {
  * that one is resident, on all ranks. */
 #define HAS_LOOK (IS_SMALL -> outcome == unknown : ticket == 0 || HAS_COUNTS)
 #define ENTERS \
-  (ticket == 0 && (outcome == arrived || BROKEN == ENTER_ANYWAY) && (BROKEN != READY_LAST || IS_SMALL))
+  (ticket == 0 && (outcome == arrived || BROKEN == ENTER_ANYWAY) && (BROKEN != ENTRY_LAST || IS_SMALL))
 inline look_at_abort() {
   outcome = (abort[me] -> aborted : arrived);
   if
   :: ENTERS && SEPARATE -> signal = lines
-  :: ENTERS && !SEPARATE && !(BROKEN == READY_BY_BLOCK && IS_SMALL) ->
+  :: ENTERS && !SEPARATE && !(BROKEN == ENTRY_BY_BLOCK && IS_SMALL) ->
      store_lines();
-     signal = SIGNAL_READY
-  :: ticket > 0 && BROKEN == EARLY_SIGNAL_PIECE && IS_SMALL -> signal = SIGNAL_PIECE
+     signal = SIGNAL_ENTRY
+  :: ticket > 0 && BROKEN == EARLY_SIGNAL_SEGMENT && IS_SMALL -> signal = SIGNAL_SEGMENT
   :: else
   fi;
   if
@@ -591,7 +591,7 @@ inline send_rows() {
 }
 
 /* Counts may be read as soon as their tag is there. */
-#define IS_WRONG(peer) (PIECE(COUNTS, me, peer, 0) == MY_TAG && LATEST(COUNTS, me) != MY_EPOCH)
+#define IS_WRONG(peer) (SEGMENT(COUNTS, me, peer, 0) == MY_TAG && LATEST(COUNTS, me) != MY_SEQUENCE)
 #define ANY_IS_WRONG (IS_WRONG(me) || IS_WRONG(PEER(1)) || IS_WRONG(PEER(RANKS - 1)))
 
 /* A part of a chunk has been read. The last reader tells the peers, if they use its places once more. */
@@ -601,14 +601,14 @@ inline count_brought(read_chunk) {
   :: read_chunk + WINDOW < CHUNKS ->
      READERS(read_chunk)++;
      told = read_chunk;
-     signal = (READERS(read_chunk) == (BROKEN == FIRST_SIGNAL_BROUGHT -> 1 : PARTS) -> SIGNAL_BROUGHT : none)
+     signal = (READERS(read_chunk) == (BROKEN == FIRST_SIGNAL_CREDIT -> 1 : PARTS) -> SIGNAL_CREDIT : none)
   :: else
   fi
 }
 inline count_read() {
   if
-  :: !IS_WINDOWED || ticket == NO_TICKET || BROKEN == EARLY_SIGNAL_BROUGHT -> skip
-  :: IS_WINDOWED && ticket != NO_TICKET && BROKEN == LATE_BROUGHT ->
+  :: !IS_WINDOWED || ticket == NO_TICKET || BROKEN == EARLY_SIGNAL_CREDIT -> skip
+  :: IS_WINDOWED && ticket != NO_TICKET && BROKEN == LATE_CREDIT ->
      if
      :: late > 0 -> count_brought(late - 1)
      :: else
@@ -653,7 +653,7 @@ inline read_pieces() {
 inline then_read() {
   if
 #if HAS_WINDOWED
-  :: IS_WINDOWED && ticket != NO_TICKET && BROKEN == EARLY_SIGNAL_BROUGHT ->
+  :: IS_WINDOWED && ticket != NO_TICKET && BROKEN == EARLY_SIGNAL_CREDIT ->
      count_brought(READ_CHUNK);
      at = read
 #endif
@@ -685,7 +685,7 @@ inline take_ticket_to_send() {
      ticket = PARTS + next_sent[me];
      next_sent[me]++;
      if
-     :: SENT_CHUNK >= WINDOW && BROKEN != NO_WAIT_BROUGHT -> at = wait_brought
+     :: SENT_CHUNK >= WINDOW && BROKEN != NO_WAIT_CREDIT -> at = wait_brought
      :: else -> send_rows()
      fi
   fi
@@ -750,12 +750,12 @@ inline take_ticket() {
  * but one only when I have entered the next, or else it has given up and sends none. */
 #define IS_ELSEWHERE(peer) (LINE_FROM(peer) != MY_TAG && BROKEN != NO_FINGERPRINT)
 #define SAYS_POISONED(peer) (IS_POISONED(peer) && BROKEN != NO_POISONED)
-#define SENDS_NOTHING(peer) (READY_FROM(peer) >= MY_EPOCH && (IS_ELSEWHERE(peer) || SAYS_POISONED(peer)))
+#define SENDS_NOTHING(peer) (ENTRY_FROM(peer) >= MY_SEQUENCE && (IS_ELSEWHERE(peer) || SAYS_POISONED(peer)))
 inline compare_lines() {
   for (p : 0 .. RANKS - 1) {
     if
-    :: p != me && READY_FROM(p) >= MY_EPOCH && (BROKEN != NO_WAIT_READY || at == wait_piece) ->
-       assert(LINE_FROM(p) / TAG(1, 0) == MY_EPOCH);
+    :: p != me && ENTRY_FROM(p) >= MY_SEQUENCE && (BROKEN != NO_WAIT_ENTRY || at == wait_piece) ->
+       assert(LINE_FROM(p) / TAG(1, 0) == MY_SEQUENCE);
        must_abort = must_abort || IS_ELSEWHERE(p);
        outcome = (SAYS_POISONED(p) -> poisoned : outcome)
     :: else
@@ -770,13 +770,13 @@ inline compare_lines() {
 /* WAIT_LOCAL, for lower tickets of this rank. A block took these that is at work, or at the gate, which
  * peers open with their first tickets: no deadlock. */
 #define LOCAL(counter) (BROKEN == NO_WAIT_LOCAL || STORED(counter) == PARTS)
-#define LOCAL_BEFORE_READY (!IS_COMBINE || LOCAL(0))
+#define LOCAL_BEFORE_ENTRY (!IS_COMBINE || LOCAL(0))
 #define LOCAL_BEFORE_CHUNK \
   ((BROKEN == LOCAL_LAST || LOCAL(IS_COMBINE -> 1 + READ_CHUNK : 0)) && \
    !(BROKEN == SENDS_FIRST && IS_WINDOWED && SENDERS != idle))
 
 /* Another wait ends when there is an abort, or the peers' flags; the abort is looked for last. */
-#define HEARD (abort[me] && !(BROKEN == BROUGHT_UNHEARD && at == wait_brought))
+#define HEARD (abort[me] && !(BROKEN == CREDIT_UNHEARD && at == wait_brought))
 #define KNOWN(condition) (signal == none && (HEARD || (condition)))
 #define SEEN(condition) (abort[me] && !(BROKEN == FLAGS_FIRST && (condition)) -> aborted : arrived)
 
@@ -851,20 +851,20 @@ inline rebase() {
     LESS(latest[2 * RANKS + p])
   }
   for (p : 0 .. PAIRS - 1) {
-    SWAP(LESS, ready[p], ready[PAIRS + p]);
+    SWAP(LESS, entry[p], entry[PAIRS + p]);
     SWAP(LESS_TAG, line[p], line[PAIRS + p])
   }
   for (p : 0 .. CHUNKS * PAIRS - 1) {
     LESS(chunk[p]);
 #if HAS_WINDOWED
-    LESS(brought[p])
+    LESS(credits[p])
 #endif
   }
   for (p : 0 .. PAIRS * PARTS - 1) {
     SWAP(LESS_TAG, pieces[p], pieces[PAIRS * PARTS + p]);
     SWAP(LESS_TAG, flags[p], flags[PAIRS * PARTS + p])
   }
-  for (p : 0 .. PAIRS * PIECES - 1) {
+  for (p : 0 .. PAIRS * SEGMENTS - 1) {
     LESS_TAG(pieces[2 * PAIRS * PARTS + p])
   }
   for (p : 2 .. REMEMBERED - 2) {
@@ -892,7 +892,7 @@ inline end_call() {
 #if HAS_WINDOWED
   next_sent[me] = 0;
   for (i : 0 .. CHUNKS - 1) {
-    READERS(i) = (BROKEN == NO_RESET_BROUGHT -> READERS(i) : 0)
+    READERS(i) = (BROKEN == NO_RESET_CREDIT -> READERS(i) : 0)
   }
 #endif
   to_start[me] = ALL_BLOCKS;
@@ -922,7 +922,7 @@ proctype Resident(byte me, place; bool sends) {
   byte told;               /* by SIGNAL_CHUNK: a bit for each chunk */
   bool knows;              /* a dispatch's counts and routes */
   bool must_abort;
-  byte late; /* LATE_BROUGHT: a chunk, and 1; OWN_TICKETS: it has been taken */
+  byte late; /* LATE_CREDIT: a chunk, and 1; OWN_TICKETS: it has been taken */
 
   do
   :: atomic { !SENDS && at == idle && signal == none && to_start[me] > 0 &&
@@ -941,10 +941,10 @@ proctype Resident(byte me, place; bool sends) {
        to_start[me] = to_start[me] - (1 << number);
        number = number * (IS_SMALL || BROKEN == OWN_TICKETS);
        if
-       :: BROKEN == READY_BY_BLOCK && IS_SMALL && number == 0 && !abort[me] ->
+       :: BROKEN == ENTRY_BY_BLOCK && IS_SMALL && number == 0 && !abort[me] ->
           at = take;
           store_lines();
-          signal = SIGNAL_READY
+          signal = SIGNAL_ENTRY
        :: else -> take_ticket()
        fi
      }
@@ -961,11 +961,11 @@ proctype Resident(byte me, place; bool sends) {
 
   :: d_step { at == send && signal == none -> send_rows() }
 
-  /* SIGNAL_READY, SIGNAL_CHUNK, SIGNAL_PIECE */
+  /* SIGNAL_ENTRY, SIGNAL_CHUNK, SIGNAL_SEGMENT */
   :: atomic { signal != none -> TO_EACH(send_to);
        if
-       :: signal == lines -> signal = SIGNAL_READY
-       :: signal == SIGNAL_READY && BROKEN == EARLY_EPOCH -> signal = late_lines
+       :: signal == lines -> signal = SIGNAL_ENTRY
+       :: signal == SIGNAL_ENTRY && BROKEN == EARLY_SEQUENCE -> signal = late_lines
        :: else -> signal = none
        fi;
        if
@@ -974,10 +974,10 @@ proctype Resident(byte me, place; bool sends) {
        fi
      }
 
-  /* WAIT_READY, the gate: everybody is in this call, the same call. The lines are read after the abort
+  /* WAIT_ENTRY, the gate: everybody is in this call, the same call. The lines are read after the abort
    * word. */
-  :: d_step { at == wait_ready && LOCAL_BEFORE_READY && KNOWN(ALL_READY) ->
-       outcome = SEEN(ALL_READY);
+  :: d_step { at == wait_ready && LOCAL_BEFORE_ENTRY && KNOWN(ALL_ENTRY) ->
+       outcome = SEEN(ALL_ENTRY);
        if
        :: outcome != arrived -> fail()
        :: outcome == arrived && SEPARATE -> at = compare
@@ -1001,8 +1001,8 @@ proctype Resident(byte me, place; bool sends) {
      }
 
 #if HAS_WINDOWED
-  /* WAIT_BROUGHT: everybody has read what was in the places for this chunk. */
-  :: d_step { at == wait_brought && KNOWN(ALL_BROUGHT) ->
+  /* WAIT_CREDIT: everybody has read what was in the places for this chunk. */
+  :: d_step { at == wait_brought && KNOWN(ALL_CREDIT) ->
        outcome = (HEARD && BROKEN != FAILED_SENDS -> aborted : arrived);
        if
        :: outcome != arrived -> fail()
@@ -1013,8 +1013,8 @@ proctype Resident(byte me, place; bool sends) {
   :: d_step { at == wait_senders && SENDERS == idle -> finish_block() }
 #endif
 
-  /* WAIT_PIECE: what this block reads of everybody is here, of this rank, too. */
-  :: d_step { at == wait_piece && ALL_PIECES ->
+  /* WAIT_SEGMENT: what this block reads of everybody is here, of this rank, too. */
+  :: d_step { at == wait_piece && ALL_SEGMENTS ->
        for (p : 0 .. RANKS - 1) {
          read_piece(HALF, me, p, ticket, MY_TAG)
        }
@@ -1041,7 +1041,7 @@ proctype Resident(byte me, place; bool sends) {
   /* Giving up: a wait takes too long, or a peer is in another call. */
   :: atomic { TIMEOUTS > 0 && timeouts_left > 0 && !abort[me] && !must_abort && signal == none &&
          (at == wait_piece || at == wait_brought || (at == wait_chunk && LOCAL_BEFORE_CHUNK) ||
-          (at == wait_ready && LOCAL_BEFORE_READY)) ->
+          (at == wait_ready && LOCAL_BEFORE_ENTRY)) ->
        timeouts_left--;
        abort[me] = true;
        must_abort = true;

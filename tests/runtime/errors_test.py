@@ -287,7 +287,8 @@ class ProducedTest(absltest.TestCase):
             fail()
         error = caught.exception
         self.assertEqual(
-            (error.rank, error.peer, error.phase, error.epoch), (1, 2, "dispatch.entry", 3)
+            (error.rank, error.peer, error.phase, error.sequence_number),
+            (1, 2, "dispatch.entry", 3),
         )
         jax_ep.check()  # said once
 

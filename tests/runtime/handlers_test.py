@@ -71,9 +71,9 @@ X, IDS, ROWS = (
 )
 CALLS = {
     "jax_ep.dispatch.v1": ([X, IDS], [ROWS, *plan()], TRANSFER),
-    "jax_ep.dispatch_by_plan.v1": ([X, *plan()], [ROWS], TRANSFER),
+    "jax_ep.redispatch.v1": ([X, *plan()], [ROWS], TRANSFER),
     "jax_ep.combine.v1": ([ROWS, *plan()], [X], TRANSFER | {"has_scalars": np.bool_(False)}),
-    "jax_ep.ceiling.v1": ([X], [jnp.zeros(1, jnp.int32)], CEILING),
+    "jax_ep.bulk_copy_ceiling.v1": ([X], [jnp.zeros(1, jnp.int32)], CEILING),
     "jax_ep.grouped_matmul.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32)],
         [jnp.zeros((40, 32))],
@@ -143,7 +143,7 @@ class HandlersTest(parameterized.TestCase):
         ({"surprise": np.int64(1)}, "there are 8 attributes; expected 7"),
     )
     def test_bad_attributes(self, change, message):
-        for target in ("jax_ep.dispatch.v1", "jax_ep.dispatch_by_plan.v1"):
+        for target in ("jax_ep.dispatch.v1", "jax_ep.redispatch.v1"):
             operands, results, attributes = CALLS[target]
             with self.assertRaisesRegex(Exception, f"{target}: .*{message}") as caught:
                 call(target, operands, results, attributes | change)

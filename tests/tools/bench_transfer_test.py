@@ -129,8 +129,8 @@ class ReportTest(absltest.TestCase):
             results = self.results(**{n: 1.0 for n in names if n != name})
             self.assertFalse(results["counts"])
             self.assertIn(name, [gap["contender"] for gap in results["missing"]])
-        self.assertTrue(self.results("dispatch_by_plan", jax_ep=1, ceiling=1)["counts"])
-        self.assertFalse(self.results("dispatch_by_plan", jax_ep=1)["counts"])
+        self.assertTrue(self.results("redispatch", jax_ep=1, ceiling=1)["counts"])
+        self.assertFalse(self.results("redispatch", jax_ep=1)["counts"])
 
     def test_columns_of_the_plot(self):
         draw = [column[1] for column in transfer_plot._columns(self.results(jax_ep=1)["cases"])]
@@ -149,7 +149,7 @@ class CommandTest(absltest.TestCase):
         self.assertEqual({record["chained"] for record in results["cases"]}, {1, 8, 64})
         for record in results["cases"]:
             measurements = record["measurements"]
-            by_plan = record["operation"] == "dispatch_by_plan"
+            by_plan = record["operation"] == "redispatch"
             self.assertEqual(tuple(measurements), transfer_contenders.NAMES[: 2 if by_plan else 6])
             for name, measurement in measurements.items():
                 if name == "ceiling":
@@ -166,7 +166,7 @@ class CommandTest(absltest.TestCase):
                 self.assertAlmostEqual(measurement["gigabytes_per_second"], rate)
                 self.assertGreater(rate, 0)
             self.assertIs(measurements["jax_ep"]["facts"]["checked"], True)
-        self.assertIn("dispatch_by_plan on 4 x cpu", output)
+        self.assertIn("redispatch on 4 x cpu", output)
         self.assertRegex(
             output,
             "missing in 12 of 12 cases: ceiling: NotImplementedError: bulk copies need GPUs",
@@ -197,8 +197,8 @@ class CommandTest(absltest.TestCase):
             (("--devices", "99"), "--devices 99 is more than the 8 devices"),
             (("--devices", "4", "--shape", "1,8,6,2"), "do not divide over 4 devices"),
             (
-                ("--contender", "lax.all_to_all", "--operation", "dispatch_by_plan"),
-                "lax.all_to_all cannot dispatch_by_plan",
+                ("--contender", "lax.all_to_all", "--operation", "redispatch"),
+                "lax.all_to_all cannot redispatch",
             ),
         ):
             with self.assertRaisesRegex(SystemExit, message):

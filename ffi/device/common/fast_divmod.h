@@ -9,10 +9,10 @@ namespace jax_ep {
 
 // Of numbers from 0 to 2^31 - 1, by 1 to 2^31 - 1. T. Granlund, P. Montgomery: "Division by
 // Invariant Integers using Multiplication", PLDI 1994, figure 4.1.
-class Divisor {
+class FastDivmod {
  public:
-  Divisor() = default;
-  JAX_EP_HOST_DEVICE explicit Divisor(int32_t divisor) : divisor_(divisor) {
+  FastDivmod() = default;
+  JAX_EP_HOST_DEVICE explicit FastDivmod(int32_t divisor) : divisor_(divisor) {
     while (uint64_t{1} << shift_ < static_cast<uint64_t>(divisor)) ++shift_;
     const uint64_t excess = (uint64_t{1} << shift_) - static_cast<uint64_t>(divisor);
     multiplier_ = static_cast<uint32_t>((excess << 32) / static_cast<uint64_t>(divisor) + 1);

@@ -1,4 +1,4 @@
-// Threads that do something together.
+// ThreadGroup that do something together.
 #ifndef JAX_EP_DEVICE_COMMON_THREAD_GROUP_CUH_
 #define JAX_EP_DEVICE_COMMON_THREAD_GROUP_CUH_
 
@@ -7,16 +7,16 @@
 namespace jax_ep {
 
 // This one's number among them, and how many there are.
-struct Threads {
+struct ThreadGroup {
   int64_t number;
   int64_t count;
 
-  __device__ static Threads OfGrid() {
+  __device__ static ThreadGroup Grid() {
     return {int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x};
   }
-  __device__ static Threads OfBlock() { return {threadIdx.x, blockDim.x}; }
+  __device__ static ThreadGroup Block() { return {threadIdx.x, blockDim.x}; }
   // The first ones of the block; this is one of them.
-  __device__ static Threads OfFirst(int count) { return {threadIdx.x, count}; }
+  __device__ static ThreadGroup FirstThreads(int count) { return {threadIdx.x, count}; }
 
   // All threads of a block, or its first ones.
   __device__ void Sync() const {

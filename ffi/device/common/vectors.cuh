@@ -7,10 +7,10 @@
 namespace jax_ep {
 
 template <typename Type>
-inline constexpr int kPerChunk = 4 * Type::kPerWord;
+inline constexpr int kPerVector = 4 * Type::kPerWord;
 
 template <typename Type>
-__device__ inline void UnpackChunk(uint4 chunk, float (&values)[kPerChunk<Type>]) {
+__device__ inline void UnpackVector(uint4 chunk, float (&values)[kPerVector<Type>]) {
   Type::Unpack(chunk.x, values);
   Type::Unpack(chunk.y, values + Type::kPerWord);
   Type::Unpack(chunk.z, values + 2 * Type::kPerWord);
@@ -18,7 +18,7 @@ __device__ inline void UnpackChunk(uint4 chunk, float (&values)[kPerChunk<Type>]
 }
 
 template <typename Type>
-__device__ inline uint4 PackChunk(const float (&values)[kPerChunk<Type>]) {
+__device__ inline uint4 PackVector(const float (&values)[kPerVector<Type>]) {
   return make_uint4(Type::Pack(values), Type::Pack(values + Type::kPerWord),
                     Type::Pack(values + 2 * Type::kPerWord),
                     Type::Pack(values + 3 * Type::kPerWord));

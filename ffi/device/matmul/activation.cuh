@@ -43,7 +43,7 @@ __device__ inline Activated ActivateFast(const ActivationFunction& f, float x) {
   const float square = x * x;
   // exp(-argument) as a power of two; an infinite one makes a sigmoid of 0.
   const float exponent = (f.power_linear + f.power_cubic * square) * x;
-  const float sigmoid = Reciprocal(1.0f + PowerOf2(exponent));
+  const float sigmoid = ReciprocalApprox(1.0f + Exp2Approx(exponent));
   return ActivateSmooth(f, x, square, sigmoid);
 }
 

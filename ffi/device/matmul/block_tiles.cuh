@@ -65,7 +65,7 @@ class MatmulTiles {
     tile->row = at.first_row + place.m;
     tile->n = static_cast<int32_t>(n);
     tile->num_n = static_cast<int32_t>(num_n - n);
-    if constexpr (kIsGradient<kKind>) {
+    if constexpr (kIsRhsGradient<kKind>) {
       tile->left = at.first_row * problem_.left.pitch + m;
       tile->right = at.first_row * problem_.right.pitch + n;
       tile->out = (group * problem_.num_m + m) * num_n + n;

@@ -36,7 +36,7 @@ __device__ inline float StoreElement(void* to, int64_t at, float value) {
 template <typename T>
 __device__ void StoreActivated(const MatmulProblem& problem, int group, int64_t row, int n,
                                float gate, float up) {
-  const Epilogue& epilogue = problem.epilogue;
+  const EpilogueParams& epilogue = problem.epilogue;
   const ActivationFunction& f = epilogue.activation;
   const int64_t columns = problem.num_n;
   const int64_t pitch = f.is_gated ? 2 * columns : columns;

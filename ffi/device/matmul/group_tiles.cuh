@@ -81,7 +81,7 @@ class GroupTiles {
 
   // The result has the group's rows, or, of a gradient, the matrix's.
   __device__ Layout LayoutOfRows(int32_t group_rows) const {
-    return {kIsGradient<kKind> ? problem_.num_m : group_rows, tiles_n_};
+    return {kIsRhsGradient<kKind> ? problem_.num_m : group_rows, tiles_n_};
   }
 
   const MatmulProblem& problem_;

@@ -29,7 +29,7 @@ __device__ inline uint4 ReadChunk(const float* from, int count) {
   float values[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) values[i] = i < count ? from[i] : 0;
-  return PackChunk<T>(values);
+  return PackVector<T>(values);
 }
 
 // The same for aligned rows, whose numbers of elements are multiples of 4.
@@ -39,7 +39,7 @@ __device__ inline uint4 ReadChunk(const float4* from, int count) {
   const float4 low = count > 0 ? from[0] : none;
   const float4 high = count > 4 ? from[1] : none;
   const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  return PackChunk<T>(values);
+  return PackVector<T>(values);
 }
 
 // Which elements of a line a tile takes: neighbours, or 32 of a gate and then the 32 that it
@@ -62,7 +62,7 @@ template <int kLines, int kElements, int kThreads>
 struct OperandTile {
   static constexpr int kBytes = kLines * kElements * 2;
 
-  // Elements of 16 bytes: what a lane copies, and a row of a matrix of LoadMatrices.
+  // Elements of 16 bytes: what a lane copies, and a row of a matrix of LdMatrix.
   static constexpr int kChunk = 8;
   static constexpr int kChunksOfLine = kElements / kChunk;
   static constexpr int kChunksOfThread = kLines * kChunksOfLine / kThreads;
@@ -71,7 +71,7 @@ struct OperandTile {
   static_assert(kLines % 16 == 0 && kElements % 16 == 0, "fragments are 16 x 16");
 
   // Where a chunk is, in bytes. Shared memory serves 128 bytes at once, 16 from each of 8 columns.
-  // LoadMatrices reads the same chunk of 8 lines that follow on a multiple of 8, so these must fall
+  // LdMatrix reads the same chunk of 8 lines that follow on a multiple of 8, so these must fall
   // into 8 columns. Lines of 128 bytes or more all begin in the same column, which the XOR with the
   // line makes different; with 64 bytes every second line does. Copies write neighbouring chunks,
   // which are in different columns in either case.
@@ -82,8 +82,8 @@ struct OperandTile {
   }
 
   // Fills the tile with the matrix from element `from` on. What is not in `lines` x `elements`,
-  // which may be negative, is not read and becomes zeros. Complete after CommitCopies,
-  // WaitForCopies and a barrier. kCopied: the matrix is known to be aligned and of 16 bits.
+  // which may be negative, is not read and becomes zeros. Complete after CpAsyncCommitGroup,
+  // CpAsyncWaitGroup and a barrier. kCopied: the matrix is known to be aligned and of 16 bits.
   template <typename T, bool kCopied, bool kMayBeFloat32>
   __device__ static void Fill(uint32_t tile, const MatmulOperand& matrix, int64_t from, int lines,
                               TileColumns columns) {
@@ -114,7 +114,7 @@ struct OperandTile {
     const int third = lane / 16;
     line += lane % 8 + 8 * (kLinesFirst ? second : third);
     chunk += kLinesFirst ? third : second;
-    LoadMatrices<kTransposed>(tile + Offset(line, chunk), matrices);
+    LdMatrix<kTransposed>(tile + Offset(line, chunk), matrices);
   }
 
  private:
@@ -129,7 +129,7 @@ struct OperandTile {
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {
       const int line = threadIdx.x / kChunksOfLine + i * kLinesAtOnce;
-      CopyAsync<16>(tile + Offset(line, chunk), from + line * pitch, line < lines && is_there);
+      CpAsync<16>(tile + Offset(line, chunk), from + line * pitch, line < lines && is_there);
     }
   }
 
@@ -150,7 +150,7 @@ struct OperandTile {
 #pragma unroll
     for (int i = 0; i < kChunksOfThread; ++i) {
       const int line = threadIdx.x / kChunksOfLine + i * kLinesAtOnce;
-      StoreChunk(tile + Offset(line, chunk), chunks[i]);
+      StoreShared(tile + Offset(line, chunk), chunks[i]);
     }
   }
 };

@@ -3,23 +3,21 @@
 #define JAX_EP_DEVICE_MATMUL_PROBLEM_H_
 
 #include "ffi/device/common/integers.h"
+#include "ffi/device/common/limits.h"
 
 namespace jax_ep {
-
-// Row, column and tile numbers are 32-bit on the device, with room to count past the end.
-inline constexpr int64_t kMaxMatmulSize = int64_t{1} << 30;
 
 // For each group, out[m, n] = sum over k of left[m, k] * right[k, n].
 enum class MatmulKind {
   kForward,            // m: the group's rows; left is lhs, right is rhs[group]
   kForwardTransposed,  // the same, but rhs[group] is stored as [n, k]
-  kGradient,           // k: the group's rows; left is stored as [k, m], out is [group, m, n]
-  kActivation,         // kForward, and what Epilogue says
-  kActivationGradient  // kForwardTransposed, and what Epilogue says
+  kRhsGradient,        // k: the group's rows; left is stored as [k, m], out is [group, m, n]
+  kActivation,         // kForward, and what EpilogueParams says
+  kActivationGradient  // kForwardTransposed, and what EpilogueParams says
 };
 
 template <MatmulKind kKind>
-inline constexpr bool kIsGradient = kKind == MatmulKind::kGradient;
+inline constexpr bool kIsRhsGradient = kKind == MatmulKind::kRhsGradient;
 JAX_EP_HOST_DEVICE constexpr bool IsTransposed(MatmulKind kind) {
   return kind == MatmulKind::kForwardTransposed || kind == MatmulKind::kActivationGradient;
 }
@@ -42,7 +40,7 @@ struct ActivationFunction {
 
 // What kActivation and kActivationGradient make of sums. `out` has F columns; pre-activations have
 // F, or 2F if the activation is gated: F of gate, F of up.
-struct Epilogue {
+struct EpilogueParams {
   ActivationFunction activation;
   const float* bias;         // kActivation: [groups, pre-activations], or null
   const float* row_weights;  // of every row, or null
@@ -74,13 +72,13 @@ struct MatmulProblem {
   void* out;
   bool out_is_float32;  // else of the kernel's element type
   bool out_is_aligned;  // a lane's neighbouring elements may be stored at once
-  int32_t num_m;        // kGradient only
+  int32_t num_m;        // kRhsGradient only
   int32_t num_n;
   int32_t num_k;   // forward only
   int32_t tile_n;  // columns of the result in a tile: the kernel's, half of them if there are gates
   int32_t right_blocks;  // of columns side by side in a box of the right operand, see MatmulKernel
   GroupRows rows;
-  Epilogue epilogue;
+  EpilogueParams epilogue;
   int32_t tile_counter;  // of this launch alone, see TileClaims; negative: there is none
 };
 

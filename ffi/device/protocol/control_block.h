@@ -5,21 +5,21 @@
 #define JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 
 #include "ffi/device/common/integers.h"
+#include "ffi/device/common/limits.h"
 
 namespace jax_ep {
 
-inline constexpr int kMaxPeers = 64;
-
-enum class Operation : uint32_t { kDispatch, kDispatchByPlan, kCombine, kCeiling };
+enum class Operation : uint32_t { kDispatch, kRedispatch, kCombine, kBulkCopyCeiling };
 
 // The points of a call where ranks wait for each other, and what a rank waits for there.
-enum class Gate : uint32_t {
-  kReady,    // every peer has entered this call
-  kChunk,    // every peer has sent what it has for me of a part of its tokens, or of mine
-  kBrought,  // every peer has brought a part of my tokens, whose places others take then
+enum class WaitPoint : uint32_t {
+  kEntry,   // every peer has entered this call
+  kChunk,   // every peer has sent what it has for me of a part of its tokens, or of mine
+  kCredit,  // every peer has brought a part of my tokens, whose places others take then
 };
 
-// How a gate was passed; also the value of the abort word and, if not kPoisoned, of plan.status.
+// How a wait_point was passed; also the value of the abort word and, if not kPoisoned, of
+// plan.status.
 enum class Outcome : uint32_t {
   kArrived = 0,
   kTimeout = 1,      // a peer missed a deadline, here or elsewhere in the group
@@ -29,8 +29,8 @@ enum class Outcome : uint32_t {
 };
 
 // What a peer writes into my block, alone in its cache line so that polls do not collide.
-struct alignas(128) FlagLine {
-  uint64_t epoch;        // written last, with release
+struct alignas(128) EntryFlags {
+  uint64_t sequence;     // written last, with release
   uint64_t fingerprint;  // of the call; ready lines only
   uint64_t poisoned;     // 1 if the peer's plan has a status; ready lines only
 };
@@ -43,7 +43,7 @@ inline constexpr int kMaxTiles = 128;
 inline constexpr int kMaxChunks = 32;
 
 // Epochs, of each rank's chunks or of what each rank does with mine.
-using ChunkFlags = uint64_t[kMaxPeers][kMaxChunks];
+using ChunkFlags = uint64_t[kMaxRanks][kMaxChunks];
 
 // Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
 struct Progress {
@@ -54,8 +54,8 @@ struct Progress {
   uint32_t fill_tickets;                            // and of what is filled
   uint32_t senders;                                 // warps that came to send
   uint32_t failure;                                 // an Outcome: of a wait of any warp
-  uint32_t chunks_finished[kMaxPeers][kMaxChunks];  // parts of what goes to a rank, or all (0)
-  uint32_t chunks_brought[kMaxChunks];              // tokens of what comes from all ranks
+  uint32_t chunks_finished[kMaxRanks][kMaxChunks];  // parts of what goes to a rank, or all (0)
+  uint32_t chunks_expanded[kMaxChunks];             // tokens of what comes from all ranks
 };
 
 // Host-mapped memory: whom a rank waits for, or why it gave up. The device writes one of the second
@@ -65,9 +65,9 @@ struct AbortRecord {
   int32_t rank;     // that waits, or waited
   int32_t peer;     // that it waited for; itself if the outcome is kNoWorkspace
   Operation operation;
-  Gate gate;
+  WaitPoint wait_point;
   Outcome outcome;
-  uint64_t epoch;
+  uint64_t sequence;
   uint64_t generation;
 };
 
@@ -91,25 +91,25 @@ struct ControlBlock {
   uint64_t max_delay_ns;  // for tests: waits and signals are late by up to this; 0 normally
   AbortRecord* report;    // or null
   AbortRecord* warning;   // or null
-  Peer peers[kMaxPeers];  // by rank, mine included
+  Peer peers[kMaxRanks];  // by rank, mine included
 
   // Written by kernels of this device.
-  alignas(128) uint64_t epoch;            // calls completed; the running call is one more
+  alignas(128) uint64_t sequence;         // calls completed; the running call is one more
   alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
-  alignas(128) uint64_t warned;           // the latest gate and epoch that the host was told of
+  alignas(128) uint64_t warned;  // the latest wait_point and sequence that the host was told of
   alignas(128) Progress progress;
-  alignas(128) uint64_t tiles_counted[kMaxTiles];  // the latest epoch in which each was
+  alignas(128) uint64_t tiles_counted[kMaxTiles];  // the latest sequence in which each was
 
   // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
   alignas(128) uint32_t abort;
-  // By the epoch's parity: nobody waits before it signals, and its peers may still compare the last
-  // call's line.
-  FlagLine ready[2][kMaxPeers];
-  alignas(128) ChunkFlags sent;     // by each rank
-  alignas(128) ChunkFlags brought;  // by each rank, of what I sent
+  // By the sequence's parity: nobody waits before it signals, and its peers may still compare the
+  // last call's line.
+  EntryFlags entry[2][kMaxRanks];
+  alignas(128) ChunkFlags chunks_sent;  // by each rank
+  alignas(128) ChunkFlags credits;      // by each rank, of what I sent
 };
 
-static_assert(sizeof(FlagLine) == 128);
+static_assert(sizeof(EntryFlags) == 128);
 static_assert(sizeof(ControlBlock) % 128 == 0);
 
 }  // namespace jax_ep

@@ -9,7 +9,7 @@ namespace jax_ep {
 
 // Counts a part of some work as finished, by the threads of a block that did it. `to_peers`: it
 // stored to peers.
-__device__ inline void FinishPart(uint32_t* finished, bool to_peers, const Threads& threads) {
+__device__ inline void FinishItem(uint32_t* finished, bool to_peers, const ThreadGroup& threads) {
   threads.Sync();  // their accesses happen before what the first one does next
   if (threads.number == 0) {
     // The fence makes this block's stores to peers performed at system scope here. The last block's
@@ -41,7 +41,7 @@ __device__ inline BlockEnd CountBlock(const Call& call, Outcome outcome) {
 }
 
 // What the last block finds. By all of its threads.
-__device__ inline Outcome FailureOf(const Call& call, const BlockEnd& end) {
+__device__ inline Outcome FailureOutcome(const Call& call, const BlockEnd& end) {
   if (!end.has_failed) return Outcome::kArrived;
   const auto failure = static_cast<Outcome>(LoadAcquireDevice(&call.control->progress.failure));
   __syncthreads();  // before it is reset
@@ -49,50 +49,52 @@ __device__ inline Outcome FailureOf(const Call& call, const BlockEnd& end) {
 }
 
 // Tells the peers that this rank has entered the call. By one warp.
-__device__ inline void Enter(const Call& call, uint64_t epoch, bool poisoned) {
+__device__ inline void SignalEntry(const Call& call, uint64_t sequence, bool poisoned) {
   const ControlBlock* const control = call.control;
-  Delay(call, epoch, 2);
+  InjectDelay(call, sequence, 2);
   ForPeers(control, [&](int peer) {
-    FlagLine* const line = &control->peers[peer].control->ready[epoch % 2][control->rank];
+    EntryFlags* const line = &control->peers[peer].control->entry[sequence % 2][control->rank];
     StoreRelaxedSystem(&line->fingerprint, CurrentFingerprint(call));
     StoreRelaxedSystem(&line->poisoned, poisoned ? 1 : 0);
     // Release: after the rest of the line, and all that this rank's last call did.
-    // SIGNAL_READY
-    StoreReleaseSystem(&line->epoch, epoch);
+    // SIGNAL_ENTRY
+    StoreReleaseSystem(&line->sequence, sequence);
   });
 }
 
 // The same by the first warp of the threads that have the first ticket. There has to be memory for
 // the call.
-__device__ inline void EnterFirst(const Call& call, uint64_t epoch, int ticket, bool poisoned,
-                                  const Threads& threads) {
-  if (ticket == 0 && threads.number < 32 && MayPush(call)) Enter(call, epoch, poisoned);
+__device__ inline void SignalEntryOnFirstTicket(const Call& call, uint64_t sequence, int ticket,
+                                                bool poisoned, const ThreadGroup& threads) {
+  if (ticket == 0 && threads.number < 32 && MayStoreToPeers(call))
+    SignalEntry(call, sequence, poisoned);
 }
 
-// Sets this rank's flag of a chunk at all peers: what they wait for at the gate. By one warp.
-__device__ inline void SignalChunk(const Call& call, Gate gate, int chunk, uint64_t epoch) {
+// Sets this rank's flag of a chunk at all peers: what they wait for at the wait_point. By one warp.
+__device__ inline void SignalChunk(const Call& call, WaitPoint wait_point, int chunk,
+                                   uint64_t sequence) {
   const ControlBlock* const control = call.control;
   ForPeers(control, [&](int peer) {
-    ChunkFlags& flags = FlagsOf(control->peers[peer].control, gate);
-    StoreReleaseSystem(&flags[control->rank][chunk], epoch);
+    ChunkFlags& flags = ChunkFlagsAt(control->peers[peer].control, wait_point);
+    StoreReleaseSystem(&flags[control->rank][chunk], sequence);
   });
 }
 
 // The same, if lane 0 has counted the chunk's last part.
-__device__ inline void SignalIfLast(const Call& call, bool is_last, Gate gate, int chunk,
-                                    uint64_t epoch, uint32_t salt) {
-  if (!__shfl_sync(kWholeWarp, is_last, 0)) return;
-  Delay(call, epoch, salt);
+__device__ inline void SignalIfLast(const Call& call, bool is_last, WaitPoint wait_point, int chunk,
+                                    uint64_t sequence, uint32_t salt) {
+  if (!__shfl_sync(kFullWarp, is_last, 0)) return;
+  InjectDelay(call, sequence, salt);
   __syncwarp();  // what lane 0 may have acquired by counting comes before each lane's release
-  SignalChunk(call, gate, chunk, epoch);
+  SignalChunk(call, wait_point, chunk, sequence);
 }
 
-// Ends the call: the next is the next epoch, and the next kernel of the stream, or the next replay,
-// finds nothing handed out. By the last block.
-__device__ inline void FinishCall(const Call& call, uint64_t epoch) {
+// Ends the call: the next is the next sequence, and the next kernel of the stream, or the next
+// replay, finds nothing handed out. By the last block.
+__device__ inline void FinishCall(const Call& call, uint64_t sequence) {
   ControlBlock* const control = call.control;
   if (threadIdx.x == 0) {
-    control->epoch = epoch;
+    control->sequence = sequence;
     control->blocks_finished = 0;
   }
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
@@ -104,18 +106,19 @@ __device__ inline void FinishCall(const Call& call, uint64_t epoch) {
 
 // The end of a small call, by all threads of all blocks; `outcome` is that of this thread's warp.
 // If results have to be made safe, says why, in all threads of the block that has to do it.
-__device__ inline Outcome FinishSmallCall(const Call& call, uint64_t epoch, Outcome outcome) {
+__device__ inline Outcome FinishLowLatencyCall(const Call& call, uint64_t sequence,
+                                               Outcome outcome) {
   // All ranks wait in every call until all have entered it. One warp here, which has least to do.
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
-    const Outcome others = PassGate(call, epoch);
+    const Outcome others = WaitForEntry(call, sequence);
     if (others != Outcome::kArrived) outcome = others;
   }
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return Outcome::kArrived;
-  const Outcome failure = FailureOf(call, end);
+  const Outcome failure = FailureOutcome(call, end);
   if (threadIdx.x == 0) {  // FinishCall, of what it uses alone: 18 instructions less
     ControlBlock* const control = call.control;
-    control->epoch = epoch;
+    control->sequence = sequence;
     control->blocks_finished = 0;
     control->progress.warp_tickets = 0;
     control->progress.failure = 0;

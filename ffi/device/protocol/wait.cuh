@@ -14,11 +14,11 @@
 
 namespace jax_ep {
 
-inline constexpr uint32_t kWholeWarp = 0xffffffffu;
+inline constexpr uint32_t kFullWarp = 0xffffffffu;
 
 // Stable while the kernel of the call runs: its last block advances it when all others
 // have counted themselves finished.
-__device__ inline uint64_t CurrentEpoch(const Call& call) { return call.control->epoch + 1; }
+__device__ inline uint64_t CurrentSequence(const Call& call) { return call.control->sequence + 1; }
 
 // What peers compare: a generation more is another call, too.
 __device__ inline uint64_t CurrentFingerprint(const Call& call) {
@@ -26,10 +26,10 @@ __device__ inline uint64_t CurrentFingerprint(const Call& call) {
 }
 
 // For tests: makes orders happen that are rare by themselves.
-__device__ inline void Delay(const Call& call, uint64_t epoch, uint32_t salt) {
+__device__ inline void InjectDelay(const Call& call, uint64_t sequence, uint32_t salt) {
   const uint64_t most = call.control->max_delay_ns;
   if (most == 0) return;
-  uint64_t hash = (epoch * 64 + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
+  uint64_t hash = (sequence * 64 + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
   hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9ull;
   const uint64_t delay = (hash >> 33) % most;
   for (const uint64_t start = Nanoseconds(); Nanoseconds() - start < delay;) __nanosleep(200);
@@ -37,29 +37,30 @@ __device__ inline void Delay(const Call& call, uint64_t epoch, uint32_t salt) {
 
 // By one thread.
 __device__ inline void WriteRecord(const Call& call, AbortRecord* record, Outcome outcome,
-                                   Gate gate, int peer, uint64_t epoch) {
+                                   WaitPoint wait_point, int peer, uint64_t sequence) {
   const ControlBlock* const control = call.control;
   record->rank = control->rank;
   record->peer = peer;
   record->operation = call.operation;
-  record->gate = gate;
+  record->wait_point = wait_point;
   record->outcome = outcome;
-  record->epoch = epoch;
+  record->sequence = sequence;
   record->generation = control->generation;
   // Release: the host that sees it posted sees the fields.
   StoreReleaseSystem(&record->posted, 1u);
 }
 
-// Tells the host whom this rank waits for, once a gate and device. By one thread.
-__device__ inline void WarnHost(const Call& call, Gate gate, int peer, uint64_t epoch) {
+// Tells the host whom this rank waits for, once a wait_point and device. By one thread.
+__device__ inline void WarnHost(const Call& call, WaitPoint wait_point, int peer,
+                                uint64_t sequence) {
   ControlBlock* const control = call.control;
   if (control->warning == nullptr) return;
-  const uint64_t key = epoch * 4 + static_cast<uint32_t>(gate);
+  const uint64_t key = sequence * 4 + static_cast<uint32_t>(wait_point);
   const uint64_t before = LoadAcquireSystem(&control->warned);
   if (before >= key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
   // The host has yet to read another: it will be told of that one.
   if (LoadAcquireSystem(&control->warning->posted) != 0) return;
-  WriteRecord(call, control->warning, Outcome::kArrived, gate, peer, epoch);
+  WriteRecord(call, control->warning, Outcome::kArrived, wait_point, peer, sequence);
 }
 
 // use(peer), of each rank but mine. By one warp.
@@ -72,7 +73,7 @@ __device__ inline void ForPeers(const ControlBlock* control, Use use) {
 }
 
 // Tells all peers to end this call and all later ones of the generation. By one warp.
-__device__ inline void PassOnAbort(const Call& call, uint32_t word) {
+__device__ inline void ForwardAbort(const Call& call, uint32_t word) {
   const ControlBlock* const control = call.control;
   ForPeers(control, [&](int peer) {
     // Nothing is published by this word; its order does not matter. It may replace another cause.
@@ -81,23 +82,23 @@ __device__ inline void PassOnAbort(const Call& call, uint32_t word) {
 }
 
 // Ends this call and all later ones of the generation, on all ranks. By one warp.
-__device__ inline void AbortGroup(const Call& call, Outcome outcome, Gate gate, int peer,
-                                  uint64_t epoch) {
+__device__ inline void AbortGroup(const Call& call, Outcome outcome, WaitPoint wait_point, int peer,
+                                  uint64_t sequence) {
   ControlBlock* const control = call.control;
   const auto word = static_cast<uint32_t>(outcome);
   // The first of this device reports. Who finds the word set by a peer leaves the report to that.
   const bool is_leader = threadIdx.x % 32 == 0;
   if (is_leader && CompareAndSwapSystem(&control->abort, 0, word) == 0 && control->report) {
-    WriteRecord(call, control->report, outcome, gate, peer, epoch);
+    WriteRecord(call, control->report, outcome, wait_point, peer, sequence);
   }
-  PassOnAbort(call, word);
+  ForwardAbort(call, word);
 }
 
 // How long a wait may go on. By one whole warp.
-class Patience {
+class Deadline {
  public:
-  __device__ Patience(const Call& call, Gate gate, uint64_t epoch)
-      : call_(call), gate_(gate), epoch_(epoch) {
+  __device__ Deadline(const Call& call, WaitPoint wait_point, uint64_t sequence)
+      : call_(call), wait_point_(wait_point), sequence_(sequence) {
     Restart();
   }
   __device__ void Restart() { start_ = Nanoseconds(); }
@@ -105,31 +106,31 @@ class Patience {
   // Between two looks for `peer`; kArrived if there may be another. All lanes return the same.
   __device__ Outcome Try(uint32_t peer) {
     const ControlBlock* const control = call_.control;
-    const uint64_t limit =
-        gate_ == Gate::kReady ? control->entry_deadline_ns : control->progress_deadline_ns;
-    const uint64_t waited = __shfl_sync(kWholeWarp, Nanoseconds() - start_, 0);
+    const uint64_t limit = wait_point_ == WaitPoint::kEntry ? control->entry_deadline_ns
+                                                            : control->progress_deadline_ns;
+    const uint64_t waited = __shfl_sync(kFullWarp, Nanoseconds() - start_, 0);
     if (waited > limit) {
-      AbortGroup(call_, Outcome::kTimeout, gate_, static_cast<int>(peer), epoch_);
+      AbortGroup(call_, Outcome::kTimeout, wait_point_, static_cast<int>(peer), sequence_);
       return Outcome::kTimeout;
     }
     if (waited > control->warning_ns && !warned_) {
       warned_ = true;
-      if (threadIdx.x % 32 == 0) WarnHost(call_, gate_, static_cast<int>(peer), epoch_);
+      if (threadIdx.x % 32 == 0) WarnHost(call_, wait_point_, static_cast<int>(peer), sequence_);
     }
     return Outcome::kArrived;
   }
 
  private:
   const Call& call_;
-  const Gate gate_;
-  const uint64_t epoch_;
+  const WaitPoint wait_point_;
+  const uint64_t sequence_;
   uint64_t start_;
   bool warned_ = false;
 };
 
 // Something in this kernel ended like this: for the last block. By one thread. That a peer is
 // poisoned counts less than that the group is aborted.
-__device__ inline void NoteFailure(const Call& call, Outcome outcome) {
+__device__ inline void RecordFailure(const Call& call, Outcome outcome) {
   uint32_t* const failure = &call.control->progress.failure;
   const auto word = static_cast<uint32_t>(outcome);
   if (outcome == Outcome::kPoisoned) {
@@ -140,48 +141,48 @@ __device__ inline void NoteFailure(const Call& call, Outcome outcome) {
 }
 
 // What a small call by a plan begins with: a plan that has a status poisons it. By all threads.
-__device__ inline Outcome OutcomeOfPlan(const Call& call, const int32_t* status) {
+__device__ inline Outcome PlanOutcome(const Call& call, const int32_t* status) {
   if (*status == 0) return Outcome::kArrived;
-  if (threadIdx.x == 0) NoteFailure(call, Outcome::kPoisoned);
+  if (threadIdx.x == 0) RecordFailure(call, Outcome::kPoisoned);
   return Outcome::kPoisoned;
 }
 
-// Waits until flag(peer), an address, has reached `epoch` for every peer; arrived() then reads what
-// came with the flags. By one whole warp; all lanes return the same.
+// Waits until flag(peer), an address, has reached `sequence` for every peer; arrived() then reads
+// what came with the flags. By one whole warp; all lanes return the same.
 template <typename Flag, typename Arrived>
-__device__ inline Outcome WaitForFlags(const Call& call, Gate gate, uint64_t epoch, Flag flag,
-                                       Arrived arrived) {
+__device__ inline Outcome WaitForFlags(const Call& call, WaitPoint wait_point, uint64_t sequence,
+                                       Flag flag, Arrived arrived) {
   const ControlBlock* const control = call.control;
-  Patience patience(call, gate, epoch);
+  Deadline patience(call, wait_point, sequence);
   while (true) {
-    // Acquire: what the peer did before it released this epoch has happened. At kReady that is all
-    // of its last call, at kChunk what it has sent, too.
-    uint32_t missing = kMaxPeers;
+    // Acquire: what the peer did before it released this sequence has happened. At kEntry that is
+    // all of its last call, at kChunk what it has sent, too.
+    uint32_t missing = kMaxRanks;
     ForPeers(control, [&](int peer) {
-      const bool is_there = LoadAcquireSystem(flag(peer)) >= epoch;
+      const bool is_there = LoadAcquireSystem(flag(peer)) >= sequence;
       if (!is_there) missing = min(missing, static_cast<uint32_t>(peer));
     });
-    missing = __reduce_min_sync(kWholeWarp, missing);
+    missing = __reduce_min_sync(kFullWarp, missing);
     // It counts more than the flags, so it is loaded after them.
     const uint32_t word = LoadRelaxedSystem(&control->abort);
-    if (missing == kMaxPeers) arrived();  // meanwhile
-    const uint32_t aborted = __shfl_sync(kWholeWarp, word, 0);
+    if (missing == kMaxRanks) arrived();  // meanwhile
+    const uint32_t aborted = __shfl_sync(kFullWarp, word, 0);
     // It is passed on before anybody hears of it here: this rank goes on to signal parts for which
     // nothing was stored, and who sees the signal shall see the abort.
     if (aborted != 0) {
-      PassOnAbort(call, aborted);
+      ForwardAbort(call, aborted);
       return static_cast<Outcome>(aborted);
     }
-    if (missing == kMaxPeers) return Outcome::kArrived;
+    if (missing == kMaxRanks) return Outcome::kArrived;
     const Outcome end = patience.Try(missing);
     if (end != Outcome::kArrived) return end;
     __nanosleep(40);
   }
 }
 
-// What a peer's line says, when its epoch has come: it is this call's. The next one's stands
+// What a peer's line says, when its sequence has come: it is this call's. The next one's stands
 // elsewhere, and in the one after that the peer has seen me enter the next. By any lanes.
-__device__ inline Outcome ReadLine(const Call& call, const FlagLine& line) {
+__device__ inline Outcome ReadEntryFlags(const Call& call, const EntryFlags& line) {
   if (LoadRelaxedSystem(&line.fingerprint) != CurrentFingerprint(call)) return Outcome::kMismatch;
   return LoadRelaxedSystem(&line.poisoned) != 0 ? Outcome::kPoisoned : Outcome::kArrived;
 }
@@ -195,42 +196,42 @@ __device__ inline bool HasWorkspace(const Call& call) {
 // Whether a call may store to its peers, and signal, before it has waited: an abort says that this
 // rank may be ahead of one that still reads what an earlier call stored. By one whole warp; all
 // lanes return the same.
-__device__ inline bool MayPush(const Call& call) {
-  return __shfl_sync(kWholeWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
+__device__ inline bool MayStoreToPeers(const Call& call) {
+  return __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
 }
 
-__device__ inline Outcome WaitForEntry(const Call& call, uint64_t epoch) {
+__device__ inline Outcome PollEntry(const Call& call, uint64_t sequence) {
   const ControlBlock* const control = call.control;
   if (!HasWorkspace(call)) {
-    AbortGroup(call, Outcome::kNoWorkspace, Gate::kReady, control->rank, epoch);
+    AbortGroup(call, Outcome::kNoWorkspace, WaitPoint::kEntry, control->rank, sequence);
     return Outcome::kNoWorkspace;
   }
-  const FlagLine* const lines = control->ready[epoch % 2];
-  uint32_t other = kMaxPeers;
+  const EntryFlags* const lines = control->entry[sequence % 2];
+  uint32_t other = kMaxRanks;
   bool poisoned = false;
-  const auto flag = [&](int peer) { return &lines[peer].epoch; };
-  const Outcome outcome = WaitForFlags(call, Gate::kReady, epoch, flag, [&] {  // WAIT_READY
-    // Stored by the peer before its release of `epoch`, which this lane has acquired.
+  const auto flag = [&](int peer) { return &lines[peer].sequence; };
+  const Outcome outcome = WaitForFlags(call, WaitPoint::kEntry, sequence, flag, [&] {  // WAIT_ENTRY
+    // Stored by the peer before its release of `sequence`, which this lane has acquired.
     ForPeers(control, [&](int peer) {
-      const Outcome said = ReadLine(call, lines[peer]);
+      const Outcome said = ReadEntryFlags(call, lines[peer]);
       if (said == Outcome::kMismatch) other = min(other, static_cast<uint32_t>(peer));
       poisoned |= said == Outcome::kPoisoned;
     });
   });
   if (outcome != Outcome::kArrived) return outcome;
-  other = __reduce_min_sync(kWholeWarp, other);
-  if (other != kMaxPeers) {
-    AbortGroup(call, Outcome::kMismatch, Gate::kReady, other, epoch);
+  other = __reduce_min_sync(kFullWarp, other);
+  if (other != kMaxRanks) {
+    AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, other, sequence);
     return Outcome::kMismatch;
   }
-  return __any_sync(kWholeWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
+  return __any_sync(kFullWarp, poisoned) ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
-// The gate of every call: all ranks have entered it, and it is the same. By one whole warp; all
-// lanes return the same, and what each has acquired happens before what any does next.
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
-  const Outcome outcome = WaitForEntry(call, epoch);
-  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
+// The wait_point of every call: all ranks have entered it, and it is the same. By one whole warp;
+// all lanes return the same, and what each has acquired happens before what any does next.
+__device__ inline Outcome WaitForEntry(const Call& call, uint64_t sequence) {
+  const Outcome outcome = PollEntry(call, sequence);
+  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) RecordFailure(call, outcome);
   __syncwarp();
   return outcome;
 }
@@ -238,11 +239,11 @@ __device__ inline Outcome PassGate(const Call& call, uint64_t epoch) {
 // What the first warp of threads of a block waits for, for all of them. A barrier has to follow
 // before the next.
 template <typename Wait>
-__device__ inline Outcome WaitForAll(const Call& call, uint64_t epoch, const Threads& threads,
-                                     Wait wait) {
+__device__ inline Outcome WaitForAll(const Call& call, uint64_t sequence,
+                                     const ThreadGroup& threads, Wait wait) {
   __shared__ Outcome outcome;
   if (threads.number < 32) {
-    Delay(call, epoch, 1);
+    InjectDelay(call, sequence, 1);
     const Outcome mine = wait();
     if (threads.number == 0) outcome = mine;
   }
@@ -251,39 +252,42 @@ __device__ inline Outcome WaitForAll(const Call& call, uint64_t epoch, const Thr
   return outcome;
 }
 
-// The gate for threads of a block, each block for itself.
-__device__ inline Outcome PassGate(const Call& call, uint64_t epoch, const Threads& threads) {
-  return WaitForAll(call, epoch, threads, [&] { return PassGate(call, epoch); });
+// The wait_point for threads of a block, each block for itself.
+__device__ inline Outcome WaitForEntry(const Call& call, uint64_t sequence,
+                                       const ThreadGroup& threads) {
+  return WaitForAll(call, sequence, threads, [&] { return WaitForEntry(call, sequence); });
 }
 
-// What is set at a gate of chunks, kChunk or kBrought, in the block of the rank that waits there.
-__device__ inline ChunkFlags& FlagsOf(ControlBlock* control, Gate gate) {
-  return gate == Gate::kBrought ? control->brought : control->sent;
+// What is set at a wait_point of chunks, kChunk or kCredit, in the block of the rank that waits
+// there.
+__device__ inline ChunkFlags& ChunkFlagsAt(ControlBlock* control, WaitPoint wait_point) {
+  return wait_point == WaitPoint::kCredit ? control->credits : control->chunks_sent;
 }
 
-// Waits for a chunk of what every peer sends (kChunk), or has brought of mine (kBrought). By one
+// Waits for a chunk of what every peer sends (kChunk), or has brought of mine (kCredit). By one
 // whole warp; all lanes return the same.
-__device__ inline Outcome WaitForChunk(const Call& call, Gate gate, int chunk, uint64_t epoch) {
-  const ChunkFlags& flags = FlagsOf(call.control, gate);
+__device__ inline Outcome WaitForChunk(const Call& call, WaitPoint wait_point, int chunk,
+                                       uint64_t sequence) {
+  const ChunkFlags& flags = ChunkFlagsAt(call.control, wait_point);
   const auto flag = [&](int peer) { return &flags[peer][chunk]; };
-  const Outcome outcome = WaitForFlags(call, gate, epoch, flag, [] {});
-  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) NoteFailure(call, outcome);
+  const Outcome outcome = WaitForFlags(call, wait_point, sequence, flag, [] {});
+  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) RecordFailure(call, outcome);
   __syncwarp();  // what each lane has acquired happens before what any does next
   return outcome;
 }
 
 // How many chunks, the first ones, have come from all peers, at a look. By one whole warp.
-__device__ inline int CountChunks(const Call& call, uint64_t epoch) {
+__device__ inline int CountChunks(const Call& call, uint64_t sequence) {
   static_assert(kMaxChunks == 32);  // one for each lane
   const ControlBlock* const control = call.control;
   bool is_there = true;
 #pragma unroll 1
   for (int peer = 0; peer < control->num_ranks; ++peer) {
     if (peer == control->rank) continue;
-    is_there &= LoadAcquireSystem(&control->sent[peer][threadIdx.x % 32]) >= epoch;
+    is_there &= LoadAcquireSystem(&control->chunks_sent[peer][threadIdx.x % 32]) >= sequence;
   }
   __syncwarp();  // what each lane has acquired happens before what any does next
-  const int missing = __ffs(~__ballot_sync(kWholeWarp, is_there));
+  const int missing = __ffs(~__ballot_sync(kFullWarp, is_there));
   return missing == 0 ? kMaxChunks : missing - 1;
 }
 

@@ -11,7 +11,7 @@
 namespace jax_ep {
 
 // The next part for these threads of a block.
-__device__ inline int NextTicket(uint32_t* tickets, const Threads& threads) {
+__device__ inline int NextTicket(uint32_t* tickets, const ThreadGroup& threads) {
   __shared__ int ticket;
   threads.Sync();  // the previous one has been read
   if (threads.number == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
@@ -20,18 +20,18 @@ __device__ inline int NextTicket(uint32_t* tickets, const Threads& threads) {
 }
 
 // Until all of `total` lower tickets are finished. By one thread.
-__device__ inline void AwaitFinished(const uint32_t* finished, uint32_t total) {
+__device__ inline void WaitForItems(const uint32_t* finished, uint32_t total) {
   while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
 }
 
 // The same by a block. What their blocks did is seen by the first thread, and by all of a block
 // after its next barrier.
-__device__ inline void AwaitParts(const uint32_t* finished, uint32_t total) {
-  if (threadIdx.x == 0) AwaitFinished(finished, total);
+__device__ inline void WaitForItemsOfBlock(const uint32_t* finished, uint32_t total) {
+  if (threadIdx.x == 0) WaitForItems(finished, total);
 }
 
 // The next part for this warp.
-__device__ inline int NextTicketOfWarp(uint32_t* tickets) {
+__device__ inline int NextWarpTicket(uint32_t* tickets) {
   int ticket = 0;
   if (threadIdx.x % 32 == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
   return __shfl_sync(0xffffffffu, ticket, 0);
@@ -39,9 +39,10 @@ __device__ inline int NextTicketOfWarp(uint32_t* tickets) {
 
 // The same, asked for one ahead: where a part waits for nothing that a higher ticket, which may be
 // this warp's next, has to do. A dispatch's tokens wait for what is earlier by a chunk.
-class WarpTickets {
+class WarpTicketPrefetch {
  public:
-  __device__ explicit WarpTickets(uint32_t* tickets, bool has_use = true) : tickets_(tickets) {
+  __device__ explicit WarpTicketPrefetch(uint32_t* tickets, bool has_use = true)
+      : tickets_(tickets) {
     if (has_use) Ask();
   }
 

@@ -9,7 +9,7 @@ namespace jax_ep {
 // One thread of a warp, always the same. The compiler knows that it is one, and keeps its addresses
 // and coordinates in the registers that copies take them from: a copy is 4 instructions then
 // instead of 13.
-__device__ inline bool IsElected() {
+__device__ inline bool ElectOne() {
   uint32_t is_elected;
   asm volatile(
       "{\n.reg .pred elected;\n"

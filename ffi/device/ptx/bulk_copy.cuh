@@ -17,7 +17,7 @@ __device__ inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, u
       : "memory");
 }
 
-// From shared memory; belongs to the thread's next CommitStores.
+// From shared memory; belongs to the thread's next BulkCommitGroup.
 __device__ inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                "r"(bytes)
@@ -27,24 +27,26 @@ __device__ inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
 // What this thread knows to have happened to memory, by an acquire of its own or a barrier after
 // another's, comes before the copies that it begins from here on; and copies that it knows to be
 // complete before its own accesses.
-__device__ inline void FenceProxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ inline void FenceProxyAsync() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Closes a batch of this thread's copies to tensors.
-__device__ inline void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void BulkCommitGroup() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 
 // Waits for all of this thread's batches but the last kPending: until their shared memory may be
 // written again, or until they are complete.
 template <int kPending>
-__device__ inline void WaitStoresRead() {
+__device__ inline void BulkWaitGroupRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 template <int kPending>
-__device__ inline void WaitStores() {
+__device__ inline void BulkWaitGroup() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // What this thread stored to shared memory is seen by copies that follow.
-__device__ inline void FenceAsyncProxy() {
+__device__ inline void FenceProxyAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 

@@ -24,7 +24,7 @@ __device__ inline void ClusterBarrier() {
 
 // An address of the shared space, as it is here, in a block of the cluster. The functions below
 // take such addresses.
-__device__ inline uint32_t InBlock(uint32_t address, int rank) {
+__device__ inline uint32_t MapToBlock(uint32_t address, int rank) {
   uint32_t result;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
@@ -34,10 +34,10 @@ __device__ inline uint32_t InBlock(uint32_t address, int rank) {
 // tells the other block nothing of what this thread has read or written. Whoever hands memory back
 // by it has waited, until matrix instructions had read it, or used the words that it loaded
 // (TileReader).
-__device__ inline void ArriveInCluster(uint32_t barrier) {
+__device__ inline void MbarrierArriveRemote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ inline void ArriveInClusterExpecting(uint32_t barrier, uint32_t bytes) {
+__device__ inline void MbarrierArriveExpectTxRemote(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(bytes)
                : "memory");
@@ -45,7 +45,7 @@ __device__ inline void ArriveInClusterExpecting(uint32_t barrier, uint32_t bytes
 
 // Stores 16 bytes; the barrier, of the same block, counts them when they are there. (A plain store
 // and an arrival that releases it cost a fence of all memory, half a microsecond.)
-__device__ inline void StoreInCluster(uint32_t to, const int32_t (&words)[4], uint32_t barrier) {
+__device__ inline void StoreAsyncRemote(uint32_t to, const int32_t (&words)[4], uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(to),

@@ -9,7 +9,7 @@ namespace jax_ep {
 // Copies kBytes. If !valid it writes zeros instead and reads nothing, wherever `from` points. Both
 // addresses are multiples of kBytes.
 template <int kBytes>
-__device__ inline void CopyAsync(uint32_t to, const void* from, bool valid) {
+__device__ inline void CpAsync(uint32_t to, const void* from, bool valid) {
   static_assert(kBytes == 4 || kBytes == 16, "of the sizes there are, those that are used");
   const int bytes = valid ? kBytes : 0;
   if constexpr (kBytes == 16) {
@@ -25,11 +25,11 @@ __device__ inline void CopyAsync(uint32_t to, const void* from, bool valid) {
 }
 
 // Closes a batch of this thread's copies.
-__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void CpAsyncCommitGroup() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits for this thread's batches but the last kPending. Other threads' need a barrier after it.
 template <int kPending>
-__device__ inline void WaitForCopies() {
+__device__ inline void CpAsyncWaitGroup() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 

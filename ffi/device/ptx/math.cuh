@@ -4,13 +4,13 @@
 
 namespace jax_ep {
 
-__device__ inline float PowerOf2(float x) {
+__device__ inline float Exp2Approx(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
 }
 
-__device__ inline float Reciprocal(float x) {
+__device__ inline float ReciprocalApprox(float x) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
   return reciprocal;

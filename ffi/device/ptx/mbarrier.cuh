@@ -8,12 +8,12 @@
 namespace jax_ep {
 
 // All addresses are of the shared space.
-__device__ inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {
+__device__ inline void MbarrierInit(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// After InitBarrier, before other threads and the copy engine see the barriers.
-__device__ inline void FenceBarrierInit() {
+// After MbarrierInit, before other threads and the copy engine see the barriers.
+__device__ inline void FenceMbarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
@@ -23,13 +23,13 @@ __device__ inline void Arrive(uint32_t barrier) {
 }
 
 // Arrives, and makes the phase wait for so many bytes of copies.
-__device__ inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+__device__ inline void MbarrierArriveExpectTx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
 // Returns when the phase of this parity is complete: what was copied for it can be read.
-__device__ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
+__device__ inline void MbarrierWait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "WAIT:\n"

@@ -114,7 +114,7 @@ __device__ inline void LoadRelaxedSystem(const void* address, uint64_t* low, uin
 
 // Data of my workspace, which peers store: ordered by a wait before, so the load itself is weak.
 // Volatile, because the compiler must neither move it across the gate nor make it an .nc load.
-__device__ inline uint4 LoadShared16(const uint4* address) {
+__device__ inline uint4 LoadGlobalNoAllocate(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
@@ -122,7 +122,7 @@ __device__ inline uint4 LoadShared16(const uint4* address) {
   return value;
 }
 
-__device__ inline int2 LoadShared8(const int2* address) {
+__device__ inline int2 LoadGlobalNoAllocate(const int2* address) {
   int2 value;
   asm volatile("ld.global.L1::no_allocate.v2.s32 {%0, %1}, [%2];"
                : "=r"(value.x), "=r"(value.y)
@@ -130,13 +130,13 @@ __device__ inline int2 LoadShared8(const int2* address) {
   return value;
 }
 
-__device__ inline int32_t LoadShared4(const int32_t* address) {
+__device__ inline int32_t LoadGlobalNoAllocate(const int32_t* address) {
   int32_t value;
   asm volatile("ld.global.L1::no_allocate.s32 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
 
-__device__ inline float LoadShared4(const float* address) {
+__device__ inline float LoadGlobalNoAllocate(const float* address) {
   float value;
   asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(address));
   return value;

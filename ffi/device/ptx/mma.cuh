@@ -10,7 +10,7 @@ namespace jax_ep {
 // matrix i, 16 bytes each. Lane l gets elements 2*(l%4) and 2*(l%4)+1 of row l/4 of each matrix,
 // or, if kTransposed, of column l/4.
 template <bool kTransposed>
-__device__ inline void LoadMatrices(uint32_t address, uint32_t (&matrices)[4]) {
+__device__ inline void LdMatrix(uint32_t address, uint32_t (&matrices)[4]) {
   if constexpr (kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -25,7 +25,7 @@ __device__ inline void LoadMatrices(uint32_t address, uint32_t (&matrices)[4]) {
 }
 
 // The reverse, on sm_90 and newer.
-__device__ inline void StoreMatrices(uint32_t address, const uint32_t (&matrices)[4]) {
+__device__ inline void StMatrix(uint32_t address, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
                : "memory");
@@ -37,22 +37,22 @@ __device__ inline void StoreMatrices(uint32_t address, const uint32_t (&matrices
 //   right  {k=t, n=g}, {k=t+8, n=g}
 //   sums   {m=g, n=t}, {m=g+8, n=t}
 template <typename T>
-__device__ void MultiplyAdd(float (&sums)[4], const uint32_t (&left)[4], const uint32_t* right);
+__device__ void Mma(float (&sums)[4], const uint32_t (&left)[4], const uint32_t* right);
 
-#define JAX_EP_MULTIPLY_ADD(TYPE, NAME)                                                          \
+#define JAX_EP_MMA(TYPE, NAME)                                                                   \
   template <>                                                                                    \
-  __device__ inline void MultiplyAdd<TYPE>(float (&sums)[4], const uint32_t (&left)[4],          \
-                                           const uint32_t* right) {                              \
+  __device__ inline void Mma<TYPE>(float (&sums)[4], const uint32_t (&left)[4],                  \
+                                   const uint32_t* right) {                                      \
     asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME                                   \
         ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                             \
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1])); \
   }
 
-JAX_EP_MULTIPLY_ADD(BFloat16, "bf16")
-JAX_EP_MULTIPLY_ADD(Float16, "f16")
+JAX_EP_MMA(BFloat16, "bf16")
+JAX_EP_MMA(Float16, "f16")
 
-#undef JAX_EP_MULTIPLY_ADD
+#undef JAX_EP_MMA
 
 }  // namespace jax_ep
 

@@ -17,18 +17,18 @@ __device__ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ inline void StoreChunk(uint32_t to, uint4 chunk) {
+__device__ inline void StoreShared(uint32_t to, uint4 chunk) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y),
                "r"(chunk.z), "r"(chunk.w)
                : "memory");
 }
 
-__device__ inline void StorePair(uint32_t to, const float* values) {
+__device__ inline void StoreShared(uint32_t to, const float* values) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(values[0]), "f"(values[1])
                : "memory");
 }
 
-__device__ inline uint4 LoadChunk(uint32_t from) {
+__device__ inline uint4 LoadShared(uint32_t from) {
   uint4 chunk;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)

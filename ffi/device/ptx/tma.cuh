@@ -8,7 +8,7 @@ namespace jax_ep {
 
 // Where a box of a tensor map begins; `column` is the innermost. Of maps whose boxes have several
 // blocks of columns side by side, `block` is the first one's number, else 0.
-struct BoxPlace {
+struct TmaCoordinates {
   int column;
   int row;
   int block;
@@ -18,8 +18,8 @@ struct BoxPlace {
 
 // Copies a box. What is outside of the tensor becomes zeros and counts as bytes, too. By one
 // thread.
-__device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t barrier,
-                               const BoxPlace& at) {
+__device__ inline void TmaLoad(uint32_t to, const void* tensor_map, uint32_t barrier,
+                               const TmaCoordinates& at) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
@@ -29,7 +29,7 @@ __device__ inline void CopyBox(uint32_t to, const void* tensor_map, uint32_t bar
 }
 
 // Copies a box to a tensor; what is outside of it is left out. By one thread.
-__device__ inline void StoreBox(const void* tensor_map, uint32_t from, const BoxPlace& at) {
+__device__ inline void TmaStore(const void* tensor_map, uint32_t from, const TmaCoordinates& at) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
           "l"(tensor_map),
@@ -37,9 +37,9 @@ __device__ inline void StoreBox(const void* tensor_map, uint32_t from, const Box
       : "memory");
 }
 
-// CopyBox to the same place in all blocks; the barrier at the same place of each counts its bytes.
-__device__ inline void CopyBoxToAll(uint32_t to, const void* tensor_map, uint32_t barrier,
-                                    const BoxPlace& at, uint16_t blocks) {
+// TmaLoad to the same place in all blocks; the barrier at the same place of each counts its bytes.
+__device__ inline void TmaLoadMulticast(uint32_t to, const void* tensor_map, uint32_t barrier,
+                                        const TmaCoordinates& at, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),

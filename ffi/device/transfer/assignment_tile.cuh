@@ -14,30 +14,30 @@ namespace jax_ep {
 // A tile of consecutive choices, counted by one block of kWarps warps, each of which has a stretch
 // of it. Bins are the experts, and one for bad ids; counts are kept in pairs of bins.
 template <int kWarps>
-class ChoiceTile {
+class AssignmentTile {
  public:
-  __device__ ChoiceTile(const Call& call, const int32_t* topk_ids, int tile)
+  __device__ AssignmentTile(const Call& call, const int32_t* topk_ids, int tile)
       : call_(call),
         ids_(topk_ids),
         tile_(tile),
         num_pairs_(CountPairs(call.num_experts)),
-        begin_(tile * call.tile_choices + threadIdx.x / 32 * (call.tile_choices / kWarps)),
-        end_(min(begin_ + call.tile_choices / kWarps, call.num_choices())),
+        begin_(tile * call.tile_assignments + threadIdx.x / 32 * (call.tile_assignments / kWarps)),
+        end_(min(begin_ + call.tile_assignments / kWarps, call.num_assignments())),
         counts_(reinterpret_cast<int2*>(DynamicSharedMemory())),
         routes_(RoutesOf(call, call.control->rank)) {}
 
   // With counts to all ranks if this is the last tile.
-  __device__ void Count(const Halves& halves, uint64_t epoch, const Threads& threads) {
-    const bool sends_totals = tile_ == call_.num_tiles - 1 && MayPush(call_);
+  __device__ void Count(const EagerBuffers& halves, uint64_t sequence, const ThreadGroup& threads) {
+    const bool sends_totals = tile_ == call_.num_tiles - 1 && MayStoreToPeers(call_);
     CountStretch();
     threads.Sync();
     AddWarps();
     threads.Sync();
-    if (threadIdx.x == 0) StoreReleaseDevice(&call_.control->tiles_counted[tile_], epoch);
+    if (threadIdx.x == 0) StoreReleaseDevice(&call_.control->tiles_counted[tile_], sequence);
     // Lower tickets, which wait for lower ones only.
 #pragma unroll 1
     for (int other = threadIdx.x; other < tile_; other += kThreads) {
-      while (LoadAcquireDevice(&call_.control->tiles_counted[other]) < epoch) __nanosleep(20);
+      while (LoadAcquireDevice(&call_.control->tiles_counted[other]) < sequence) __nanosleep(20);
     }
     threads.Sync();
     AddLowerTiles(halves, sends_totals);
@@ -81,7 +81,7 @@ class ChoiceTile {
 
   // This rank's, at a rank.
   __device__ static Route* RoutesOf(const Call& call, int rank) {
-    return call.Of<Route>(rank, kRoutes) + int64_t{call.control->rank} * call.num_choices();
+    return call.Of<Route>(rank, kRoutes) + int64_t{call.control->rank} * call.num_assignments();
   }
 
   __device__ int2* Counts(int warp) const { return counts_ + warp * num_pairs_; }
@@ -142,13 +142,13 @@ class ChoiceTile {
   }
 
   // And then where they begin among all of this rank.
-  __device__ void AddLowerTiles(const Halves& halves, bool sends_totals) {
+  __device__ void AddLowerTiles(const EagerBuffers& halves, bool sends_totals) {
 #pragma unroll 1
     for (int pair = threadIdx.x; pair < num_pairs_; pair += kThreads) {
       int2 before = {0, 0};
 #pragma unroll 4
       for (int tile = 0; tile < tile_; ++tile) {
-        const int2 count = LoadShared8(&TileCounts(tile)[pair]);
+        const int2 count = LoadGlobalNoAllocate(&TileCounts(tile)[pair]);
         before = make_int2(before.x + count.x, before.y + count.y);
       }
       if (sends_totals) {
@@ -158,7 +158,7 @@ class ChoiceTile {
 #pragma unroll 1
         for (int i = 1; i <= call_.num_ranks; ++i) {
           const int rank = call_.RankAfter(halves.rank(), i);
-          // SIGNAL_PIECE
+          // SIGNAL_SEGMENT
           StoreRelaxedSystem(&halves.Of(rank).counts()[halves.rank() * num_pairs_ + pair],
                              first | uint64_t{second} << 32, halves.tag());
         }

@@ -8,17 +8,17 @@
 
 namespace jax_ep {
 
-struct CombineStage {
+struct CombineParams {
   Call call;
   bool has_weights;
   bool has_scalars;
-  CombineTickets tickets;
+  CombineSchedule tickets;
   PlanOperands plan;
-  const void* y;             // rows[M]
-  const float* row_weights;  // [M]
-  const float* row_scalars;  // [M]
-  void* out;                 // rows[T]
-  float* choice_scalars;     // [T, K]
+  const void* y;              // rows[M]
+  const float* row_weights;   // [M]
+  const float* row_scalars;   // [M]
+  void* out;                  // rows[T]
+  float* assignment_scalars;  // [T, K]
 };
 
 }  // namespace jax_ep

@@ -18,7 +18,7 @@
 namespace jax_ep {
 
 // Chunks [first, end) of the row of one of a rank's tokens.
-struct CombineTicket {
+struct CombineItem {
   bool is_sum;  // to be added up, of this rank; else to be sent
   int32_t chunk;
   int32_t rank;
@@ -27,25 +27,25 @@ struct CombineTicket {
   int32_t end;
 };
 
-class CombineTickets {
+class CombineSchedule {
  public:
-  CombineTickets() = default;
-  JAX_EP_HOST_DEVICE CombineTickets(int32_t num_tokens, int32_t num_ranks, int32_t row_chunks,
-                                    int32_t most_chunks, int32_t num_warps)
+  CombineSchedule() = default;
+  JAX_EP_HOST_DEVICE CombineSchedule(int32_t num_tokens, int32_t num_ranks, int32_t row_vectors,
+                                     int32_t most_chunks, int32_t num_warps)
       : num_tokens_(num_tokens),
         num_ranks_(num_ranks),
-        row_chunks_(row_chunks),
+        row_chunks_(row_vectors),
         tokens_of_chunk_(CeilDivide(num_tokens, most_chunks)),
         num_chunks_(num_tokens == 0 ? 0 : CeilDivide(num_tokens, tokens_of_chunk_)) {
-    const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_chunks / kTicketsAtOnce;
+    const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_vectors / kItemsInFlight;
     const int64_t units = CeilDivide(shared_by_all, kPieceUnit);
-    send_pieces_ = Pieces(Max(units, 1) * kPieceUnit, row_chunks);
+    send_pieces_ = Pieces(Max(units, 1) * kPieceUnit, row_vectors);
     // Where warps are few, sums are many anyway: 649 us with whole rows, 814 with small pieces.
     const int64_t cuts = num_tokens == 0 ? 0 : int64_t{kSumsOfWarp} * num_warps / num_tokens;
-    const int64_t sum = CeilDivide(row_chunks / Max(cuts, 1), kPieceUnit);
-    sum_pieces_ = Pieces(Max(sum, 2) * kPieceUnit, row_chunks);
+    const int64_t sum = CeilDivide(row_vectors / Max(cuts, 1), kPieceUnit);
+    sum_pieces_ = Pieces(Max(sum, 2) * kPieceUnit, row_vectors);
     if (send_pieces_.size < sum_pieces_.size) sum_pieces_ = send_pieces_;
-    const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kTicketsAhead, SendsOfStep());
+    const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kItemsAhead, SendsOfStep());
     lag_ = Min(lag, num_chunks_);
   }
 
@@ -61,7 +61,7 @@ class CombineTickets {
   }
 
   // `rank` is this one.
-  JAX_EP_HOST_DEVICE CombineTicket At(int32_t number, int32_t rank) const {
+  JAX_EP_HOST_DEVICE CombineItem At(int32_t number, int32_t rank) const {
     const int32_t sends = SendsOfStep();
     const int32_t sums = SumsOfStep();
     if (number < lag_ * sends) return Send(number / sends, number % sends, rank);
@@ -78,11 +78,11 @@ class CombineTickets {
  private:
   // Tickets from those that send a chunk to those that add it up: more than warps hold at once, or
   // these wait for each other instead of filling the links (177 to 166 us at H = 4096, K = 2).
-  static constexpr int32_t kTicketsAhead = 6144;
+  static constexpr int32_t kItemsAhead = 6144;
   // What a warp does at once, and how many of a GPU do something at once: a few tokens' rows are
   // cut into pieces for all of them.
   static constexpr int32_t kPieceUnit = 64;
-  static constexpr int32_t kTicketsAtOnce = 4096;
+  static constexpr int32_t kItemsInFlight = 4096;
   // The last sums come when there is nothing else to do: small ones, for many warps (506 to 490 us
   // at T = 4096, H = 7168 on 4 H200).
   static constexpr int32_t kSumsOfWarp = 6;
@@ -93,9 +93,9 @@ class CombineTickets {
     int32_t count;
 
     Pieces() = default;
-    JAX_EP_HOST_DEVICE Pieces(int64_t wanted, int32_t row_chunks)
-        : size(static_cast<int32_t>(Min(wanted, row_chunks))),
-          count(size == 0 ? 1 : CeilDivide(row_chunks, size)) {}
+    JAX_EP_HOST_DEVICE Pieces(int64_t wanted, int32_t row_vectors)
+        : size(static_cast<int32_t>(Min(wanted, row_vectors))),
+          count(size == 0 ? 1 : CeilDivide(row_vectors, size)) {}
   };
 
   JAX_EP_HOST_DEVICE int32_t SendsOfStep() const {
@@ -104,16 +104,16 @@ class CombineTickets {
   JAX_EP_HOST_DEVICE int32_t SumsOfStep() const { return tokens_of_chunk_ * sum_pieces_.count; }
 
   // The first peer is the next rank, so that all links carry data at once.
-  JAX_EP_HOST_DEVICE CombineTicket Send(int32_t chunk, int32_t within, int32_t rank) const {
+  JAX_EP_HOST_DEVICE CombineItem Send(int32_t chunk, int32_t within, int32_t rank) const {
     return Of(false, chunk, within / num_ranks_, (within + rank + 1) % num_ranks_, send_pieces_);
   }
 
-  JAX_EP_HOST_DEVICE CombineTicket Sum(int32_t chunk, int32_t within, int32_t rank) const {
+  JAX_EP_HOST_DEVICE CombineItem Sum(int32_t chunk, int32_t within, int32_t rank) const {
     return Of(true, chunk, within, rank, sum_pieces_);
   }
 
-  JAX_EP_HOST_DEVICE CombineTicket Of(bool is_sum, int32_t chunk, int32_t within, int32_t rank,
-                                      const Pieces& pieces) const {
+  JAX_EP_HOST_DEVICE CombineItem Of(bool is_sum, int32_t chunk, int32_t within, int32_t rank,
+                                    const Pieces& pieces) const {
     const int32_t token = chunk * tokens_of_chunk_ + within / pieces.count;
     const int32_t first = within % pieces.count * pieces.size;
     const int32_t end = first + pieces.size;

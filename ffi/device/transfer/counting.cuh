@@ -16,7 +16,7 @@ __device__ inline int BinOf(const Call& call, int32_t id) {
 // Counts what the lanes have, in their order; returns how many of the lane's bin came before. By
 // one warp, whose counts they are. Nothing is counted in bin -1.
 __device__ inline int32_t CountInOrder(int32_t* counts, int bin) {
-  const uint32_t same = __match_any_sync(kWholeWarp, bin);
+  const uint32_t same = __match_any_sync(kFullWarp, bin);
   const uint32_t lower = same & ((1u << threadIdx.x % 32) - 1);
   const int32_t before = bin >= 0 ? counts[bin] : 0;
   __syncwarp();

@@ -15,7 +15,7 @@ __device__ inline void SetRow(const PlanResults& plan, int row, int rank, int to
   source[0] = rank;
   source[1] = token;
   source[2] = choice;
-  plan.row_slot[row] = slot;
+  plan.partial_sum_index[row] = slot;
 }
 
 // Whether a row is beyond its group's real rows, or beyond all groups.
@@ -32,7 +32,7 @@ __device__ inline bool IsEmptyRow(const Call& call, const PlanResults& plan, int
 }
 
 // By any lane of the warp that has stored this row, after a barrier of the warp.
-__device__ inline void CountArrival(const TokenStage& stage, int row) {
+__device__ inline void CountArrival(const TokenParams& stage, int row) {
   AddReleaseDevice(&stage.arrivals[1 + row / kArrivalRows], 1);
 }
 
@@ -40,7 +40,7 @@ __device__ inline void CountArrival(const TokenStage& stage, int row) {
 // token, and does what else is to be done with these. By any warps, 32 rows at a time, of which
 // `next` gives each to one.
 template <typename Next, typename IsEmpty>
-__device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, IsEmpty is_empty) {
+__device__ void FillEmptyRows(const TokenParams& stage, int32_t end, Next next, IsEmpty is_empty) {
   const Call& call = stage.call;
   const int lane = threadIdx.x % 32;
   const int num_fills = CeilDivide(call.num_rows, 32);
@@ -51,11 +51,11 @@ __device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, I
     const bool is_zero = row < call.num_rows && is_empty(row) && (row < end || stage.zero_tail);
     if (is_zero && stage.has_weights) stage.row_weights[row] = 0;
 #pragma unroll 1
-    for (uint32_t left = __ballot_sync(kWholeWarp, is_zero); left != 0; left &= left - 1) {
+    for (uint32_t left = __ballot_sync(kFullWarp, is_zero); left != 0; left &= left - 1) {
       uint4* const to =
-          static_cast<uint4*>(stage.rows) + int64_t{first + __ffs(left) - 1} * call.row_chunks;
+          static_cast<uint4*>(stage.rows) + int64_t{first + __ffs(left) - 1} * call.row_vectors;
 #pragma unroll 1
-      for (int i = lane; i < call.row_chunks; i += 32) to[i] = RepeatWord(0);
+      for (int i = lane; i < call.row_vectors; i += 32) to[i] = RepeatWord(0);
     }
     if (stage.arrivals != nullptr) {
       __syncwarp();
@@ -65,9 +65,9 @@ __device__ void FillEmptyRows(const TokenStage& stage, int32_t end, Next next, I
 }
 
 // NaN everywhere.
-__device__ inline void FillWithNan(const TokenStage& stage, const Threads& threads) {
+__device__ inline void FillWithNan(const TokenParams& stage, const ThreadGroup& threads) {
   const Call& call = stage.call;
-  Fill(threads, static_cast<uint4*>(stage.rows), int64_t{call.num_rows} * call.row_chunks,
+  Fill(threads, static_cast<uint4*>(stage.rows), int64_t{call.num_rows} * call.row_vectors,
        RepeatWord(call.nan_word));
   if (stage.has_weights) Fill(threads, stage.row_weights, call.num_rows, Nan());
 }
@@ -90,14 +90,14 @@ __device__ __noinline__ inline void WriteSafeGroups(const Call& call, const Plan
 }
 
 // And of the plan what is not of groups.
-__device__ __noinline__ inline void WriteSafeResults(const TokenStage& stage,
+__device__ __noinline__ inline void WriteSafeResults(const TokenParams& stage,
                                                      const PlanResults& plan,
-                                                     const Threads& threads) {
+                                                     const ThreadGroup& threads) {
   const Call& call = stage.call;
   Fill(threads, plan.row_source, 3 * int64_t{call.num_rows}, -1);
-  Fill(threads, plan.row_slot, call.num_rows, -1);
-  Fill(threads, plan.kept, call.num_choices(), false);
-  Fill(threads, plan.destination, call.num_choices(), -1);
+  Fill(threads, plan.partial_sum_index, call.num_rows, -1);
+  Fill(threads, plan.kept, call.num_assignments(), false);
+  Fill(threads, plan.destination, call.num_assignments(), -1);
   FillWithNan(stage, threads);
 }
 

@@ -9,10 +9,10 @@
 namespace jax_ep {
 
 // The halves that a call uses, and the tag that is on all it stores there. What a half happens to
-// hold has another: the tag is a hash of 64 bits of the call, its epoch and its generation.
+// hold has another: the tag is a hash of 64 bits of the call, its sequence and its generation.
 //
 // What the control block says of my own is loaded once: after each acquire it would be far again.
-class Halves {
+class EagerBuffers {
  public:
   // A half of a rank.
   class Half {
@@ -20,15 +20,16 @@ class Halves {
     __device__ Half(const Call& call, unsigned char* workspace, int64_t number)
         : call_(call), workspace_(workspace), number_(number) {}
 
-    __device__ uint4* rows() const { return At<uint4>(kSmallRows, kSmallRowBytes); }
-    __device__ Packet* packets() const {
-      return At<Packet>(kSmallPackets, kSmallChoices * int64_t{sizeof(Packet)});
+    __device__ uint4* rows() const { return At<uint4>(kEagerRows, kEagerRowBytes); }
+    __device__ AssignmentPacket* packets() const {
+      return At<AssignmentPacket>(kEagerPackets,
+                                  kMaxLowLatencyAssignments * int64_t{sizeof(AssignmentPacket)});
     }
     __device__ float* scalars() const { return reinterpret_cast<float*>(packets()); }
     // [R][pairs]: of each rank's choices.
-    __device__ CountPacket* counts() const { return At<CountPacket>(kSmallRows, kSmallRowBytes); }
+    __device__ CountPacket* counts() const { return At<CountPacket>(kEagerRows, kEagerRowBytes); }
     __device__ uint64_t* flags() const {
-      return At<uint64_t>(kSmallFlags, kSmallPieces * int64_t{sizeof(uint64_t)});
+      return At<uint64_t>(kEagerFlags, kMaxLowLatencySegments * int64_t{sizeof(uint64_t)});
     }
 
    private:
@@ -42,10 +43,10 @@ class Halves {
     const int64_t number_;
   };
 
-  __device__ Halves(const Call& call, uint64_t epoch)
+  __device__ EagerBuffers(const Call& call, uint64_t sequence)
       : call_(call),
-        half_(epoch % 2),
-        tag_(Hash(CurrentFingerprint(call) ^ Hash(epoch))),
+        half_(sequence % 2),
+        tag_(Hash(CurrentFingerprint(call) ^ Hash(sequence))),
         rank_(call.control->rank),
         workspace_(call.control->peers[rank_].workspace) {}
 

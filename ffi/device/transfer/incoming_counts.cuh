@@ -11,7 +11,8 @@ namespace jax_ep {
 // each peer's tokens has come, all are there.
 class IncomingCounts {
  public:
-  __device__ IncomingCounts(const Call& call, const Halves& halves, const Threads& threads)
+  __device__ IncomingCounts(const Call& call, const EagerBuffers& halves,
+                            const ThreadGroup& threads)
       : call_(call),
         tag_(halves.tag()),
         num_pairs_(CountPairs(call.num_experts)),
@@ -54,7 +55,7 @@ class IncomingCounts {
   // Checked like every index.
   __device__ int32_t Count(uint64_t counts, int which) const {
     const auto count = static_cast<int32_t>(which == 0 ? counts : counts >> 32);
-    return max(0, min(count, call_.num_choices()));
+    return max(0, min(count, call_.num_assignments()));
   }
 
   __device__ bool TryPair(int pair, Quotas* quotas) {

@@ -10,7 +10,7 @@
 namespace jax_ep {
 
 template <typename T>
-__device__ inline void Fill(const Threads& threads, T* begin, int64_t count, T value) {
+__device__ inline void Fill(const ThreadGroup& threads, T* begin, int64_t count, T value) {
   for (int64_t i = threads.number; i < count; i += threads.count) begin[i] = value;
 }
 
@@ -43,23 +43,23 @@ __device__ inline bool SourceOfRow(const Call& call, const PlanOperands& plan, i
 // Inverts the `part`th of `num_parts` of row_source. Entries that no row sets keep what memory
 // held; CheckRows tells them apart.
 __device__ inline void IndexRows(const Call& call, const PlanOperands& plan, int64_t part,
-                                 int64_t num_parts, const Threads& threads) {
-  int32_t* const row_of_choices = call.Of<int32_t>(call.control->rank, kRowOfChoices);
+                                 int64_t num_parts, const ThreadGroup& threads) {
+  int32_t* const assignment_rows = call.Of<int32_t>(call.control->rank, kAssignmentRows);
   const int64_t end = EndOfRows(call, plan);
   const int last = static_cast<int>(end * (part + 1) / num_parts);
   for (int row = static_cast<int>(end * part / num_parts + threads.number); row < last;
        row += threads.count) {
     int choice;
-    if (SourceOfRow(call, plan, row, &choice)) row_of_choices[choice] = row;
+    if (SourceOfRow(call, plan, row, &choice)) assignment_rows[choice] = row;
   }
 }
 
 // The value that a lane has of choice k, of those that a warp has: lane l those of l and l + 32,
 // or, if there are not so many choices, of l alone.
 template <int kHalves, typename T>
-__device__ T OfChoice(const T (&values)[kHalves], int k) {
-  if constexpr (kHalves == 1) return __shfl_sync(kWholeWarp, values[0], k);
-  return __shfl_sync(kWholeWarp, k < 32 ? values[0] : values[kHalves - 1], k % 32);
+__device__ T AssignmentValue(const T (&values)[kHalves], int k) {
+  if constexpr (kHalves == 1) return __shfl_sync(kFullWarp, values[0], k);
+  return __shfl_sync(kFullWarp, k < 32 ? values[0] : values[kHalves - 1], k % 32);
 }
 
 // A bit for each rank among the lanes' destinations; below 0 is none.
@@ -71,25 +71,26 @@ __device__ inline uint64_t VisitedRanks(const int32_t (&destinations)[kHalves]) 
     const int32_t destination = destinations[half];
     if (destination >= 0) (destination < 32 ? low : high) |= 1u << destination % 32;
   }
-  return __reduce_or_sync(kWholeWarp, low) | uint64_t{__reduce_or_sync(kWholeWarp, high)} << 32;
+  return __reduce_or_sync(kFullWarp, low) | uint64_t{__reduce_or_sync(kFullWarp, high)} << 32;
 }
 
 // The local rows of one token of one rank, spread over a warp like this; -1 if there is none.
 template <int kHalves>
-struct TokenRowsOf {
+struct TokenRowsPerLane {
   int32_t rows[kHalves];
   uint64_t choices;  // one bit for each choice that has a row; the same in all lanes
 
-  __device__ int32_t RowOf(int k) const { return OfChoice(rows, k); }
+  __device__ int32_t RowOf(int k) const { return AssignmentValue(rows, k); }
 };
-using TokenRows = TokenRowsOf<2>;
+using TokenRows = TokenRowsPerLane<2>;
 
 // What IndexRows left for this lane's choice of a token, of the first 32 or the others.
 __device__ inline int32_t GuessRow(const Call& call, int source, int token, int half) {
   const int k = threadIdx.x % 32 + 32 * half;
   if (k >= call.top_k) return -1;
-  const int32_t* const row_of_choices = call.Of<int32_t>(call.control->rank, kRowOfChoices);
-  return LoadShared4(&row_of_choices[(source * call.num_tokens + token) * call.top_k + k]);
+  const int32_t* const assignment_rows = call.Of<int32_t>(call.control->rank, kAssignmentRows);
+  return LoadGlobalNoAllocate(
+      &assignment_rows[(source * call.num_tokens + token) * call.top_k + k]);
 }
 
 __device__ inline TokenRows CheckRows(const Call& call, const PlanOperands& plan, int32_t end,
@@ -105,7 +106,7 @@ __device__ inline TokenRows CheckRows(const Call& call, const PlanOperands& plan
                        SourceOfRow(call, plan, guess, &origin) &&
                        origin == (source * call.num_tokens + token) * call.top_k + k;
     found.rows[half] = holds ? guess : -1;
-    found.choices |= uint64_t{__ballot_sync(kWholeWarp, holds)} << (32 * half);
+    found.choices |= uint64_t{__ballot_sync(kFullWarp, holds)} << (32 * half);
   }
   return found;
 }

@@ -18,7 +18,7 @@ inline constexpr int32_t kUnlimited = kMaxItems;
 // 2^30 choices, and padding adds less than row_align, which is 2^30 at most, to a group.
 class Quotas {
  public:
-  __device__ Quotas(const Call& call, const Divisor& row_align, int rank, int32_t* shared)
+  __device__ Quotas(const Call& call, const FastDivmod& row_align, int rank, int32_t* shared)
       : call_(call), row_align_(row_align), rank_(rank), first_expert_(rank * call.num_local) {
     const auto take = [&](int count) {
       int32_t* const taken = shared;
@@ -56,7 +56,7 @@ class Quotas {
 
   // By whole warps of the block. count_of(source, expert) is asked for if rows do not fit.
   template <typename CountOf>
-  __device__ void Find(const Threads& threads, CountOf count_of) {
+  __device__ void Find(const ThreadGroup& threads, CountOf count_of) {
 #pragma unroll 1
     for (int i = threads.number / 32; i < call_.num_ranks; i += threads.count / 32) {
       const int destination = call_.RankAfter(rank_, i);
@@ -78,14 +78,14 @@ class Quotas {
   __device__ PlanResults WithGroups(const PlanResults& plan) const {
     PlanResults with_groups = groups_;
     with_groups.row_source = plan.row_source;
-    with_groups.row_slot = plan.row_slot;
+    with_groups.partial_sum_index = plan.partial_sum_index;
     with_groups.kept = plan.kept;
     with_groups.destination = plan.destination;
     return with_groups;
   }
 
   // For all blocks, by one.
-  __device__ void WriteGroups(const PlanResults& plan, const Threads& threads) const {
+  __device__ void WriteGroups(const PlanResults& plan, const ThreadGroup& threads) const {
 #pragma unroll 1
     for (int local = threads.number; local <= call_.num_local; local += threads.count) {
       plan.row_offsets[local] = groups_.row_offsets[local];
@@ -106,7 +106,7 @@ class Quotas {
 
   template <typename CountOf>
   __device__ void FindQuotas(int first_expert, CountOf count_of) {
-    const int64_t most = int64_t{call_.num_ranks} * call_.num_choices() +
+    const int64_t most = int64_t{call_.num_ranks} * call_.num_assignments() +
                          int64_t{call_.num_local} * (row_align_.divisor() - 1);
     if (most <= call_.num_rows || Fits(first_expert, kUnlimited)) return;
     int32_t cap = 0;
@@ -135,7 +135,7 @@ class Quotas {
       rows += Padded(min(demands_[first_expert + local], cap));
     }
 #pragma unroll 1
-    for (int lanes = 16; lanes > 0; lanes /= 2) rows += __shfl_xor_sync(kWholeWarp, rows, lanes);
+    for (int lanes = 16; lanes > 0; lanes /= 2) rows += __shfl_xor_sync(kFullWarp, rows, lanes);
     return rows <= call_.num_rows;
   }
 
@@ -187,10 +187,10 @@ class Quotas {
     uint32_t through = size;  // with those of lower lanes
 #pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
-      const uint32_t lower = __shfl_up_sync(kWholeWarp, through, distance);
+      const uint32_t lower = __shfl_up_sync(kFullWarp, through, distance);
       if (lane >= distance) through += lower;
-      num_received += __shfl_xor_sync(kWholeWarp, num_received, distance);
-      num_kept += __shfl_xor_sync(kWholeWarp, num_kept, distance);
+      num_received += __shfl_xor_sync(kFullWarp, num_received, distance);
+      num_kept += __shfl_xor_sync(kFullWarp, num_kept, distance);
     }
     auto group_begin = static_cast<int32_t>(through - size);
 #pragma unroll 1
@@ -214,7 +214,7 @@ class Quotas {
   }
 
   const Call& call_;
-  const Divisor& row_align_;
+  const FastDivmod& row_align_;
   const int rank_;
   const int first_expert_;  // of this rank
   int32_t* demands_;        // [E]: all ranks' choices

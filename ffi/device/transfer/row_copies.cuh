@@ -17,26 +17,27 @@ class BulkRowCopies {
  public:
   // In the block's dynamic shared memory. `warp` is this one's number among those that have a ring,
   // or beyond these.
-  __device__ BulkRowCopies(const CopyRing& ring, int warp, int32_t row_chunks)
+  __device__ BulkRowCopies(const CopyPipeline& ring, int warp, int32_t row_vectors)
       : num_stages_(ring.num_stages),
-        stage_chunks_(ring.stage_chunks),
+        stage_chunks_(ring.stage_vectors),
         num_places_(ring.num_places),
-        row_chunks_(row_chunks) {
+        row_chunks_(row_vectors) {
     if (warp >= ring.num_warps) return;
-    uint8_t* const shared = DynamicSharedMemory() + ring.first_byte + warp * CopyRingBytes(ring);
+    uint8_t* const shared =
+        DynamicSharedMemory() + ring.first_byte + warp * CopyPipelineBytes(ring);
     stages_ = SharedAddress(shared);
-    state_ = reinterpret_cast<CopyRingState*>(shared + num_stages_ * stage_chunks_ * 16);
+    state_ = reinterpret_cast<CopyPipelineState*>(shared + num_stages_ * stage_chunks_ * 16);
     places_ = reinterpret_cast<uint4**>(state_ + 1);
     if (IsLeader()) {
-      for (int stage = 0; stage < num_stages_; ++stage) InitBarrier(Loaded(stage), 1);
-      FenceBarrierInit();
+      for (int stage = 0; stage < num_stages_; ++stage) MbarrierInit(Loaded(stage), 1);
+      FenceMbarrierInit();
     }
     __syncwarp();
   }
 
   // After a gate: what it has acquired comes before this lane's copies.
   __device__ void Begin() {
-    if (IsLeader()) FenceProxy();
+    if (IsLeader()) FenceProxyAsync();
   }
 
   // A row to each of the places that the lanes have, two at most a lane, null where there is none.
@@ -62,8 +63,8 @@ class BulkRowCopies {
   __device__ void Finish() {
     StoreAll();
     if (IsLeader()) {
-      WaitStores<0>();
-      FenceProxy();
+      BulkWaitGroup<0>();
+      FenceProxyAsync();
     }
     __syncwarp();
   }
@@ -87,8 +88,8 @@ class BulkRowCopies {
       state_->first[stage] = first;
       state_->count[stage] = count;
       state_->num_places[stage] = __popcll(has_place);
-      WaitStoresRead<1>();
-      ArriveExpecting(Loaded(stage), count * 16);
+      BulkWaitGroupRead<1>();
+      MbarrierArriveExpectTx(Loaded(stage), count * 16);
       BulkLoad(Stage(stage), from + first, count * 16, Loaded(stage));
     }
     __syncwarp();  // before the leader reads the places
@@ -98,12 +99,12 @@ class BulkRowCopies {
   __device__ void StoreOldest() {
     if (IsLeader()) {
       const int stage = num_stored_ % num_stages_;
-      WaitBarrier(Loaded(stage), num_stored_ / num_stages_ % 2);
+      MbarrierWait(Loaded(stage), num_stored_ / num_stages_ % 2);
       for (int i = 0; i < state_->num_places[stage]; ++i) {
         BulkStore(places_[stage * num_places_ + i] + state_->first[stage], Stage(stage),
                   state_->count[stage] * 16);
       }
-      CommitStores();
+      BulkCommitGroup();
     }
     __syncwarp();  // before other lanes write new places
     ++num_stored_;
@@ -114,7 +115,7 @@ class BulkRowCopies {
   const int num_places_;
   const int row_chunks_;
   uint32_t stages_;
-  CopyRingState* state_;
+  CopyPipelineState* state_;
   uint4** places_;
   int num_loaded_ = 0;
   int num_stored_ = 0;
@@ -123,8 +124,8 @@ class BulkRowCopies {
 // Through registers, by all lanes.
 class RegisterRowCopies {
  public:
-  __device__ RegisterRowCopies(const CopyRing& /*ring*/, int /*warp*/, int32_t row_chunks)
-      : row_chunks_(row_chunks) {}
+  __device__ RegisterRowCopies(const CopyPipeline& /*ring*/, int /*warp*/, int32_t row_vectors)
+      : row_chunks_(row_vectors) {}
 
   __device__ void Add(const uint4* from, uint64_t has_place, uint4* const (&places)[2]) {
     const int lane = threadIdx.x % 32;
@@ -132,12 +133,12 @@ class RegisterRowCopies {
       uint4 chunks[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        if (base + 32 * i < row_chunks_) chunks[i] = LoadShared16(&from[base + 32 * i]);
+        if (base + 32 * i < row_chunks_) chunks[i] = LoadGlobalNoAllocate(&from[base + 32 * i]);
       }
       for (uint64_t left = has_place; left != 0; left &= left - 1) {
         const int place = __ffsll(left) - 1;
         const auto mine = reinterpret_cast<uint64_t>(place < 32 ? places[0] : places[1]);
-        uint4* const to = reinterpret_cast<uint4*>(__shfl_sync(kWholeWarp, mine, place % 32));
+        uint4* const to = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, mine, place % 32));
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
           if (base + 32 * i < row_chunks_) to[base + 32 * i] = chunks[i];

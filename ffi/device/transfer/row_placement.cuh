@@ -8,17 +8,17 @@
 namespace jax_ep {
 
 // Gives every kept choice of a token its row, by its routes and by the quotas and first rows of
-// the destinations. By single warps, each lane with its choices (OfChoice).
-class Placing {
+// the destinations. By single warps, each lane with its choices (AssignmentValue).
+class RowPlacement {
  public:
   template <int kHalves>
   struct Token {
-    TokenRowsOf<kHalves> found;
+    TokenRowsPerLane<kHalves> found;
     int32_t destinations[kHalves];  // the ranks that the choices go to; -1 if unrouted or dropped
     int32_t slot;                   // of this rank, among those that the token visits
   };
 
-  __device__ Placing(const Call& call, const PlanResults& plan, const Quotas& quotas, int rank)
+  __device__ RowPlacement(const Call& call, const PlanResults& plan, const Quotas& quotas, int rank)
       : call_(call), plan_(plan), quotas_(quotas), rank_(rank) {}
 
   template <int kHalves>
@@ -38,7 +38,7 @@ class Placing {
         if (row < 0 || row >= call_.num_rows) row = -1;
       }
       token.found.rows[half] = row;
-      token.found.choices |= uint64_t{__ballot_sync(kWholeWarp, row >= 0)} << (32 * half);
+      token.found.choices |= uint64_t{__ballot_sync(kFullWarp, row >= 0)} << (32 * half);
     }
     return token;
   }

@@ -13,15 +13,15 @@ namespace jax_ep {
 // multiprocessors, what is on its way decides how fast it goes. A lane has the same chunks of every
 // row, so what it copies it reads itself, and lanes need not wait for each other.
 template <int kStages>
-struct SumRing {
+struct SumPipeline {
   static constexpr int kLoads = 2;  // chunks of a lane and row at once: a stage
-  static constexpr int kChunkBytes = 16;
-  static constexpr int kPitch = 32 * kChunkBytes;  // 32 lanes side by side: no bank conflicts
+  static constexpr int kVectorBytes = 16;
+  static constexpr int kPitch = 32 * kVectorBytes;  // 32 lanes side by side: no bank conflicts
   static constexpr int kStageBytes = kLoads * kPitch;
   static constexpr int kBytes = kStages * kStageBytes;
 };
 
-// Rows and their weights, spread over a warp (OfChoice).
+// Rows and their weights, spread over a warp (AssignmentValue).
 template <int kHalves>
 struct SumTerms {
   uint64_t which;          // a bit for each that there is
@@ -33,11 +33,11 @@ struct SumTerms {
 // sum of none is zero. Nothing is stored if `to` is null. By one warp.
 template <typename Type, int kStages, int kHalves>
 __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int end, uint4* to) {
-  using Ring = SumRing<kStages>;
+  using Ring = SumPipeline<kStages>;
   constexpr int kStep = 32 * Ring::kLoads;
   const int lane = threadIdx.x % 32;
   const uint32_t ring = SharedAddress(DynamicSharedMemory()) + threadIdx.x / 32 * Ring::kBytes +
-                        lane * Ring::kChunkBytes;
+                        lane * Ring::kVectorBytes;
   const auto next = [](uint32_t stage) { return (stage + 1) % kStages; };
 
   uint32_t load_stage = 0;
@@ -47,13 +47,13 @@ __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int en
   const auto load = [&] {
     if (load_left != 0 && load_base < end) {
       const auto* const from =
-          reinterpret_cast<const uint4*>(OfChoice(terms.rows, __ffsll(load_left) - 1));
+          reinterpret_cast<const uint4*>(AssignmentValue(terms.rows, __ffsll(load_left) - 1));
 #pragma unroll
       for (int i = 0; i < Ring::kLoads; ++i) {
         const int chunk = load_base + lane + 32 * i;
         if (chunk >= end) continue;
-        CopyAsync<Ring::kChunkBytes>(ring + load_stage * Ring::kStageBytes + i * Ring::kPitch,
-                                     from + chunk, true);
+        CpAsync<Ring::kVectorBytes>(ring + load_stage * Ring::kStageBytes + i * Ring::kPitch,
+                                    from + chunk, true);
       }
       load_stage = next(load_stage);
       load_left &= load_left - 1;
@@ -62,7 +62,7 @@ __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int en
         load_base += kStep;
       }
     }
-    CommitCopies();
+    CpAsyncCommitGroup();
   };
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) load();
@@ -70,20 +70,20 @@ __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int en
   uint32_t stage = 0;
 #pragma unroll 1
   for (int base = first; base < end; base += kStep) {
-    float sums[Ring::kLoads][kPerChunk<Type>] = {};
+    float sums[Ring::kLoads][kPerVector<Type>] = {};
 #pragma unroll 1
     for (uint64_t left = terms.which; left != 0; left &= left - 1) {
       // Into the stage whose chunks were added last: the lane has them in registers.
       load();
-      WaitForCopies<kStages - 1>();
-      const float weight = OfChoice(terms.weights, __ffsll(left) - 1);
+      CpAsyncWaitGroup<kStages - 1>();
+      const float weight = AssignmentValue(terms.weights, __ffsll(left) - 1);
 #pragma unroll
       for (int i = 0; i < Ring::kLoads; ++i) {
         if (base + lane + 32 * i >= end) continue;
-        float values[kPerChunk<Type>];
-        UnpackChunk<Type>(LoadChunk(ring + stage * Ring::kStageBytes + i * Ring::kPitch), values);
+        float values[kPerVector<Type>];
+        UnpackVector<Type>(LoadShared(ring + stage * Ring::kStageBytes + i * Ring::kPitch), values);
 #pragma unroll
-        for (int j = 0; j < kPerChunk<Type>; ++j) {
+        for (int j = 0; j < kPerVector<Type>; ++j) {
           sums[i][j] = __fmaf_rn(weight, values[j], sums[i][j]);
         }
       }
@@ -92,7 +92,7 @@ __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int en
 #pragma unroll
     for (int i = 0; i < Ring::kLoads; ++i) {
       const int chunk = base + lane + 32 * i;
-      if (to != nullptr && chunk < end) to[chunk] = PackChunk<Type>(sums[i]);
+      if (to != nullptr && chunk < end) to[chunk] = PackVector<Type>(sums[i]);
     }
   }
 }

@@ -12,7 +12,7 @@ struct TokenChunks {
   int32_t num_chunks;  // of a rank
   // The window: chunks that each receiver has places for, of each sender, and their tokens. Those
   // that follow take the places of what has been brought from there.
-  int32_t window_chunks;
+  int32_t ring_chunks;
   int32_t window;
 };
 
@@ -32,10 +32,10 @@ constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int
   const int64_t num_chunks = CeilDivide(num_tokens, tokens);
   const int64_t rows = Max(num_tokens * Min(top_k, num_ranks), kWindowBytes / row_bytes);
   const int64_t of_sender = Max(rows / Max(num_ranks - 1, 1) / tokens, kFewestWindow);
-  const int64_t window_chunks = Min(Min(of_sender, Max(most_window, 1)), num_chunks);
-  const int64_t window = Min(window_chunks * tokens, num_tokens);
+  const int64_t ring_chunks = Min(Min(of_sender, Max(most_window, 1)), num_chunks);
+  const int64_t window = Min(ring_chunks * tokens, num_tokens);
   return {static_cast<int32_t>(tokens), static_cast<int32_t>(num_chunks),
-          static_cast<int32_t>(window_chunks), static_cast<int32_t>(window)};
+          static_cast<int32_t>(ring_chunks), static_cast<int32_t>(window)};
 }
 
 }  // namespace jax_ep

@@ -13,22 +13,22 @@ struct FillTickets {
   uint32_t* tickets;
   int most;
 
-  __device__ int operator()() { return most-- > 0 ? NextTicketOfWarp(tickets) : kMaxItems; }
+  __device__ int operator()() { return most-- > 0 ? NextWarpTicket(tickets) : kMaxItems; }
 };
 
 // Passes the gate, and waits until this rank's parts are finished and the first chunk of each peer
 // has come: with it all of that one's counts, routes and weights. By threads of a block, that
 // return the same.
-__device__ inline Outcome AwaitFirstChunks(const TokenStage& stage, const Threads& threads,
-                                           uint64_t epoch) {
+__device__ inline Outcome WaitForFirstChunks(const TokenParams& stage, const ThreadGroup& threads,
+                                             uint64_t sequence) {
   const Call& call = stage.call;
-  return WaitForAll(call, epoch, threads, [&] {
-    const Outcome outcome = PassGate(call, epoch);
+  return WaitForAll(call, sequence, threads, [&] {
+    const Outcome outcome = WaitForEntry(call, sequence);
     if (outcome != Outcome::kArrived) return outcome;
-    if (threads.number == 0) AwaitFinished(&call.control->progress.finished, call.num_parts);
+    if (threads.number == 0) WaitForItems(&call.control->progress.finished, call.num_parts);
     __syncwarp();
     if (call.num_tokens == 0) return outcome;
-    return WaitForChunk(call, Gate::kChunk, 0, epoch);  // WAIT_CHUNK
+    return WaitForChunk(call, WaitPoint::kChunk, 0, sequence);  // WAIT_CHUNK
   });
 }
 
@@ -37,11 +37,11 @@ __device__ inline Outcome AwaitFirstChunks(const TokenStage& stage, const Thread
 class TokenExpansion {
  public:
   // What needs no peer. By the first warps of a block, when nothing else is in the ring's memory.
-  __device__ explicit TokenExpansion(const TokenStage& stage)
+  __device__ explicit TokenExpansion(const TokenParams& stage)
       : stage_(stage),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        num_reused_(stage.chunks.num_chunks - stage.chunks.window_chunks),
-        copies_(stage.expansions, warp_, stage.call.row_chunks),
+        num_reused_(stage.chunks.num_chunks - stage.chunks.ring_chunks),
+        copies_(stage.expansions, warp_, stage.call.row_vectors),
         has_ring_(warp_ < stage.expansions.num_warps),
         tickets_(&stage.call.control->progress.warp_tickets, has_ring_) {}
 
@@ -50,22 +50,24 @@ class TokenExpansion {
   // later, Rows(source, token, loaded). fill(most) is other work, in parts: one when this warp's
   // first row is on its way, and what is left when all are. Each warp's outcome is its own.
   template <typename Finder, typename Fill>
-  __device__ Outcome Run(uint64_t epoch, const Finder& finder, Fill fill) {
+  __device__ Outcome Run(uint64_t sequence, const Finder& finder, Fill fill) {
     const Call& call = stage_.call;
     const int lane = threadIdx.x % 32;
     const int rank = call.control->rank;
-    const float* const arrived_weights = call.Of<float>(rank, kArrivedWeights);
+    const float* const received_weights = call.Of<float>(rank, kReceivedWeights);
     float next_weights[2] = {};
     typename Finder::Loaded next = {};
     const auto load = [&](const Item& item) {
       if (item.token < 0) return;
       const int source = call.RankAfter(rank, item.distance);
       next = finder.Load(source, item.token);
-      const float* const weights =
-          item.distance == 0 ? stage_.topk_weights : arrived_weights + source * call.num_choices();
+      const float* const weights = item.distance == 0
+                                       ? stage_.topk_weights
+                                       : received_weights + source * call.num_assignments();
       for (int half = 0; stage_.has_weights && half < 2; ++half) {
         const int k = lane + 32 * half;
-        if (k < call.top_k) next_weights[half] = LoadShared4(&weights[item.token * call.top_k + k]);
+        if (k < call.top_k)
+          next_weights[half] = LoadGlobalNoAllocate(&weights[item.token * call.top_k + k]);
       }
     };
     if (has_ring_) copies_.Begin();
@@ -88,11 +90,11 @@ class TokenExpansion {
       const TokenRows found = finder.Rows(call.RankAfter(rank, item.distance), item.token, loaded);
       const int chunk = item.token / stage_.chunks.tokens;
       if (item.distance > 0 && chunk >= num_chunks) {
-        num_chunks = CountChunks(call, epoch);
+        num_chunks = CountChunks(call, sequence);
         if (chunk >= num_chunks) {
           copies_.StoreAll();  // it may take a while
-          CountBrought(epoch);
-          outcome = WaitForChunk(call, Gate::kChunk, chunk, epoch);  // WAIT_CHUNK
+          ReturnCredit(sequence);
+          outcome = WaitForChunk(call, WaitPoint::kChunk, chunk, sequence);  // WAIT_CHUNK
           if (outcome != Outcome::kArrived) break;
           num_chunks = chunk + 1;
         }
@@ -104,12 +106,12 @@ class TokenExpansion {
           const int32_t row = found.rows[half];
           if (row < 0) continue;
           if (stage_.has_weights) stage_.row_weights[row] = weights[half];
-          places[half] = static_cast<uint4*>(stage_.rows) + int64_t{row} * call.row_chunks;
+          places[half] = static_cast<uint4*>(stage_.rows) + int64_t{row} * call.row_vectors;
         }
         const uint4* const from =
             item.distance == 0
-                ? static_cast<const uint4*>(stage_.x) + int64_t{item.token} * call.row_chunks
-                : ArrivedRows(stage_, rank, item.distance) + PlaceOf(stage_, item.token);
+                ? static_cast<const uint4*>(stage_.x) + int64_t{item.token} * call.row_vectors
+                : ReceivedRows(stage_, rank, item.distance) + PlaceOf(stage_, item.token);
         copies_.Add(from, found.choices, places);
         if (stage_.arrivals != nullptr) {
           copies_.Finish();
@@ -119,14 +121,14 @@ class TokenExpansion {
         }
       }
       if (item.distance > 0 && chunk < num_reused_) {
-        if (chunk != brought_.chunk) CountBrought(epoch);
+        if (chunk != brought_.chunk) ReturnCredit(sequence);
         brought_ = {chunk, brought_.tokens + 1, copies_.num_added()};
       }
       if (is_first) fill(1);
       is_first = false;
     }
     if (outcome == Outcome::kArrived) {
-      CountBrought(epoch);
+      ReturnCredit(sequence);
       fill(kMaxItems);
     }
     if (has_ring_) copies_.Finish();
@@ -142,16 +144,16 @@ class TokenExpansion {
   static constexpr int kChunksAhead = 4;
 
   // This warp's tokens of peers, of the chunk that it is at.
-  struct Brought {
+  struct ExpandedTokens {
     int chunk;
     int tokens;
     int num_added;  // parts of rows, with the last of them
   };
 
   // They have been read. The last warp of a chunk tells the peers: they may overwrite it.
-  __device__ void CountBrought(uint64_t epoch) {
+  __device__ void ReturnCredit(uint64_t sequence) {
     const Call& call = stage_.call;
-    const Brought brought = brought_;
+    const ExpandedTokens brought = brought_;
     brought_.tokens = 0;
     if (brought.tokens == 0) return;
     copies_.Store(brought.num_added);
@@ -161,12 +163,12 @@ class TokenExpansion {
       // A release would wait for all that is on its way from this multiprocessor's senders.
       const auto tokens = static_cast<uint32_t>(brought.tokens);
       const uint32_t before =
-          atomicAdd(&call.control->progress.chunks_brought[brought.chunk], tokens);
+          atomicAdd(&call.control->progress.chunks_expanded[brought.chunk], tokens);
       const int all = (call.num_ranks - 1) * TokensOf(stage_, brought.chunk);
       is_last = before + tokens == static_cast<uint32_t>(all);
     }
-    // SIGNAL_BROUGHT
-    SignalIfLast(call, is_last, Gate::kBrought, brought.chunk, epoch, 6);
+    // SIGNAL_CREDIT
+    SignalIfLast(call, is_last, WaitPoint::kCredit, brought.chunk, sequence, 6);
   }
 
   __device__ int NumAhead() const { return kChunksAhead * stage_.chunks.tokens; }
@@ -188,13 +190,13 @@ class TokenExpansion {
     return item;
   }
 
-  const TokenStage& stage_;
+  const TokenParams& stage_;
   const int warp_;        // among those that do not send
   const int num_reused_;  // chunks, the first ones, whose places peers wait for
   RowCopies copies_;
   const bool has_ring_;
-  Brought brought_ = {};
-  WarpTickets tickets_;
+  ExpandedTokens brought_ = {};
+  WarpTicketPrefetch tickets_;
 };
 
 }  // namespace jax_ep

@@ -11,11 +11,11 @@ namespace jax_ep {
 // Rows that a counter of arrivals is for: a tile of a matmul reads one or two.
 inline constexpr int kArrivalRows = 128;
 
-struct TokenStage {
+struct TokenParams {
   Call call;
-  CopyRing expansions;  // of the first warps of a block
-  CopyRing sends;       // of the last
-  int32_t num_senders;  // warps of the grid that send
+  CopyPipeline expansions;  // of the first warps of a block
+  CopyPipeline sends;       // of the last
+  int32_t num_senders;      // warps of the grid that send
   TokenChunks chunks;
   bool zero_tail;
   bool has_weights;

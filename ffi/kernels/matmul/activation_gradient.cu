@@ -14,7 +14,7 @@ constexpr int kThreads = 256;
 template <typename T>
 __global__ void ActivationGradientKernel(const __grid_constant__ MatmulProblem problem) {
   constexpr uint32_t kWarp = 0xffffffffu;
-  const Epilogue& epilogue = problem.epilogue;
+  const EpilogueParams& epilogue = problem.epilogue;
   const ActivationFunction& f = epilogue.activation;
   const GroupRows& rows = problem.rows;
   const int lane = threadIdx.x % 32;

@@ -65,7 +65,7 @@ Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
   problem.num_n = static_cast<int32_t>(right.pitch);
   problem.rows = Rows(sizes, group_sizes, false);
   problem.tile_counter = tile_counter;
-  return LaunchMatmul(MatmulKind::kGradient, sizes.lhs_type, sizes.rhs_type, config.num_sms,
+  return LaunchMatmul(MatmulKind::kRhsGradient, sizes.lhs_type, sizes.rhs_type, config.num_sms,
                       problem, stream);
 }
 

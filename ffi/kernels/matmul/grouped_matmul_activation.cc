@@ -4,17 +4,18 @@
 #include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
-Status CheckActivationMatmulLaunch(const ActivationMatmulConfig& config,
-                                   const GroupedMatmulSizes& sizes) {
+Status CheckGroupedMatmulActivationLaunch(const GroupedMatmulActivationConfig& config,
+                                          const GroupedMatmulSizes& sizes) {
   Status status = CheckMatmulLaunch(config.num_sms, sizes);
   if (status.ok()) status = CheckMatmulType("rhs", sizes.rhs_type, sizes.lhs_type);
   return status;
 }
 
-Status LaunchActivationMatmul(const ActivationMatmulConfig& config, const GroupedMatmulSizes& sizes,
-                              const ActivationMatmulBuffers& buffers, int32_t tile_counter,
-                              cudaStream_t stream) {
-  Status status = CheckActivationMatmulLaunch(config, sizes);
+Status LaunchGroupedMatmulActivation(const GroupedMatmulActivationConfig& config,
+                                     const GroupedMatmulSizes& sizes,
+                                     const GroupedMatmulActivationBuffers& buffers,
+                                     int32_t tile_counter, cudaStream_t stream) {
+  Status status = CheckGroupedMatmulActivationLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
   MatmulProblem problem = {};
@@ -37,14 +38,14 @@ Status LaunchActivationMatmul(const ActivationMatmulConfig& config, const Groupe
                       problem, stream);
 }
 
-Status LaunchActivationMatmulGradient(const ActivationMatmulConfig& config,
-                                      const GroupedMatmulSizes& sizes,
-                                      const ActivationGradientBuffers& buffers,
-                                      int32_t tile_counter, cudaStream_t stream) {
+Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
+                                             const GroupedMatmulSizes& sizes,
+                                             const GroupedMatmulActivationGradientBuffers& buffers,
+                                             int32_t tile_counter, cudaStream_t stream) {
   if (config.activation == Activation::kNone) {
     return InvalidArgument("activation is none; the gradient takes any other");
   }
-  Status status = CheckActivationMatmulLaunch(config, sizes);
+  Status status = CheckGroupedMatmulActivationLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
   MatmulProblem problem = {};

@@ -13,10 +13,10 @@
 namespace jax_ep {
 
 // Whether the kernels take a call, forward or gradient.
-Status CheckActivationMatmulLaunch(const ActivationMatmulConfig& config,
-                                   const GroupedMatmulSizes& sizes);
+Status CheckGroupedMatmulActivationLaunch(const GroupedMatmulActivationConfig& config,
+                                          const GroupedMatmulSizes& sizes);
 
-struct ActivationMatmulBuffers {
+struct GroupedMatmulActivationBuffers {
   const void* lhs;
   const void* rhs;
   const int32_t* group_sizes;
@@ -28,11 +28,12 @@ struct ActivationMatmulBuffers {
 
 // pre = lhs * rhs[group] + bias[group], rounded; out = row weight * activation(pre). Without an
 // activation out is rounded once. Rows past the last group are neither read nor written.
-Status LaunchActivationMatmul(const ActivationMatmulConfig& config, const GroupedMatmulSizes& sizes,
-                              const ActivationMatmulBuffers& buffers, int32_t tile_counter,
-                              cudaStream_t stream);
+Status LaunchGroupedMatmulActivation(const GroupedMatmulActivationConfig& config,
+                                     const GroupedMatmulSizes& sizes,
+                                     const GroupedMatmulActivationBuffers& buffers,
+                                     int32_t tile_counter, cudaStream_t stream);
 
-struct ActivationGradientBuffers {
+struct GroupedMatmulActivationGradientBuffers {
   const void* out_gradient;
   const void* rhs;
   const int32_t* group_sizes;
@@ -45,10 +46,10 @@ struct ActivationGradientBuffers {
 
 // With d = out_gradient * transpose(rhs[group]) and h = activation(pre): the gradient of pre from
 // row weight * d, hidden = row weight * h, and the sums of h * d over blocks of 128 columns.
-Status LaunchActivationMatmulGradient(const ActivationMatmulConfig& config,
-                                      const GroupedMatmulSizes& sizes,
-                                      const ActivationGradientBuffers& buffers,
-                                      int32_t tile_counter, cudaStream_t stream);
+Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
+                                             const GroupedMatmulSizes& sizes,
+                                             const GroupedMatmulActivationGradientBuffers& buffers,
+                                             int32_t tile_counter, cudaStream_t stream);
 
 }  // namespace jax_ep
 

@@ -12,7 +12,7 @@ namespace jax_ep {
 namespace {
 
 constexpr MatmulKind kKinds[] = {MatmulKind::kForward, MatmulKind::kForwardTransposed,
-                                 MatmulKind::kGradient, MatmulKind::kActivation,
+                                 MatmulKind::kRhsGradient, MatmulKind::kActivation,
                                  MatmulKind::kActivationGradient};
 
 bool IsAligned(const void* address, int64_t bytes) {
@@ -28,13 +28,13 @@ bool HasPairs(MatmulKind kind, const MatmulProblem& problem) {
 
 // What the copy engine asks for, and the instructions: a product of something.
 bool TakesTensorMaps(MatmulKind kind, ElementType type, const MatmulProblem& problem) {
-  constexpr int64_t kMostColumns = kMaxMatmulSize / 2;  // with gates twice as many, in 32 bits
+  constexpr int64_t kMostColumns = kMaxItems / 2;  // with gates twice as many, in 32 bits
   const GroupRows& rows = problem.rows;
   return type != kF32 && IsCopied(problem.left) && IsCopied(problem.right) &&
          problem.num_n % 8 == 0 && problem.num_n <= kMostColumns && IsAligned(problem.out, 16) &&
          IsAligned(problem.epilogue.pre_activation, 16) &&
          IsAligned(problem.epilogue.gradient, 16) && IsAligned(problem.epilogue.bias, 8) &&
-         (kind == MatmulKind::kGradient ? problem.num_m : problem.num_k) > 0 &&
+         (kind == MatmulKind::kRhsGradient ? problem.num_m : problem.num_k) > 0 &&
          rows.num_groups > 0 && rows.num_rows > 0;
 }
 
@@ -53,7 +53,7 @@ MatmulKernel ChooseKernel(MatmulKind kind, ElementType type, bool has_wgmma,
 // No group, nor the tail, has more than one tile along m that is not full.
 int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProblem& problem) {
   const int64_t groups = problem.rows.num_groups;
-  const int64_t tiles_m = kind == MatmulKind::kGradient
+  const int64_t tiles_m = kind == MatmulKind::kRhsGradient
                               ? groups * CeilDivide(problem.num_m, kernel.tile_m)
                               : problem.rows.num_rows / kernel.tile_m + groups + 1;
   return tiles_m * CeilDivide(problem.num_n, problem.tile_n);
@@ -61,13 +61,13 @@ int64_t MostTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulProbl
 
 Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType type,
                       ElementType out_type, const MatmulProblem& problem, MatmulTensorMaps* maps) {
-  const bool is_gradient = kind == MatmulKind::kGradient;
+  const bool is_gradient = kind == MatmulKind::kRhsGradient;
   const int64_t rows = problem.rows.num_rows;
   const int64_t groups = problem.rows.num_groups;
   const int64_t columns = problem.num_n;
   const int64_t lines = IsTransposed(kind) ? columns : problem.num_k;  // of a group's matrix
   // Copies stop where a group's rows do.
-  static_assert(kPrefixRows >= kMaxMatmulSize);
+  static_assert(kPrefixRows >= kMaxItems);
   const auto rows_of = [rows](const void* base, ElementType element, int64_t pitch) {
     return MappedTensor::Prefixes(base, element, pitch, pitch, rows);
   };
@@ -109,8 +109,8 @@ Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes) {
                {"K", sizes.contracted},
                {"N", sizes.columns}};
   for (const auto& [name, value] : named) {
-    if (value < 0 || value > kMaxMatmulSize) {
-      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxMatmulSize);
+    if (value < 0 || value > kMaxItems) {
+      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems);
     }
   }
   const ElementType lhs = sizes.lhs_type;
@@ -169,14 +169,14 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
 
   int64_t blocks = num_sms;
   if (blocks == 0) {
-    status = CountMultiprocessors(&blocks);
+    status = CountSms(&blocks);
     if (!status.ok()) return status;
   }
   const int64_t tiles = MostTiles(kind, kernel, problem);
-  const int64_t most_clusters = std::min(tiles, kMaxMatmulSize / kernel.cluster_blocks);
+  const int64_t most_clusters = std::min<int64_t>(tiles, kMaxItems / kernel.cluster_blocks);
   blocks =
       std::clamp(blocks / kernel.cluster_blocks, int64_t{1}, most_clusters) * kernel.cluster_blocks;
-  if (tiles > kMaxMatmulSize) problem.tile_counter = -1;  // they count in 32 bits
+  if (tiles > kMaxItems) problem.tile_counter = -1;  // they count in 32 bits
   void* maps_and_problem[] = {&maps, &problem};
   void* only_problem[] = {&problem};
   void** const arguments = takes_maps ? maps_and_problem : only_problem;

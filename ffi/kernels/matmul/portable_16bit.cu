@@ -35,7 +35,7 @@ static_assert(kStages >= 3, "a stage is filled while another is read and a third
 // The tiles of one step along k, for each way that the operands may be stored.
 template <MatmulKind kKind>
 struct Stage {
-  static constexpr bool kLeftHasKInside = !kIsGradient<kKind>;  // is [m, k], not [k, m]
+  static constexpr bool kLeftHasKInside = !kIsRhsGradient<kKind>;  // is [m, k], not [k, m]
   static constexpr bool kRightHasKInside = kIsTransposed<kKind>;
   using Left =
       OperandTile<kLeftHasKInside ? kTileM : kTileK, kLeftHasKInside ? kTileK : kTileM, kThreads>;
@@ -51,7 +51,7 @@ struct Stage {
     const int left_k = tile.num_k - k;
     const int64_t left = tile.left + (kLeftHasKInside ? k : k * problem.left.pitch);
     const int64_t right = tile.right + (kRightHasKInside ? k : k * problem.right.pitch);
-    constexpr bool kMayBeFloat32 = !kIsGradient<kKind>;
+    constexpr bool kMayBeFloat32 = !kIsRhsGradient<kKind>;
     const bool is_gated = kIsActivation<kKind> && problem.epilogue.activation.is_gated;
     Left::template Fill<T, kCopied, false>(stage, problem.left, left,
                                            kLeftHasKInside ? tile.num_m : left_k,
@@ -99,15 +99,15 @@ __device__ void MultiplyAddAll(const Fragments& fragments, Sums& sums) {
   for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
     for (int j = 0; j < 2 * kFragmentsN; ++j) {
-      MultiplyAdd<T>(sums[i][j], fragments.left[i], &fragments.right[j / 2][j % 2 * 2]);
+      Mma<T>(sums[i][j], fragments.left[i], &fragments.right[j / 2][j % 2 * 2]);
     }
   }
 }
 
 // The first `count` of two neighbours. Both begin at an even element of a tile.
 template <typename T>
-__device__ void StorePair(const MatmulProblem& problem, int64_t at, int count,
-                          const float* values) {
+__device__ void StoreShared(const MatmulProblem& problem, int64_t at, int count,
+                            const float* values) {
   if (count <= 0) return;
   if (problem.out_is_float32) {
     float* const to = static_cast<float*>(problem.out) + at;
@@ -140,8 +140,8 @@ __device__ void Store(const MatmulProblem& problem, const MatmulTile& tile, int 
 #pragma unroll
     for (int j = 0; j < 2 * kFragmentsN; ++j) {
       const int n = warp_n + 8 * j + lane % 4 * 2;
-      StorePair<T>(problem, tile.out + int64_t{m} * problem.num_n + n, tile.num_n - n,
-                   &sums[i / 2][j][i % 2 * 2]);
+      StoreShared<T>(problem, tile.out + int64_t{m} * problem.num_n + n, tile.num_n - n,
+                     &sums[i / 2][j][i % 2 * 2]);
     }
   }
 }
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto fill = [&](int step) {
       Stage::template Fill<T, kCopied>(stages + step % kStages * Stage::kBytes, problem, tile,
                                        step * kTileK);
-      CommitCopies();
+      CpAsyncCommitGroup();
     };
     // Rows past the end of the group are only padding, and often whole warps have no others.
     const bool has_rows = warp_m < tile.num_m;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     Fragments fragments[2];
     if (num_steps > 0) {
       for (int step = 0; step < kStages - 1; ++step) fill(step);
-      WaitForCopies<kStages - 2>();
+      CpAsyncWaitGroup<kStages - 2>();
       __syncthreads();
       if (has_rows) fragments[0].Load<kKind>(stages, warp_m, warp_n, 0);
     }
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kFragmentsK; ++i) {
         if (i == kFragmentsK - 1) {
           // The next step's stage; after the barrier also what other threads copied into it.
-          WaitForCopies<kStages - 2>();
+          CpAsyncWaitGroup<kStages - 2>();
           __syncthreads();
           stage = stages + (step + 1) % kStages * Stage::kBytes;
         }
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     // All are done with the stages, and so are the copies of zeros: the next tile fills them.
-    WaitForCopies<0>();
+    CpAsyncWaitGroup<0>();
     __syncthreads();
     if constexpr (kIsActivation<kKind>) {
       StoreActivated<T>(problem, tile, warp_m, warp_n, sums);
@@ -244,11 +244,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       const __grid_constant__ MatmulProblem);
 JAX_EP_INSTANTIATE(BFloat16, kForward)
 JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
-JAX_EP_INSTANTIATE(BFloat16, kGradient)
+JAX_EP_INSTANTIATE(BFloat16, kRhsGradient)
 JAX_EP_INSTANTIATE(BFloat16, kActivation)
 JAX_EP_INSTANTIATE(Float16, kForward)
 JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
-JAX_EP_INSTANTIATE(Float16, kGradient)
+JAX_EP_INSTANTIATE(Float16, kRhsGradient)
 JAX_EP_INSTANTIATE(Float16, kActivation)
 #undef JAX_EP_INSTANTIATE
 
@@ -277,8 +277,8 @@ MatmulKernel Describe(MatmulKind kind, bool copied) {
       return Describe<T, MatmulKind::kForward>(copied);
     case MatmulKind::kForwardTransposed:
       return Describe<T, MatmulKind::kForwardTransposed>(copied);
-    case MatmulKind::kGradient:
-      return Describe<T, MatmulKind::kGradient>(copied);
+    case MatmulKind::kRhsGradient:
+      return Describe<T, MatmulKind::kRhsGradient>(copied);
     case MatmulKind::kActivation:
       return Describe<T, MatmulKind::kActivation>(copied);
     case MatmulKind::kActivationGradient:

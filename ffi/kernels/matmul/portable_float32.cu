@@ -42,9 +42,9 @@ __device__ void Fill(float (*tile)[kPitch], const float* from, int64_t pitch, in
     const int at = kHasKInside ? index / kTileK : index % kTile;
     const int place = up == 0 ? at : at % (kTile / 2);
     const int offset = place + (at >= kTile / 2 ? up : 0);
-    CopyAsync<4>(SharedAddress(&tile[k][at]),
-                 from + (kHasKInside ? at * pitch + k : k * pitch + offset),
-                 place < num && k < num_k);
+    CpAsync<4>(SharedAddress(&tile[k][at]),
+               from + (kHasKInside ? at * pitch + k : k * pitch + offset),
+               place < num && k < num_k);
   }
 }
 
@@ -55,7 +55,7 @@ __device__ void Read(const float (&line)[kPitch], int at, float* values) {
 
 using Sums = float[2 * kSquare][2 * kSquare];
 
-__device__ void MultiplyAdd(const Stage& stage, int m, int n, Sums& sums) {
+__device__ void Mma(const Stage& stage, int m, int n, Sums& sums) {
 #pragma unroll
   for (int k = 0; k < kTileK; ++k) {
     float left[2 * kSquare];
@@ -119,7 +119,7 @@ __device__ void StoreAllActivated(const MatmulProblem& problem, const MatmulTile
 template <MatmulKind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     Float32Kernel(const __grid_constant__ MatmulProblem problem) {
-  constexpr bool kLeftHasKInside = !kIsGradient<kKind>;
+  constexpr bool kLeftHasKInside = !kIsRhsGradient<kKind>;
   constexpr bool kRightHasKInside = kIsTransposed<kKind>;
   const int up = kIsActivation<kKind> && problem.epilogue.activation.is_gated ? problem.num_n : 0;
   Stage* const stages = reinterpret_cast<Stage*>(DynamicSharedMemory());
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       Fill<kRightHasKInside>(stage.right,
                              right + tile.right + k * (kRightHasKInside ? 1 : problem.right.pitch),
                              problem.right.pitch, tile.num_n, num_k, up);
-      CommitCopies();
+      CpAsyncCommitGroup();
     };
     const int num_steps = CeilDivide(tile.num_k, kTileK);
     if (num_steps > 0) {
@@ -149,13 +149,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     Sums sums = {};
     for (int step = 0; step < num_steps; ++step) {
-      WaitForCopies<kStages - 2>();
+      CpAsyncWaitGroup<kStages - 2>();
       __syncthreads();           // others' copies arrived, and all are done with the step before,
       fill(step + kStages - 1);  // into whose stage this goes
-      MultiplyAdd(stages[step % kStages], m, n, sums);
+      Mma(stages[step % kStages], m, n, sums);
     }
     // All are done with the stages, and so are the copies of zeros: the next tile fills them.
-    WaitForCopies<0>();
+    CpAsyncWaitGroup<0>();
     __syncthreads();
     if constexpr (kIsActivation<kKind>) {
       StoreAllActivated(problem, tile, m, n, sums);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template __global__ void Float32Kernel<MatmulKind::kForward>(const __grid_constant__ MatmulProblem);
 template __global__ void Float32Kernel<MatmulKind::kForwardTransposed>(
     const __grid_constant__ MatmulProblem);
-template __global__ void Float32Kernel<MatmulKind::kGradient>(
+template __global__ void Float32Kernel<MatmulKind::kRhsGradient>(
     const __grid_constant__ MatmulProblem);
 template __global__ void Float32Kernel<MatmulKind::kActivation>(
     const __grid_constant__ MatmulProblem);
@@ -187,8 +187,8 @@ const void* KernelAddress(MatmulKind kind) {
       return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kForward>);
     case MatmulKind::kForwardTransposed:
       return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kForwardTransposed>);
-    case MatmulKind::kGradient:
-      return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kGradient>);
+    case MatmulKind::kRhsGradient:
+      return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kRhsGradient>);
     case MatmulKind::kActivation:
       return reinterpret_cast<const void*>(Float32Kernel<MatmulKind::kActivation>);
     case MatmulKind::kActivationGradient:

@@ -14,66 +14,67 @@ namespace jax_ep {
 namespace {
 
 constexpr int kSumStages = 8;
-static_assert(SumRing<kSumStages>::kBytes == kSumRingBytes);
+static_assert(SumPipeline<kSumStages>::kBytes == kSumPipelineBytes);
 
 // This rank's rows of a token of a rank, weighted and summed, to the slot there that is this
 // rank's: a piece of them. By one warp.
 template <typename Type>
-__device__ void SendPiece(const CombineStage& stage, int32_t end, const CombineTicket& ticket) {
+__device__ void SendPiece(const CombineParams& stage, int32_t end, const CombineItem& ticket) {
   const Call& call = stage.call;
-  SendSum(stage, RowsOfToken(call, stage.plan, end, ticket.rank, ticket.token),
-          {ticket.token, ticket.first, ticket.end}, call.Of<uint4>(ticket.rank, kArrivedRows),
-          call.Of<float>(ticket.rank, kChoiceScalars), SumRows<Type, kSumStages, 2>);
+  SendPartialSum(stage, RowsOfToken(call, stage.plan, end, ticket.rank, ticket.token),
+                 {ticket.token, ticket.first, ticket.end},
+                 call.Of<uint4>(ticket.rank, kReceivedRows),
+                 call.Of<float>(ticket.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
 }
 
 // Adds up what the ranks sent for a token of this rank, in rank order: a piece of it. By one warp.
 template <typename Type>
-__device__ void AddPiece(const CombineStage& stage, const CombineTicket& ticket,
-                         const KeptChoices<2>& choices) {
+__device__ void AddPiece(const CombineParams& stage, const CombineItem& ticket,
+                         const KeptAssignments<2>& choices) {
   const Call& call = stage.call;
-  AddSums(stage, choices, {ticket.token, ticket.first, ticket.end},
-          call.Of<uint4>(ticket.rank, kArrivedRows), call.Of<float>(ticket.rank, kChoiceScalars),
-          SumRows<Type, kSumStages, 2>);
+  ReducePartialSums(stage, choices, {ticket.token, ticket.first, ticket.end},
+                    call.Of<uint4>(ticket.rank, kReceivedRows),
+                    call.Of<float>(ticket.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
 }
 
 // This warp's part of a chunk of a rank's tokens is stored there; the last one says so.
-__device__ void FinishReduce(const CombineStage& stage, const CombineTicket& ticket,
-                             uint64_t epoch) {
+__device__ void FinishReduce(const CombineParams& stage, const CombineItem& ticket,
+                             uint64_t sequence) {
   ControlBlock* const control = stage.call.control;
   __syncwarp();
   if (threadIdx.x % 32 != 0) return;
-  // As in FinishPart: this warp's stores are performed at system scope before they are counted.
+  // As in FinishItem: this warp's stores are performed at system scope before they are counted.
   FenceSystem();
   const uint32_t before =
       AddAcquireReleaseDevice(&control->progress.chunks_finished[ticket.rank][ticket.chunk], 1);
   if (before + 1 != static_cast<uint32_t>(stage.tickets.TicketsOf(ticket.chunk))) return;
   // SIGNAL_CHUNK
-  StoreReleaseSystem(&control->peers[ticket.rank].control->sent[control->rank][ticket.chunk],
-                     epoch);
+  StoreReleaseSystem(&control->peers[ticket.rank].control->chunks_sent[control->rank][ticket.chunk],
+                     sequence);
 }
 
 // By all warps, until there are no more tickets.
 template <typename Type>
-__device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
+__device__ Outcome CombineTokens(const CombineParams& stage, uint64_t sequence) {
   const Call& call = stage.call;
   Progress& progress = call.control->progress;
   const int32_t end = EndOfRows(call, stage.plan);
   int number;
-  while ((number = NextTicketOfWarp(&progress.warp_tickets)) < stage.tickets.Count()) {
-    const CombineTicket ticket = stage.tickets.At(number, call.control->rank);
+  while ((number = NextWarpTicket(&progress.warp_tickets)) < stage.tickets.Count()) {
+    const CombineItem ticket = stage.tickets.At(number, call.control->rank);
     if (ticket.token < 0) continue;
     if (ticket.is_sum) {
-      const KeptChoices<2> choices(stage, ticket.token);
+      const KeptAssignments<2> choices(stage, ticket.token);
       // WAIT_LOCAL: lower tickets of this device.
-      const uint64_t* const mine = &call.control->sent[ticket.rank][ticket.chunk];
-      while (LoadAcquireDevice(mine) < epoch) __nanosleep(20);
+      const uint64_t* const mine = &call.control->chunks_sent[ticket.rank][ticket.chunk];
+      while (LoadAcquireDevice(mine) < sequence) __nanosleep(20);
       // WAIT_CHUNK
-      const Outcome outcome = WaitForChunk(call, Gate::kChunk, ticket.chunk, epoch);
+      const Outcome outcome = WaitForChunk(call, WaitPoint::kChunk, ticket.chunk, sequence);
       if (outcome != Outcome::kArrived) return outcome;
       AddPiece<Type>(stage, ticket, choices);
     } else {
       SendPiece<Type>(stage, end, ticket);
-      FinishReduce(stage, ticket, epoch);
+      FinishReduce(stage, ticket, sequence);
     }
   }
   return Outcome::kArrived;
@@ -83,42 +84,42 @@ __device__ Outcome CombineTokens(const CombineStage& stage, uint64_t epoch) {
 
 template <typename Type>
 __global__ void __launch_bounds__(kCombineThreads, 2)
-    CombineKernel(const __grid_constant__ CombineStage stage) {
+    CombineKernel(const __grid_constant__ CombineParams stage) {
   const Call& call = stage.call;
   Progress& progress = call.control->progress;
-  const uint64_t epoch = CurrentEpoch(call);
+  const uint64_t sequence = CurrentSequence(call);
   const bool poisoned = *stage.plan.status != 0;
 
   const bool has_workspace = HasWorkspace(call);
-  const Threads threads = Threads::OfBlock();
+  const ThreadGroup threads = ThreadGroup::Block();
   for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
     if (has_workspace) {
       // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
       // hold.
-      EnterFirst(call, epoch, ticket, poisoned, threads);
+      SignalEntryOnFirstTicket(call, sequence, ticket, poisoned, threads);
       IndexRows(call, stage.plan, ticket, call.num_parts, threads);
     }
-    FinishPart(&progress.finished, false, threads);
+    FinishItem(&progress.finished, false, threads);
   }
-  AwaitParts(&progress.finished, call.num_parts);
-  Outcome outcome = PassGate(call, epoch, threads);
+  WaitForItemsOfBlock(&progress.finished, call.num_parts);
+  Outcome outcome = WaitForEntry(call, sequence, threads);
   if (outcome == Outcome::kArrived && !poisoned) {
-    outcome = CombineTokens<Type>(stage, epoch);
+    outcome = CombineTokens<Type>(stage, sequence);
   } else {
-    FillWithNan(stage, Threads::OfGrid());
+    FillWithNan(stage, ThreadGroup::Grid());
   }
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FailureOf(call, end);
-  FinishCall(call, epoch);
+  const Outcome failure = FailureOutcome(call, end);
+  FinishCall(call, sequence);
   // Of a poisoned peer all blocks have heard at the gate.
   if (failure == Outcome::kArrived || failure == Outcome::kPoisoned) return;
-  FillWithNan(stage, Threads::OfBlock());
+  FillWithNan(stage, ThreadGroup::Block());
 }
 
-template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineStage stage);
-template __global__ void CombineKernel<Float16>(const __grid_constant__ CombineStage stage);
-template __global__ void CombineKernel<Float32>(const __grid_constant__ CombineStage stage);
+template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineParams stage);
+template __global__ void CombineKernel<Float16>(const __grid_constant__ CombineParams stage);
+template __global__ void CombineKernel<Float32>(const __grid_constant__ CombineParams stage);
 
 }  // namespace jax_ep
 

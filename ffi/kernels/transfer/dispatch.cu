@@ -18,13 +18,13 @@ namespace jax_ep {
 namespace {
 
 // Where a token has its rows, by the routes that its rank sent.
-class ArrivedRoutes {
+class ReceivedRoutes {
  public:
   struct Loaded {
     Route routes[2];  // of choices l and l + 32
   };
 
-  __device__ ArrivedRoutes(const Call& call, const Placing& placing)
+  __device__ ReceivedRoutes(const Call& call, const RowPlacement& placing)
       : call_(call),
         placing_(placing),
         routes_(reinterpret_cast<const int2*>(call.Of<Route>(call.control->rank, kRoutes))) {}
@@ -36,51 +36,52 @@ class ArrivedRoutes {
       loaded.routes[half] = {-1, 0};
       if (k >= call_.top_k) continue;
       const int2 route =
-          LoadShared8(&routes_[(source * call_.num_tokens + token) * call_.top_k + k]);
+          LoadGlobalNoAllocate(&routes_[(source * call_.num_tokens + token) * call_.top_k + k]);
       loaded.routes[half] = {route.x, route.y};
     }
     return loaded;
   }
 
   __device__ TokenRows Rows(int source, int token, const Loaded& loaded) const {
-    const Placing::Token<2> placed = placing_.Place(source, loaded.routes);
+    const RowPlacement::Token<2> placed = placing_.Place(source, loaded.routes);
     placing_.Write(source, token, placed);
     return placed.found;
   }
 
  private:
   const Call& call_;
-  const Placing& placing_;
+  const RowPlacement& placing_;
   const int2* const routes_;  // [R][T * K]
 };
 
 // What the warps do that do not send.
-__device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const Threads& threads) {
-  const TokenStage& tokens = stage.tokens;
+__device__ Outcome ExpandAndFill(const DispatchParams& stage, uint64_t sequence,
+                                 const ThreadGroup& threads) {
+  const TokenParams& tokens = stage.tokens;
   const Call& call = tokens.call;
   Progress& progress = call.control->progress;
-  const Halves halves(call, epoch);
+  const EagerBuffers halves(call, sequence);
   const bool has_workspace = HasWorkspace(call);
   for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
     if (has_workspace) {
-      EnterFirst(call, epoch, ticket, false, threads);
-      ChoiceTile<kDispatchThreads / 32> tile(call, stage.topk_ids, ticket);
-      tile.Count(halves, epoch, threads);
-      if (PassGate(call, epoch, threads) == Outcome::kArrived) {
+      SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
+      AssignmentTile<kDispatchThreads / 32> tile(call, stage.topk_ids, ticket);
+      tile.Count(halves, sequence, threads);
+      if (WaitForEntry(call, sequence, threads) == Outcome::kArrived) {
         tile.SendRoutes();
         SendWeights(tokens, ticket, call.num_parts, threads);
       }
     }
-    FinishPart(&progress.finished, true, threads);
+    FinishItem(&progress.finished, true, threads);
   }
-  LetSend();
+  ReleaseSenders();
   // In shared memory, where the tiles' counts were: this block has none any more.
   Quotas quotas(call, stage.row_align, halves.rank(),
                 reinterpret_cast<int32_t*>(DynamicSharedMemory()));
   TokenExpansion expansion(tokens);
   IncomingCounts counts(call, halves, threads);
   if (has_workspace) counts.Collect(&quotas);
-  const Outcome outcome = AwaitFirstChunks(tokens, threads, epoch);
+  const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
   if (outcome != Outcome::kArrived) return outcome;
   counts.Collect(&quotas);
   threads.Sync();
@@ -88,11 +89,11 @@ __device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const
   threads.Sync();
   if (blockIdx.x == 0) {
     quotas.WriteGroups(stage.plan, threads);
-    if (tokens.arrivals != nullptr) FinishPart(&tokens.arrivals[0], false, threads);
+    if (tokens.arrivals != nullptr) FinishItem(&tokens.arrivals[0], false, threads);
   }
   const PlanResults plan = quotas.WithGroups(stage.plan);
-  const Placing placing(call, plan, quotas, halves.rank());
-  return expansion.Run(epoch, ArrivedRoutes(call, placing), [&](int most) {
+  const RowPlacement placing(call, plan, quotas, halves.rank());
+  return expansion.Run(sequence, ReceivedRoutes(call, placing), [&](int most) {
     const FillTickets tickets = {&progress.fill_tickets, most};
     FillEmptyRows(tokens, plan.row_offsets[call.num_local], tickets, [&](int row) {
       if (!IsEmptyRow(call, plan, row)) return false;
@@ -105,15 +106,15 @@ __device__ Outcome BringTokens(const DispatchStage& stage, uint64_t epoch, const
 }  // namespace
 
 __global__ void __launch_bounds__(kMostDispatchThreads, 1)
-    DispatchKernel(const __grid_constant__ DispatchStage stage) {
-  const TokenStage& tokens = stage.tokens;
+    DispatchKernel(const __grid_constant__ DispatchParams stage) {
+  const TokenParams& tokens = stage.tokens;
   const Call& call = tokens.call;
-  const uint64_t epoch = CurrentEpoch(call);
+  const uint64_t sequence = CurrentSequence(call);
   auto outcome = Outcome::kArrived;  // of this thread's warp
   if (threadIdx.x < kDispatchThreads) {
-    outcome = BringTokens(stage, epoch, Threads::OfFirst(kDispatchThreads));
+    outcome = ExpandAndFill(stage, sequence, ThreadGroup::FirstThreads(kDispatchThreads));
   } else {
-    outcome = SendTokens(tokens, epoch, false, [&](int choice) {
+    outcome = SendTokens(tokens, sequence, false, [&](int choice) {
       const int32_t expert = stage.topk_ids[choice];
       const bool is_expert = 0 <= expert && expert < call.num_experts;
       return is_expert ? call.by_num_local.Quotient(expert) : -1;
@@ -121,11 +122,11 @@ __global__ void __launch_bounds__(kMostDispatchThreads, 1)
   }
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FailureOf(call, end);
-  FinishCall(call, epoch);
+  const Outcome failure = FailureOutcome(call, end);
+  FinishCall(call, sequence);
   if (failure == Outcome::kArrived) return;
   WriteSafeGroups(call, stage.plan, failure);
-  WriteSafeResults(tokens, stage.plan, Threads::OfBlock());
+  WriteSafeResults(tokens, stage.plan, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep

@@ -19,21 +19,22 @@ RowType ToRowType(ElementType type) {
   return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
 }
 
-constexpr int32_t kMostRingBytes = 216 * 1024;
+constexpr int32_t kMostPipelineBytes = 216 * 1024;
 constexpr int32_t kLeastSharedBytes = 96 * 1024;  // of sm_86, the least there is
-constexpr int32_t kCombineSharedBytes = kWarps * kSumRingBytes;
+constexpr int32_t kCombineSharedBytes = kWarps * kSumPipelineBytes;
 static_assert(kCombineSharedBytes <= kLeastSharedBytes);
-constexpr int32_t kSmallCombineSharedBytes =
-    kSmallThreads / 32 * kSmallSumRingBytes + kSmallChoices * int32_t{sizeof(int32_t)};
-static_assert(kSmallCombineSharedBytes <= kLeastSharedBytes);
+constexpr int32_t kLowLatencyCombineSharedBytes =
+    kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes +
+    kMaxLowLatencyAssignments * int32_t{sizeof(int32_t)};
+static_assert(kLowLatencyCombineSharedBytes <= kLeastSharedBytes);
 
 // What the current device has for rows on their way.
-struct RowEngine {
+struct RowCopySupport {
   bool copies_rows = false;  // by itself (sm_90); before, rows go through registers
   int32_t shared_bytes = 0;  // that a block of dispatch may ask for
 };
 
-Status FindRowEngine(RowEngine* engine) {
+Status FindRowCopySupport(RowCopySupport* engine) {
   constexpr int kFixedBytes = 3 * 1024;  // that the kernels have beside it
   int major = 0;
   int most = 0;
@@ -58,8 +59,8 @@ static_assert(TileCountBytes(kMaxExperts) <= kLeastSharedBytes * 3 / 4);
 static_assert(QuotaBytes(1, kMaxExperts) <= kLeastSharedBytes * 3 / 4);
 
 // With what is before it.
-int64_t RingBytes(const CopyRing& ring) {
-  return ring.first_byte + int64_t{ring.num_warps} * CopyRingBytes(ring);
+int64_t PipelineBytes(const CopyPipeline& ring) {
+  return ring.first_byte + int64_t{ring.num_warps} * CopyPipelineBytes(ring);
 }
 
 // So many warps send that a few MB are on their way, which keeps the links busy. More would make
@@ -69,37 +70,38 @@ int64_t CountSenders(const Call& call) {
   if (call.num_ranks == 1) return 0;
   // The other ranks that a token visits, if routing is uniform.
   const double peers = (call.num_ranks - 1) * (1 - std::pow(1 - 1.0 / call.num_ranks, call.top_k));
-  const double bytes = static_cast<double>(call.row_chunks * kChunkBytes) * peers;
+  const double bytes = static_cast<double>(call.row_vectors * kVectorBytes) * peers;
   return static_cast<int64_t>(std::ceil(std::min(kBytesOnWay / bytes, 1e6)));
 }
 
 // The parts of both dispatches that are alike. Their rings follow what is in shared memory before
 // them; and those of senders, who begin sooner, the counts of a tile, too.
 template <typename DispatchCall>
-TokenStage Tokens(const Launcher& launcher, const RowEngine& engine, int64_t first_byte,
-                  const DispatchCall& dispatch) {
+TokenParams Tokens(const Launcher& launcher, const RowCopySupport& engine, int64_t first_byte,
+                   const DispatchCall& dispatch) {
   const Call& call = launcher.call();
-  const int64_t bytes = std::min(engine.shared_bytes, kMostRingBytes) - first_byte;
+  const int64_t bytes = std::min(engine.shared_bytes, kMostPipelineBytes) - first_byte;
   const int64_t senders = CountSenders(call);
   const auto sending_warps = static_cast<int32_t>(
       std::min<int64_t>(CeilDivide(senders, launcher.num_sms()), kMostSendingWarps));
-  CopyRing expansions = {0, kDispatchWarps, 0, 0, 0};
-  CopyRing sends = {0, sending_warps, 0, 0, 0};
+  CopyPipeline expansions = {0, kDispatchWarps, 0, 0, 0};
+  CopyPipeline sends = {0, sending_warps, 0, 0, 0};
   if (engine.copies_rows) {
-    sends = PlanSendRing(call.row_chunks, call.num_ranks, sending_warps,
-                         static_cast<int32_t>(bytes / 4));
-    expansions = PlanCopyRing(call.row_chunks, call.top_k, kDispatchWarps,
-                              static_cast<int32_t>(bytes) - sends.num_warps * CopyRingBytes(sends));
+    sends = PlanSendPipeline(call.row_vectors, call.num_ranks, sending_warps,
+                             static_cast<int32_t>(bytes / 4));
+    expansions =
+        PlanCopyPipeline(call.row_vectors, call.top_k, kDispatchWarps,
+                         static_cast<int32_t>(bytes) - sends.num_warps * CopyPipelineBytes(sends));
   }
   expansions.first_byte = static_cast<int32_t>(first_byte);
   sends.first_byte =
-      static_cast<int32_t>(std::max(RingBytes(expansions), TileCountBytes(call.num_experts)));
+      static_cast<int32_t>(std::max(PipelineBytes(expansions), TileCountBytes(call.num_experts)));
   return {.call = call,
           .expansions = expansions,
           .sends = sends,
           .num_senders = static_cast<int32_t>(senders),
-          .chunks = PlanTokenChunks(call.num_tokens, call.row_chunks * kChunkBytes, call.num_ranks,
-                                    call.top_k, dispatch.transfer.window_chunks),
+          .chunks = PlanTokenChunks(call.num_tokens, call.row_vectors * kVectorBytes,
+                                    call.num_ranks, call.top_k, dispatch.transfer.ring_chunks),
           .zero_tail = dispatch.zero_tail,
           .has_weights = dispatch.has_weights,
           .x = dispatch.x,
@@ -110,40 +112,40 @@ TokenStage Tokens(const Launcher& launcher, const RowEngine& engine, int64_t fir
 }
 
 // Of a call that is small, else none.
-SmallPieces PiecesOf(const TransferCall& call) {
-  if (!call.may_be_small) return {};
-  return PlanSmallPieces(call.num_ranks, call.num_tokens, call.top_k,
-                         call.hidden * ElementBytes(call.row_type) / kChunkBytes);
+RowSegments SegmentsOf(const TransferCall& call) {
+  if (!call.allow_low_latency) return {};
+  return PlanRowSegments(call.num_ranks, call.num_tokens, call.top_k,
+                         call.hidden * ElementBytes(call.row_type) / kVectorBytes);
 }
 
 // The kernels for few tokens count no arrivals.
-SmallPieces PiecesOf(const DispatchByPlanCall& call) {
-  return call.arrivals == nullptr ? PiecesOf(call.transfer) : SmallPieces();
+RowSegments SegmentsOf(const RedispatchCall& call) {
+  return call.arrivals == nullptr ? SegmentsOf(call.transfer) : RowSegments();
 }
 
-SmallPieces PiecesOf(const DispatchCall& call) {
+RowSegments SegmentsOf(const DispatchCall& call) {
   const TransferCall& sizes = call.transfer;
-  const SmallPieces pieces = PiecesOf(sizes);
+  const RowSegments pieces = SegmentsOf(sizes);
   if (pieces.count() == 0 || call.arrivals != nullptr) return {};
   const int64_t choices = sizes.num_tokens * sizes.top_k;
   const bool fits =
-      SmallPlanBytes(sizes.num_ranks, choices, sizes.num_experts) <= kLeastSharedBytes;
-  return fits ? pieces : SmallPieces();
+      BlockPlanBytes(sizes.num_ranks, choices, sizes.num_experts) <= kLeastSharedBytes;
+  return fits ? pieces : RowSegments();
 }
 
 // As many as there is work for at once: for each warp a piece of a row on its way, or 32 rows to be
 // filled.
-int64_t SmallBlocks(const Launcher& launcher, const SmallPieces& pieces, int64_t num_on_way,
-                    int64_t num_filled) {
+int64_t LowLatencyBlocks(const Launcher& launcher, const RowSegments& pieces, int64_t num_on_way,
+                         int64_t num_filled) {
   const int64_t num_parts = num_on_way * pieces.count() + CeilDivide(num_filled, 32);
-  return launcher.Grid({CeilDivide(num_parts, kSmallThreads / 32)}, 1);
+  return launcher.Grid({CeilDivide(num_parts, kLowLatencyThreads / 32)}, 1);
 }
 
-int DispatchThreads(const TokenStage& tokens) {
+int DispatchThreads(const TokenParams& tokens) {
   return kDispatchThreads + 32 * tokens.sends.num_warps;
 }
 
-int64_t DispatchBlocks(const Launcher& launcher, const TokenStage& tokens) {
+int64_t DispatchBlocks(const Launcher& launcher, const TokenParams& tokens) {
   const Call& call = tokens.call;
   return launcher.Grid({call.num_parts, CeilDivide(call.num_tokens, kMostSendingWarps),
                         CeilDivide(call.num_all_tokens(), tokens.expansions.num_warps),
@@ -154,17 +156,17 @@ int64_t DispatchBlocks(const Launcher& launcher, const TokenStage& tokens) {
 }  // namespace
 
 Status LoadTransferKernels() {
-  RowEngine engine;
-  Status status = FindRowEngine(&engine);
+  RowCopySupport engine;
+  Status status = FindRowCopySupport(&engine);
   std::vector<std::pair<const void*, int>> kernels = {
       {DispatchKernelAddress(), engine.shared_bytes},
-      {DispatchByPlanKernelAddress(), engine.shared_bytes},
-      {CeilingKernelAddress(), engine.shared_bytes},
-      {DispatchSmallKernelAddress(), kLeastSharedBytes},
-      {DispatchByPlanSmallKernelAddress(), 0}};
+      {RedispatchKernelAddress(), engine.shared_bytes},
+      {BulkCopyCeilingKernelAddress(), engine.shared_bytes},
+      {LowLatencyDispatchKernelAddress(), kLeastSharedBytes},
+      {LowLatencyRedispatchKernelAddress(), 0}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
     kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
-    kernels.emplace_back(CombineSmallKernelAddress(type), kSmallCombineSharedBytes);
+    kernels.emplace_back(LowLatencyCombineKernelAddress(type), kLowLatencyCombineSharedBytes);
   }
   for (const auto& [kernel, shared_bytes] : kernels) {
     if (!status.ok()) return status;
@@ -181,86 +183,84 @@ Status LoadTransferKernels() {
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   const int64_t align = call.row_align;
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
-  const SmallPieces pieces = PiecesOf(call);
+  const RowSegments pieces = SegmentsOf(call);
   Launcher launcher(
-      call.transfer, Operation::kDispatch, {.of_choices = true},
-      {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks},
-      stream);
-  RowEngine engine;
+      call.transfer, Operation::kDispatch, {.of_assignments = true},
+      {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.ring_chunks}, stream);
+  RowCopySupport engine;
   Status status = launcher.status();
-  if (status.ok()) status = FindRowEngine(&engine);
+  if (status.ok()) status = FindRowCopySupport(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
   const int64_t quota_bytes = QuotaBytes(sizes.num_ranks, sizes.num_experts);
-  const DispatchStage stage = {Tokens(launcher, engine, quota_bytes, call),
-                               Divisor(static_cast<int32_t>(align)), call.topk_ids, call.plan};
+  const DispatchParams stage = {Tokens(launcher, engine, quota_bytes, call),
+                                FastDivmod(static_cast<int32_t>(align)), call.topk_ids, call.plan};
   if (pieces.count() > 0) {
-    const SmallDispatchStage small = {
-        stage, pieces, PlanSmallStretches(sizes.num_ranks, sizes.num_choices()),
-        Divisor(sizes.num_ranks), Divisor(std::max(1, sizes.num_ranks - 1))};
-    launcher.Launch("dispatch of few tokens", DispatchSmallKernelAddress(),
-                    SmallBlocks(launcher, pieces, sizes.num_all_tokens(), sizes.num_rows),
-                    kSmallThreads, small,
-                    SmallPlanBytes(sizes.num_ranks, sizes.num_choices(), sizes.num_experts));
+    const LowLatencyDispatchParams small = {
+        stage, pieces, PlanAssignmentRanges(sizes.num_ranks, sizes.num_assignments()),
+        FastDivmod(sizes.num_ranks), FastDivmod(std::max(1, sizes.num_ranks - 1))};
+    launcher.Launch("low-latency dispatch", LowLatencyDispatchKernelAddress(),
+                    LowLatencyBlocks(launcher, pieces, sizes.num_all_tokens(), sizes.num_rows),
+                    kLowLatencyThreads, small,
+                    BlockPlanBytes(sizes.num_ranks, sizes.num_assignments(), sizes.num_experts));
     return launcher.status();
   }
   launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.tokens),
-                  DispatchThreads(stage.tokens), stage, RingBytes(stage.tokens.sends));
+                  DispatchThreads(stage.tokens), stage, PipelineBytes(stage.tokens.sends));
   return launcher.status();
 }
 
-Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream) {
-  const SmallPieces pieces = PiecesOf(call);
+Status LaunchRedispatch(const RedispatchCall& call, cudaStream_t stream) {
+  const RowSegments pieces = SegmentsOf(call);
   Launcher launcher(
-      call.transfer, Operation::kDispatchByPlan, {.of_choices = call.has_weights, .of_plan = true},
-      {call.zero_tail, call.has_weights, pieces.count(), call.transfer.window_chunks}, stream);
-  RowEngine engine;
+      call.transfer, Operation::kRedispatch, {.of_assignments = call.has_weights, .of_plan = true},
+      {call.zero_tail, call.has_weights, pieces.count(), call.transfer.ring_chunks}, stream);
+  RowCopySupport engine;
   Status status = launcher.status();
-  if (status.ok()) status = FindRowEngine(&engine);
+  if (status.ok()) status = FindRowCopySupport(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
   const int32_t num_weight_parts = call.has_weights ? sizes.num_tiles : 0;
-  const DispatchByPlanStage stage = {Tokens(launcher, engine, 0, call), call.plan,
-                                     num_weight_parts};
+  const RedispatchParams stage = {Tokens(launcher, engine, 0, call), call.plan, num_weight_parts};
   if (pieces.count() > 0) {
-    const SmallDispatchByPlanStage small = {
-        stage, pieces, Divisor(std::max(1, sizes.num_ranks - 1)), Divisor(sizes.top_k)};
+    const LowLatencyRedispatchParams small = {
+        stage, pieces, FastDivmod(std::max(1, sizes.num_ranks - 1)), FastDivmod(sizes.top_k)};
     // As many as there are of all ranks' tokens, or here on average.
-    const int64_t rows = std::max(sizes.num_all_tokens(), sizes.num_choices());
-    launcher.Launch("dispatch by plan of few tokens", DispatchByPlanSmallKernelAddress(),
-                    SmallBlocks(launcher, pieces, rows, sizes.num_rows), kSmallThreads, small);
+    const int64_t rows = std::max(sizes.num_all_tokens(), sizes.num_assignments());
+    launcher.Launch("low-latency redispatch", LowLatencyRedispatchKernelAddress(),
+                    LowLatencyBlocks(launcher, pieces, rows, sizes.num_rows), kLowLatencyThreads,
+                    small);
     return launcher.status();
   }
-  launcher.Launch("dispatch by plan", DispatchByPlanKernelAddress(),
-                  DispatchBlocks(launcher, stage.tokens), DispatchThreads(stage.tokens), stage,
-                  RingBytes(stage.tokens.sends));
+  launcher.Launch("redispatch", RedispatchKernelAddress(), DispatchBlocks(launcher, stage.tokens),
+                  DispatchThreads(stage.tokens), stage, PipelineBytes(stage.tokens.sends));
   return launcher.status();
 }
 
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
-  const SmallPieces pieces = PiecesOf(call.transfer);
+  const RowSegments pieces = SegmentsOf(call.transfer);
   Launcher launcher(call.transfer, Operation::kCombine, {.of_plan = true},
                     {call.has_weights, call.has_scalars, pieces.count()}, stream);
   if (!launcher.status().ok()) return launcher.status();
   const Call& sizes = launcher.call();
-  const CombineStage stage = {
+  const CombineParams stage = {
       sizes,
       call.has_weights,
       call.has_scalars,
-      CombineTickets(sizes.num_tokens, sizes.num_ranks, sizes.row_chunks, kMaxChunks,
-                     static_cast<int32_t>(kWarps * launcher.MostBlocks(2))),
+      CombineSchedule(sizes.num_tokens, sizes.num_ranks, sizes.row_vectors, kMaxChunks,
+                      static_cast<int32_t>(kWarps * launcher.MostBlocks(2))),
       call.plan,
       call.y,
       call.row_weights,
       call.row_scalars,
       call.out,
-      call.choice_scalars};
+      call.assignment_scalars};
   const RowType type = ToRowType(call.transfer.row_type);
   if (pieces.count() > 0) {
-    const SmallCombineStage small = {stage, pieces, Divisor(sizes.num_ranks)};
-    launcher.Launch("combine of few tokens", CombineSmallKernelAddress(type),
-                    SmallBlocks(launcher, pieces, sizes.num_all_tokens(), 0), kSmallThreads, small,
-                    kSmallCombineSharedBytes);
+    const LowLatencyCombineParams small = {stage, pieces, FastDivmod(sizes.num_ranks)};
+    launcher.Launch("low-latency combine", LowLatencyCombineKernelAddress(type),
+                    LowLatencyBlocks(launcher, pieces, sizes.num_all_tokens(), 0),
+                    kLowLatencyThreads, small, kLowLatencyCombineSharedBytes);
     return launcher.status();
   }
   const int64_t blocks =
@@ -270,25 +270,26 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
   return launcher.status();
 }
 
-Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream) {
+Status LaunchBulkCopyCeiling(const BulkCopyCeilingCall& call, cudaStream_t stream) {
   if (call.repeats < 1 || call.repeats > kMaxItems) {
     return InvalidArgument("repeats is ", call.repeats);
   }
-  Launcher launcher(call.transfer, Operation::kCeiling, {}, {call.repeats}, stream);
-  RowEngine engine;
+  Launcher launcher(call.transfer, Operation::kBulkCopyCeiling, {}, {call.repeats}, stream);
+  RowCopySupport engine;
   Status status = launcher.status();
-  if (status.ok()) status = FindRowEngine(&engine);
+  if (status.ok()) status = FindRowCopySupport(&engine);
   if (!status.ok()) return status;
   const Call& sizes = launcher.call();
-  CopyRing ring = {0, kDispatchWarps, 0, 0, 0};
+  CopyPipeline ring = {0, kDispatchWarps, 0, 0, 0};
   if (engine.copies_rows) {
-    ring = PlanCopyRing(sizes.row_chunks, 1, kDispatchWarps,
-                        std::min(engine.shared_bytes, kMostRingBytes));
+    ring = PlanCopyPipeline(sizes.row_vectors, 1, kDispatchWarps,
+                            std::min(engine.shared_bytes, kMostPipelineBytes));
   }
-  const CeilingStage stage = {sizes, ring, static_cast<int32_t>(call.repeats), call.x, call.status};
-  launcher.Launch("ceiling", CeilingKernelAddress(),
+  const BulkCopyCeilingParams stage = {sizes, ring, static_cast<int32_t>(call.repeats), call.x,
+                                       call.status};
+  launcher.Launch("bulk_copy_ceiling", BulkCopyCeilingKernelAddress(),
                   launcher.Grid({CeilDivide(sizes.num_tokens, stage.ring.num_warps)}, 1),
-                  kDispatchThreads, stage, RingBytes(stage.ring));
+                  kDispatchThreads, stage, PipelineBytes(stage.ring));
   return launcher.status();
 }
 

@@ -30,10 +30,10 @@ struct TransferCall {
   int64_t num_rows = 0;             // M
   ElementType row_type = kOther;    // kBF16, kF16 or kF32
   int64_t num_sms = 0;              // to run on; 0: all. May differ between ranks
-  bool may_be_small = true;         // else it takes the way of calls of many tokens
+  bool allow_low_latency = true;    // else it takes the way of calls of many tokens
   // Of a dispatch, at most (token_chunks.h), and 1 at least: fewer than there is memory for in
   // tests.
-  int64_t window_chunks = kMaxChunks;
+  int64_t ring_chunks = kMaxChunks;
 };
 
 // Addresses are of this device's operands and results. A buffer without elements may be null.
@@ -59,7 +59,7 @@ struct DispatchCall {
   PlanResults plan = {};
 };
 
-struct DispatchByPlanCall {
+struct RedispatchCall {
   TransferCall transfer;
   bool zero_tail = true;
   bool has_weights = false;
@@ -77,15 +77,15 @@ struct CombineCall {
   bool has_scalars = false;
   const void* y = nullptr;  // [M, H]
   PlanOperands plan = {};
-  const float* row_weights = nullptr;  // [M]
-  const float* row_scalars = nullptr;  // [M]
-  void* out = nullptr;                 // [T, H]
-  float* choice_scalars = nullptr;     // [T, K]
+  const float* row_weights = nullptr;   // [M]
+  const float* row_scalars = nullptr;   // [M]
+  void* out = nullptr;                  // [T, H]
+  float* assignment_scalars = nullptr;  // [T, K]
 };
 
 // What the links can do, for benchmarks: each rank stores its rows into the other ranks'
 // workspaces, in turn, with nothing to find and nobody to wait for in between; `repeats` times.
-struct CeilingCall {
+struct BulkCopyCeilingCall {
   TransferCall transfer;
   int64_t repeats = 1;
   const void* x = nullptr;    // [T, H]
@@ -101,9 +101,9 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape);
 Status LoadTransferKernels();
 
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream);
-Status LaunchDispatchByPlan(const DispatchByPlanCall& call, cudaStream_t stream);
+Status LaunchRedispatch(const RedispatchCall& call, cudaStream_t stream);
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream);
-Status LaunchCeiling(const CeilingCall& call, cudaStream_t stream);
+Status LaunchBulkCopyCeiling(const BulkCopyCeilingCall& call, cudaStream_t stream);
 
 }  // namespace jax_ep
 

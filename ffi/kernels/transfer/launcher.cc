@@ -38,9 +38,9 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
   if (Status status = PlanWorkspace(*shape, &layout); !status.ok()) return status;
   if (call.num_rows < 0) return InvalidArgument("num_rows is ", call.num_rows);
   if (call.num_sms < 0) return InvalidArgument("num_sms is ", call.num_sms);
-  if (call.hidden * element_bytes % kChunkBytes != 0) {
+  if (call.hidden * element_bytes % kVectorBytes != 0) {
     return Unimplemented("a row has ", call.hidden * element_bytes,
-                         " bytes; the kernels take multiples of ", kChunkBytes);
+                         " bytes; the kernels take multiples of ", kVectorBytes);
   }
   if (call.top_k > kMaxTopK) {
     return Unimplemented("top_k is ", call.top_k, "; the kernels take up to ", kMaxTopK);
@@ -55,7 +55,7 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
       {"num_tokens", call.num_tokens, kMaxItems / 4},
       {"num_experts", call.num_experts, kMaxExperts},
       {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k, kMaxItems},
-      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kChunkBytes,
+      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kVectorBytes,
        kMaxItems},
   };
   for (const auto& item : items) {
@@ -74,7 +74,7 @@ Launcher::Launcher(const TransferCall& call, Operation operation, const FirstPar
   status_ = CheckTransfer(call, &shape);
   if (status_.ok()) status_ = PlanWorkspace(shape, &layout);
   int64_t all_sms = 0;
-  if (status_.ok()) status_ = CountMultiprocessors(&all_sms);
+  if (status_.ok()) status_ = CountSms(&all_sms);
   if (!status_.ok()) return;
   num_sms_ = num_sms_ == 0 ? all_sms : std::min(num_sms_, all_sms);
   call_.control = call.control;
@@ -87,21 +87,23 @@ Launcher::Launcher(const TransferCall& call, Operation operation, const FirstPar
   call_.top_k = static_cast<int32_t>(call.top_k);
   call_.num_experts = static_cast<int32_t>(call.num_experts);
   call_.num_local = static_cast<int32_t>(call.num_experts / call.num_ranks);
-  call_.by_num_local = Divisor(call_.num_local);
+  call_.by_num_local = FastDivmod(call_.num_local);
   call_.num_ranks = static_cast<int32_t>(call.num_ranks);
   call_.num_rows = static_cast<int32_t>(call.num_rows);
-  call_.row_chunks = static_cast<int32_t>(call.hidden * ElementBytes(call.row_type) / kChunkBytes);
-  call_.num_slots = std::min(call_.top_k, call_.num_ranks);
+  call_.row_vectors =
+      static_cast<int32_t>(call.hidden * ElementBytes(call.row_type) / kVectorBytes);
+  call_.num_partial_sums = std::min(call_.top_k, call_.num_ranks);
   const int64_t choices = call.num_tokens * call.top_k;
   const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
-  call_.tile_choices = static_cast<int32_t>(CeilDivide(tile, kTileChoices) * kTileChoices);
-  const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_choices));
+  call_.tile_assignments =
+      static_cast<int32_t>(CeilDivide(tile, kTileAssignments) * kTileAssignments);
+  const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_assignments));
   // What precedes the exchange is short. A plan's rows are spread over all blocks, as each takes a
   // thread the way to memory and back.
   const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
   call_.num_tiles = static_cast<int32_t>(tiles);
   call_.num_parts =
-      static_cast<int32_t>((parts.of_choices ? tiles : 0) + (parts.of_plan ? spread : 0));
+      static_cast<int32_t>((parts.of_assignments ? tiles : 0) + (parts.of_plan ? spread : 0));
   call_.nan_word = NanWord(call.row_type);
   call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
   for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;

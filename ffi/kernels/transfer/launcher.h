@@ -7,19 +7,17 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "ffi/device/common/limits.h"
 #include "ffi/device/protocol/call.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
 
-// Rows move in chunks of 16 bytes.
-inline constexpr int64_t kChunkBytes = 16;
-
 // What precedes the exchange of a call, in parts.
 struct FirstParts {
-  bool of_choices = false;  // tiles of them
-  bool of_plan = false;     // its rows
+  bool of_assignments = false;  // tiles of them
+  bool of_plan = false;         // its rows
 };
 
 // The kernel of one call, launched if all that it needs is there.

@@ -9,77 +9,74 @@
 
 namespace jax_ep {
 
-// Threads of a block. Two of combine fit on a multiprocessor, one of dispatch.
+// ThreadGroup of a block. Two of combine fit on a multiprocessor, one of dispatch.
 inline constexpr int kCombineThreads = 384;
 inline constexpr int kDispatchThreads = 256;  // besides those that send
 inline constexpr int kMostDispatchThreads = kDispatchThreads + 128;
 
 // Of the kernels for small calls.
-inline constexpr int kSmallThreads = 512;
+inline constexpr int kLowLatencyThreads = 512;
 
 // Of shared memory, for each warp of combine (row_sums.cuh), and of a small one.
-inline constexpr int kSumRingBytes = 8 * 1024;
-inline constexpr int kSmallSumRingBytes = 4 * 1024;
-
-// A choice is one lane's, twice.
-inline constexpr int kMaxTopK = 64;
+inline constexpr int kSumPipelineBytes = 8 * 1024;
+inline constexpr int kLowLatencySumPipelineBytes = 4 * 1024;
 
 // Choices of a tile: as many for each warp, some for each lane.
-inline constexpr int kTileChoices = 1024;
-static_assert(kTileChoices % kDispatchThreads == 0);
+inline constexpr int kTileAssignments = 1024;
+static_assert(kTileAssignments % kDispatchThreads == 0);
 
-struct DispatchStage {
-  TokenStage tokens;
-  Divisor row_align;
+struct DispatchParams {
+  TokenParams tokens;
+  FastDivmod row_align;
   const int32_t* topk_ids;  // [T, K]
   PlanResults plan;
 };
 
-struct DispatchByPlanStage {
-  TokenStage tokens;
+struct RedispatchParams {
+  TokenParams tokens;
   PlanOperands plan;
   int32_t num_weight_parts;  // of the call's parts, the first
 };
 
-struct CeilingStage {
+struct BulkCopyCeilingParams {
   Call call;
-  CopyRing ring;
+  CopyPipeline ring;
   int32_t repeats;
   const void* x;    // rows[T]
   int32_t* status;  // [1]
 };
 
-struct SmallDispatchStage {
-  DispatchStage dispatch;
-  SmallPieces pieces;
-  SmallStretches stretches;
-  Divisor by_num_ranks;
-  Divisor by_num_peers;  // R - 1, or 1
+struct LowLatencyDispatchParams {
+  DispatchParams dispatch;
+  RowSegments pieces;
+  AssignmentRanges stretches;
+  FastDivmod by_num_ranks;
+  FastDivmod by_num_peers;  // R - 1, or 1
 };
 
-struct SmallDispatchByPlanStage {
-  DispatchByPlanStage dispatch;
-  SmallPieces pieces;
-  Divisor by_num_peers;
-  Divisor by_top_k;
+struct LowLatencyRedispatchParams {
+  RedispatchParams dispatch;
+  RowSegments pieces;
+  FastDivmod by_num_peers;
+  FastDivmod by_top_k;
 };
 
-struct SmallCombineStage {
-  CombineStage combine;
-  SmallPieces pieces;
-  Divisor by_num_ranks;
+struct LowLatencyCombineParams {
+  CombineParams combine;
+  RowSegments pieces;
+  FastDivmod by_num_ranks;
 };
 
 enum class RowType { kBFloat16, kFloat16, kFloat32 };
 
 #ifndef __CUDACC_RTC__
 const void* DispatchKernelAddress();
-const void* DispatchByPlanKernelAddress();
+const void* RedispatchKernelAddress();
 const void* CombineKernelAddress(RowType type);
-const void* DispatchSmallKernelAddress();
-const void* DispatchByPlanSmallKernelAddress();
-const void* CombineSmallKernelAddress(RowType type);
-const void* CeilingKernelAddress();
+const void* LowLatencyDispatchKernelAddress();
+const void* LowLatencyRedispatchKernelAddress();
+const void* LowLatencyCombineKernelAddress(RowType type);
+const void* BulkCopyCeilingKernelAddress();
 #endif
 
 }  // namespace jax_ep

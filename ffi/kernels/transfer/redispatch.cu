@@ -14,13 +14,13 @@ namespace jax_ep {
 namespace {
 
 // Finds a token's rows in the plan.
-class ByPlan {
+class PlannedRows {
  public:
   struct Loaded {
     int32_t guesses[2];  // of choices l and l + 32
   };
 
-  __device__ ByPlan(const Call& call, const PlanOperands& plan, int32_t end)
+  __device__ PlannedRows(const Call& call, const PlanOperands& plan, int32_t end)
       : call_(call), plan_(plan), end_(end) {}
 
   __device__ Loaded Load(int source, int token) const {
@@ -38,33 +38,33 @@ class ByPlan {
 };
 
 // What the warps do that do not send. Of a poisoned plan no token has a row.
-__device__ Outcome BringTokens(const DispatchByPlanStage& stage, uint64_t epoch, bool poisoned,
-                               const Threads& threads) {
-  const TokenStage& tokens = stage.tokens;
+__device__ Outcome ExpandAndFill(const RedispatchParams& stage, uint64_t sequence, bool poisoned,
+                                 const ThreadGroup& threads) {
+  const TokenParams& tokens = stage.tokens;
   const Call& call = tokens.call;
   Progress& progress = call.control->progress;
   const bool has_workspace = HasWorkspace(call);
   int ticket = NextTicket(&progress.tickets, threads);
-  if (has_workspace) EnterFirst(call, epoch, ticket, false, threads);
+  if (has_workspace) SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
   for (; ticket < stage.num_weight_parts; ticket = NextTicket(&progress.tickets, threads)) {
-    if (has_workspace && PassGate(call, epoch, threads) == Outcome::kArrived) {
+    if (has_workspace && WaitForEntry(call, sequence, threads) == Outcome::kArrived) {
       SendWeights(tokens, ticket, stage.num_weight_parts, threads);
     }
-    FinishPart(&progress.finished, true, threads);
+    FinishItem(&progress.finished, true, threads);
   }
-  LetSend();
+  ReleaseSenders();
   for (; ticket < call.num_parts; ticket = NextTicket(&progress.tickets, threads)) {
     if (has_workspace) {
       IndexRows(call, stage.plan, ticket - stage.num_weight_parts,
                 call.num_parts - stage.num_weight_parts, threads);
     }
-    FinishPart(&progress.finished, false, threads);
+    FinishItem(&progress.finished, false, threads);
   }
   TokenExpansion expansion(tokens);
-  const Outcome outcome = AwaitFirstChunks(tokens, threads, epoch);
+  const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
   if (outcome != Outcome::kArrived) return outcome;
   const int32_t end = poisoned ? 0 : EndOfRows(call, stage.plan);
-  return expansion.Run(epoch, ByPlan(call, stage.plan, end), [&](int most) {
+  return expansion.Run(sequence, PlannedRows(call, stage.plan, end), [&](int most) {
     if (poisoned) return;
     const FillTickets tickets = {&progress.fill_tickets, most};
     FillEmptyRows(tokens, end, tickets, [&](int row) {
@@ -77,28 +77,28 @@ __device__ Outcome BringTokens(const DispatchByPlanStage& stage, uint64_t epoch,
 }  // namespace
 
 __global__ void __launch_bounds__(kMostDispatchThreads, 1)
-    DispatchByPlanKernel(const __grid_constant__ DispatchByPlanStage stage) {
-  const TokenStage& tokens = stage.tokens;
+    RedispatchKernel(const __grid_constant__ RedispatchParams stage) {
+  const TokenParams& tokens = stage.tokens;
   const Call& call = tokens.call;
-  const uint64_t epoch = CurrentEpoch(call);
+  const uint64_t sequence = CurrentSequence(call);
   // What peers get of this rank does not depend on it: then they get all tokens.
   const bool poisoned = *stage.plan.status != 0;
   auto outcome = Outcome::kArrived;  // of this thread's warp
   if (threadIdx.x < kDispatchThreads) {
-    outcome = BringTokens(stage, epoch, poisoned, Threads::OfFirst(kDispatchThreads));
+    outcome = ExpandAndFill(stage, sequence, poisoned, ThreadGroup::FirstThreads(kDispatchThreads));
   } else {
-    outcome = SendTokens(tokens, epoch, poisoned, [&](int choice) {
+    outcome = SendTokens(tokens, sequence, poisoned, [&](int choice) {
       const int32_t destination = stage.plan.destination[choice];
       return destination < call.num_ranks ? destination : -1;
     });
   }
-  if (poisoned) FillWithNan(tokens, Threads::OfGrid());
+  if (poisoned) FillWithNan(tokens, ThreadGroup::Grid());
   const BlockEnd end = CountBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FailureOf(call, end);
-  FinishCall(call, epoch);
+  const Outcome failure = FailureOutcome(call, end);
+  FinishCall(call, sequence);
   if (failure == Outcome::kArrived) return;
-  FillWithNan(tokens, Threads::OfBlock());
+  FillWithNan(tokens, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep
@@ -107,9 +107,7 @@ __global__ void __launch_bounds__(kMostDispatchThreads, 1)
 
 namespace jax_ep {
 
-const void* DispatchByPlanKernelAddress() {
-  return reinterpret_cast<const void*>(DispatchByPlanKernel);
-}
+const void* RedispatchKernelAddress() { return reinterpret_cast<const void*>(RedispatchKernel); }
 
 }  // namespace jax_ep
 

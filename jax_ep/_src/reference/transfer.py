@@ -29,12 +29,10 @@ def dispatch(
 ) -> tuple[jax.Array, ...]:
     """Rows, row weights if there are weights, and the arrays of the plan."""
     plan = _make_plan(topk_ids, params.axis, params.num_experts, params.num_rows, params.row_align)
-    return *dispatch_by_plan(x, *plan, *topk_weights, params=params), *plan
+    return *redispatch(x, *plan, *topk_weights, params=params), *plan
 
 
-def dispatch_by_plan(
-    x: jax.Array, *operands: jax.Array, params: TransferParams
-) -> tuple[jax.Array, ...]:
+def redispatch(x: jax.Array, *operands: jax.Array, params: TransferParams) -> tuple[jax.Array, ...]:
     """Rows, and row weights if there are weights, along the routes of a plan."""
     plan, topk_weights = _split_plan(operands)
     num_tokens, top_k = plan.kept.shape
@@ -127,7 +125,7 @@ def _make_plan(
         .set(jnp.stack([source, token, choice], 1), mode="drop")
     )
     slot = _slots(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
-    row_slot = jnp.full(num_rows, -1).at[place].set(jnp.repeat(slot, top_k), mode="drop")
+    partial_sum_index = jnp.full(num_rows, -1).at[place].set(jnp.repeat(slot, top_k), mode="drop")
 
     num_bad = jnp.sum((topk_ids < -1) | (topk_ids >= num_experts))
     arrays = PlanArrays(
@@ -135,7 +133,7 @@ def _make_plan(
         real_group_sizes=real_sizes,
         row_offsets=offsets,
         row_source=row_source,
-        row_slot=row_slot,
+        partial_sum_index=partial_sum_index,
         kept=kept.reshape(num_tokens, top_k),
         destination=jnp.where(kept, expert // num_local, -1).reshape(num_tokens, top_k),
         num_received=demand[None],

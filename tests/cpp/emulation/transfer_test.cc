@@ -21,16 +21,19 @@
 int main(int argc, char** argv) {
   using namespace jax_ep;
   emulation::Register(DispatchKernelAddress(), DispatchKernel);
-  emulation::Register(DispatchByPlanKernelAddress(), DispatchByPlanKernel);
+  emulation::Register(RedispatchKernelAddress(), RedispatchKernel);
   emulation::Register(CombineKernelAddress(RowType::kBFloat16), CombineKernel<BFloat16>);
   emulation::Register(CombineKernelAddress(RowType::kFloat16), CombineKernel<Float16>);
   emulation::Register(CombineKernelAddress(RowType::kFloat32), CombineKernel<Float32>);
-  emulation::Register(DispatchSmallKernelAddress(), DispatchSmallKernel);
-  emulation::Register(DispatchByPlanSmallKernelAddress(), DispatchByPlanSmallKernel);
-  emulation::Register(CombineSmallKernelAddress(RowType::kBFloat16), CombineSmallKernel<BFloat16>);
-  emulation::Register(CombineSmallKernelAddress(RowType::kFloat16), CombineSmallKernel<Float16>);
-  emulation::Register(CombineSmallKernelAddress(RowType::kFloat32), CombineSmallKernel<Float32>);
-  emulation::Register(CeilingKernelAddress(), CeilingKernel);
+  emulation::Register(LowLatencyDispatchKernelAddress(), LowLatencyDispatchKernel);
+  emulation::Register(LowLatencyRedispatchKernelAddress(), LowLatencyRedispatchKernel);
+  emulation::Register(LowLatencyCombineKernelAddress(RowType::kBFloat16),
+                      LowLatencyCombineKernel<BFloat16>);
+  emulation::Register(LowLatencyCombineKernelAddress(RowType::kFloat16),
+                      LowLatencyCombineKernel<Float16>);
+  emulation::Register(LowLatencyCombineKernelAddress(RowType::kFloat32),
+                      LowLatencyCombineKernel<Float32>);
+  emulation::Register(BulkCopyCeilingKernelAddress(), BulkCopyCeilingKernel);
   emulation::Register(reinterpret_cast<const void*>(harness::ReadArrivals), harness::ReadArrivals);
   for (int i = 1; i + 1 < argc; ++i) {
     const std::string_view name = argv[i];

@@ -50,7 +50,7 @@ struct Routing {
 };
 
 struct HostPlan {
-  std::vector<int32_t> group_sizes, real_group_sizes, row_offsets, row_source, row_slot;
+  std::vector<int32_t> group_sizes, real_group_sizes, row_offsets, row_source, partial_sum_index;
   std::vector<uint8_t> kept;
   std::vector<int32_t> destination;
   int32_t num_received = 0, num_dropped = 0, num_bad_ids = 0, status = 0;
@@ -117,7 +117,7 @@ inline std::vector<HostPlan> MakePlans(const Routing& routing) {
   for (int r = 0; r < ranks; ++r) {
     HostPlan& plan = plans[r];
     plan.row_source.assign(size_t{3} * routing.rows, -1);
-    plan.row_slot.assign(routing.rows, -1);
+    plan.partial_sum_index.assign(routing.rows, -1);
     int row = 0;
     int64_t received = 0;
     for (int e = 0; e < local; ++e) {
@@ -135,7 +135,7 @@ inline std::vector<HostPlan> MakePlans(const Routing& routing) {
             const auto begin = plans[s].destination.begin() + c / top_k * top_k;
             slot += std::find(begin, begin + top_k, lower) != begin + top_k;
           }
-          plan.row_slot[row++] = slot;
+          plan.partial_sum_index[row++] = slot;
         }
       }
       plan.real_group_sizes.push_back(row - first);
@@ -167,16 +167,16 @@ inline void DispatchRows(const Routing& routing, const HostPlan& plan, int64_t r
   }
 }
 
-// out[T, H] and choice_scalars[T, K] of every rank. Empty weights are ones.
+// out[T, H] and assignment_scalars[T, K] of every rank. Empty weights are ones.
 inline void CombineRows(const Routing& routing, const std::vector<HostPlan>& plans, int hidden,
                         ElementType type, const std::vector<Bytes>& y,
                         const std::vector<std::vector<float>>& weights,
                         const std::vector<std::vector<float>>& scalars, std::vector<Bytes>* out,
-                        std::vector<std::vector<float>>* choice_scalars) {
+                        std::vector<std::vector<float>>* assignment_scalars) {
   const int tokens = routing.tokens, top_k = routing.top_k, ranks = routing.ranks;
   const int64_t row_bytes = hidden * jax_ep::ElementBytes(type);
   out->assign(ranks, Bytes(tokens * row_bytes));
-  choice_scalars->assign(ranks, std::vector<float>(tokens * top_k));
+  assignment_scalars->assign(ranks, std::vector<float>(tokens * top_k));
   // row_of[s][c] on the rank that it went to
   std::vector<std::vector<int>> row_of(ranks, std::vector<int>(tokens * top_k, -1));
   for (int r = 0; r < ranks; ++r) {
@@ -197,7 +197,7 @@ inline void CombineRows(const Routing& routing, const std::vector<HostPlan>& pla
           if (plans[s].destination[c] != r) continue;
           const int row = row_of[s][c];
           terms.push_back({r, row, weights.empty() ? 1.0f : weights[r][row]});
-          if (!scalars.empty()) (*choice_scalars)[s][c] = scalars[r][row];
+          if (!scalars.empty()) (*assignment_scalars)[s][c] = scalars[r][row];
         }
       }
       for (int h = 0; h < hidden; ++h) {

@@ -113,11 +113,11 @@ class FusedRunner {
   }
 
   jax_ep::Status Launch() const {
-    const jax_ep::ActivationMatmulConfig config = {.activation = kind_.activation,
-                                                   .has_bias = case_.has_bias,
-                                                   .has_row_weights = case_.has_weights,
-                                                   .keep_pre_activation = case_.keeps,
-                                                   .num_sms = case_.num_sms};
+    const jax_ep::GroupedMatmulActivationConfig config = {.activation = kind_.activation,
+                                                          .has_bias = case_.has_bias,
+                                                          .has_row_weights = case_.has_weights,
+                                                          .keep_pre_activation = case_.keeps,
+                                                          .num_sms = case_.num_sms};
     const jax_ep::GroupedMatmulSizes sizes = {static_cast<int64_t>(case_.pattern.sizes.size()),
                                               case_.m,
                                               case_.k,
@@ -129,17 +129,18 @@ class FusedRunner {
     const auto* weights =
         case_.has_weights ? reinterpret_cast<const float*>(weights_.data()) : nullptr;
     if (kind_.is_gradient) {
-      return jax_ep::LaunchActivationMatmulGradient(
+      return jax_ep::LaunchGroupedMatmulActivationGradient(
           config, sizes,
           {lhs_.data(), rhs_.data(), group_sizes, pre_.data(), weights, gradient_.data(),
            out_.data(), reinterpret_cast<float*>(dots_.data())},
           case_.tile_counter, nullptr);
     }
     const auto* bias = case_.has_bias ? reinterpret_cast<const float*>(bias_.data()) : nullptr;
-    return jax_ep::LaunchActivationMatmul(config, sizes,
-                                          {lhs_.data(), rhs_.data(), group_sizes, bias, weights,
-                                           out_.data(), case_.keeps ? pre_.data() : nullptr},
-                                          case_.tile_counter, nullptr);
+    return jax_ep::LaunchGroupedMatmulActivation(
+        config, sizes,
+        {lhs_.data(), rhs_.data(), group_sizes, bias, weights, out_.data(),
+         case_.keeps ? pre_.data() : nullptr},
+        case_.tile_counter, nullptr);
   }
 
   // A row's sums, with the bias, which is one more to add, as the kernel may have them.

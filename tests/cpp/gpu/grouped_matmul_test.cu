@@ -198,9 +198,9 @@ void CheckUneven() {
   for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
   const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
   CheckCase("uneven", Sampled(kForward, rows, 2304, 1288, uneven));
-  CheckCase("uneven gradient", Sampled(kGradient, rows, 576, 1200, uneven));
+  CheckCase("uneven gradient", Sampled(kRhsGradient, rows, 576, 1200, uneven));
   // Many more steps than stages, and a last one that is not whole.
-  CheckCase("long gradient", Sampled(kGradient, 6000, 576, 1200,
+  CheckCase("long gradient", Sampled(kRhsGradient, 6000, 576, 1200,
                                      {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900}));
 }
 
@@ -210,7 +210,7 @@ void CheckManyTiles() {
   std::vector<int32_t> sizes;
   for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
   const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  Runner runner(Sampled(kGradient, rows, 2304, 2048, sizes));
+  Runner runner(Sampled(kRhsGradient, rows, 2304, 2048, sizes));
   Outcome outcome;
   for (int round = 0; round < 20 && outcome.ok; ++round) {
     runner.ClearOut();
@@ -232,7 +232,7 @@ void CheckLarge() {
   CheckCase("large result", Sampled(kTransposed, rows, 64, 2304, Cut(rows - 1000, 500, 10)));
   CheckCase("large rhs", Sampled(kForward, 4096, 2304, 2048, Cut(4000, 512, 11)));
   CheckCase("large float32 rhs", Sampled(float32_rhs, 4096, 2304, 2048, Cut(4000, 512, 11)));
-  CheckCase("large gradient", Sampled(kGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
+  CheckCase("large gradient", Sampled(kRhsGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
   CheckCase("large float32", Sampled(float32, rows, 2304, 16, Cut(rows - 1000, 512, 9)));
   CheckCase("large float32 gradient",
             Sampled(float32_gradient, 4096, 2304, 2048, Cut(4000, 512, 12)));

@@ -89,7 +89,7 @@ struct Kind {
 
 inline constexpr Kind kForward = {false, false, kBF16, kBF16, kBF16};
 inline constexpr Kind kTransposed = {false, true, kBF16, kBF16, kBF16};
-inline constexpr Kind kGradient = {true, false, kBF16, kBF16, kBF16};
+inline constexpr Kind kRhsGradient = {true, false, kBF16, kBF16, kBF16};
 
 inline std::vector<Kind> Kinds() {
   std::vector<Kind> kinds;

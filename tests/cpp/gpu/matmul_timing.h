@@ -103,7 +103,7 @@ inline void TimeAll() {
     const auto time = [&](Kind kind, const char* name, std::vector<int32_t> sizes) {
       Time({.kind = kind, .m = s.m, .k = s.k, .n = s.n, .sizes = std::move(sizes)}, name);
     };
-    for (const Kind& kind : {kForward, kTransposed, kGradient}) {
+    for (const Kind& kind : {kForward, kTransposed, kRhsGradient}) {
       time(kind, "even", even(s.m, s.groups));
       if (s.k == 7168) {
         time(kind, "multinomial", Draw(s.m, s.groups, 0));
@@ -115,7 +115,7 @@ inline void TimeAll() {
       time({false, false, kBF16, kF32, kBF16}, "even", even(s.m, s.groups));
     }
   }
-  for (const Kind& kind : {kForward, kTransposed, kGradient}) {  // as in decoding: bytes count
+  for (const Kind& kind : {kForward, kTransposed, kRhsGradient}) {  // as in decoding: bytes count
     Time({.kind = kind, .m = 512, .k = 7168, .n = 4096, .sizes = even(512, 64)}, "8 rows each");
   }
 }

@@ -57,8 +57,8 @@ struct Shape {
   bool zero_tail = true;
   int num_sms = 0;
   bool has_own_num_sms = false;  // each rank another number
-  bool may_be_small = true;
-  int64_t window_chunks = jax_ep::kMaxChunks;
+  bool allow_low_latency = true;
+  int64_t ring_chunks = jax_ep::kMaxChunks;
   bool counts_arrivals = false;  // dispatches
 
   int64_t num_arrivals() const {

@@ -7,7 +7,7 @@
 
 #include "ffi/device/ptx/memory.cuh"
 #include "ffi/device/transfer/token_params.h"
-#include "tests/cpp/gpu/sequence.h"
+#include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 
 namespace harness {
@@ -20,7 +20,7 @@ struct ReaderStage {
   const float* row_weights;
   uint4* read_rows;
   float* read_weights;
-  int32_t row_chunks;
+  int32_t row_vectors;
 };
 
 // By one thread. Ten seconds after `start` what is there has to do.
@@ -36,18 +36,19 @@ __global__ void ReadArrivals(const __grid_constant__ ReaderStage stage) {
   const uint64_t start = jax_ep::Nanoseconds();
   if (threadIdx.x == 0 && stage.waits_for_groups) AwaitArrivals(&stage.arrivals[0], 1, start);
   __syncthreads();
-  const int32_t end = jax_ep::LoadShared4(stage.end);
+  const int32_t end = jax_ep::LoadGlobalNoAllocate(stage.end);
   for (int i = blockIdx.x; i * jax_ep::kArrivalRows < end; i += gridDim.x) {
     const int32_t first = i * jax_ep::kArrivalRows;
     const int32_t count = min(end - first, jax_ep::kArrivalRows);
     if (threadIdx.x == 0) AwaitArrivals(&stage.arrivals[1 + i], count, start);
     __syncthreads();
-    const int64_t first_chunk = int64_t{first} * stage.row_chunks;
-    for (int64_t at = threadIdx.x; at < int64_t{count} * stage.row_chunks; at += blockDim.x) {
-      stage.read_rows[first_chunk + at] = jax_ep::LoadShared16(&stage.rows[first_chunk + at]);
+    const int64_t first_chunk = int64_t{first} * stage.row_vectors;
+    for (int64_t at = threadIdx.x; at < int64_t{count} * stage.row_vectors; at += blockDim.x) {
+      stage.read_rows[first_chunk + at] =
+          jax_ep::LoadGlobalNoAllocate(&stage.rows[first_chunk + at]);
     }
     for (int row = first + threadIdx.x; row < first + count; row += blockDim.x) {
-      stage.read_weights[row] = jax_ep::LoadShared4(&stage.row_weights[row]);
+      stage.read_weights[row] = jax_ep::LoadGlobalNoAllocate(&stage.row_weights[row]);
     }
   }
 }
@@ -142,7 +143,7 @@ class ArrivalsTest {
     reader.read_rows =
         reinterpret_cast<uint4*>(group_.Allocate<uint8_t>(r, rows * shape.row_bytes()));
     reader.read_weights = group_.Allocate<float>(r, rows);
-    reader.row_chunks = static_cast<int32_t>(shape.row_bytes() / 16);
+    reader.row_vectors = static_cast<int32_t>(shape.row_bytes() / 16);
     return reader;
   }
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "tests/cpp/gpu/sequence.h"
+#include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 
 namespace harness {
@@ -30,7 +30,7 @@ inline void ExpectSafe(Group* group, const Dispatched& state, int r, int status)
   all("safe real_group_sizes", plan.real_group_sizes, sizes.local(), 0);
   all("safe row_offsets", plan.row_offsets, sizes.local() + 1, 0);
   all("safe row_source", plan.row_source, 3 * sizes.rows, -1);
-  all("safe row_slot", plan.row_slot, sizes.rows, -1);
+  all("safe partial_sum_index", plan.partial_sum_index, sizes.rows, -1);
   all("safe destination", plan.destination, sizes.tokens * sizes.top_k, -1);
   all("safe num_received", plan.num_received, 1, 0);
   all("safe num_dropped", plan.num_dropped, 1, 0);
@@ -43,7 +43,7 @@ inline void ExpectSafe(Group* group, const Dispatched& state, int r, int status)
   ExpectNan("row_weights", group, r, state.calls[r].row_weights, sizes.rows, jax_ep::kF32);
 }
 
-inline Shape FaultShape(int ranks, const Options& options, bool may_be_small) {
+inline Shape FaultShape(int ranks, const Options& options, bool allow_low_latency) {
   Shape shape;
   shape.routing = {.tokens = 40,
                    .top_k = 4,
@@ -54,8 +54,8 @@ inline Shape FaultShape(int ranks, const Options& options, bool may_be_small) {
                    .ids = {}};
   shape.hidden = 64;
   shape.num_sms = options.shared ? 2 : 0;
-  shape.may_be_small = may_be_small;
-  shape.window_chunks = 2;  // of 14: senders wait for places, too
+  shape.allow_low_latency = allow_low_latency;
+  shape.ring_chunks = 2;  // of 14: senders wait for places, too
   return shape;
 }
 
@@ -66,7 +66,7 @@ inline void ExpectReport(const Group& group, int r, int peer, jax_ep::Outcome ou
                            ", peer ", record.peer, ", outcome ", static_cast<int>(record.outcome)));
 }
 
-inline void TestMissingPeer(Group* group, const Options& options, bool may_be_small) {
+inline void TestMissingPeer(Group* group, const Options& options, bool allow_low_latency) {
   if (group->size() == 1) return;
   Random random(options.seed + 400);
   const int before = failures;
@@ -75,7 +75,7 @@ inline void TestMissingPeer(Group* group, const Options& options, bool may_be_sm
   group->entry_deadline_ns = 200'000'000;
   group->NewGeneration();
   Sequence calls(group, &random);
-  const Shape shape = FaultShape(group->size(), options, may_be_small);
+  const Shape shape = FaultShape(group->size(), options, allow_low_latency);
   const auto first = calls.AddDispatch(shape);
   const auto second = calls.AddDispatch(shape);
   const auto combined = calls.AddCombine(second, shape);
@@ -97,11 +97,12 @@ inline void TestMissingPeer(Group* group, const Options& options, bool may_be_sm
     ExpectSafe(group, *second, r, 1);
     ExpectSafe(group, *third, r, 1);
     ExpectNan("out", group, r, (*combined)[r].out, 40 * 64, shape.type);
-    ExpectNan("choice_scalars", group, r, (*combined)[r].choice_scalars, 40 * 4, jax_ep::kF32);
+    ExpectNan("assignment_scalars", group, r, (*combined)[r].assignment_scalars, 40 * 4,
+              jax_ep::kF32);
     if (r == last || !group->ranks[r].record->posted) continue;
     ++reports;
     ExpectReport(*group, r, last, jax_ep::Outcome::kTimeout);
-    if (group->ranks[r].record->epoch != 2) Fail("the report's epoch is not 2");
+    if (group->ranks[r].record->sequence != 2) Fail("the report's sequence is not 2");
   }
   if (reports == 0) Fail("nobody reported the missing peer");
   group->entry_deadline_ns = 20'000'000'000;
@@ -130,7 +131,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
   const int before = failures;
   Outcomes dispatches = {"dispatch"};
   Outcomes combines = {"combine"};
-  Outcomes by_plan = {"dispatch_by_plan"};
+  Outcomes redispatched = {"redispatch"};
   int reports[3] = {};  // of each gate
   for (int round = 0; round < (options.tiny ? 16 : 96); ++round) {
     group->ResetArenas(0x11);
@@ -155,7 +156,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
     calls.LaunchAll();
     group->Synchronize();
     for (const Rank& rank : group->ranks) {
-      if (rank.record->posted) ++reports[static_cast<int>(rank.record->gate)];
+      if (rank.record->posted) ++reports[static_cast<int>(rank.record->wait_point)];
     }
     for (const auto& state : dispatched) {
       for (int r = 0; r < group->size(); ++r) {
@@ -170,10 +171,10 @@ inline void TestGivingUp(Group* group, const Options& options) {
     }
     for (int r = 0; r < group->size(); ++r) {
       for (const auto& is_whole : calls.combined) combines.Count(is_whole(r));
-      for (const auto& is_whole : calls.brought) by_plan.Count(is_whole(r));
+      for (const auto& is_whole : calls.brought) redispatched.Count(is_whole(r));
     }
   }
-  for (const Outcomes& of : {dispatches, combines, by_plan}) {
+  for (const Outcomes& of : {dispatches, combines, redispatched}) {
     if (of.whole > 0 && of.safe > 0) continue;
     Fail(jax_ep::Concatenate(of.whole, " results of ", of.operation, " were whole and ", of.safe,
                              " safe; expected both"));
@@ -187,21 +188,21 @@ inline void TestGivingUp(Group* group, const Options& options) {
       "%s giving up: whole and safe are of dispatch %d and %d, of combine %d and %d, by plan "
       "%d and %d; reports of ready %d, chunk %d, brought %d\n",
       failures == before ? "PASS" : "FAIL", dispatches.whole, dispatches.safe, combines.whole,
-      combines.safe, by_plan.whole, by_plan.safe, reports[0], reports[1], reports[2]);
+      combines.safe, redispatched.whole, redispatched.safe, reports[0], reports[1], reports[2]);
 }
 
 // One rank makes another call than the others: at another place, and perhaps by the kernels for few
 // tokens where theirs are those for many.
-inline void TestMismatch(Group* group, const Options& options, bool may_be_small) {
+inline void TestMismatch(Group* group, const Options& options, bool allow_low_latency) {
   if (group->size() == 1) return;
   Random random(options.seed + 500);
   const int before = failures;
-  for (const bool other_may_be_small : {may_be_small, !may_be_small}) {
+  for (const bool other_may_be_small : {allow_low_latency, !allow_low_latency}) {
     const int odd = other_may_be_small ? 0 : group->size() - 1;
     group->ResetArenas(0x11);
     group->NewGeneration();
     Sequence calls(group, &random);
-    const auto first = calls.AddDispatch(FaultShape(group->size(), options, may_be_small));
+    const auto first = calls.AddDispatch(FaultShape(group->size(), options, allow_low_latency));
     const auto other = calls.AddDispatch(FaultShape(group->size(), options, other_may_be_small));
     calls.Fill();
     for (int r = 0; r < group->size(); ++r) calls.Launch(r == odd ? 1 : 0, r);
@@ -212,7 +213,7 @@ inline void TestMismatch(Group* group, const Options& options, bool may_be_small
   std::printf("%s mismatch of calls\n", failures == before ? "PASS" : "FAIL");
 }
 
-inline void TestNoWorkspace(Group* group, const Options& options, bool may_be_small) {
+inline void TestNoWorkspace(Group* group, const Options& options, bool allow_low_latency) {
   Random random(options.seed + 600);
   const int before = failures;
   group->ResetArenas(0x11);
@@ -225,7 +226,7 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool may_be_sm
     }
   }
   Sequence calls(group, &random);
-  const auto dispatched = calls.AddDispatch(FaultShape(group->size(), options, may_be_small));
+  const auto dispatched = calls.AddDispatch(FaultShape(group->size(), options, allow_low_latency));
   calls.Fill();
   calls.LaunchAll();
   group->Synchronize();
@@ -236,14 +237,14 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool may_be_sm
 
 // One rank is given a plan with a status: nobody adds up old sums, or takes old rows, and the next
 // calls work, also those that are waiting behind.
-inline void TestPoisonedPlan(Group* group, const Options& options, bool may_be_small) {
+inline void TestPoisonedPlan(Group* group, const Options& options, bool allow_low_latency) {
   Random random(options.seed + 700);
   const int before = failures;
   const int last = group->size() - 1;
   for (const int top_k : {4, 1}) {
     group->ResetArenas(0x11);
     Sequence calls(group, &random);
-    Shape shape = FaultShape(group->size(), options, may_be_small);
+    Shape shape = FaultShape(group->size(), options, allow_low_latency);
     shape.routing.top_k = top_k;
     const auto dispatched = calls.AddDispatch(shape);
     const auto combined = calls.AddCombine(dispatched, shape);

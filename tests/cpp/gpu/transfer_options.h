@@ -22,7 +22,7 @@ struct Options {
   int ranks = 0;
   bool shared = false;
   bool tiny = false;
-  bool may_be_small = true;
+  bool allow_low_latency = true;
   bool counts_arrivals = false;
   double seconds = 30;
   uint64_t seed = 1;

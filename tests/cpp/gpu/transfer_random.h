@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "tests/cpp/gpu/sequence.h"
+#include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 
 namespace harness {
@@ -55,8 +55,8 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   shape.has_weights = Uniform(random, 0, 1);
   shape.has_scalars = Uniform(random, 0, 1);
   shape.zero_tail = Uniform(random, 0, 1);
-  shape.may_be_small = Uniform(random, 0, 1);
-  shape.window_chunks = Pick(random, {1, 1, 2, 5, jax_ep::kMaxChunks});
+  shape.allow_low_latency = Uniform(random, 0, 1);
+  shape.ring_chunks = Pick(random, {1, 1, 2, 5, jax_ep::kMaxChunks});
   shape.counts_arrivals = Uniform(random, 0, 2) == 0;
   shape.num_sms = options.shared ? Uniform(random, 1, 2) : Pick(random, {0, 1, 7, 32});
   shape.has_own_num_sms = Uniform(random, 0, 3) == 0;
@@ -208,7 +208,7 @@ inline void TestManyTokens(const Options& options) {
   calls.Check();
   std::printf("%s many tokens: %d chunks of %d, places for %d\n",
               failures == before ? "PASS" : "FAIL", chunks.num_chunks, chunks.tokens,
-              chunks.window_chunks);
+              chunks.ring_chunks);
 }
 
 inline void TestGraph(Group* group, const Options& options) {

@@ -32,7 +32,7 @@ Options Parse(int argc, char** argv) {
     if (name == "--ranks") options.ranks = std::atoi(value());
     if (name == "--shared") options.shared = true;
     if (name == "--tiny") options.tiny = true;
-    if (name == "--general") options.may_be_small = false;
+    if (name == "--general") options.allow_low_latency = false;
     if (name == "--arrivals") options.counts_arrivals = true;
     if (name == "--seconds") options.seconds = std::atof(value());
     if (name == "--seed") options.seed = std::strtoull(value(), nullptr, 10);
@@ -80,11 +80,11 @@ int Main(int argc, char** argv) {
     if (wanted("arrivals")) TestArrivals(&group, options);
     if (wanted("graph")) TestGraph(&group, options);
     if (wanted("faults")) {
-      for (const bool may_be_small : {false, true}) {
-        TestPoisonedPlan(&group, options, may_be_small);
-        TestMissingPeer(&group, options, may_be_small);
-        TestMismatch(&group, options, may_be_small);
-        TestNoWorkspace(&group, options, may_be_small);
+      for (const bool allow_low_latency : {false, true}) {
+        TestPoisonedPlan(&group, options, allow_low_latency);
+        TestMissingPeer(&group, options, allow_low_latency);
+        TestMismatch(&group, options, allow_low_latency);
+        TestNoWorkspace(&group, options, allow_low_latency);
       }
       TestGivingUp(&group, options);
     }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tests/cpp/gpu/sequence.h"
+#include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 
 namespace harness {
@@ -32,9 +32,9 @@ inline int RowsOf(const TimedShape& shape) { return shape.tokens * shape.top_k *
 struct TimedCalls {
   Shape shape;
   std::vector<jax_ep::DispatchCall> dispatch;
-  std::vector<jax_ep::DispatchByPlanCall> by_plan;
+  std::vector<jax_ep::RedispatchCall> redispatched;
   std::vector<jax_ep::CombineCall> combine;
-  std::vector<jax_ep::CeilingCall> ceiling;
+  std::vector<jax_ep::BulkCopyCeilingCall> ceiling;
   int64_t remote_bytes = 0;  // of the rank that sends or receives most: each token once a rank
 };
 
@@ -75,7 +75,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                    .align = 1,
                    .ids = {}};
   shape.hidden = timed_shape.hidden;
-  shape.may_be_small = options.may_be_small;
+  shape.allow_low_latency = options.allow_low_latency;
   shape.counts_arrivals = options.counts_arrivals;
   shape.num_sms = options.shared ? std::max(1, 64 / n) : timed_shape.num_sms;
   Routing& sizes = shape.routing;
@@ -98,17 +98,17 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                          cudaMemcpyHostToDevice));
     }
     timed.dispatch.push_back(call);
-    jax_ep::DispatchByPlanCall by_plan;
-    by_plan.transfer = call.transfer;
-    by_plan.zero_tail = false;
-    by_plan.has_weights = true;
-    by_plan.x = call.x;
-    by_plan.plan = dispatched->Operands(r);
-    by_plan.topk_weights = call.topk_weights;
-    by_plan.rows = call.rows;
-    by_plan.row_weights = call.row_weights;
-    by_plan.arrivals = call.arrivals;
-    timed.by_plan.push_back(by_plan);
+    jax_ep::RedispatchCall redispatched;
+    redispatched.transfer = call.transfer;
+    redispatched.zero_tail = false;
+    redispatched.has_weights = true;
+    redispatched.x = call.x;
+    redispatched.plan = dispatched->Operands(r);
+    redispatched.topk_weights = call.topk_weights;
+    redispatched.rows = call.rows;
+    redispatched.row_weights = call.row_weights;
+    redispatched.arrivals = call.arrivals;
+    timed.redispatched.push_back(redispatched);
     jax_ep::CombineCall combine;
     combine.transfer = call.transfer;
     combine.has_weights = true;
@@ -117,7 +117,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     combine.row_weights = call.row_weights;
     combine.out = group->Allocate<uint8_t>(r, tokens * shape.row_bytes());
     timed.combine.push_back(combine);
-    jax_ep::CeilingCall ceiling;
+    jax_ep::BulkCopyCeilingCall ceiling;
     ceiling.transfer = call.transfer;
     ceiling.transfer.num_sms = 0;
     ceiling.repeats = kCeilingRepeats;
@@ -197,13 +197,13 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   };
   if (options.ranks > 1 && shape.tokens > 128) {
     const double us = TimeInGraph(&group, 1, [&](int r, cudaStream_t stream) {
-      STATUS_OK(jax_ep::LaunchCeiling(timed.ceiling[r], stream));
+      STATUS_OK(jax_ep::LaunchBulkCopyCeiling(timed.ceiling[r], stream));
     });
     ceiling = timed.shape.row_bytes() * shape.tokens * kCeilingRepeats / us;
     std::printf("TIME ceiling: %.1f GB/s\n", ceiling / 1000.0);
   }
   time("dispatch", jax_ep::LaunchDispatch, timed.dispatch);
-  time("dispatch_by_plan", jax_ep::LaunchDispatchByPlan, timed.by_plan);
+  time("redispatch", jax_ep::LaunchRedispatch, timed.redispatched);
   time("combine", jax_ep::LaunchCombine, timed.combine);
   for (const Rank& rank : group.ranks) {
     if (rank.record->posted) Fail("a wait ended in the timing");

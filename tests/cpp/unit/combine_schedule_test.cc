@@ -16,11 +16,11 @@ constexpr int32_t kWarps = 3168;
 // Every chunk of 16 bytes of every rank's tokens is sent once, and every one of this rank's added
 // up once; each chunk of tokens is sent by as many tickets as TicketsOf says, all of them before
 // the first that adds it up.
-void TestAllChunksOnce(int32_t row_chunks) {
+void TestAllChunksOnce(int32_t row_vectors) {
   for (int32_t num_ranks : {1, 2, 3, 4, 7, 64}) {
     for (int32_t num_tokens : {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 1000, 4096}) {
       if (num_tokens * num_ranks > 70000) continue;
-      const CombineTickets tickets(num_tokens, num_ranks, row_chunks, kMostChunks, kWarps);
+      const CombineSchedule tickets(num_tokens, num_ranks, row_vectors, kMostChunks, kWarps);
       CHECK(tickets.num_chunks() <= kMostChunks);
       const int32_t rank = num_ranks / 2;
       // sum?, rank, token, first: end
@@ -28,7 +28,7 @@ void TestAllChunksOnce(int32_t row_chunks) {
       std::map<std::pair<int32_t, int32_t>, int> sends;  // rank, chunk
       std::vector<bool> is_summed(kMostChunks);
       for (int32_t i = 0; i < tickets.Count(); ++i) {
-        const CombineTicket ticket = tickets.At(i, rank);
+        const CombineItem ticket = tickets.At(i, rank);
         if (ticket.token < 0) continue;
         CHECK(0 <= ticket.chunk && ticket.chunk < tickets.num_chunks());
         if (ticket.is_sum) {
@@ -43,7 +43,7 @@ void TestAllChunksOnce(int32_t row_chunks) {
           ++sends[{ticket.rank, ticket.chunk}];
         }
         CHECK(ticket.token < num_tokens);
-        CHECK(ticket.first < ticket.end || row_chunks == 0);
+        CHECK(ticket.first < ticket.end || row_vectors == 0);
         const bool is_new =
             pieces
                 .emplace(std::tuple(ticket.is_sum, ticket.rank, ticket.token, ticket.first),
@@ -53,23 +53,23 @@ void TestAllChunksOnce(int32_t row_chunks) {
       }
       // Sorted, the pieces of a row follow each other from its beginning to its end.
       int rows = 0;
-      int32_t end = row_chunks;
+      int32_t end = row_vectors;
       for (const auto& [key, end_of_piece] : pieces) {
-        CHECK(std::get<3>(key) == (end == row_chunks ? 0 : end));
+        CHECK(std::get<3>(key) == (end == row_vectors ? 0 : end));
         end = end_of_piece;
-        if (end == row_chunks) ++rows;
+        if (end == row_vectors) ++rows;
       }
-      CHECK(end == row_chunks);
+      CHECK(end == row_vectors);
       CHECK(rows == num_tokens * (num_ranks + 1));
     }
   }
 }
 
 int CountPieces(int32_t num_tokens, bool of_sums, int32_t num_warps = kWarps) {
-  const CombineTickets tickets(num_tokens, 4, 896, kMostChunks, num_warps);
+  const CombineSchedule tickets(num_tokens, 4, 896, kMostChunks, num_warps);
   int count = 0;
   for (int32_t i = 0; i < tickets.Count(); ++i) {
-    const CombineTicket ticket = tickets.At(i, 0);
+    const CombineItem ticket = tickets.At(i, 0);
     if (ticket.token == 0 && ticket.rank == 0 && ticket.is_sum == of_sums) ++count;
   }
   return count;
@@ -87,11 +87,11 @@ void TestPieces() {
 
 // A token is in the same chunk for its sender and for its rank.
 void TestChunksAgree() {
-  const CombineTickets tickets(1000, 4, 64, kMostChunks, kWarps);
+  const CombineSchedule tickets(1000, 4, 64, kMostChunks, kWarps);
   std::map<int32_t, int32_t> chunk_of;
   for (int32_t rank = 0; rank < 4; ++rank) {
     for (int32_t i = 0; i < tickets.Count(); ++i) {
-      const CombineTicket ticket = tickets.At(i, rank);
+      const CombineItem ticket = tickets.At(i, rank);
       if (ticket.token < 0) continue;
       const auto [found, is_new] = chunk_of.emplace(ticket.token, ticket.chunk);
       CHECK(found->second == ticket.chunk);
@@ -103,8 +103,8 @@ void TestChunksAgree() {
 }  // namespace jax_ep
 
 int main() {
-  for (int32_t row_chunks : {0, 1, 63, 64, 65, 130, 896, 1000})
-    jax_ep::TestAllChunksOnce(row_chunks);
+  for (int32_t row_vectors : {0, 1, 63, 64, 65, 130, 896, 1000})
+    jax_ep::TestAllChunksOnce(row_vectors);
   jax_ep::TestPieces();
   jax_ep::TestChunksAgree();
   return jax_ep::testing::Finish();

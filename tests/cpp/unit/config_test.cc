@@ -40,10 +40,10 @@ void TestActivations() {
   CHECK(IsGated(Activation::kSwiglu) && IsGated(Activation::kGeglu) && !IsGated(Activation::kSilu));
   CHECK(!ParseActivation("swish", &activation));
   const char target[] = "jax_ep.grouped_matmul_activation.v1";
-  CHECK_OK(CheckConfig(target, ActivationMatmulConfig{}));
-  CHECK_FAILS(CheckConfig(target, ActivationMatmulConfig{.keep_pre_activation = true}),
+  CHECK_OK(CheckConfig(target, GroupedMatmulActivationConfig{}));
+  CHECK_FAILS(CheckConfig(target, GroupedMatmulActivationConfig{.keep_pre_activation = true}),
               "without an activation");
-  CHECK_FAILS(CheckConfig(target, ActivationMatmulConfig{.num_sms = -2}), "num_sms is -2");
+  CHECK_FAILS(CheckConfig(target, GroupedMatmulActivationConfig{.num_sms = -2}), "num_sms is -2");
 }
 
 void TestRefused() {

@@ -12,41 +12,41 @@ constexpr int32_t kWarps = 8;
 
 void TestFits() {
   for (int64_t chunks = 0; chunks < 20000; chunks += chunks / 7 + 1) {
-    const CopyRing ring = PlanCopyRing(chunks, 8, kWarps, kBytes);
+    const CopyPipeline ring = PlanCopyPipeline(chunks, 8, kWarps, kBytes);
     CHECK(1 <= ring.num_warps && ring.num_warps <= kWarps);
     CHECK(3 <= ring.num_stages && ring.num_stages <= kMaxCopyStages);
-    CHECK(ring.num_warps * CopyRingBytes(ring) <= kBytes);
-    CHECK(ring.stage_chunks >= 1 && ring.stage_chunks <= 512);
+    CHECK(ring.num_warps * CopyPipelineBytes(ring) <= kBytes);
+    CHECK(ring.stage_vectors >= 1 && ring.stage_vectors <= 512);
     // Rows that need more than one stage are cut into nearly equal parts.
-    const int64_t parts = (chunks + ring.stage_chunks - 1) / ring.stage_chunks;
+    const int64_t parts = (chunks + ring.stage_vectors - 1) / ring.stage_vectors;
     if (chunks > 0) CHECK(parts == (chunks + 511) / 512);
   }
 }
 
 // Enough on its way for all links: of rows of 14 KB and of 4 KB.
 void TestSizes() {
-  CHECK(PlanCopyRing(896, 8, kWarps, kBytes).num_warps == 8);
-  CHECK(PlanCopyRing(896, 8, kWarps, kBytes).num_stages == 3);
-  CHECK(PlanCopyRing(256, 8, kWarps, kBytes).num_warps == 8);
-  CHECK(PlanCopyRing(256, 8, kWarps, kBytes).num_stages == 6);
+  CHECK(PlanCopyPipeline(896, 8, kWarps, kBytes).num_warps == 8);
+  CHECK(PlanCopyPipeline(896, 8, kWarps, kBytes).num_stages == 3);
+  CHECK(PlanCopyPipeline(256, 8, kWarps, kBytes).num_warps == 8);
+  CHECK(PlanCopyPipeline(256, 8, kWarps, kBytes).num_stages == 6);
 }
 
 // A row at a time: all warps with quarters of it, if they fit, else fewer or with less.
 void TestSendRings() {
-  CHECK(PlanSendRing(896, 8, 1, 54 * 1024).stage_chunks == 224);
-  CHECK(PlanSendRing(896, 8, 4, 54 * 1024).stage_chunks == 224);
-  CHECK(PlanSendRing(896, 8, 4, 54 * 1024).num_warps == 4);
-  CHECK(PlanSendRing(896, 8, 4, 40 * 1024).num_warps == 4);
-  CHECK(PlanSendRing(896, 8, 4, 16 * 1024).num_warps == 1);
-  CHECK(PlanSendRing(256, 8, 3, 54 * 1024).stage_chunks == 192);
-  CHECK(PlanSendRing(7, 8, 4, 54 * 1024).stage_chunks == 7);
-  CHECK(PlanSendRing(896, 8, 0, 54 * 1024).num_warps == 0);
+  CHECK(PlanSendPipeline(896, 8, 1, 54 * 1024).stage_vectors == 224);
+  CHECK(PlanSendPipeline(896, 8, 4, 54 * 1024).stage_vectors == 224);
+  CHECK(PlanSendPipeline(896, 8, 4, 54 * 1024).num_warps == 4);
+  CHECK(PlanSendPipeline(896, 8, 4, 40 * 1024).num_warps == 4);
+  CHECK(PlanSendPipeline(896, 8, 4, 16 * 1024).num_warps == 1);
+  CHECK(PlanSendPipeline(256, 8, 3, 54 * 1024).stage_vectors == 192);
+  CHECK(PlanSendPipeline(7, 8, 4, 54 * 1024).stage_vectors == 7);
+  CHECK(PlanSendPipeline(896, 8, 0, 54 * 1024).num_warps == 0);
   for (int64_t chunks = 1; chunks < 1 << 30; chunks += chunks / 7 + 1) {
     for (const int32_t bytes : {2 * 1024, 24 * 1024, 54 * 1024}) {
-      const CopyRing ring = PlanSendRing(chunks, 64, 4, bytes);
-      CHECK(ring.num_warps >= 1 && ring.num_stages == 3 && ring.stage_chunks >= 1);
-      CHECK(ring.stage_chunks <= chunks);
-      CHECK(ring.num_warps * CopyRingBytes(ring) <= bytes);
+      const CopyPipeline ring = PlanSendPipeline(chunks, 64, 4, bytes);
+      CHECK(ring.num_warps >= 1 && ring.num_stages == 3 && ring.stage_vectors >= 1);
+      CHECK(ring.stage_vectors <= chunks);
+      CHECK(ring.num_warps * CopyPipelineBytes(ring) <= bytes);
     }
   }
 }
@@ -56,15 +56,15 @@ void TestLittleMemory() {
   for (const int32_t bytes : {8 * 1024, 24 * 1024, 60 * 1024}) {
     for (const int64_t chunks : {1, 256, 896, 1024, 5000}) {
       for (const int32_t places : {1, 8, 64}) {
-        const CopyRing ring = PlanCopyRing(chunks, places, kWarps, bytes);
-        CHECK(ring.num_warps >= 1 && ring.num_stages >= 3 && ring.stage_chunks >= 1);
-        CHECK(ring.num_warps * CopyRingBytes(ring) <= bytes);
+        const CopyPipeline ring = PlanCopyPipeline(chunks, places, kWarps, bytes);
+        CHECK(ring.num_warps >= 1 && ring.num_stages >= 3 && ring.stage_vectors >= 1);
+        CHECK(ring.num_warps * CopyPipelineBytes(ring) <= bytes);
       }
     }
   }
 }
 
-void TestWithoutStages() { CHECK(CopyRingBytes({0, 8, 0, 0, 0}) == 0); }
+void TestWithoutStages() { CHECK(CopyPipelineBytes({0, 8, 0, 0, 0}) == 0); }
 
 }  // namespace
 }  // namespace jax_ep

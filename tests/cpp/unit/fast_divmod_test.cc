@@ -8,8 +8,8 @@ namespace jax_ep {
 namespace {
 
 void Check(int32_t value, int32_t divisor) {
-  CHECK(Divisor(divisor).Quotient(value) == value / divisor);
-  CHECK(Divisor(divisor).Remainder(value) == value % divisor);
+  CHECK(FastDivmod(divisor).Quotient(value) == value / divisor);
+  CHECK(FastDivmod(divisor).Remainder(value) == value % divisor);
 }
 
 void TestQuotients() {

@@ -34,14 +34,15 @@ void TestThreads() {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kThreads; ++rank) {
     threads.emplace_back([&, rank] {
-      for (int epoch = 0; epoch < kReports; ++epoch) mailbox.Post({rank, 0, "entry", epoch});
+      for (int sequence = 0; sequence < kReports; ++sequence)
+        mailbox.Post({rank, 0, "entry", sequence});
       --running;
     });
   }
   std::vector<int64_t> next(kThreads, 0);
   const auto take = [&] {
     for (const TimeoutReport& report : mailbox.Take()) {
-      CHECK(report.epoch == next[report.rank]);
+      CHECK(report.sequence == next[report.rank]);
       ++next[report.rank];
     }
   };

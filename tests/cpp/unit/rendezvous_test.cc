@@ -12,7 +12,7 @@ namespace jax_ep {
 namespace {
 
 using std::chrono::milliseconds;
-using Place = MeetingPlace<int>;
+using Place = Rendezvous<int>;
 
 // What each of `count` threads is told that joins a meeting of `expected`.
 std::vector<Status> Meet(Place& place, int64_t key, int count, int expected,

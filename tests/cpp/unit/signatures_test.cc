@@ -78,7 +78,7 @@ void TestDispatchRefused() {
   CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.row_offsets) is s32[2]");
   plan = kPlan;
   plan[4].dims = {41};
-  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.row_slot) is s32[41]");
+  CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.partial_sum_index) is s32[41]");
   plan = kPlan;
   plan[5].type = kS32;
   CHECK_FAILS(fails({kTokens, kIds}, List{kRows} + plan), "(plan.kept) is s32[16,3]");
@@ -93,11 +93,11 @@ void TestDispatchRefused() {
 
 void TestDispatchByPlan() {
   TransferSizes sizes;
-  CHECK_OK(Run(CheckDispatchByPlan, Config(false), List{kTokens} + kPlan, {kRows}, &sizes));
+  CHECK_OK(Run(CheckRedispatch, Config(false), List{kTokens} + kPlan, {kRows}, &sizes));
   CHECK(sizes.num_rows == 40 && sizes.top_k == 3);
-  CHECK_OK(Run(CheckDispatchByPlan, Config(true), List{kTokens} + kPlan + List{kChoiceValues},
+  CHECK_OK(Run(CheckRedispatch, Config(true), List{kTokens} + kPlan + List{kChoiceValues},
                {kRows, kRowValues}, &sizes));
-  CHECK_FAILS(Run(CheckDispatchByPlan, Config(true), List{kTokens} + kPlan, {kRows}, &sizes),
+  CHECK_FAILS(Run(CheckRedispatch, Config(true), List{kTokens} + kPlan, {kRows}, &sizes),
               "operand 12 (topk_weights) is missing");
 }
 
@@ -111,7 +111,7 @@ void TestCombine() {
   CHECK(sizes.num_tokens == 16 && sizes.hidden == 64 && sizes.num_rows == 40);
   CHECK_FAILS(Run(CheckCombine, Config(false, true), List{kRows} + kPlan + List{kRowValues},
                   {kTokens}, &sizes),
-              "result 1 (choice_scalars) is missing");
+              "result 1 (assignment_scalars) is missing");
   CHECK_FAILS(Run(CheckCombine, Config(false), List{kRows} + kPlan, {{kBF16, {16, 32}}}, &sizes),
               "(out) is bf16[16,32]; expected bf16[T=16,H=64]");
 }
@@ -144,32 +144,32 @@ void TestGroupedMatmulRhsGradient() {
 }
 
 void TestActivationMatmul() {
-  ActivationMatmulConfig config;
+  GroupedMatmulActivationConfig config;
   config.activation = Activation::kSwiglu;
   config.has_bias = config.has_row_weights = config.keep_pre_activation = true;
   const List operands = {
       {kBF16, {40, 64}}, {kF32, {2, 64, 48}}, {kS32, {2}}, {kF32, {2, 48}}, {kF32, {40}}};
   GroupedMatmulSizes sizes;
-  CHECK_OK(
-      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes));
+  CHECK_OK(Run(CheckGroupedMatmulActivation, config, operands,
+               {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes));
   CHECK(sizes.num_groups == 2 && sizes.contracted == 64 && sizes.columns == 24);
-  CHECK_FAILS(
-      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 48}}, {kBF16, {40, 48}}}, &sizes),
-      "N is 48 with F = 48; expected 96");
+  CHECK_FAILS(Run(CheckGroupedMatmulActivation, config, operands,
+                  {{kBF16, {40, 48}}, {kBF16, {40, 48}}}, &sizes),
+              "N is 48 with F = 48; expected 96");
   config.has_bias = false;
-  CHECK_FAILS(
-      Run(CheckActivationMatmul, config, operands, {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes),
-      "row_weights");
+  CHECK_FAILS(Run(CheckGroupedMatmulActivation, config, operands,
+                  {{kBF16, {40, 24}}, {kBF16, {40, 48}}}, &sizes),
+              "row_weights");
 }
 
 void TestActivationMatmulGradient() {
-  const ActivationMatmulConfig config{.activation = Activation::kRelu2};
+  const GroupedMatmulActivationConfig config{.activation = Activation::kRelu2};
   const List operands = {{kF16, {40, 64}}, {kF16, {2, 136, 64}}, {kS32, {2}}, {kF16, {40, 136}}};
   const List results = {{kF16, {40, 136}}, {kF16, {40, 136}}, {kF32, {40, 2}}};
   GroupedMatmulSizes sizes;
-  CHECK_OK(Run(CheckActivationMatmulGradient, config, operands, results, &sizes));
+  CHECK_OK(Run(CheckGroupedMatmulActivationGradient, config, operands, results, &sizes));
   CHECK(sizes.columns == 136 && sizes.contracted == 64);
-  CHECK_FAILS(Run(CheckActivationMatmulGradient, config, operands,
+  CHECK_FAILS(Run(CheckGroupedMatmulActivationGradient, config, operands,
                   {results[0], results[1], {kF32, {40, 1}}}, &sizes),
               "row dots is 1 with F = 136; expected 2");
 }

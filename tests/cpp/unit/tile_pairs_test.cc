@@ -13,7 +13,9 @@ constexpr int kTileM = 128;
 constexpr int kHalfM = kTileM / 2;
 using Pairs = TilePairs<kTileM>;
 
-int32_t Halves(const PairedTile& tile) { return CeilDivide(std::min(tile.num_m, kTileM), kHalfM); }
+int32_t EagerBuffers(const PairedTile& tile) {
+  return CeilDivide(std::min(tile.num_m, kTileM), kHalfM);
+}
 
 // What the kernel takes for granted of a pair.
 void CheckPair(const Pairs& pairs, const PairedTile (&tiles)[2]) {
@@ -46,11 +48,11 @@ void TestAllOnce() {
         const PairedTile tiles[2] = {pairs.Place(i, 0), pairs.Place(i, 1)};
         CheckPair(pairs, tiles);
         for (const PairedTile& tile : tiles) {
-          for (int32_t half = 0; half < Halves(tile); ++half) {
+          for (int32_t half = 0; half < EagerBuffers(tile); ++half) {
             ++times.at(static_cast<size_t>(tile.m / kHalfM + half) * tiles_n + tile.n);
           }
         }
-        waited += Halves(tiles[0]) - Halves(tiles[1]);
+        waited += EagerBuffers(tiles[0]) - EagerBuffers(tiles[1]);
       }
       CHECK(std::all_of(times.begin(), times.end(), [](int count) { return count == 1; }));
       const bool ends_in_half = halves % 2 == 1;

@@ -13,16 +13,16 @@ constexpr int64_t kFloor = int64_t{128} << 20;
 void TestAllTokensHavePlacesWhereACombineHasAsMany() {
   const TokenChunks chunks = PlanTokenChunks(4096, kRowBytes, 4, 8);
   CHECK(chunks.tokens == 128 && chunks.num_chunks == 32);
-  CHECK(chunks.window_chunks == 32 && chunks.window == 4096);
+  CHECK(chunks.ring_chunks == 32 && chunks.window == 4096);
 }
 
 void TestAWindowOfThem() {
   const TokenChunks few_choices = PlanTokenChunks(8192, kRowBytes, 4, 2);
-  CHECK(few_choices.window_chunks == 21 && few_choices.window == 21 * 256);
+  CHECK(few_choices.ring_chunks == 21 && few_choices.window == 21 * 256);
   const TokenChunks many_ranks = PlanTokenChunks(4096, kRowBytes, 64, 8);
-  CHECK(many_ranks.window_chunks == 4 && many_ranks.window == 4 * 128);
+  CHECK(many_ranks.ring_chunks == 4 && many_ranks.window == 4 * 128);
   const TokenChunks less = PlanTokenChunks(4096, kRowBytes, 4, 8, 3);
-  CHECK(less.window_chunks == 3 && less.window == 3 * 128);
+  CHECK(less.ring_chunks == 3 && less.window == 3 * 128);
 }
 
 void TestFewTokens() {
@@ -43,10 +43,10 @@ void TestEverywhere() {
             CHECK(0 < chunks.num_chunks && chunks.num_chunks <= kMaxChunks);
             CHECK(int64_t{chunks.tokens} * chunks.num_chunks >= tokens);
             CHECK(int64_t{chunks.tokens} * (chunks.num_chunks - 1) < tokens);
-            CHECK(0 < chunks.window_chunks && chunks.window_chunks <= most);
-            CHECK(chunks.window == std::min(int64_t{chunks.tokens} * chunks.window_chunks, tokens));
+            CHECK(0 < chunks.ring_chunks && chunks.ring_chunks <= most);
+            CHECK(chunks.window == std::min(int64_t{chunks.tokens} * chunks.ring_chunks, tokens));
             const int64_t rows = std::max(tokens * std::min(top_k, ranks), kFloor / row_bytes);
-            CHECK(chunks.window_chunks <= 4 || (ranks - 1) * chunks.window <= rows);
+            CHECK(chunks.ring_chunks <= 4 || (ranks - 1) * chunks.window <= rows);
           }
         }
       }

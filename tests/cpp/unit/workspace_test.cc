@@ -65,36 +65,37 @@ void TestSmallBuffersAreThoseOfAllShapes() {
                           .num_ranks = 1,
                           .element_bytes = 2},
                          &tiny));
-  for (const Buffer buffer : {kSmallRows, kSmallPackets, kSmallFlags}) {
+  for (const Buffer buffer : {kEagerRows, kEagerPackets, kEagerFlags}) {
     CHECK(large.buffers[buffer].offset == tiny.buffers[buffer].offset);
     CHECK(large.buffers[buffer].bytes == tiny.buffers[buffer].bytes);
   }
 }
 
 void TestBuffers() {
-  CHECK(BytesOf(kLarge, "arrived_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.top_k = 2, s.num_tokens = 8192; }),
-                "arrived_rows") == int64_t{8192} * 2 * 7168 * 2);  // a dispatch has to do with that
+  CHECK(BytesOf(kLarge, "received_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
+  CHECK(
+      BytesOf(With([](WorkspaceShape& s) { s.top_k = 2, s.num_tokens = 8192; }), "received_rows") ==
+      int64_t{8192} * 2 * 7168 * 2);  // a dispatch has to do with that
   CHECK(BytesOf(kLarge, "routes") == 4 * 4096 * 8 * 8);
-  CHECK(BytesOf(kLarge, "arrived_weights") == 4 * 4096 * 8 * 4);
-  CHECK(BytesOf(kLarge, "choice_scalars") == 4096 * 8 * 4);
+  CHECK(BytesOf(kLarge, "received_weights") == 4 * 4096 * 8 * 4);
+  CHECK(BytesOf(kLarge, "assignment_scalars") == 4096 * 8 * 4);
   CHECK(BytesOf(kLarge, "tile_counts") == 128 * 258 * 4);
-  CHECK(BytesOf(kLarge, "row_of_choices") == 4 * 4096 * 8 * 4);
+  CHECK(BytesOf(kLarge, "assignment_rows") == 4 * 4096 * 8 * 4);
   // A wire row is padded to the unit of bulk copies.
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.hidden = 1, s.num_tokens = 1024; }),
-                "arrived_rows") == 1024 * 4 * 16);
+                "received_rows") == 1024 * 4 * 16);
 }
 
 // A token comes once from each rank that it visits, however many experts there are, and a window of
 // them is here at once: O(min(K, R)*T*H), which is nearly all there is.
 void TestTokensArriveOnce() {
-  const int64_t rows = BytesOf(kLarge, "arrived_rows");
-  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "arrived_rows"));
-  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.top_k = 32; }), "arrived_rows"));
-  CHECK(2 * rows == BytesOf(With([](WorkspaceShape& s) { s.num_tokens *= 2; }), "arrived_rows"));
+  const int64_t rows = BytesOf(kLarge, "received_rows");
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "received_rows"));
+  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.top_k = 32; }), "received_rows"));
+  CHECK(2 * rows == BytesOf(With([](WorkspaceShape& s) { s.num_tokens *= 2; }), "received_rows"));
   const WorkspaceShape wide =
       With([](WorkspaceShape& s) { s.num_ranks = 64, s.num_experts = 1024; });
-  const int64_t wide_rows = BytesOf(wide, "arrived_rows");
+  const int64_t wide_rows = BytesOf(wide, "received_rows");
   CHECK(wide_rows == int64_t{8} * 4096 * 7168 * 2);
   WorkspaceLayout layout;
   CHECK_OK(PlanWorkspace(wide, &layout));
@@ -102,9 +103,9 @@ void TestTokensArriveOnce() {
 }
 
 void TestEdges() {
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_tokens = 0; }), "arrived_rows") == 0);
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_tokens = 0; }), "received_rows") == 0);
   // A combine has a partial sum of each token, also if there is one rank.
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 1; }), "arrived_rows") ==
+  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 1; }), "received_rows") ==
         4096 * 7168 * 2);
 }
 

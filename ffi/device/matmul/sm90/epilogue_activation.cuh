@@ -18,7 +18,7 @@ namespace jax_ep {
 struct RowWeights {
   float of[2];
 
-  __device__ void Read(const float* weights, const ResultPlace& place) {
+  __device__ void Read(const float* weights, const EpilogueCoordinates& place) {
     for (int half = 0; half < 2; ++half) {
       const int m = threadIdx.x % 32 / 4 + 8 * half;
       of[half] = weights != nullptr && m < place.num_m ? weights[place.m + m] : 1.0f;
@@ -29,13 +29,13 @@ struct RowWeights {
 // Of kActivation. Of gated sums the first half of the columns is the gate; the stage then has 64
 // columns of the gate and beside them those that they multiply.
 template <typename T>
-class ActivationRows {
+class ActivationEpilogue {
  public:
-  __device__ ActivationRows(const MatmulProblem& problem, const MatmulTensorMaps& maps,
-                            uint32_t staging)
+  __device__ ActivationEpilogue(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+                                uint32_t staging)
       : epilogue_(problem.epilogue), columns_(problem.num_n), maps_(maps), stage_(staging) {}
 
-  __device__ void Store(const ResultPlace& place, float (&sums)[kResultN / 2]) {
+  __device__ void Store(const EpilogueCoordinates& place, float (&sums)[kResultN / 2]) {
     place_ = place;
     weights_.Read(epilogue_.row_weights, place);
     if (epilogue_.bias != nullptr) AddBias(sums);
@@ -122,7 +122,7 @@ class ActivationRows {
   }
 
   __device__ void SendPreActivations() const {
-    const BoxPlace at = BoxOfRows(place_);
+    const TmaCoordinates at = BoxOfRows(place_);
     if (!epilogue_.activation.is_gated) return stage_.Send<2>(maps_.pre_activation, at);
     for (int box = 0; box < kStagedBoxes; ++box) {
       stage_.Send<2>(&maps_.pre_activation[box], at, 1, box);
@@ -166,11 +166,11 @@ class ActivationRows {
     }
   }
 
-  const Epilogue& epilogue_;
+  const EpilogueParams& epilogue_;
   const int columns_;
   const MatmulTensorMaps& maps_;
-  const StagedRows stage_;
-  ResultPlace place_ = {};
+  const EpilogueStaging stage_;
+  EpilogueCoordinates place_ = {};
   RowWeights weights_ = {};
   int half_ = 2;  // that the stage has; 2: all is done
   int step_ = 0;  // of this half: the first prepares, the others make words

@@ -15,17 +15,17 @@ namespace jax_ep {
 // A step takes four rows of a box, eight lanes the 128 bytes of a row. Steps go from box to box,
 // then to the next rows.
 template <typename T>
-class GradientRows {
+class ActivationGradientEpilogue {
  public:
-  __device__ GradientRows(const MatmulProblem& problem, const MatmulTensorMaps& maps,
-                          uint32_t staging)
+  __device__ ActivationGradientEpilogue(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+                                        uint32_t staging)
       : epilogue_(problem.epilogue),
         columns_(problem.num_n),
         pitch_(columns_ * (problem.epilogue.activation.is_gated ? 2 : 1)),
         out_map_(&maps.out),
         stage_(staging) {}
 
-  __device__ void Store(const ResultPlace& place, const float (&sums)[kResultN / 2]) {
+  __device__ void Store(const EpilogueCoordinates& place, const float (&sums)[kResultN / 2]) {
     place_ = place;
     const int row = threadIdx.x % 32 / kLanes;
     const int column = threadIdx.x % kLanes * kElements;
@@ -123,7 +123,7 @@ class GradientRows {
   __device__ void Make() {
     const ActivationFunction& f = epilogue_.activation;
     const uint32_t staged = stage_.ChunkOfLane(step_ % kStagedBoxes, Row());
-    const uint4 chunk = LoadChunk(staged);
+    const uint4 chunk = LoadShared(staged);
     uint32_t words[kWords] = {chunk.x, chunk.y, chunk.z, chunk.w};
     float dot = 0;
 #pragma unroll
@@ -146,7 +146,7 @@ class GradientRows {
       gates_[i] = T::Pack(gate);
       if constexpr (kIsGated) ups_[i] = T::Pack(up);
     }
-    StoreChunk(staged, make_uint4(words[0], words[1], words[2], words[3]));
+    StoreShared(staged, make_uint4(words[0], words[1], words[2], words[3]));
     if (is_there_) {
       uint16_t* const to = static_cast<uint16_t*>(epilogue_.gradient) + at_;
       WriteWords(to, gates_);
@@ -187,14 +187,14 @@ class GradientRows {
     *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
   }
 
-  const Epilogue& epilogue_;
+  const EpilogueParams& epilogue_;
   const int columns_;
   const int pitch_;  // of pre-activations
   const void* const out_map_;
-  const StagedRows stage_;
-  ResultPlace place_ = {};  // of the half that the stage has
-  int64_t first_ = 0;       // this lane's first pre-activations
-  int num_rows_ = 0;        // to store, from there on
+  const EpilogueStaging stage_;
+  EpilogueCoordinates place_ = {};  // of the half that the stage has
+  int64_t first_ = 0;               // this lane's first pre-activations
+  int num_rows_ = 0;                // to store, from there on
   int num_columns_ = 0;
   uint32_t step_ =
       2 * kSteps;          // the next; the stage has the first half of the columns, then the second

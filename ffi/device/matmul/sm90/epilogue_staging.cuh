@@ -18,12 +18,12 @@ inline constexpr int kResultN = 256;
 inline constexpr int kStagedLine = 128;  // bytes
 inline constexpr int kStagedBoxBytes = kResultM * kStagedLine;
 inline constexpr int kStagedBoxes = 2;
-inline constexpr int kStagedBytes = kStagedBoxes * kStagedBoxBytes;
-inline constexpr int kStagedWords = kStagedBytes / 4 / 32;     // a lane's share
+inline constexpr int kEpilogueBytes = kStagedBoxes * kStagedBoxBytes;
+inline constexpr int kStagedWords = kEpilogueBytes / 4 / 32;   // a lane's share
 inline constexpr int kBoxWords = kStagedWords / kStagedBoxes;  // of 64 columns in 16 bits
 
 // Which part of the result a warp's rows are.
-struct ResultPlace {
+struct EpilogueCoordinates {
   int32_t group;
   int32_t m;      // first row, of the group's matrix in a gradient
   int32_t n;      // first column
@@ -31,16 +31,16 @@ struct ResultPlace {
 };
 
 // In maps of prefixes: lines that follow are another group's.
-__device__ inline BoxPlace BoxOfRows(const ResultPlace& place) {
+__device__ inline TmaCoordinates BoxOfRows(const EpilogueCoordinates& place) {
   return RowsUntil(place.m + place.num_m, place.n, place.m);
 }
 
 // The stage of one warp. Words are of two neighbouring columns, in the order of a lane's sums:
 // of lane l, word 2 * j + h is row 8 * h + l / 4, columns 8 * j + 2 * (l % 4) and the next.
-class StagedRows {
+class EpilogueStaging {
  public:
-  // `address`: kStagedBytes at a multiple of 1024.
-  __device__ explicit StagedRows(uint32_t address)
+  // `address`: kEpilogueBytes at a multiple of 1024.
+  __device__ explicit EpilogueStaging(uint32_t address)
       : address_(address), first_chunk_(Chunk(threadIdx.x % 16, threadIdx.x % 32 / 16) - address) {}
 
   __device__ uint32_t Box(uint32_t box) const { return address_ + box * kStagedBoxBytes; }
@@ -62,21 +62,21 @@ class StagedRows {
 
   // Until copies have read the stage. One lane has all the warp's copies.
   __device__ static void Wait() {
-    if (IsElected()) WaitStoresRead<0>();
+    if (ElectOne()) BulkWaitGroupRead<0>();
     __syncwarp();
   }
 
   // Until they are complete: shared memory must outlive what is sent from it.
   __device__ static void Close() {
-    if (IsElected()) WaitStores<0>();
+    if (ElectOne()) BulkWaitGroup<0>();
   }
 
   // Four words of this lane, from word `first` of the stage on.
   __device__ void WriteWords(uint32_t first, const uint32_t (&words)[4]) const {
-    StoreMatrices(ChunkOfWords(first), words);
+    StMatrix(ChunkOfWords(first), words);
   }
   __device__ void ReadWords(uint32_t first, uint32_t (&words)[4]) const {
-    LoadMatrices<false>(ChunkOfWords(first), words);
+    LdMatrix<false>(ChunkOfWords(first), words);
   }
 
   // All words, in the place of those before. Then the lanes may read each other's.
@@ -92,16 +92,16 @@ class StagedRows {
 
   // Both boxes side by side, or one; what the map does not have is left out.
   template <int kElementBytes>
-  __device__ void Send(const void* tensor_map, BoxPlace at, int num_boxes = kStagedBoxes,
+  __device__ void Send(const void* tensor_map, TmaCoordinates at, int num_boxes = kStagedBoxes,
                        int first = 0) const {
-    FenceAsyncProxy();
+    FenceProxyAsyncShared();
     __syncwarp();
-    if (IsElected()) {
+    if (ElectOne()) {
       for (int i = 0; i < num_boxes; ++i) {
-        StoreBox(tensor_map, Box(first + i), at);
+        TmaStore(tensor_map, Box(first + i), at);
         at.column += kStagedLine / kElementBytes;
       }
-      CommitStores();
+      BulkCommitGroup();
     }
     __syncwarp();
   }

@@ -12,16 +12,16 @@
 
 namespace jax_ep {
 
-class ResultRows {
+class StoreEpilogue {
  public:
   // `tensor_map`: boxes of 16 lines of 128 bytes.
-  __device__ ResultRows(const void* tensor_map, uint32_t staging)
+  __device__ StoreEpilogue(const void* tensor_map, uint32_t staging)
       : tensor_map_(tensor_map), stage_(staging) {}
 
   // In 16 bits. Takes the sums' values, so that they can be written again at once, and leaves most
   // of the work to Continue.
   template <typename T>
-  __device__ void StoreRounded(const BoxPlace& place, const float (&sums)[kResultN / 2]) {
+  __device__ void StoreRounded(const TmaCoordinates& place, const float (&sums)[kResultN / 2]) {
     uint32_t words[kStagedWords];
 #pragma unroll
     for (int i = 0; i < kStagedWords; ++i) words[i] = T::Pack(sums + 2 * i);
@@ -44,7 +44,7 @@ class ResultRows {
   }
 
   // As float32.
-  __device__ void StoreFloat32(BoxPlace place, const float (&sums)[kResultN / 2]) {
+  __device__ void StoreFloat32(TmaCoordinates place, const float (&sums)[kResultN / 2]) {
     constexpr int kColumns = kStagedBoxes * kStagedLine / 4;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -55,8 +55,8 @@ class ResultRows {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int chunk = 2 * j + lane % 4 / 2;
-          StorePair(stage_.Chunk(half * 8 + lane / 4, chunk) + lane % 2 * 8,
-                    &sums[first / 2 + 4 * j + 2 * half]);
+          StoreShared(stage_.Chunk(half * 8 + lane / 4, chunk) + lane % 2 * 8,
+                      &sums[first / 2 + 4 * j + 2 * half]);
         }
       }
       stage_.Send<4>(tensor_map_, place);
@@ -76,9 +76,9 @@ class ResultRows {
 
  private:
   const void* const tensor_map_;
-  const StagedRows stage_;
+  const EpilogueStaging stage_;
   int to_do_ = 0;
-  BoxPlace place_ = {};
+  TmaCoordinates place_ = {};
   uint32_t kept_[kStagedWords] = {};
 };
 

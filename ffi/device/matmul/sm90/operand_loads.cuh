@@ -15,14 +15,14 @@ namespace jax_ep::sm90 {
 inline constexpr int kTileM = 128;
 inline constexpr int kTileN = 256;
 inline constexpr int kTileK = 64;
-inline constexpr int kConsumers = 2;
-inline constexpr int kGroupM = kTileM / kConsumers;
-static_assert(kGroupM == 64, "rows of one instruction");
+inline constexpr int kConsumerWarpgroups = 2;
+inline constexpr int kWarpgroupM = kTileM / kConsumerWarpgroups;
+static_assert(kWarpgroupM == 64, "rows of one instruction");
 
 // A stage: the left operand, then the right one, each in blocks of 64 lines of 64 elements.
 inline constexpr int kLine = 64;  // elements of a line of 128 bytes
 inline constexpr int kLeftBytes = kTileM * kTileK * 2;
-inline constexpr int kLeftHalfBytes = kLeftBytes / kConsumers;  // a consumer's
+inline constexpr int kLeftHalfBytes = kLeftBytes / kConsumerWarpgroups;  // a consumer's
 inline constexpr int kRightBytes = kTileN * kTileK * 2;
 inline constexpr int kBlockBytes = kTileK * kLine * 2;   // 64 x 64 elements
 inline constexpr int kRightHalfBytes = kRightBytes / 2;  // a box, or two
@@ -42,8 +42,10 @@ struct Source {
   __device__ void Copy(const Tile& tile, int k, uint32_t stage, uint32_t full) const {
     // Without rows for a consumer its half of left is left out.
     const bool has_one = tile.num_m > 0;
-    const bool has_both = tile.num_m > kGroupM;
-    ArriveExpecting(full, kRightBytes + (has_both ? kLeftBytes : has_one ? kLeftHalfBytes : 0));
+    const bool has_both = tile.num_m > kWarpgroupM;
+    MbarrierArriveExpectTx(full, kRightBytes + (has_both  ? kLeftBytes
+                                                : has_one ? kLeftHalfBytes
+                                                          : 0));
     if (tile.shared == Shared::kRight) {
       CopyRight<true>(tile, k, rank, stage, full);
       if (has_one) CopyLeft<false>(tile, k, 0, stage, full);
@@ -58,16 +60,17 @@ struct Source {
  private:
   template <bool kToAll>
   __device__ static void CopyFor(uint32_t to, const CUtensorMap* map, uint32_t full,
-                                 const BoxPlace& at) {
+                                 const TmaCoordinates& at) {
     if constexpr (kToAll) {
-      CopyBoxToAll(to, map, full, at, (1 << kClusterBlocks) - 1);
+      TmaLoadMulticast(to, map, full, at, (1 << kClusterBlocks) - 1);
     } else {
-      CopyBox(to, map, full, at);
+      TmaLoad(to, map, full, at);
     }
   }
 
   // A gradient's, of a step.
-  __device__ static BoxPlace ContractedRows(const Tile& tile, int k, int column, int block = 0) {
+  __device__ static TmaCoordinates ContractedRows(const Tile& tile, int k, int column,
+                                                  int block = 0) {
     return RowsUntil(tile.k + tile.num_k, column, tile.k + k, block);
   }
 
@@ -75,10 +78,10 @@ struct Source {
   // its sums; elsewhere they would not be stored, and need not be read.
   template <bool kToAll>
   __device__ void CopyLeft(const Tile& tile, int k, int half, uint32_t stage, uint32_t full) const {
-    const int m = half * kGroupM;
+    const int m = half * kWarpgroupM;
     CopyFor<kToAll>(stage + half * kLeftHalfBytes, &maps.left, full,
-                    kIsGradient<kKind> ? ContractedRows(tile, k, tile.m + m)
-                                       : RowsUntil(tile.m + tile.num_m, tile.k + k, tile.m + m));
+                    kIsRhsGradient<kKind> ? ContractedRows(tile, k, tile.m + m)
+                                          : RowsUntil(tile.m + tile.num_m, tile.k + k, tile.m + m));
   }
 
   template <bool kToAll>
@@ -88,8 +91,8 @@ struct Source {
     // Beside the columns of a gate, half of the tile, are those that it multiplies.
     const bool is_up = kIsActivation<kKind> && up_n > 0 && half > 0;
     const int n = tile.n + (is_up ? up_n : half * kRightHalfN);
-    const auto place = [&](int column, int block) -> BoxPlace {
-      if constexpr (kIsGradient<kKind>) {
+    const auto place = [&](int column, int block) -> TmaCoordinates {
+      if constexpr (kIsRhsGradient<kKind>) {
         return ContractedRows(tile, k, column, block);
       }
       return {column, tile.k + k, block, tile.group};

@@ -29,7 +29,7 @@ namespace jax_ep::sm90 {
 inline constexpr int kClusterBlocks = 2;
 
 // A block has one group of four warps for copies and tiles, and others that multiply.
-inline constexpr int kGroupThreads = 128;
+inline constexpr int kWarpgroupThreads = 128;
 
 // Where one is in a ring of `kCount`; both sides go round it in the same order.
 template <int kCount>
@@ -45,7 +45,7 @@ struct Position {
 };
 
 // The value of lane 0, which the compiler then knows to be one for the warp.
-__device__ inline int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+__device__ inline int WarpUniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 // A tile's part of the problem. No word is negative.
 struct alignas(16) Tile {
@@ -106,29 +106,29 @@ class Pipeline {
   // By one thread. A barrier of the cluster has to follow.
   __device__ void Initialize() const {
     for (int stage = 0; stage < kStages; ++stage) {
-      InitBarrier(Full(stage), 1);
-      InitBarrier(Empty(stage), kClusterBlocks * kConsumerWarps);
+      MbarrierInit(Full(stage), 1);
+      MbarrierInit(Empty(stage), kClusterBlocks * kConsumerWarps);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
-      InitBarrier(TileFull(slot), 1);
-      InitBarrier(TileEmpty(slot), kClusterBlocks * (kConsumerWarps + 1));
+      MbarrierInit(TileFull(slot), 1);
+      MbarrierInit(TileEmpty(slot), kClusterBlocks * (kConsumerWarps + 1));
     }
-    InitBarrier(TileWanted(), 1);
-    FenceBarrierInit();
+    MbarrierInit(TileWanted(), 1);
+    FenceMbarrierInit();
   }
 
   // Leaves a tile in a slot of a block of the cluster.
   __device__ void SendTile(int slot, const Tile& tile, int rank) const {
-    const uint32_t to = InBlock(TileSlot(slot), rank);
-    const uint32_t full = InBlock(TileFull(slot), rank);
-    ArriveInClusterExpecting(full, kSlotBytes);
-    StoreInCluster(to, {tile.group, tile.m, tile.n, tile.num_m}, full);
-    StoreInCluster(to + 16, {tile.k, tile.num_k, static_cast<int32_t>(tile.shared), 0}, full);
+    const uint32_t to = MapToBlock(TileSlot(slot), rank);
+    const uint32_t full = MapToBlock(TileFull(slot), rank);
+    MbarrierArriveExpectTxRemote(full, kSlotBytes);
+    StoreAsyncRemote(to, {tile.group, tile.m, tile.n, tile.num_m}, full);
+    StoreAsyncRemote(to + 16, {tile.k, tile.num_k, static_cast<int32_t>(tile.shared), 0}, full);
   }
 
   __device__ Tile ReadTile(int slot) const {
-    const uint4 first = LoadChunk(TileSlot(slot));
-    const uint4 second = LoadChunk(TileSlot(slot) + 16);
+    const uint4 first = LoadShared(TileSlot(slot));
+    const uint4 second = LoadShared(TileSlot(slot) + 16);
     const auto word = [](uint32_t value) { return static_cast<int32_t>(value); };
     return {word(first.x),
             word(first.y),
@@ -156,24 +156,24 @@ class TileReader {
 
   // By whole warps.
   __device__ Tile Next() {
-    WaitBarrier(pipeline_.TileFull(slot_.index), slot_.parity);
+    MbarrierWait(pipeline_.TileFull(slot_.index), slot_.parity);
     Tile tile = {};
     bool has_read = false;
     if (threadIdx.x % 32 == 0) {
       tile = pipeline_.ReadTile(slot_.index);
       has_read = tile.IsLoaded();
     }
-    tile = {Uniform(tile.group),
-            Uniform(tile.m),
-            Uniform(tile.n),
-            Uniform(tile.num_m),
-            Uniform(tile.k),
-            Uniform(tile.num_k),
-            static_cast<Shared>(Uniform(static_cast<int32_t>(tile.shared)))};
+    tile = {WarpUniform(tile.group),
+            WarpUniform(tile.m),
+            WarpUniform(tile.n),
+            WarpUniform(tile.num_m),
+            WarpUniform(tile.k),
+            WarpUniform(tile.num_k),
+            static_cast<Shared>(WarpUniform(static_cast<int32_t>(tile.shared)))};
     // An arrival does not wait for loads before it, and the other block may hear of it before they
     // have read. Without a condition that needs their words, one in about 10^9 of them got what the
     // slot was given next.
-    if (has_read) ArriveInCluster(InBlock(pipeline_.TileEmpty(slot_.index), 0));
+    if (has_read) MbarrierArriveRemote(MapToBlock(pipeline_.TileEmpty(slot_.index), 0));
     slot_.Advance();
     return tile;
   }

@@ -8,7 +8,7 @@
 namespace jax_ep {
 
 // In a map of prefixes (tensor_maps.h): row `row` and those that follow it, but none from `end` on.
-__device__ inline BoxPlace RowsUntil(int end, int column, int row, int block = 0) {
+__device__ inline TmaCoordinates RowsUntil(int end, int column, int row, int block = 0) {
   return {column, kPrefixRows - (end - row), block, end, kPrefixRows};
 }
 

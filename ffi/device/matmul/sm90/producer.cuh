@@ -25,8 +25,8 @@ __device__ void Produce(const Pipeline& pipeline, const Source& source) {
 #pragma unroll 1
     for (int k = 0; k < tile.num_k; k += kTileK) {
       // Its readers are instructions that have ended.
-      WaitBarrier(pipeline.Empty(at.index), at.parity ^ 1);
-      if (IsElected()) {
+      MbarrierWait(pipeline.Empty(at.index), at.parity ^ 1);
+      if (ElectOne()) {
         source.Copy(tile, k, pipeline.Stage(at.index), pipeline.Full(at.index));
         if (wants && k == want_at) Arrive(pipeline.TileWanted());
       }

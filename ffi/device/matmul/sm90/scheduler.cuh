@@ -27,7 +27,7 @@ class Pairs {
                  .num_m = at.num_m,
                  .shared = at.shared};
     bool is_zero = false;
-    if constexpr (kIsGradient<kKind>) {
+    if constexpr (kIsRhsGradient<kKind>) {
       tile.k = pair.first_row;
       tile.num_k = pair.end_row - pair.first_row;
       is_zero = tile.num_k == 0;
@@ -40,7 +40,7 @@ class Pairs {
     // of a gradient, in a prefix that is longer than the matrix.
     if (is_zero) {
       tile.group = min(tile.group, problem_.rows.num_groups - 1);
-      tile.k = kIsGradient<kKind> ? problem_.rows.num_rows : problem_.num_k;
+      tile.k = kIsRhsGradient<kKind> ? problem_.rows.num_rows : problem_.num_k;
       tile.num_k = kTileK;
     }
     return tile;
@@ -63,11 +63,11 @@ __device__ void Schedule(const MatmulProblem& problem, const Pipeline& pipeline)
   while (true) {
     const Tile tile = pairs.Find(__shfl_sync(0xffffffffu, claims.index(), 0));
     // The first round finds the ring empty: it waits for the phase before the first.
-    WaitBarrier(pipeline.TileEmpty(slot.index), slot.parity ^ 1);
+    MbarrierWait(pipeline.TileEmpty(slot.index), slot.parity ^ 1);
     if (lane < kClusterBlocks) pipeline.SendTile(slot.index, tile, lane);
     __syncwarp();
     if (tile.num_k == 0) break;
-    WaitBarrier(pipeline.TileWanted(), wanted.parity);
+    MbarrierWait(pipeline.TileWanted(), wanted.parity);
     if (lane == 0) claims.Next();
     slot.Advance();
     wanted.Advance();

@@ -13,15 +13,15 @@ namespace jax_ep {
 // In the dynamic shared memory of a block of kThreads, the last of whose warps count. Bins are the
 // experts, and one for bad ids.
 template <int kThreads>
-class SmallPlan {
+class BlockPlan {
  public:
-  __device__ SmallPlan(const Call& call, const SmallStretches& stretches, const Divisor& row_align,
-                       int rank)
+  __device__ BlockPlan(const Call& call, const AssignmentRanges& stretches,
+                       const FastDivmod& row_align, int rank)
       : call_(call),
         stretches_(stretches),
         routes_(reinterpret_cast<Route*>(DynamicSharedMemory())),
         stretch_counts_(
-            reinterpret_cast<int32_t*>(routes_ + call_.num_ranks * call_.num_choices())),
+            reinterpret_cast<int32_t*>(routes_ + call_.num_ranks * call_.num_assignments())),
         totals_(stretch_counts_ + call_.num_ranks * stretches_.count * NumBins()),
         quotas_(call, row_align, rank, totals_ + call_.num_ranks * NumBins()) {}
 
@@ -29,12 +29,12 @@ class SmallPlan {
 
   // Collects and counts the choices, as they come. By the warps that count; all lanes of a warp
   // return the same.
-  __device__ Outcome Collect(const Halves& halves, uint64_t epoch) {
+  __device__ Outcome Collect(const EagerBuffers& halves, uint64_t sequence) {
     const int counter = threadIdx.x / 32 - (kThreads / 32 - kCountingWarps);
     const int num_stretches = call_.num_ranks * stretches_.count;
 #pragma unroll 1
     for (int stretch = counter; stretch < num_stretches; stretch += kCountingWarps) {
-      const Outcome outcome = CountStretch(halves, epoch, stretch);
+      const Outcome outcome = CountStretch(halves, sequence, stretch);
       if (outcome != Outcome::kArrived) return outcome;
     }
     return Outcome::kArrived;
@@ -44,7 +44,7 @@ class SmallPlan {
   __device__ void Number() {
     AddBins();
     __syncthreads();
-    quotas_.Find(Threads::OfBlock(),
+    quotas_.Find(ThreadGroup::Block(),
                  [&](int source, int expert) { return totals_[source * NumBins() + expert]; });
   }
 
@@ -52,8 +52,8 @@ class SmallPlan {
 
   // Of a rank's choice.
   __device__ Route RouteOf(int rank, int choice) const {
-    Route route = routes_[rank * call_.num_choices() + choice];
-    const int stretch = rank * stretches_.count + (choice >> stretches_.log2_choices);
+    Route route = routes_[rank * call_.num_assignments() + choice];
+    const int stretch = rank * stretches_.count + (choice >> stretches_.log2_assignments);
     if (route.expert >= 0) {
       route.position += stretch_counts_[stretch * NumBins() + route.expert];
     }
@@ -66,13 +66,14 @@ class SmallPlan {
   __device__ int NumBins() const { return call_.num_experts + 1; }
 
   // Leaves each choice's position among those of its expert in the stretch, and the counts.
-  __device__ Outcome CountStretch(const Halves& halves, uint64_t epoch, int stretch) {
+  __device__ Outcome CountStretch(const EagerBuffers& halves, uint64_t sequence, int stretch) {
     const int lane = threadIdx.x % 32;
     const int source = stretch / stretches_.count;
-    const int begin = stretch % stretches_.count << stretches_.log2_choices;
-    const int end = min(begin + (1 << stretches_.log2_choices), call_.num_choices());
-    const Packet* const packets = halves.Mine().packets() + source * call_.num_choices();
-    Route* const routes = routes_ + source * call_.num_choices();
+    const int begin = stretch % stretches_.count << stretches_.log2_assignments;
+    const int end = min(begin + (1 << stretches_.log2_assignments), call_.num_assignments());
+    const AssignmentPacket* const packets =
+        halves.Mine().packets() + source * call_.num_assignments();
+    Route* const routes = routes_ + source * call_.num_assignments();
     int32_t* const counts = stretch_counts_ + stretch * NumBins();
 #pragma unroll 1
     for (int bin = lane; bin < NumBins(); bin += 32) counts[bin] = 0;
@@ -80,8 +81,8 @@ class SmallPlan {
 #pragma unroll 1
     for (int base = begin + lane; base - lane < end; base += 32 * kAtOnce) {
       int32_t ids[kAtOnce];
-      const Outcome outcome = WaitForPieces(call_, epoch, [&] {  // WAIT_PIECE
-        uint32_t missing = kMaxPeers;
+      const Outcome outcome = WaitForSegments(call_, sequence, [&] {  // WAIT_SEGMENT
+        uint32_t missing = kMaxRanks;
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
           if (base + 32 * j >= end) continue;
@@ -130,7 +131,7 @@ class SmallPlan {
   }
 
   const Call& call_;
-  const SmallStretches stretches_;
+  const AssignmentRanges stretches_;
   Route* const routes_;            // [R][T * K], positions within stretches
   int32_t* const stretch_counts_;  // [R][stretches][bins]
   int32_t* const totals_;          // [R][bins]

@@ -12,20 +12,20 @@
 namespace jax_ep {
 
 // Of each half of the buffers (call.h).
-inline constexpr int64_t kSmallRowBytes = int64_t{8} << 20;
-inline constexpr int64_t kSmallChoices = 8192;  // R * T * K
-inline constexpr int64_t kSmallPieces = 8192;   // R * T * pieces of a row
+inline constexpr int64_t kEagerRowBytes = int64_t{8} << 20;
+inline constexpr int64_t kMaxLowLatencyAssignments = 8192;  // R * T * K
+inline constexpr int64_t kMaxLowLatencySegments = 8192;     // R * T * pieces of a row
 
-inline constexpr int64_t kSmallTopK = 32;          // a lane for each choice
-inline constexpr int64_t kSmallPieceChunks = 128;  // 4 of 16 bytes for each lane, at once
+inline constexpr int64_t kMaxLowLatencyTopK = 32;   // a lane for each choice
+inline constexpr int64_t kMaxSegmentVectors = 128;  // 4 of 16 bytes for each lane, at once
 
 // A choice, with what says of which call it is: 16 bytes that are stored and loaded at once.
-struct Packet {
+struct AssignmentPacket {
   int32_t expert;
   float weight;
   uint64_t tag;
 };
-static_assert(sizeof(Packet) == 16);
+static_assert(sizeof(AssignmentPacket) == 16);
 
 // How many choices of two experts a rank has; likewise.
 struct CountPacket {
@@ -38,11 +38,11 @@ static_assert(sizeof(CountPacket) == 16);
 JAX_EP_HOST_DEVICE constexpr int32_t CountPairs(int32_t num_experts) {
   return (num_experts + 2) / 2;
 }
-static_assert(int64_t{kMaxPeers} * CountPairs(kMaxExperts) * int64_t{sizeof(CountPacket)} <=
-              kSmallRowBytes);
+static_assert(int64_t{kMaxRanks} * CountPairs(kMaxExperts) * int64_t{sizeof(CountPacket)} <=
+              kEagerRowBytes);
 
 // A piece of a token's row, of one rank or to one.
-struct SmallPart {
+struct SegmentItem {
   int32_t peer;  // one of those that the numbers go round
   int32_t piece;
   int32_t token;
@@ -50,18 +50,18 @@ struct SmallPart {
 
 // How rows are cut into pieces, a warp's work each. Numbers of such parts go round the peers first,
 // so that all links carry data at once, then through a row.
-class SmallPieces {
+class RowSegments {
  public:
-  SmallPieces() = default;
-  SmallPieces(int32_t count, int32_t chunks)
+  RowSegments() = default;
+  RowSegments(int32_t count, int32_t chunks)
       : count_(count), chunks_(chunks), by_count_(Max(count, 1)) {}
 
   JAX_EP_HOST_DEVICE int32_t count() const { return count_; }  // of a row; 0: the call is not small
   JAX_EP_HOST_DEVICE int32_t FirstOf(int32_t piece) const { return piece * chunks_; }
-  JAX_EP_HOST_DEVICE int32_t EndOf(int32_t piece, int32_t row_chunks) const {
-    return Min((piece + 1) * chunks_, row_chunks);
+  JAX_EP_HOST_DEVICE int32_t EndOf(int32_t piece, int32_t row_vectors) const {
+    return Min((piece + 1) * chunks_, row_vectors);
   }
-  JAX_EP_HOST_DEVICE SmallPart At(int32_t number, const Divisor& by_num_peers) const {
+  JAX_EP_HOST_DEVICE SegmentItem At(int32_t number, const FastDivmod& by_num_peers) const {
     const int32_t pieces = by_num_peers.Quotient(number);
     return {by_num_peers.Remainder(number), by_count_.Remainder(pieces),
             by_count_.Quotient(pieces)};
@@ -70,41 +70,42 @@ class SmallPieces {
  private:
   int32_t count_ = 0;
   int32_t chunks_ = 0;  // of 16 bytes, of a piece
-  Divisor by_count_;
+  FastDivmod by_count_;
 };
 
 // Some thousands of pieces if the rows are long enough, about two for each warp of a large GPU;
-// none longer than kSmallPieceChunks, since there are at most that many chunks for each piece
+// none longer than kMaxSegmentVectors, since there are at most that many chunks for each piece
 // wanted. None if the call is not small, by static shapes alone, as all ranks have to agree.
-inline SmallPieces PlanSmallPieces(int64_t num_ranks, int64_t num_tokens, int64_t top_k,
-                                   int64_t row_chunks) {
+inline RowSegments PlanRowSegments(int64_t num_ranks, int64_t num_tokens, int64_t top_k,
+                                   int64_t row_vectors) {
   constexpr int64_t kWanted = 4096;
-  static_assert(kSmallRowBytes / 16 <= kWanted * kSmallPieceChunks);
+  static_assert(kEagerRowBytes / 16 <= kWanted * kMaxSegmentVectors);
   constexpr int64_t kLeastChunks = 64;
   const int64_t rows = num_ranks * num_tokens;
-  if (rows <= 0 || row_chunks <= 0 || top_k > kSmallTopK || rows > kSmallPieces ||
-      rows * top_k > kSmallChoices || rows * row_chunks * 16 > kSmallRowBytes) {
+  if (rows <= 0 || row_vectors <= 0 || top_k > kMaxLowLatencyTopK ||
+      rows > kMaxLowLatencySegments || rows * top_k > kMaxLowLatencyAssignments ||
+      rows * row_vectors * 16 > kEagerRowBytes) {
     return {};
   }
-  const int64_t wanted = CeilDivide(row_chunks, CeilDivide(kWanted, rows));
-  const int64_t chunks = Max(wanted, Min(row_chunks, kLeastChunks));
-  return {static_cast<int32_t>(CeilDivide(row_chunks, chunks)), static_cast<int32_t>(chunks)};
+  const int64_t wanted = CeilDivide(row_vectors, CeilDivide(kWanted, rows));
+  const int64_t chunks = Max(wanted, Min(row_vectors, kLeastChunks));
+  return {static_cast<int32_t>(CeilDivide(row_vectors, chunks)), static_cast<int32_t>(chunks)};
 }
 
 // Of a block's warps those that count choices, while the others push.
 inline constexpr int kCountingWarps = 8;
 
 // How a rank's choices are cut into stretches, each for a warp to count.
-struct SmallStretches {
+struct AssignmentRanges {
   int32_t count;
-  int32_t log2_choices;  // of each, at least 32
+  int32_t log2_assignments;  // of each, at least 32
 };
 
-inline SmallStretches PlanSmallStretches(int64_t num_ranks, int64_t num_choices) {
+inline AssignmentRanges PlanAssignmentRanges(int64_t num_ranks, int64_t num_assignments) {
   const auto ranks = static_cast<int32_t>(num_ranks);
-  SmallStretches stretches = {Max(kCountingWarps / ranks, 1), 5};
-  while (int64_t{stretches.count} << stretches.log2_choices < num_choices) {
-    ++stretches.log2_choices;
+  AssignmentRanges stretches = {Max(kCountingWarps / ranks, 1), 5};
+  while (int64_t{stretches.count} << stretches.log2_assignments < num_assignments) {
+    ++stretches.log2_assignments;
   }
   return stretches;
 }
@@ -115,10 +116,10 @@ constexpr int64_t QuotaWords(int64_t num_ranks, int64_t num_experts) {
 }
 
 // Of shared memory, that a block needs for the plan of a small dispatch (small_plan.cuh).
-inline int64_t SmallPlanBytes(int64_t num_ranks, int64_t num_choices, int64_t num_experts) {
-  const int64_t stretches = PlanSmallStretches(num_ranks, num_choices).count;
+inline int64_t BlockPlanBytes(int64_t num_ranks, int64_t num_assignments, int64_t num_experts) {
+  const int64_t stretches = PlanAssignmentRanges(num_ranks, num_assignments).count;
   const int64_t bins = num_ranks * (stretches + 1) * (num_experts + 1);
-  return 8 * num_ranks * num_choices + 4 * (bins + QuotaWords(num_ranks, num_experts));
+  return 8 * num_ranks * num_assignments + 4 * (bins + QuotaWords(num_ranks, num_experts));
 }
 
 }  // namespace jax_ep

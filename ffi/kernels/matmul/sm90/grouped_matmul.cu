@@ -18,8 +18,8 @@
 namespace jax_ep {
 namespace sm90 {
 
-inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
-inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
+inline constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;
+inline constexpr int kConsumerWarps = kConsumerWarpgroups * kWarpgroupThreads / 32;
 static_assert(kTileN == kResultN);
 
 // A block has what its threads are launched with, in multiples of 8; those that copy leave most of
@@ -27,43 +27,43 @@ static_assert(kTileN == kResultN);
 inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 inline constexpr int kProducerRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
-static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kGroupThreads <=
+static_assert((kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) * kWarpgroupThreads <=
               kThreads * kLaunchRegisters);
 
-using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kStagedBytes, kConsumerWarps>;
+using Ring = Pipeline<kLeftBytes + kRightBytes, 4, kConsumerWarps * kEpilogueBytes, kConsumerWarps>;
 
 // Rows that an instruction contracts.
-inline constexpr int kDepth = 16;
+inline constexpr int kInstructionK = 16;
 
 // num_k: the rows of a gradient's step, of which the last may have fewer than a stage. What is past
 // them there is zeros.
 template <typename T, MatmulKind kKind>
 __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, bool add,
                              int num_k) {
-  constexpr TileLayout kLeft = kIsGradient<kKind> ? TileLayout::kOuter : TileLayout::kInner;
-  constexpr TileLayout kRight = kIsTransposed<kKind> ? TileLayout::kInner : TileLayout::kOuter;
-  // From one kDepth to the next: 16 elements of a line, or 16 lines.
-  constexpr int kLeftStep = kLeft == TileLayout::kInner ? 32 : 2048;
-  constexpr int kRightStep = kRight == TileLayout::kInner ? 32 : 2048;
-  const uint32_t left = TileDescriptor(stage + consumer * kLeftHalfBytes, kBlockBytes);
-  const uint32_t right = TileDescriptor(stage + kLeftBytes, kBlockBytes);
+  constexpr MajorMode kLeft = kIsRhsGradient<kKind> ? MajorMode::kMajorMN : MajorMode::kMajorK;
+  constexpr MajorMode kRight = kIsTransposed<kKind> ? MajorMode::kMajorK : MajorMode::kMajorMN;
+  // From one kInstructionK to the next: 16 elements of a line, or 16 lines.
+  constexpr int kLeftStep = kLeft == MajorMode::kMajorK ? 32 : 2048;
+  constexpr int kRightStep = kRight == MajorMode::kMajorK ? 32 : 2048;
+  const uint32_t left = SharedMemoryDescriptor(stage + consumer * kLeftHalfBytes, kBlockBytes);
+  const uint32_t right = SharedMemoryDescriptor(stage + kLeftBytes, kBlockBytes);
   const auto multiply = [&](int i) {
-    MultiplyTiles<T, kLeft, kRight>(sums, left + i * (kLeftStep >> 4),
-                                    right + i * (kRightStep >> 4), add || i > 0);
+    Wgmma<T, kLeft, kRight>(sums, left + i * (kLeftStep >> 4), right + i * (kRightStep >> 4),
+                            add || i > 0);
   };
-  if (!kIsGradient<kKind> || num_k >= kTileK) {
-    FenceWgmma();
+  if (!kIsRhsGradient<kKind> || num_k >= kTileK) {
+    WgmmaFence();
 #pragma unroll
-    for (int i = 0; i < kTileK / kDepth; ++i) multiply(i);
-    CommitWgmma();
+    for (int i = 0; i < kTileK / kInstructionK; ++i) multiply(i);
+    WgmmaCommitGroup();
   } else {
     // A batch for each: one that both branches ended in would be merged after them, and the wait
     // for all batches but one then be a wait for all.
 #pragma unroll 1
-    for (int i = 0; i < CeilDivide(num_k, kDepth); ++i) {
-      FenceWgmma();
+    for (int i = 0; i < CeilDivide(num_k, kInstructionK); ++i) {
+      WgmmaFence();
       multiply(i);
-      CommitWgmma();
+      WgmmaCommitGroup();
     }
   }
 }
@@ -71,16 +71,17 @@ __device__ void MultiplyStep(float (&sums)[128], uint32_t stage, int consumer, b
 // What takes a tile's sums at its end, and goes on between the steps of the next: once a stage has
 // been handed back, or the copies for it would have to wait, too.
 template <typename T, MatmulKind kKind>
-struct Sink {
-  ResultRows rows;
+struct Epilogue {
+  StoreEpilogue rows;
 
-  __device__ Sink(const MatmulProblem& /*problem*/, const MatmulTensorMaps& maps, uint32_t staging)
+  __device__ Epilogue(const MatmulProblem& /*problem*/, const MatmulTensorMaps& maps,
+                      uint32_t staging)
       : rows(&maps.out, staging) {}
 
-  __device__ void Store(const MatmulProblem& problem, const ResultPlace& place,
+  __device__ void Store(const MatmulProblem& problem, const EpilogueCoordinates& place,
                         const float (&sums)[128]) {
-    const BoxPlace at =
-        kIsGradient<kKind> ? BoxPlace{place.n, place.m, 0, place.group} : BoxOfRows(place);
+    const TmaCoordinates at =
+        kIsRhsGradient<kKind> ? TmaCoordinates{place.n, place.m, 0, place.group} : BoxOfRows(place);
     if (problem.out_is_float32) {
       rows.StoreFloat32(at, sums);
     } else {
@@ -97,13 +98,14 @@ struct Sink {
 };
 
 template <typename Rows>
-struct FusedSink {
+struct FusedEpilogue {
   Rows rows;
 
-  __device__ FusedSink(const MatmulProblem& problem, const MatmulTensorMaps& maps, uint32_t staging)
+  __device__ FusedEpilogue(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+                           uint32_t staging)
       : rows(problem, maps, staging) {}
 
-  __device__ void Store(const MatmulProblem& /*problem*/, const ResultPlace& place,
+  __device__ void Store(const MatmulProblem& /*problem*/, const EpilogueCoordinates& place,
                         float (&sums)[128]) {
     rows.Store(place, sums);
   }
@@ -113,26 +115,27 @@ struct FusedSink {
 };
 
 template <typename T>
-struct Sink<T, MatmulKind::kActivation> : FusedSink<ActivationRows<T>> {
-  using FusedSink<ActivationRows<T>>::FusedSink;
+struct Epilogue<T, MatmulKind::kActivation> : FusedEpilogue<ActivationEpilogue<T>> {
+  using FusedEpilogue<ActivationEpilogue<T>>::FusedEpilogue;
 };
 
 template <typename T>
-struct Sink<T, MatmulKind::kActivationGradient> : FusedSink<GradientRows<T>> {
-  using FusedSink<GradientRows<T>>::FusedSink;
+struct Epilogue<T, MatmulKind::kActivationGradient> : FusedEpilogue<ActivationGradientEpilogue<T>> {
+  using FusedEpilogue<ActivationGradientEpilogue<T>>::FusedEpilogue;
 };
 
 template <typename T, MatmulKind kKind>
 __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& problem,
                         const Ring& ring) {
-  const int warp = Uniform(threadIdx.x / 32) - kGroupThreads / 32;  // of those that multiply
-  const int consumer = warp / (kGroupThreads / 32);
-  Sink<T, kKind> sink(problem, maps, ring.Staging() + warp * kStagedBytes);
+  const int warp =
+      WarpUniform(threadIdx.x / 32) - kWarpgroupThreads / 32;  // of those that multiply
+  const int consumer = warp / (kWarpgroupThreads / 32);
+  Epilogue<T, kKind> sink(problem, maps, ring.Staging() + warp * kEpilogueBytes);
   // A lane for each block hands stages back there.
   const int lane = threadIdx.x % 32;
-  const uint32_t empty = InBlock(ring.Empty(0), lane % kClusterBlocks);
+  const uint32_t empty = MapToBlock(ring.Empty(0), lane % kClusterBlocks);
   const auto hand_back = [&](int stage) {
-    if (lane < kClusterBlocks) ArriveInCluster(empty + stage * Ring::kBarrierBytes);
+    if (lane < kClusterBlocks) MbarrierArriveRemote(empty + stage * Ring::kBarrierBytes);
   };
   TileReader<Ring> tiles(ring);
   Position<Ring::kStages> at;
@@ -140,19 +143,19 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
   float sums[128];
   for (Tile tile = tiles.Next(), next; tile.num_k > 0; tile = next) {
     // Rows past the end of the group are only padding: often this half has no others.
-    const bool has_rows = consumer * kGroupM < tile.num_m;
+    const bool has_rows = consumer * kWarpgroupM < tile.num_m;
     int before = -1;
     for (int k = 0; k < tile.num_k; k += kTileK) {
       const uint32_t stage = ring.Stage(at.index);
       if (has_rows) sink.BeforeStep();
-      if (!is_full) WaitBarrier(ring.Full(at.index), at.parity);
+      if (!is_full) MbarrierWait(ring.Full(at.index), at.parity);
       const int num_k = tile.num_k - k;
       const int current = at.index;
       at.Advance();
       if (has_rows) {
         MultiplyStep<T, kKind>(sums, stage, consumer, k > 0, num_k);
         is_full = IsComplete(ring.Full(at.index), at.parity);
-        WaitWgmma<1>();
+        WgmmaWaitGroup<1>();
       } else {
         is_full = false;
       }
@@ -165,16 +168,16 @@ __device__ void Consume(const MatmulTensorMaps& maps, const MatmulProblem& probl
     }
     if (has_rows) sink.rows.Finish();
     next = tiles.Next();
-    WaitWgmma<0>();
-    FenceSums(sums);
+    WgmmaWaitGroup<0>();
+    FenceAccumulators(sums);
     __syncwarp();
     hand_back(before);
     if (!has_rows) continue;
     const int m = warp * kResultM;
-    const ResultPlace place = {
+    const EpilogueCoordinates place = {
         .group = tile.group, .m = tile.m + m, .n = tile.n, .num_m = tile.num_m - m};
     sink.Store(problem, place, sums);
-    FenceSums(sums);
+    FenceAccumulators(sums);
   }
   sink.rows.Finish();
   sink.rows.Close();
@@ -194,10 +197,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncwarp();
   ClusterBarrier();
-  if (threadIdx.x < kGroupThreads) {
-    ShrinkRegisters<kProducerRegisters>();
-    const int warp = Uniform(threadIdx.x / 32);
-    const int rank = Uniform(ClusterRank());
+  if (threadIdx.x < kWarpgroupThreads) {
+    WarpgroupRegisterDealloc<kProducerRegisters>();
+    const int warp = WarpUniform(threadIdx.x / 32);
+    const int rank = WarpUniform(ClusterRank());
     if (warp == 0) {
       const int up_n = problem.epilogue.activation.is_gated ? problem.num_n : 0;
       Produce<kTileK>(ring, Source<kKind>{maps, rank, up_n, problem.right_blocks});
@@ -205,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       Schedule<Pairs<kKind, kTileM, kTileK>>(problem, ring);
     }
   } else {
-    GrowRegisters<kConsumerRegisters>();
+    WarpgroupRegisterAlloc<kConsumerRegisters>();
     Consume<T, kKind>(maps, problem, ring);
   }
   __syncwarp();
@@ -220,12 +223,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulProblem);
 JAX_EP_INSTANTIATE(BFloat16, kForward)
 JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
-JAX_EP_INSTANTIATE(BFloat16, kGradient)
+JAX_EP_INSTANTIATE(BFloat16, kRhsGradient)
 JAX_EP_INSTANTIATE(BFloat16, kActivation)
 JAX_EP_INSTANTIATE(BFloat16, kActivationGradient)
 JAX_EP_INSTANTIATE(Float16, kForward)
 JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
-JAX_EP_INSTANTIATE(Float16, kGradient)
+JAX_EP_INSTANTIATE(Float16, kRhsGradient)
 JAX_EP_INSTANTIATE(Float16, kActivation)
 JAX_EP_INSTANTIATE(Float16, kActivationGradient)
 #undef JAX_EP_INSTANTIATE
@@ -246,8 +249,8 @@ const void* Address(MatmulKind kind) {
       return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kForward>);
     case MatmulKind::kForwardTransposed:
       return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kForwardTransposed>);
-    case MatmulKind::kGradient:
-      return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kGradient>);
+    case MatmulKind::kRhsGradient:
+      return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kRhsGradient>);
     case MatmulKind::kActivation:
       return reinterpret_cast<const void*>(Sm90Kernel<T, MatmulKind::kActivation>);
     case MatmulKind::kActivationGradient:
@@ -268,7 +271,7 @@ MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
           .shared_bytes = Ring::kSharedBytes,
           .tile_m = kTileM,
           .tile_n = kTileN,
-          .left_lines = kind == MatmulKind::kGradient ? kTileK : kGroupM,
+          .left_lines = kind == MatmulKind::kRhsGradient ? kTileK : kWarpgroupM,
           .right_lines = IsTransposed(kind) ? kRightHalfN : kTileK,
           .right_blocks = IsTransposed(kind) ? 1 : kRightHalfN / kLine};
 }

@@ -13,7 +13,8 @@ namespace jax_ep {
 namespace {
 
 // Choices to all ranks, tokens to those that have an expert of one of their choices.
-__device__ void PushByIds(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch) {
+__device__ void PushByIds(const LowLatencyDispatchParams& stage, const EagerBuffers& halves,
+                          uint64_t sequence) {
   const Call& call = stage.dispatch.tokens.call;
   const int32_t* const ids = stage.dispatch.topk_ids;
   const auto expert_of = [&](int choice) { return ids[choice]; };
@@ -21,65 +22,65 @@ __device__ void PushByIds(const SmallDispatchStage& stage, const Halves& halves,
     const int first_expert = peer * call.num_local;
     return first_expert <= ids[choice] && ids[choice] < first_expert + call.num_local;
   };
-  Push(stage, halves, epoch, NumPacketParts(call.num_choices()), expert_of, is_for, false);
+  Push(stage, halves, sequence, NumPacketItems(call.num_assignments()), expert_of, is_for, false);
 }
 
 // A piece of a token, to its rows. By one warp.
-__device__ Outcome PlaceRow(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch,
-                            const SmallPlan<kSmallThreads>& small_plan, const Placing& placing,
-                            int number) {
-  const TokenStage& tokens = stage.dispatch.tokens;
+__device__ Outcome PlaceRow(const LowLatencyDispatchParams& stage, const EagerBuffers& halves,
+                            uint64_t sequence, const BlockPlan<kLowLatencyThreads>& small_plan,
+                            const RowPlacement& placing, int number) {
+  const TokenParams& tokens = stage.dispatch.tokens;
   const Call& call = tokens.call;
   const int rank = halves.rank();
   const int lane = threadIdx.x % 32;
-  const SmallPart part = stage.pieces.At(number, stage.by_num_ranks);
+  const SegmentItem part = stage.pieces.At(number, stage.by_num_ranks);
   const int source = call.RankAfter(rank, 1 + part.peer);
   const int piece = part.piece;
   const int token = part.token;
   Route routes[1] = {{-1, 0}};
   if (lane < call.top_k) routes[0] = small_plan.RouteOf(source, token * call.top_k + lane);
-  const Placing::Token<1> placed = placing.Place(source, routes);
+  const RowPlacement::Token<1> placed = placing.Place(source, routes);
   const int place = source * call.num_tokens + token;
   if (piece == 0) {
     placing.Write(source, token, placed);
     const int32_t row = placed.found.rows[0];
     if (tokens.has_weights && row >= 0) {
-      const Packet* const packets = halves.Mine().packets() + place * call.top_k;
-      tokens.row_weights[row] = LoadShared4(&packets[lane].weight);
+      const AssignmentPacket* const packets = halves.Mine().packets() + place * call.top_k;
+      tokens.row_weights[row] = LoadGlobalNoAllocate(&packets[lane].weight);
     }
   }
   if (placed.found.choices == 0) return Outcome::kArrived;
-  const uint4* from = static_cast<const uint4*>(tokens.x) + int64_t{token} * call.row_chunks;
+  const uint4* from = static_cast<const uint4*>(tokens.x) + int64_t{token} * call.row_vectors;
   if (source != rank) {
     const uint64_t* const flag = &halves.Mine().flags()[place * stage.pieces.count() + piece];
-    const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
-      return static_cast<uint32_t>(LoadAcquireSystem(flag) == halves.tag() ? kMaxPeers : source);
+    const Outcome outcome = WaitForSegments(call, sequence, [&] {  // WAIT_SEGMENT
+      return static_cast<uint32_t>(LoadAcquireSystem(flag) == halves.tag() ? kMaxRanks : source);
     });
     if (outcome != Outcome::kArrived) return outcome;
-    from = halves.Mine().rows() + int64_t{place} * call.row_chunks;
+    from = halves.Mine().rows() + int64_t{place} * call.row_vectors;
   }
-  PieceCopy copy(stage.pieces, piece, call.row_chunks);
+  SegmentCopy copy(stage.pieces, piece, call.row_vectors);
   copy.Load(from);
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
     const int32_t row = placed.found.RowOf(__ffs(left) - 1);
-    copy.Store(static_cast<uint4*>(tokens.rows) + int64_t{row} * call.row_chunks);
+    copy.Store(static_cast<uint4*>(tokens.rows) + int64_t{row} * call.row_vectors);
   }
   return Outcome::kArrived;
 }
 
 // Tokens piece by piece, and then the rows that come from none. By all warps, each in its turn.
-__device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halves, uint64_t epoch,
-                             const SmallPlan<kSmallThreads>& small_plan) {
+__device__ Outcome PlaceRows(const LowLatencyDispatchParams& stage, const EagerBuffers& halves,
+                             uint64_t sequence, const BlockPlan<kLowLatencyThreads>& small_plan) {
   const Call& call = stage.dispatch.tokens.call;
   const PlanResults plan = small_plan.quotas().WithGroups(stage.dispatch.plan);
-  const Placing placing(call, plan, small_plan.quotas(), halves.rank());
+  const RowPlacement placing(call, plan, small_plan.quotas(), halves.rank());
   const int num_parts = call.num_all_tokens() * stage.pieces.count();
-  const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
+  const int num_warps = static_cast<int>(gridDim.x) * (kLowLatencyThreads / 32);
   int number = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
 #pragma unroll 1
   for (; number < num_parts; number += num_warps) {
-    const Outcome outcome = PlaceRow(stage, halves, epoch, small_plan, placing, number);
+    const Outcome outcome = PlaceRow(stage, halves, sequence, small_plan, placing, number);
     if (outcome != Outcome::kArrived) return outcome;
   }
   const auto next_fill = [&] {
@@ -97,34 +98,34 @@ __device__ Outcome PlaceRows(const SmallDispatchStage& stage, const Halves& halv
 
 }  // namespace
 
-__global__ void __launch_bounds__(kSmallThreads, 1)
-    DispatchSmallKernel(const __grid_constant__ SmallDispatchStage stage) {
-  const TokenStage& tokens = stage.dispatch.tokens;
+__global__ void __launch_bounds__(kLowLatencyThreads, 1)
+    LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams stage) {
+  const TokenParams& tokens = stage.dispatch.tokens;
   const Call& call = tokens.call;
-  const uint64_t epoch = CurrentEpoch(call);
-  const Halves halves(call, epoch);
-  SmallPlan<kSmallThreads> small_plan(call, stage.stretches, stage.dispatch.row_align,
-                                      halves.rank());
+  const uint64_t sequence = CurrentSequence(call);
+  const EagerBuffers halves(call, sequence);
+  BlockPlan<kLowLatencyThreads> small_plan(call, stage.stretches, stage.dispatch.row_align,
+                                           halves.rank());
   auto outcome = Outcome::kArrived;  // of this thread's warp
   if (HasWorkspace(call)) {
     if (small_plan.IsCounter()) {
-      outcome = small_plan.Collect(halves, epoch);
+      outcome = small_plan.Collect(halves, sequence);
     } else {
-      PushByIds(stage, halves, epoch);
+      PushByIds(stage, halves, sequence);
     }
     if (!__syncthreads_or(outcome != Outcome::kArrived)) {
       small_plan.Number();
       __syncthreads();
       if (blockIdx.x == 0) {
-        small_plan.quotas().WriteGroups(stage.dispatch.plan, Threads::OfBlock());
+        small_plan.quotas().WriteGroups(stage.dispatch.plan, ThreadGroup::Block());
       }
-      outcome = PlaceRows(stage, halves, epoch, small_plan);
+      outcome = PlaceRows(stage, halves, sequence, small_plan);
     }
   }
-  const Outcome failure = FinishSmallCall(call, epoch, outcome);
+  const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
   if (failure == Outcome::kArrived) return;
   WriteSafeGroups(call, stage.dispatch.plan, failure);
-  WriteSafeResults(tokens, stage.dispatch.plan, Threads::OfBlock());
+  WriteSafeResults(tokens, stage.dispatch.plan, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep
@@ -133,8 +134,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
 
 namespace jax_ep {
 
-const void* DispatchSmallKernelAddress() {
-  return reinterpret_cast<const void*>(DispatchSmallKernel);
+const void* LowLatencyDispatchKernelAddress() {
+  return reinterpret_cast<const void*>(LowLatencyDispatchKernel);
 }
 
 }  // namespace jax_ep

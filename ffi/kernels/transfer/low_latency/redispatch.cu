@@ -13,15 +13,16 @@ namespace {
 // Weights to all ranks, tokens to those that the plan names. A plan with a status says nothing, so
 // then all tokens go to all ranks. And flags come even if a token has no row there: a plan may be
 // wrong, which makes wrong rows, and nobody shall wait for ever.
-__device__ void PushByPlan(const SmallDispatchByPlanStage& stage, const Halves& halves,
-                           uint64_t epoch, bool poisoned) {
-  const TokenStage& tokens = stage.dispatch.tokens;
-  const int num_weight_parts = tokens.has_weights ? NumPacketParts(tokens.call.num_choices()) : 0;
+__device__ void PushByPlan(const LowLatencyRedispatchParams& stage, const EagerBuffers& halves,
+                           uint64_t sequence, bool poisoned) {
+  const TokenParams& tokens = stage.dispatch.tokens;
+  const int num_weight_parts =
+      tokens.has_weights ? NumPacketItems(tokens.call.num_assignments()) : 0;
   const auto expert_of = [](int /*choice*/) { return 0; };
   const auto is_for = [&](int peer, int choice) {
     return poisoned || stage.dispatch.plan.destination[choice] == peer;
   };
-  Push(stage, halves, epoch, num_weight_parts, expert_of, is_for, true);
+  Push(stage, halves, sequence, num_weight_parts, expert_of, is_for, true);
 }
 
 // A piece of a row, and the choice of all ranks' that it comes from.
@@ -36,14 +37,15 @@ struct RowPart {
 // it may be padding. Their number may need more than 32 bits.
 class RowParts {
  public:
-  __device__ RowParts(const SmallDispatchByPlanStage& stage, int32_t end, int warp, int num_warps)
+  __device__ RowParts(const LowLatencyRedispatchParams& stage, int32_t end, int warp, int num_warps)
       : stage_(stage),
         end_(end),
-        stride_(stage.pieces.At(32 * num_warps, Divisor())),
-        next_(stage.pieces.At(warp + static_cast<int>(threadIdx.x % 32) * num_warps, Divisor())) {}
+        stride_(stage.pieces.At(32 * num_warps, FastDivmod())),
+        next_(
+            stage.pieces.At(warp + static_cast<int>(threadIdx.x % 32) * num_warps, FastDivmod())) {}
 
   // The same in all lanes.
-  __device__ bool IsEnd() const { return !__any_sync(kWholeWarp, next_.token < end_); }
+  __device__ bool IsEnd() const { return !__any_sync(kFullWarp, next_.token < end_); }
 
   // This lane's.
   __device__ RowPart Next() {
@@ -62,31 +64,31 @@ class RowParts {
   }
 
  private:
-  const SmallDispatchByPlanStage& stage_;
+  const LowLatencyRedispatchParams& stage_;
   const int32_t end_;
-  const SmallPart stride_;
-  SmallPart next_;  // its token is a row
+  const SegmentItem stride_;
+  SegmentItem next_;  // its token is a row
 };
 
 // The part of the first lane in `lanes`, which leaves them; from no token if there is none.
 __device__ RowPart Take(const RowPart& mine, uint32_t* lanes) {
   const int lane = (__ffs(*lanes) - 1) & 31;
-  const int source = __shfl_sync(kWholeWarp, mine.source, lane);
-  const RowPart part = {__shfl_sync(kWholeWarp, mine.row, lane),
-                        __shfl_sync(kWholeWarp, mine.piece, lane), *lanes == 0 ? -1 : source,
-                        __shfl_sync(kWholeWarp, mine.choice, lane)};
+  const int source = __shfl_sync(kFullWarp, mine.source, lane);
+  const RowPart part = {__shfl_sync(kFullWarp, mine.row, lane),
+                        __shfl_sync(kFullWarp, mine.piece, lane), *lanes == 0 ? -1 : source,
+                        __shfl_sync(kFullWarp, mine.choice, lane)};
   *lanes &= *lanes - 1;
   return part;
 }
 
 // Brings the parts of the first two of `lanes`, which look for what these need, and takes the two
 // out: their waits are the same. By one warp.
-__device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& halves,
-                         uint64_t epoch, const RowPart& mine, uint32_t* lanes) {
-  const TokenStage& tokens = stage.dispatch.tokens;
+__device__ Outcome Place(const LowLatencyRedispatchParams& stage, const EagerBuffers& halves,
+                         uint64_t sequence, const RowPart& mine, uint32_t* lanes) {
+  const TokenParams& tokens = stage.dispatch.tokens;
   const Call& call = tokens.call;
   const int rank = halves.rank();
-  const Halves::Half half = halves.Mine();
+  const EagerBuffers::Half half = halves.Mine();
   const uint32_t before = *lanes;
   const RowPart parts[] = {Take(mine, lanes), Take(mine, lanes)};
   const bool looks = ((before ^ *lanes) >> (threadIdx.x % 32) & 1) != 0;
@@ -94,21 +96,21 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
   const uint64_t* const flag =
       &half.flags()[stage.by_top_k.Quotient(mine.choice) * stage.pieces.count() + mine.piece];
   uint64_t packed = 0;
-  const Outcome outcome = WaitForPieces(call, epoch, [&] {  // WAIT_PIECE
+  const Outcome outcome = WaitForSegments(call, sequence, [&] {  // WAIT_SEGMENT
     uint64_t tag = halves.tag();
     if (has_weight) LoadRelaxedSystem(&half.packets()[mine.choice], &packed, &tag);
     bool is_there = tag == halves.tag();
     if (looks && mine.source != rank) is_there &= LoadAcquireSystem(flag) == halves.tag();
-    return static_cast<uint32_t>(is_there ? kMaxPeers : mine.source);
+    return static_cast<uint32_t>(is_there ? kMaxRanks : mine.source);
   });
   if (outcome != Outcome::kArrived) return outcome;
   if (has_weight) {
     tokens.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
   }
   const auto copy_of = [&](const RowPart& part) {
-    return PieceCopy(stage.pieces, part.piece, part.source < 0 ? 0 : call.row_chunks);
+    return SegmentCopy(stage.pieces, part.piece, part.source < 0 ? 0 : call.row_vectors);
   };
-  PieceCopy copies[] = {copy_of(parts[0]), copy_of(parts[1])};
+  SegmentCopy copies[] = {copy_of(parts[0]), copy_of(parts[1])};
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const RowPart& part = parts[j];
@@ -116,31 +118,31 @@ __device__ Outcome Place(const SmallDispatchByPlanStage& stage, const Halves& ha
     const int place =
         stage.by_top_k.Quotient(part.choice) - (is_local ? rank * call.num_tokens : 0);
     copies[j].Load((is_local ? static_cast<const uint4*>(tokens.x) : half.rows()) +
-                   int64_t{place} * call.row_chunks);
+                   int64_t{place} * call.row_vectors);
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    copies[j].Store(static_cast<uint4*>(tokens.rows) + int64_t{parts[j].row} * call.row_chunks);
+    copies[j].Store(static_cast<uint4*>(tokens.rows) + int64_t{parts[j].row} * call.row_vectors);
   }
   return Outcome::kArrived;
 }
 
 // All rows, piece by piece, and then those that come from no token. By all warps, each in its turn.
-__device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves& halves,
-                             uint64_t epoch) {
-  const TokenStage& tokens = stage.dispatch.tokens;
+__device__ Outcome PlaceRows(const LowLatencyRedispatchParams& stage, const EagerBuffers& halves,
+                             uint64_t sequence) {
+  const TokenParams& tokens = stage.dispatch.tokens;
   const PlanOperands& plan = stage.dispatch.plan;
   const int32_t end = EndOfRows(tokens.call, plan);
-  const int num_warps = static_cast<int>(gridDim.x) * (kSmallThreads / 32);
+  const int num_warps = static_cast<int>(gridDim.x) * (kLowLatencyThreads / 32);
   const int warp = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
   RowParts rows(stage, end, warp, num_warps);
 #pragma unroll 1
   while (!rows.IsEnd()) {
     const RowPart mine = rows.Next();
-    uint32_t lanes = __ballot_sync(kWholeWarp, mine.source >= 0);
+    uint32_t lanes = __ballot_sync(kFullWarp, mine.source >= 0);
 #pragma unroll 1
     while (lanes != 0) {
-      const Outcome outcome = Place(stage, halves, epoch, mine, &lanes);
+      const Outcome outcome = Place(stage, halves, sequence, mine, &lanes);
       if (outcome != Outcome::kArrived) return outcome;
     }
   }
@@ -156,20 +158,20 @@ __device__ Outcome PlaceRows(const SmallDispatchByPlanStage& stage, const Halves
 
 }  // namespace
 
-__global__ void __launch_bounds__(kSmallThreads, 1)
-    DispatchByPlanSmallKernel(const __grid_constant__ SmallDispatchByPlanStage stage) {
-  const TokenStage& tokens = stage.dispatch.tokens;
+__global__ void __launch_bounds__(kLowLatencyThreads, 1)
+    LowLatencyRedispatchKernel(const __grid_constant__ LowLatencyRedispatchParams stage) {
+  const TokenParams& tokens = stage.dispatch.tokens;
   const Call& call = tokens.call;
-  const uint64_t epoch = CurrentEpoch(call);
-  const Halves halves(call, epoch);
-  Outcome outcome = OutcomeOfPlan(call, stage.dispatch.plan.status);  // of this thread's warp
+  const uint64_t sequence = CurrentSequence(call);
+  const EagerBuffers halves(call, sequence);
+  Outcome outcome = PlanOutcome(call, stage.dispatch.plan.status);  // of this thread's warp
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
-    PushByPlan(stage, halves, epoch, poisoned);
-    if (!poisoned) outcome = PlaceRows(stage, halves, epoch);
+    PushByPlan(stage, halves, sequence, poisoned);
+    if (!poisoned) outcome = PlaceRows(stage, halves, sequence);
   }
-  const Outcome failure = FinishSmallCall(call, epoch, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(tokens, Threads::OfBlock());
+  const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
+  if (failure != Outcome::kArrived) FillWithNan(tokens, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep
@@ -178,8 +180,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
 
 namespace jax_ep {
 
-const void* DispatchByPlanSmallKernelAddress() {
-  return reinterpret_cast<const void*>(DispatchByPlanSmallKernel);
+const void* LowLatencyRedispatchKernelAddress() {
+  return reinterpret_cast<const void*>(LowLatencyRedispatchKernel);
 }
 
 }  // namespace jax_ep

@@ -23,7 +23,7 @@ struct EmulatedStores {
     return stores[threadIdx.x];
   }
 };
-inline void CommitStores() {
+inline void BulkCommitGroup() {
   EmulatedStores* const stores = &EmulatedStores::OfThread();
   const size_t batch = stores->has_run.size();
   stores->has_run.push_back(false);
@@ -34,13 +34,13 @@ inline void CommitStores() {
   });
 }
 template <int kPending>
-void WaitStoresRead() {
+void BulkWaitGroupRead() {
   const EmulatedStores& stores = EmulatedStores::OfThread();
   while (stores.has_run.size() - stores.done > kPending) emulation::Yield();
 }
 template <int kPending>
-void WaitStores() {
-  WaitStoresRead<kPending>();
+void BulkWaitGroup() {
+  BulkWaitGroupRead<kPending>();
 }
 
 inline void CheckBulk(uint64_t a, uint64_t b, uint32_t bytes) {
@@ -66,7 +66,7 @@ inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
   EmulatedStores::OfThread().open.push_back([=] { std::memcpy(to, shared + from, bytes); });
 }
 
-inline void FenceProxy() {}
+inline void FenceProxyAsync() {}
 
 }  // namespace jax_ep
 

@@ -30,7 +30,7 @@ struct EmulatedCopies {
   }
 };
 template <int kBytes>
-void CopyAsync(uint32_t to, const void* from, bool valid) {
+void CpAsync(uint32_t to, const void* from, bool valid) {
   if ((to | reinterpret_cast<uint64_t>(from)) % kBytes != 0) {
     std::printf("FAIL an asynchronous copy of %d bytes is not aligned\n", kBytes);
     std::_Exit(1);
@@ -47,12 +47,12 @@ void CopyAsync(uint32_t to, const void* from, bool valid) {
   if (copies.IsEarly()) return copy();
   copies.open.push_back(copy);
 }
-inline void CommitCopies() {
+inline void CpAsyncCommitGroup() {
   EmulatedCopies& copies = EmulatedCopies::OfThread();
   copies.batches.push_back(std::exchange(copies.open, {}));
 }
 template <int kPending>
-void WaitForCopies() {
+void CpAsyncWaitGroup() {
   auto& batches = EmulatedCopies::OfThread().batches;
   for (; batches.size() > kPending; batches.pop_front()) {
     for (const auto& copy : batches.front()) copy();

@@ -4,8 +4,8 @@
 
 namespace jax_ep {
 
-__device__ inline float PowerOf2(float x) { return std::exp2(x); }
-__device__ inline float Reciprocal(float x) { return 1.0f / x; }
+__device__ inline float Exp2Approx(float x) { return std::exp2(x); }
+__device__ inline float ReciprocalApprox(float x) { return 1.0f / x; }
 
 }  // namespace jax_ep
 

@@ -25,18 +25,18 @@ struct EmulatedBarrier {
 };
 static_assert(sizeof(EmulatedBarrier) == 8);
 
-inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {
+inline void MbarrierInit(uint32_t barrier, uint32_t arrivals) {
   const auto count = static_cast<uint8_t>(arrivals);
   *EmulatedBarrier::At(barrier) = {0, count, count, 0, 0};
 }
-inline void FenceBarrierInit() {}
-inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+inline void FenceMbarrierInit() {}
+inline void MbarrierArriveExpectTx(uint32_t barrier, uint32_t bytes) {
   EmulatedBarrier* const b = EmulatedBarrier::At(barrier);
   b->bytes += static_cast<int32_t>(bytes);
   --b->left;
   b->Update();
 }
-inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
+inline void MbarrierWait(uint32_t barrier, uint32_t parity) {
   while (EmulatedBarrier::At(barrier)->parity == parity) emulation::Yield();
 }
 

@@ -51,10 +51,10 @@ inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected, uint3
   return expected;
 }
 
-inline uint4 LoadShared16(const uint4* address) { return *address; }
-inline int2 LoadShared8(const int2* address) { return *address; }
-inline int32_t LoadShared4(const int32_t* address) { return *address; }
-inline float LoadShared4(const float* address) { return *address; }
+inline uint4 LoadGlobalNoAllocate(const uint4* address) { return *address; }
+inline int2 LoadGlobalNoAllocate(const int2* address) { return *address; }
+inline int32_t LoadGlobalNoAllocate(const int32_t* address) { return *address; }
+inline float LoadGlobalNoAllocate(const float* address) { return *address; }
 
 inline uint64_t Nanoseconds() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -11,7 +11,7 @@ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const uint8_t*>(pointer) - emulation::SharedMemory());
 }
 
-inline uint4 LoadChunk(uint32_t from) {
+inline uint4 LoadShared(uint32_t from) {
   uint4 chunk;
   std::memcpy(&chunk, emulation::SharedMemory() + from, sizeof chunk);
   return chunk;

@@ -1,6 +1,6 @@
 // Calls in a row on all ranks: their inputs, launches, and the comparison of every output.
-#ifndef JAX_EP_TESTS_CPP_GPU_SEQUENCE_H_
-#define JAX_EP_TESTS_CPP_GPU_SEQUENCE_H_
+#ifndef JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
+#define JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
 
 #include <functional>
 #include <memory>
@@ -23,7 +23,8 @@ struct Dispatched {
 
   jax_ep::PlanOperands Operands(int r) const {
     const jax_ep::PlanResults& plan = calls[r].plan;
-    return {plan.row_offsets, plan.row_source, plan.row_slot, plan.destination, plan.status};
+    return {plan.row_offsets, plan.row_source, plan.partial_sum_index, plan.destination,
+            plan.status};
   }
 };
 
@@ -55,7 +56,7 @@ class Sequence {
       plan.real_group_sizes = group_.Allocate<int32_t>(r, sizes.local());
       plan.row_offsets = group_.Allocate<int32_t>(r, sizes.local() + 1);
       plan.row_source = group_.Allocate<int32_t>(r, 3 * rows);
-      plan.row_slot = group_.Allocate<int32_t>(r, rows);
+      plan.partial_sum_index = group_.Allocate<int32_t>(r, rows);
       plan.kept = group_.Allocate<bool>(r, choices);
       plan.destination = group_.Allocate<int32_t>(r, choices);
       for (int32_t** scalar :
@@ -90,17 +91,17 @@ class Sequence {
   }
 
   // `shape` may differ from the dispatch's in what is not the routing.
-  std::shared_ptr<std::vector<jax_ep::DispatchByPlanCall>> AddDispatchByPlan(
+  std::shared_ptr<std::vector<jax_ep::RedispatchCall>> AddDispatchByPlan(
       const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
-    auto calls = std::make_shared<std::vector<jax_ep::DispatchByPlanCall>>(group_.size());
+    auto calls = std::make_shared<std::vector<jax_ep::RedispatchCall>>(group_.size());
     auto x = std::make_shared<std::vector<Bytes>>();
     auto weights = std::make_shared<std::vector<std::vector<float>>>();
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
-      jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      jax_ep::RedispatchCall& call = (*calls)[r];
       call.transfer = Transfer(r, shape, site);
       call.zero_tail = shape.zero_tail;
       call.has_weights = shape.has_weights;
@@ -123,15 +124,15 @@ class Sequence {
       if (!shape.has_weights) weights->clear();
     });
     launches_.push_back([=, this](int r) {
-      const jax_ep::DispatchByPlanCall& call = (*calls)[r];
+      const jax_ep::RedispatchCall& call = (*calls)[r];
       ClearArrivals(r, shape, call.arrivals);
-      STATUS_OK(jax_ep::LaunchDispatchByPlan(call, group_.ranks[r].stream));
+      STATUS_OK(jax_ep::LaunchRedispatch(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
     });
     const auto expect = [=, this](int r) {
-      CheckRows("dispatch_by_plan", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
+      CheckRows("redispatch", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
                 (*calls)[r].row_weights);
-      CheckArrivals("dispatch_by_plan", r, shape, dispatched->plans[r], (*calls)[r].arrivals, 0);
+      CheckArrivals("redispatch", r, shape, dispatched->plans[r], (*calls)[r].arrivals, 0);
     };
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) expect(r);
@@ -165,7 +166,7 @@ class Sequence {
       call.row_weights = group_.Allocate<float>(r, rows);
       call.row_scalars = group_.Allocate<float>(r, rows);
       call.out = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
-      call.choice_scalars = group_.Allocate<float>(r, choices);
+      call.assignment_scalars = group_.Allocate<float>(r, choices);
     }
     fills_.push_back([=, this] {
       y->clear();
@@ -188,12 +189,12 @@ class Sequence {
     });
     struct Results {
       std::vector<Bytes> out;
-      std::vector<std::vector<float>> choice_scalars;
+      std::vector<std::vector<float>> assignment_scalars;
     };
     const auto expected = [=] {
       Results want;
       CombineRows(dispatched->shape.routing, dispatched->plans, shape.hidden, shape.type, *y,
-                  *weights, *scalars, &want.out, &want.choice_scalars);
+                  *weights, *scalars, &want.out, &want.assignment_scalars);
       return want;
     };
     const auto expect = [=, this](int r, const Results& want) {
@@ -201,8 +202,9 @@ class Sequence {
       Expect("combine.out", r, group_.Download<uint8_t>(r, call.out, want.out[r].size()),
              want.out[r]);
       if (!shape.has_scalars) return;
-      Expect("combine.choice_scalars", r, group_.Download<float>(r, call.choice_scalars, choices),
-             want.choice_scalars[r]);
+      Expect("combine.assignment_scalars", r,
+             group_.Download<float>(r, call.assignment_scalars, choices),
+             want.assignment_scalars[r]);
     };
     checks_.push_back([=, this] {
       const Results want = expected();
@@ -256,7 +258,7 @@ class Sequence {
     expect("plan.real_group_sizes", plan.real_group_sizes, want.real_group_sizes);
     expect("plan.row_offsets", plan.row_offsets, want.row_offsets);
     expect("plan.row_source", plan.row_source, want.row_source);
-    expect("plan.row_slot", plan.row_slot, want.row_slot);
+    expect("plan.partial_sum_index", plan.partial_sum_index, want.partial_sum_index);
     expect("plan.kept", plan.kept, want.kept);
     expect("plan.destination", plan.destination, want.destination);
     expect("plan.num_received", plan.num_received, std::vector<int32_t>{want.num_received});
@@ -275,7 +277,7 @@ class Sequence {
       const jax_ep::AbortRecord& record = *group_.ranks[r].record;
       if (!record.posted) continue;
       Fail(jax_ep::Concatenate("rank ", r, " reported outcome ", static_cast<int>(record.outcome),
-                               " of peer ", record.peer, " in epoch ", record.epoch));
+                               " of peer ", record.peer, " in sequence ", record.sequence));
     }
   }
 
@@ -310,8 +312,8 @@ class Sequence {
             .num_rows = sizes.rows,
             .row_type = shape.type,
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
-            .may_be_small = shape.may_be_small,
-            .window_chunks = shape.window_chunks};
+            .allow_low_latency = shape.allow_low_latency,
+            .ring_chunks = shape.ring_chunks};
   }
 
   // No operation may read a tail or padding.
@@ -365,4 +367,4 @@ class Sequence {
 
 }  // namespace harness
 
-#endif  // JAX_EP_TESTS_CPP_GPU_SEQUENCE_H_
+#endif  // JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
