@@ -47,8 +47,8 @@ def dispatch() -> Figure:
         Lane(warps, "of each block", TOP),
         Lane(senders, "1 to 4 per block", BOTTOM),
         "plan send expand wait",
-        "Drawn with a receive ring of two chunks. Own tokens are expanded four chunks ahead of the "
-        "peers' (not drawn).",
+        "A block with a work item, and a receive ring of two chunks. Own tokens are expanded four "
+        "chunks ahead of the peers' (not drawn).",
     )
     t.span(warps, 17, 26, "count own\nassignments", "plan")
     t.span(warps, 26, 34, "WAIT_\nENTRY", "wait")
