@@ -1,38 +1,106 @@
-"""Puts a run of a GPU tier on record: tests/gpu_record.json, from pytest's JUnit reports.
+"""Keeps tests/gpu_record.json: on which kernels, machine and packages the GPU tests last passed.
 
-tools/gpu_record.py TIER REPORT... adds the tier to the record, or begins a new one if the record
-is of other sources, packages or devices. Fails if a test failed or was skipped, or a report is
-missing.
+  tools/gpu_record.py add TIER REPORT...   adds a tier's run from pytest's JUnit reports
+  tools/gpu_record.py check BUILD          says whether the record is of this build's machine code
+  tools/gpu_record.py show                 prints what `add` would record about this machine
+  tools/gpu_record.py nvcc                 prints pip's constraints for the record's compiler
+
+`add` begins a new record if the present one is of other kernels, sources, packages or devices. It
+fails if a test failed or was skipped, or a report is missing.
+
+`check` takes a wheel or a shared library. Its exit status is 0 if the kernels are those on record,
+1 if they are not, and 2 if that cannot be said, because another compiler made them. The hashes of
+host C++ and Python sources are information: a record does not become stale when only they differ.
+
+A machine without pyelftools and cuobjdump takes the digest from a file:
+`tools/machine_code.py digest BUILD --write FILE` makes it where the wheel is built. MACHINE_CODE
+names it (default dist/machine_code.json). It counts only for the library that it was made from.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
+from collections.abc import Iterable
 from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import machine_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
 PACKAGES = ("jax_ep", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "numpy")
+# The packages of pip's CUDA compiler that decide what machine code it makes.
+NVCC_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 
 
-def output(*command: str) -> str:
-    """What a command prints."""
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+# ---- what a record is of
+
+
+def sources() -> dict[str, str]:
+    """Returns the hashes of the sources that are not machine code, without the benchmarks."""
+    host = [*ROOT.glob("ffi/**/*.cc"), *ROOT.glob("ffi/**/*.h"), *ROOT.glob("cmake/*")]
+    bench = ROOT / "jax_ep" / "bench"
+    python = [path for path in ROOT.glob("jax_ep/**/*.py") if bench not in path.parents]
+    return {"host": _hash([ROOT / "CMakeLists.txt", *host]), "python": _hash(python)}
+
+
+def _hash(paths: Iterable[pathlib.Path]) -> str:
+    content = hashlib.sha256()
+    for path in sorted(paths):
+        content.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())
+        content.update(path.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def installed_machine_code() -> dict[str, str]:
+    """Returns the digest and the compiler of the installed module's kernels.
+
+    Raises:
+      machine_code.NoMachineCodeError: the digest cannot be computed here, and no file has it.
+    """
+    from jax_ep import _ffi
+
+    library = pathlib.Path(_ffi.__file__)
+    try:
+        found = machine_code.describe(library)
+    except machine_code.NoMachineCodeError as error:
+        found = _carried_machine_code(library, error)
+    return {"digest": found["digest"], "compiler": found["compiler"]}
+
+
+def _carried_machine_code(library: pathlib.Path, reason: Exception) -> dict[str, str]:
+    carried = pathlib.Path(os.environ.get("MACHINE_CODE", ROOT / "dist" / "machine_code.json"))
+    remedy = "write it where the wheel was built: tools/machine_code.py digest BUILD --write FILE"
+    if not carried.exists():
+        raise machine_code.NoMachineCodeError(f"{reason}. {carried} does not exist; {remedy}")
+    found: dict[str, str] = json.loads(carried.read_text())
+    if found["library"] != hashlib.sha256(library.read_bytes()).hexdigest():
+        raise machine_code.NoMachineCodeError(f"{carried} is not of {library}; {remedy}")
+    return found
 
 
 def machine() -> dict[str, Any]:
-    """What the tests ran on and with."""
+    """Returns what the tests run on and with."""
     import jax_ep
 
-    gpus = output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    name, driver = gpus.splitlines()[0].split(", ")
+    gpus = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, driver = gpus.stdout.splitlines()[0].split(", ")
     versions = {"python": platform.python_version(), "cuda": jax_ep.build_info()["cuda_version"]}
     for package in PACKAGES:
         try:
@@ -40,7 +108,8 @@ def machine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "sources": output(str(ROOT / "tools" / "source_digest.sh")),
+        "machine_code": installed_machine_code(),
+        "sources": sources(),
         "device": name,
         "driver": driver,
         "versions": versions,
@@ -48,8 +117,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+# ---- commands
+
+
 def counts(reports: list[pathlib.Path]) -> dict[str, int | str]:
-    """Tests by outcome. A report that is not there (its pytest was killed) counts as a failure."""
+    """Returns tests by outcome. A missing report (its pytest was killed) counts as a failure."""
     found = {"passed": 0, "failed": 0, "skipped": 0}
     seconds = 0.0
     for report in reports:
@@ -68,20 +140,75 @@ def counts(reports: list[pathlib.Path]) -> dict[str, int | str]:
 
 
 def merged(record: dict[str, Any], here: dict[str, Any], tier: str, tests: Any) -> dict[str, Any]:
-    """The record with this tier; the other tiers stay if they ran on and with the same."""
+    """Returns the record with this tier. Other tiers stay if they ran on and with the same."""
     same = all(record.get(name) == value for name, value in here.items())
     tiers = {**(record.get("tiers", {}) if same else {}), tier: tests}
     return {**here, "tiers": dict(sorted(tiers.items()))}
 
 
-def main(tier: str, *reports: str) -> int:
-    """The exit status: 1 if not every test passed."""
-    tests = counts([pathlib.Path(report) for report in reports])
+def add(tier: str, reports: list[pathlib.Path]) -> int:
+    """Puts a tier's run on record. Returns the exit status: 1 if not every test passed."""
+    tests = counts(reports)
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     RECORD.write_text(json.dumps(merged(record, machine(), tier, tests), indent=2) + "\n")
     print(f"{tier}: {tests}, on record in {RECORD}")
     return int(tests["failed"] or tests["skipped"] or not tests["passed"])
 
 
+def check(found: dict[str, str]) -> int:
+    """Compares a build's kernels with the record. Returns 0: equal, 1: stale, 2: cannot tell."""
+    record = json.loads(RECORD.read_text())
+    recorded = record["machine_code"]
+    tiers = ", ".join(f"{name} ({tests['date']})" for name, tests in record["tiers"].items())
+    changed = [name for name, value in sources().items() if record["sources"].get(name) != value]
+    note = f" Since then {' and '.join(changed)} sources changed." if changed else ""
+    if found["digest"] == recorded["digest"]:
+        print(f"The GPU tests passed with these kernels on {record['device']}: {tiers}.{note}")
+        return 0
+    if found["compiler"] != recorded["compiler"]:
+        print(
+            "Cannot tell whether the GPU record is stale: its kernels were compiled by "
+            f"{recorded['compiler']!r}, these by {found['compiler']!r}."
+        )
+        return 2
+    print(
+        f"The GPU record is stale: it has kernels {recorded['digest']}, and these are "
+        f"{found['digest']}. Run `make gpu_test` on a machine with GPUs."
+    )
+    return 1
+
+
+def nvcc_constraints() -> str:
+    """Returns pip's constraints for the compiler that made the kernels on record."""
+    compiler = json.loads(RECORD.read_text())["machine_code"]["compiler"]
+    (version,) = re.findall(r"\bV([0-9.]+)", compiler)
+    return "\n".join(f"{package}=={version}" for package in NVCC_PACKAGES)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status; the module's text says what it means."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    subparser = commands.add_parser("add")
+    subparser.add_argument("tier")
+    subparser.add_argument("reports", nargs="+", type=pathlib.Path)
+    commands.add_parser("check").add_argument("build", type=pathlib.Path)
+    commands.add_parser("show")
+    commands.add_parser("nvcc")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "add":
+            return add(options.tier, options.reports)
+        if options.command == "check":
+            return check(machine_code.describe(options.build))
+        print(nvcc_constraints() if options.command == "nvcc" else json.dumps(machine(), indent=2))
+    except machine_code.NoMachineCodeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

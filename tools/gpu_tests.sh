@@ -11,6 +11,8 @@
 #   PARTS=...    which of them to run (default "shared general alone"); the others' reports are taken as they are
 #   LIMIT=...    seconds after which a part is killed (default 1200)
 #   RESULTS=...  where pytest's reports and the log go (default build/gpu_tests)
+#   MACHINE_CODE=...  the kernels' digest, from the machine that built the wheel, where this one lacks
+#                pyelftools or cuobjdump (default dist/machine_code.json; tools/gpu_record.py explains it)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,6 +43,8 @@ if [ $# -gt 0 ]; then
   run chosen "$@"
   exit
 fi
+# The digest that the record will need: without it, the tests would run in vain.
+"$python" -P tools/gpu_record.py show || exit
 general=(tests/operations/{dispatch,combine,plan}_test.py tests/transformations/gradients_test.py tests/gpu_only/graph_test.py)
 shared=("${alone[@]/#/--ignore=}")
 [ "$jobs" -le 1 ] || { shared+=(-n "$jobs" --dist loadfile); general+=(-n "$jobs"); }
@@ -53,5 +57,5 @@ for part in $parts; do
     *) echo "PARTS=$parts: expected some of shared, general, alone" >&2 && false ;;
   esac || status=1
 done
-"$python" -P tools/gpu_record.py "gpu$gpus" "$results/gpu$gpus"-{shared,general,alone}.xml || status=1
+"$python" -P tools/gpu_record.py add "gpu$gpus" "$results/gpu$gpus"-{shared,general,alone}.xml || status=1
 exit $status

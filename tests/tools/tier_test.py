@@ -1,28 +1,15 @@
-"""The tiers and the record of the GPU runs: what belongs to which, and what a run leaves behind."""
+"""The tiers: which tests belong to which."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import pathlib
+import re
 import subprocess
 import sys
-import tempfile
 import unittest.mock
 
 import tier
 from absl.testing import absltest, parameterized
-
-TOOL = tier.FOLDER.parent / "tools" / "gpu_record.py"
-REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}" time="2.6"/></testsuites>'
-HERE = {"sources": "0123456789abcdef", "device": "H200", "driver": "580", "versions": {"jax": "1"}}
-
-
-def load_tool():
-    spec = importlib.util.spec_from_file_location("gpu_record", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class TierTest(parameterized.TestCase):
@@ -35,6 +22,27 @@ class TierTest(parameterized.TestCase):
         on_gpu_only = {path.name for path in tier.FOLDER.glob("gpu_only/*_test.py")}
         self.assertEqual(of_gpu - of_cpu, on_gpu_only)
         self.assertContainsSubset({f"{name}_test.py" for name in tier.ON_BOTH}, of_cpu)
+
+    def test_every_slow_pattern_makes_a_test_slow(self):
+        collect = ["pytest", "--collect-only", "-q", "-m", "slow", tier.FOLDER]
+        result = subprocess.run([sys.executable, "-m", *collect], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        names = re.findall(r"^tests/(\S+::\S+)$", result.stdout, re.MULTILINE)
+        self.assertEqual({tier.slow_pattern(name) for name in names}, set(tier.SLOW))
+
+    @parameterized.parameters(
+        ("a/b_test.py::C::test_d", True),
+        ("a/b_test.py::C::test_d0", True),
+        ("a/b_test.py::C::test_e", False),
+        ("a/b_test.py::C::test_e1", False),
+        ("a/b_test.py::C::test_e2", True),
+        ("a/b_test.py::C::test_e10", True),
+        ("a/b_test.py::C::test_ef2", False),
+    )
+    def test_first_cases_are_not_slow(self, name, slow):
+        patterns = {"a/*::test_d": 0, "a/*::test_e": 2}
+        with unittest.mock.patch.object(tier, "SLOW", patterns):
+            self.assertEqual(tier.slow_pattern(name) is not None, slow)
 
     @parameterized.parameters(1, 2, 4)
     def test_suites_of_gpus_can_be_imported_with_so_many_devices(self, gpus):
@@ -79,37 +87,6 @@ class TierTest(parameterized.TestCase):
                     tier._prepare()
                     self.assertEqual(tier.os.environ["CUDA_VISIBLE_DEVICES"], expected)
                     self.assertEqual(tier.os.environ["JAX_EP_IMPLEMENTATION"], "cuda")
-
-
-class RecordTest(parameterized.TestCase):
-    def test_counts(self):
-        with tempfile.TemporaryDirectory() as folder:
-            reports = [pathlib.Path(folder) / name for name in ("a.xml", "b.xml", "missing.xml")]
-            reports[0].write_text(REPORT.format(10, 1, 0, 0))
-            reports[1].write_text(REPORT.format(5, 0, 1, 2))
-            found = load_tool().counts(reports)
-        del found["date"]
-        self.assertEqual(found, {"passed": 11, "failed": 3, "skipped": 2, "seconds": 5})
-
-    def test_tiers_of_the_same_sources_and_machine_are_kept(self):
-        merged = load_tool().merged
-        record = merged({}, HERE, "gpu4", {"passed": 7})
-        record = merged(record, HERE, "gpu1", {"passed": 5})
-        self.assertEqual(record, HERE | {"tiers": {"gpu1": {"passed": 5}, "gpu4": {"passed": 7}}})
-        record = merged(record, HERE | {"sources": "f" * 16}, "gpu2", {"passed": 6})
-        self.assertEqual(record["tiers"], {"gpu2": {"passed": 6}})
-
-    @parameterized.parameters((4, 0, 0, 0, 0), (4, 1, 0, 0, 1), (4, 0, 0, 1, 1), (0, 0, 0, 0, 1))
-    def test_a_failure_or_a_skip_or_nothing_at_all_fails(self, *numbers_and_status):
-        *numbers, status = numbers_and_status
-        tool = load_tool()
-        with tempfile.TemporaryDirectory() as folder:
-            report = pathlib.Path(folder) / "report.xml"
-            report.write_text(REPORT.format(*numbers))
-            record = pathlib.Path(folder) / "record.json"
-            with unittest.mock.patch.multiple(tool, RECORD=record, machine=lambda: HERE):
-                self.assertEqual(tool.main("gpu1", str(report)), status)
-            self.assertIn(HERE["sources"], record.read_text())
 
 
 if __name__ == "__main__":
