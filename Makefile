@@ -9,7 +9,7 @@ ARGS ?=
 CC_FILES = find ffi tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .DEFAULT_GOAL := help
-.PHONY: help environment example test cc_test gpu_test wheel lint format ci clean
+.PHONY: help environment example test slow_test cc_test cc_build gpu_test wheel lint format ci clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z_]*\):.*  ## /  make \1#/p' Makefile | awk -F '#' '{printf "%-16s %s\n", $$1, $$2}'
@@ -17,15 +17,23 @@ help:  ## this list
 example: environment  ## train a mixture-of-experts language model on this machine's devices
 	.venv/bin/python examples/train_moe_lm.py $(ARGS)
 
-# A chosen test file runs alone; otherwise the C++ tests come first.
-test: environment $(if $(filter tests,$(TESTS)),cc_test)  ## run the tests (TESTS=one/file.py, JOBS=processes, ARGS=for pytest)
-	.venv/bin/pytest $(TESTS) -n $(JOBS) $(ARGS)
+# A chosen test file runs alone, slow tests included; otherwise the C++ tests come first.
+whole := $(filter tests,$(TESTS))
 
-cc_test: environment  ## run the C++ unit tests alone
+test: environment $(if $(whole),cc_test)  ## run the tests (TESTS=one/file.py, JOBS=processes, ARGS=for pytest)
+	.venv/bin/pytest $(TESTS) -n $(JOBS) $(if $(whole),-m "not slow") $(ARGS)
+
+slow_test: environment cc_build  ## run the tests that `make test` leaves to CI, twice as long
+	.venv/bin/ctest --test-dir build/cc_test -L slow -j $(JOBS) --output-on-failure
+	.venv/bin/pytest tests -n $(JOBS) -m slow $(ARGS)
+
+cc_test: environment cc_build  ## run the C++ tests alone
+	.venv/bin/ctest --test-dir build/cc_test -LE slow -j $(JOBS) --output-on-failure
+
+cc_build: environment
 	@.venv/bin/cmake -S . -B build/cc_test -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja \
 	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python -DJAX_EP_CUDA=OFF -DJAX_EP_BUILD_MODULE=OFF -DJAX_EP_BUILD_TESTS=ON
 	@.venv/bin/cmake --build build/cc_test -- --quiet
-	.venv/bin/ctest --test-dir build/cc_test --output-on-failure
 
 gpu_test: environment  ## run the tests of this machine's GPUs, and write tests/gpu_record.json (GPUS=1, 2 or 4)
 	PYTHON=.venv/bin/python tools/gpu_tests.sh $(GPUS)

@@ -1,8 +1,11 @@
-"""Prepares the tier before any test module can start a JAX backend, and collects what belongs to it."""
+"""Prepares the tier before any test module can start a JAX backend, and collects the tests that belong to it."""
+
+from __future__ import annotations
 
 import os
 import pathlib
 
+import pytest
 import testing  # noqa: F401  starts the backend of the tier
 import tier
 
@@ -16,12 +19,28 @@ _OF_TIER = set(tier.suites())
 collect_ignore = [str(path) for path in tier.FOLDER.glob("*/*_test.py") if path not in _OF_TIER]
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leaves out what `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", action="store_true", help="a skipped test is a failure")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out tests that `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers. Marks slow tests."""
     of_tier, others = [], []
     for item in items:
         parts = getattr(item, "function", None), getattr(item, "cls", None)
         (of_tier if tier.is_collected(*parts) else others).append(item)
+        if tier.slow_pattern(item.nodeid.removeprefix("tests/")):
+            item.add_marker("slow")
     if others:
         items[:] = of_tier
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Makes skipped tests a failure under --fail-on-skip."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and session.config.option.fail_on_skip and reporter.stats.get("skipped"):
+        reporter.write_line("\nTests were skipped, and --fail-on-skip forbids it.", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,46 +1,84 @@
-"""The tier that the tests run on: 8 CPU devices, or 1, 2, 4 GPUs. It alone decides what is collected and how.
+"""Chooses the tests that run and how they run: on 8 CPU devices, or on 1, 2 or 4 GPUs.
 
 JAX_EP_TEST_TIER is "cpu" (the default) or "gpu<number>". On a GPU tier every operation must run its kernels, and no test
-is skipped: what makes no sense there is not collected. Import this before jax, which reads the environment that it sets.
+is skipped: tests that make no sense there are not collected. Import this before jax, which reads the environment that it sets.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import importlib.metadata
 import os
 import pathlib
+import platform
+import re
+from collections.abc import Callable
+from typing import Any
 
 NAME = os.environ.get("JAX_EP_TEST_TIER", "cpu")
 ON_GPU = NAME != "cpu"
 NUM_GPUS = int(NAME.removeprefix("gpu")) if ON_GPU else 0
 FOLDER = pathlib.Path(__file__).resolve().parents[1]
 
-# Suites of the CPU tier that run on GPUs as well. The others test what does not depend on a device: the build, lowering,
-# messages, numpy's oracle, routers. Those in tests/gpu_only/ run on GPUs only.
+# Suites of the CPU tier that run on GPUs as well. The others test nothing that depends on a device: the build, lowering,
+# messages, the numpy oracle, routers. Suites in tests/gpu_only/ run on GPUs only.
 ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation", "grouped_mlp",
     "meshes", "moe_mlp", "nnx", "plan", "property", "reference", "transformations",
 )  # fmt: skip
 
-SETTINGS = {
+# Tests that `make test` leaves to `make slow_test`. Each is a pattern of names, FILE::CLASS::TEST without the number of a
+# case, and the number of cases that `make test` runs all the same.
+SLOW = {
+    "lowering/export_test.py::AheadOfTimeTest::*": 0,
+    "operations/*::*Gradient*::*": 1,
+    "operations/*::test_every_kind_of_*": 3,
+    "operations/combine_test.py::*": 3,
+    "operations/dispatch_test.py::CapacityTest::*": 3,
+    "operations/grouped_matmul_activation_test.py::*::test_tiles": 4,
+    "operations/grouped_matmul_test.py::ValuesTest::*": 3,
+    "operations/grouped_mlp_test.py::*::test_agrees_with_the_named": 2,
+    "operations/moe_mlp_test.py::*": 2,
+    "operations/nnx_test.py::MeshTest::*": 2,
+    "tools/bench_transfer_test.py::CommandTest::*": 0,
+    "tools/mutation_test.py::*": 2,
+    "tools/protocol_test.py::*::test_a_broken_protocol_fails": 0,
+    "tools/protocol_test.py::*_holds_*three_ranks*": 0,
+    "tools/protocol_test.py::*_calls": 0,
+    "tools/protocol_test.py::*_holds_*windows*": 0,
+    "tools/protocol_test.py::*_holds_different_calls_*": 0,
+    "tools/protocol_test.py::*_holds_two_ranks": 0,
+    "tools/tier_test.py::*::test_every_slow_pattern*": 0,
+    "tools/train_test.py::*::test_killed_and_resumed": 0,
+    "transformations/*": 1,
+}
+
+# Compilation takes most of a test's time on CPU devices, and LLVM most of that. jax_ep's own results do not depend on these
+# settings; `fully_optimized` is for tests that do.
+CPU_SETTINGS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+if platform.machine() == "x86_64":
+    CPU_SETTINGS["XLA_FLAGS"] = "--xla_cpu_max_isa=AVX2 --xla_cpu_parallel_codegen_split_count=1"
+
+GPU_SETTINGS = {
     "JAX_EP_IMPLEMENTATION": "cuda",
     "JAX_PLATFORMS": "cuda,cpu",
-    # dense results that layers are compared with: float32 products, not TF32
+    # layers are compared with dense results: float32 products, not TF32
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
     # several processes may share the GPUs
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     # NVLink multicast is not for test machines that others use
     "NCCL_NVLS_ENABLE": "0",
-    # small programs compile in half the time, and choose alike in every process
+    # halves the time to compile; every process chooses the same algorithms
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
-    # a hang is an error, soon; longer than it takes to compile on one GPU what others wait for
+    # a hang is an error soon, but not while peers wait for one GPU to compile
     "JAX_EP_ENTRY_TIMEOUT_S": "100",
     "JAX_EP_PROGRESS_TIMEOUT_S": "30",
 }
 
 
 def suites() -> list[pathlib.Path]:
-    """The files of this tier."""
+    """Returns the files of this tier."""
     on_gpu_only = sorted(FOLDER.glob("gpu_only/*_test.py"))
     on_cpu = sorted(set(FOLDER.glob("*/*_test.py")) - set(on_gpu_only))
     if ON_GPU:
@@ -51,10 +89,10 @@ def suites() -> list[pathlib.Path]:
 
 def _prepare() -> None:
     """Sets the environment of this tier."""
+    for name, value in (GPU_SETTINGS if ON_GPU else CPU_SETTINGS).items():
+        os.environ.setdefault(name, value)
     if not ON_GPU:
         return
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
     os.environ.pop("JAX_EP_TEST_DEVICES", None)
     if is_rehearsal():
         os.environ["JAX_NUM_CPU_DEVICES"] = str(NUM_GPUS)
@@ -69,12 +107,12 @@ def _prepare() -> None:
 
 
 def is_rehearsal() -> bool:
-    """A GPU tier under JAX_PLATFORMS=cpu JAX_EP_IMPLEMENTATION=xla: to see that tests are well written, not on record."""
+    """Returns whether JAX_PLATFORMS=cpu JAX_EP_IMPLEMENTATION=xla runs a GPU tier on CPU devices, which is not on record."""
     return ON_GPU and os.environ["JAX_PLATFORMS"] == "cpu"
 
 
 def check_installation() -> None:
-    """On a GPU tier the installed package is tested, with its kernels, never a checkout beside it."""
+    """Raises unless a GPU tier tests the installed package with its kernels, never a checkout beside it."""
     if not ON_GPU or is_rehearsal():
         return
     import jax
@@ -92,24 +130,54 @@ def check_installation() -> None:
         raise RuntimeError(f"tier {NAME}: JAX has {jax.devices()}; expected {NUM_GPUS} GPUs")
 
 
-def only_on_cpu(test):
+def slow_pattern(name: str) -> str | None:
+    """Returns the pattern of SLOW that makes a test slow. `name` begins with the path below tests/."""
+    base, number = re.fullmatch(r"(.*?)(\d*)", name).groups()
+    for pattern, num_quick in SLOW.items():
+        is_first = int(number) < num_quick if number else num_quick > 0
+        if fnmatch.fnmatchcase(base, pattern) and not is_first:
+            return pattern
+    return None
+
+
+def fully_optimized(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a test that holds for programs as users compile them."""
+
+    @functools.wraps(test)
+    def wrapped(*arguments: Any, **keywords: Any) -> None:
+        import jax
+
+        name = "jax_disable_most_optimizations"
+        before = jax.config.read(name)
+        jax.config.update(name, False)
+        jax.clear_caches()  # programs of earlier tests
+        try:
+            test(*arguments, **keywords)
+        finally:
+            jax.config.update(name, before)
+            jax.clear_caches()
+
+    return wrapped
+
+
+def only_on_cpu[T](test: T) -> T:
     """Decorates a test, or a class of them, that needs a CPU or 8 devices: GPU tiers do not collect it."""
     test.only_on_cpu = True
     return test
 
 
-def needs_gpus(count: int):
-    """Decorates a test, or a class of them, for GPU tiers of so many devices or more: others do not collect it."""
+def needs_gpus[T](count: int) -> Callable[[T], T]:
+    """Decorates a test, or a class of them, that needs `count` GPUs: smaller tiers do not collect it."""
 
-    def decorate(test):
+    def decorate(test: T) -> T:
         test.needs_gpus = count
         return test
 
     return decorate
 
 
-def is_collected(*parts) -> bool:
-    """Whether a test function and its class (either may be None) belong to this tier."""
+def is_collected(*parts: object) -> bool:
+    """Returns whether a test function and its class (either may be None) belong to this tier."""
     return not any(
         (ON_GPU and getattr(part, "only_on_cpu", False))
         or getattr(part, "needs_gpus", 0) > NUM_GPUS

@@ -9,6 +9,7 @@ import testing  # isort: skip
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tier
 from absl.testing import absltest, parameterized
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -45,6 +46,7 @@ class JitTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(True, False)
+    @tier.fully_optimized
     def test_eager_shard_map_gives_the_same_bits(self, check_vma):
         f = mapped(testing.expert_layer, check_vma=check_vma)
         arguments = testing.layer_arguments()
@@ -196,6 +198,7 @@ class VmapTest(parameterized.TestCase):
         return [np.stack(pair) for pair in zip(*stages, strict=True)]
 
     @parameterized.parameters((0, 0, 0, 0), (None, 0, 0, 0), (0, 0, 0, None), (None, None, None, 0))
+    @tier.fully_optimized
     def test_of_shard_map_is_a_loop(self, *axes):
         arguments = [a if i == 0 else a[0] for a, i in zip(self.arguments(), axes, strict=True)]
         stage = mapped(testing.expert_layer)
