@@ -4,8 +4,8 @@
 #
 #   tools/bazel_check.sh [python]     the interpreter that has jax, nanobind's and the tests' packages
 #
-# That Bazel has neither modules nor a registry, so a copy of the tree gets a WORKSPACE and small local
-# stand-ins for the rule sets that MODULE.bazel names. What this does not prove is in CONTRIBUTING.md.
+# This Bazel has neither modules nor a registry, so a copy of the tree gets a WORKSPACE and small local
+# stand-ins for the rule sets that MODULE.bazel names. CONTRIBUTING.md says what this does not check.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -114,8 +114,8 @@ for repository in "$work"/stubs/*; do
   echo "local_repository(name = \"${repository##*/}\", path = \"$repository\")" >>"$tree/WORKSPACE"
 done
 
-# One more test, here alone: what the tests import is what Bazel built, not what is installed.
-cat >"$tree/tests/bazel_runfiles_test.py" <<'PYTHON'
+# Adds a test: the tests import the package that Bazel built, not the installed one.
+cat >"$tree/tests/runtime/bazel_test.py" <<'PYTHON'
 import jax_ep
 from jax_ep import _ffi
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# All that runs on a machine with GPUs before a change of kernels lands: times, checks, sanitizers, tiers.
+# Runs everything that a change of kernels needs on a machine with GPUs: timings, checks, sanitizers, tiers.
 #
 #   cmake -S . -B build/gpu -G Ninja -DJAX_EP_CUDA=ON -DJAX_EP_BUILD_GPU_TESTS=ON && cmake --build build/gpu
 #   tools/gpu_check.sh 4     on 4 GPUs (or 2, or 1): eight minutes on 4 H200
@@ -16,7 +16,7 @@ results=${RESULTS:-build/gpu_check}
 mkdir -p "$results"
 rm -f "$results/failed"
 
-# A name, a limit in seconds, a command. Its output is a log; how it ended, and its last line, are shown.
+# run NAME SECONDS COMMAND...: writes the command's output to a log; shows its exit status and last line.
 run() {
   local name=$1 limit=$2 status=0
   shift 2
@@ -25,20 +25,20 @@ run() {
   printf '%4d s  %-24s %s  %s\n' $SECONDS "$name" $status "$(tail -n 1 "$results/$name.log" | cut -c 1-90)"
 }
 
-# The same, and the times that it prints.
+# Also shows the timings that the command prints.
 timed() {
   run "$@"
   grep -E '^(TIME|FAIL)' "$results/$1.log"
 }
 
-# A name, a limit, a tool of compute-sanitizer, a command.
+# sanitized NAME SECONDS TOOL COMMAND...: runs the command under a tool of compute-sanitizer.
 sanitized() { run "$1" "$2" compute-sanitizer --tool "$3" --error-exitcode 9 "${@:4}"; }
 
 tier() { RESULTS="$results/gpu$1" run "tier_gpu$1" 600 tools/gpu_tests.sh "$1"; }
 
 on() { CUDA_VISIBLE_DEVICES=$1 "${@:2}"; }
 
-# On one GPU; racecheck and synccheck know nothing of other devices.
+# Uses one GPU: racecheck and synccheck do not see other devices.
 checks() {
   run fused 120 "$programs/grouped_matmul_activation_test" check 22
   run matmul 120 "$programs/grouped_matmul_test" check 8
@@ -50,7 +50,7 @@ checks() {
   done
 }
 
-# What measures comes first, alone. Of 4 GPUs then each has something to do.
+# Timings come first, alone. Then each of 4 GPUs has work.
 timed transfers 300 "$programs/transfer_test" --ranks "$gpus"
 if [ "$gpus" -ge 4 ]; then
   on 0,1 timed transfers_2 60 "$programs/transfer_test" --only timing

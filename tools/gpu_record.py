@@ -40,8 +40,9 @@ import machine_code
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
 PACKAGES = ("jax_ep", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "numpy")
-# The packages of pip's CUDA compiler that decide what machine code it makes.
+# The packages of pip's CUDA compiler that decide on machine code, and those that need its release.
 NVCC_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
+NVCC_COMPANIONS = ("nvidia-cuda-runtime", "nvidia-cuda-cccl")
 
 
 # ---- what a record is of
@@ -182,7 +183,9 @@ def nvcc_constraints() -> str:
     """Returns pip's constraints for the compiler that made the kernels on record."""
     compiler = json.loads(RECORD.read_text())["machine_code"]["compiler"]
     (version,) = re.findall(r"\bV([0-9.]+)", compiler)
-    return "\n".join(f"{package}=={version}" for package in NVCC_PACKAGES)
+    release = version.rpartition(".")[0]
+    lines = [f"{package}=={version}" for package in NVCC_PACKAGES]
+    return "\n".join([*lines, *(f"{package}=={release}.*" for package in NVCC_COMPANIONS)])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,13 +2,13 @@
 # Runs the GPU tier of the test suite on the installed package, and puts the result on record.
 #
 #   tools/gpu_tests.sh 4                     on 4 GPUs (the first of CUDA_VISIBLE_DEVICES, if that is set)
-#   tools/gpu_tests.sh 2 tests/operations/plan_test.py  some files, or any arguments of pytest; nothing goes on record
+#   tools/gpu_tests.sh 2 tests/operations/plan_test.py    some files, or any arguments of pytest; no record
 #
 #   PYTHON=...   the interpreter that has jax_ep, jax, pytest, pytest-xdist, absl-py, hypothesis, flax (python3)
-#   JOBS=...     processes that share the GPUs (default 4) in the part "shared"; what measures or breaks
-#                them, or takes long, is the part "alone"; "general" has the calls of few tokens go the
-#                way of those of many
-#   PARTS=...    which of them to run (default "shared general alone"); the others' reports are taken as they are
+#   JOBS=...     processes that share the GPUs (default 4)
+#   PARTS=...    parts to run (default "shared general alone"); the reports of the others are kept:
+#                "shared" in JOBS processes; "general" without the low-latency kernels; "alone" has the
+#                suites that measure, break a GPU, or take long
 #   LIMIT=...    seconds after which a part is killed (default 1200)
 #   RESULTS=...  where pytest's reports and the log go (default build/gpu_tests)
 #   MACHINE_CODE=...  the kernels' digest, from the machine that built the wheel, where this one lacks
@@ -30,7 +30,7 @@ alone=(fault memory overlap rounds)
 alone=("${alone[@]/#/tests/gpu_only/}")
 alone=("${alone[@]/%/_test.py}")
 
-# Name, then arguments. -P: jax_ep is the installed one, never the checkout's. A hang says where it is.
+# run NAME ARGUMENTS...: runs pytest. -P: jax_ep is the installed one, never the checkout's. A hang prints its stack.
 run() {
   local name=$1
   shift

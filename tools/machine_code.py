@@ -177,7 +177,7 @@ class _Reader:
 
     def __init__(self, elf: ELFFile, architecture: str):
         self._architecture = architecture
-        self._sections = {section.name: section for section in elf.iter_sections()}
+        self._sections: dict[str, Any] = {section.name: section for section in elf.iter_sections()}
         self._section_names = [section.name for section in elf.iter_sections()]
         self._symbols = list(self._sections[".symtab"].iter_symbols())
         self._resources: dict[str, dict[int, int]] = collections.defaultdict(dict)
@@ -254,7 +254,8 @@ class _Reader:
 
 
 def _is_kernel(symbol: Any) -> bool:
-    return symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_info"]["bind"] == "STB_GLOBAL"
+    info = symbol["st_info"]
+    return bool(info["type"] == "STT_FUNC" and info["bind"] == "STB_GLOBAL")
 
 
 def _constants_of(section: str) -> str | None:

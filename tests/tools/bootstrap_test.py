@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 SCRIPT = TOOLS / "find_python.sh"
 
-# A stand-in interpreter: runs the script's own questions in this Python after changing the answers.
+# A stand-in interpreter: runs the script's questions in this Python after changing the answers.
 INTERPRETER = """#!/bin/sh
 shift 2
 exec {python} -I -c '
@@ -32,7 +32,7 @@ BROKEN_SHIM = """#!/bin/sh
 echo "pyenv: $(basename "$0"): command not found" >&2
 exit 127
 """
-# Python, pip and the interpreter of an environment in one: writes down what it was asked to do.
+# Python, pip and the interpreter of an environment in one: writes down each request.
 RECORDER = """#!/bin/sh
 case "$0 $*" in
   *" -I - "*) cat >/dev/null; echo "usable $0" ;;
@@ -56,7 +56,7 @@ class FindPythonTest(parameterized.TestCase):
         self.headers = self.root / "include"
         self.headers.mkdir()
         (self.headers / "Python.h").touch()
-        # What the stand-ins call, and nothing of this machine's Pythons.
+        # The stand-ins call these commands, and must not find this machine's Pythons.
         commands = self.root / "commands"
         commands.mkdir()
         for name in ("basename", "touch"):
