@@ -3,13 +3,14 @@
 The build requirements are installed into that environment and stay there, so that the next build
 only compiles what changed; a build isolated by pip would compile everything again.
 
-Where CUDA is asked for (JAX_EP_CUDA=ON) and there is no nvcc, the compiler that NVIDIA publishes
-for pip is installed as one more build requirement.
+Where JAX_EP_CUDA=ON asks for CUDA and there is no nvcc, the compiler that NVIDIA publishes for pip is
+installed as one more build requirement. PIP_CONSTRAINT can choose its version.
 """
 
 import pathlib
 import subprocess
 import sys
+import sysconfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NVCC = [
@@ -31,6 +32,10 @@ def ensure_nvcc() -> None:
 
     if find_nvcc.read_mode() == "ON" and find_nvcc.find_nvcc("AUTO").nvcc is None:
         install(NVCC)
+        # Older releases look for libraries in lib64, and pip's packages have them in lib.
+        library = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "lib64"
+        if not library.exists():
+            library.symlink_to("lib")
 
 
 def main() -> None:
