@@ -3,8 +3,8 @@
 The build requirements are installed into that environment and stay there, so that the next build
 only compiles what changed; a build isolated by pip would compile everything again.
 
-Where JAX_EP_CUDA=ON asks for CUDA and there is no nvcc, the compiler that NVIDIA publishes for pip is
-installed as one more build requirement. PIP_CONSTRAINT can choose its version.
+Where JAX_EP_CUDA=ON asks for CUDA and there is no nvcc, the compiler that NVIDIA publishes for pip
+is installed as one more build requirement. PIP_CONSTRAINT can choose its version.
 """
 
 import pathlib

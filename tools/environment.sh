@@ -10,6 +10,8 @@
 #   JAX_EP_CUDA=ON|OFF   insist on CUDA kernels, or leave them out (default: where there is a compiler)
 #   PIP_CONSTRAINT=...   pip's own: versions to use
 set -eu
+# A folder that bytecode is written into would look like a changed source.
+export PYTHONDONTWRITEBYTECODE=1
 
 cd "$(dirname "$0")/.."
 environment=.venv

@@ -39,6 +39,7 @@ case "$0 $*" in
   *" -m venv "*)
     mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; echo "create $3" >>calls ;;
   *build_wheel.py)
+    [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || mkdir -p build_tools/__pycache__
     mkdir -p dist; touch "dist/jax_ep-1$LOCAL-cp312-abi3-linux_x86_64.whl"; echo build >>calls ;;
   *"pip install "*)
     echo "install $3" >>calls; [ -z "${FAIL:-}" ] || { echo "no network"; exit 1; } ;;
