@@ -12,12 +12,12 @@ NUM_EXPERTS, TOP_K = 16, 2
 def moe(x: jax.Array, logits: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
     """One rank's part: its tokens [T, H] and its experts [L, ...]."""
     chosen = jax_ep.routing.softmax_topk(logits, TOP_K)
-    rows, row_weights, group_sizes, plan = jax_ep.dispatch(
+    sent = jax_ep.dispatch(
         x, chosen.topk_ids, chosen.topk_weights, num_experts=NUM_EXPERTS, axis_name="expert"
     )
-    hidden = jax.nn.relu(jax_ep.grouped_matmul(rows, w_up, group_sizes))
-    y = jax_ep.grouped_matmul(hidden, w_down, group_sizes)
-    return jax_ep.combine(y, plan, row_weights)
+    activations = jax.nn.relu(jax_ep.grouped_matmul(sent.rows, w_up, sent.group_sizes))
+    y = jax_ep.grouped_matmul(activations, w_down, sent.group_sizes)
+    return jax_ep.combine(y, sent.plan, sent.row_weights)
 
 
 def dense(x: jax.Array, logits: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:

@@ -16,24 +16,24 @@ from jax_ep.nnx import MoE, MoEStats
 
 @dataclasses.dataclass(frozen=True)
 class ModelSizes:
-    """What determines the parameters' shapes."""
+    """The sizes that determine the parameters' shapes."""
 
     width: int
     num_layers: int
     num_heads: int
     num_experts: int
     top_k: int
-    expert_hidden: int
+    intermediate_size: int
 
 
 class Losses(NamedTuple):
-    """The parts of the training loss, and what the routers did.
+    """The parts of the training loss, and the load of the experts.
 
     Attributes:
-      cross_entropy: f32[], nats a byte.
-      balancing: f32[], sum over layers; 1 a layer when every expert gets as much.
+      cross_entropy: f32[], nats per byte.
+      balancing: f32[], sum over layers; 1 per layer when every expert has the same load.
       z: f32[], sum over layers.
-      expert_load: i32[layers, experts], choices of each expert.
+      expert_load: i32[layers, experts], assignments to each expert.
     """
 
     cross_entropy: jax.Array
@@ -42,7 +42,7 @@ class Losses(NamedTuple):
     expert_load: jax.Array
 
     def total(self) -> jax.Array:
-        """What the optimiser minimises."""
+        """The loss that the optimizer minimizes."""
         return self.cross_entropy + 0.03 * self.balancing + 0.001 * self.z
 
 
@@ -69,10 +69,10 @@ class LanguageModel(nnx.Module):
         for block in self.blocks:
             x, layer_stats = block(x)
             stats.append(layer_stats)
-        return self.head(self.norm(x)), MoEStats(*map(jnp.stack, zip(*stats, strict=True)))
+        return self.head(self.norm(x)), jax.tree.map(lambda *layers: jnp.stack(layers), *stats)
 
     def losses(self, windows: jax.Array) -> Losses:
-        """Of int32[batch, length + 1]: every byte but a window's first is predicted."""
+        """Predicts every byte but a window's first, of int32[batch, length + 1]."""
         logits, stats = self(windows[:, :-1])
         log_probabilities = jax.nn.log_softmax(logits)
         targets = jax.nn.one_hot(windows[:, 1:], VOCABULARY)
@@ -88,7 +88,7 @@ class Block(nnx.Module):
         self.attention = Attention(sizes.width, sizes.num_heads, rngs=rngs)
         self.moe_norm = nnx.RMSNorm(sizes.width, rngs=rngs)
         self.moe = moe_layer(
-            sizes.width, sizes.expert_hidden, sizes.num_experts, sizes.top_k, rngs=rngs
+            sizes.width, sizes.intermediate_size, sizes.num_experts, sizes.top_k, rngs=rngs
         )
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, MoEStats]:
@@ -128,19 +128,21 @@ def rotary(x: jax.Array) -> jax.Array:
 class DenseMoE(MoE):
     """The same layer with the same parameters, by plain algebra: every expert on every token."""
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, MoEStats]:
+    def __call__(
+        self, x: jax.Array, *, token_mask: jax.Array | None = None
+    ) -> tuple[jax.Array, MoEStats]:
         """As `MoE.__call__`, for x of three dimensions."""
         logits = x @ self.router_kernel[...]
-        chosen = routing.softmax_topk(logits, self.config.top_k)
+        routed = routing.softmax_topk(logits, self.config.top_k, token_mask=token_mask)
         num_experts = logits.shape[-1]
-        one_hot = jax.nn.one_hot(chosen.topk_ids, num_experts)
-        weights = (one_hot * chosen.topk_weights[..., None]).sum(-2)
+        one_hot = jax.nn.one_hot(routed.topk_ids, num_experts)
+        weights = (one_hot * routed.topk_weights[..., None]).sum(-2)
         gate, up = jnp.moveaxis(jnp.einsum("bth,ehcf->btecf", x, self.w_up[...]), -2, 0)
-        hidden = jax.nn.silu(gate) * up * weights[..., None]
-        y = jnp.einsum("btef,efh->bth", hidden, self.w_down[...])
+        activations = jax.nn.silu(gate) * up * weights[..., None]
+        y = jnp.einsum("btef,efh->bth", activations, self.w_down[...])
         return y, MoEStats(
-            aux_loss=routing.balancing_loss(chosen.probabilities, chosen.topk_ids),
-            z_loss=routing.z_loss(logits),
-            expert_load=routing.load(chosen.topk_ids, num_experts),
+            aux_loss=routing.balancing_loss(routed.probabilities, routed.topk_ids),
+            z_loss=routing.z_loss(logits, token_mask=token_mask),
+            expert_load=routing.load(routed.topk_ids, num_experts),
             num_dropped=jnp.int32(0),
         )

@@ -12,7 +12,7 @@ from language_model import ModelSizes
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What determines a run, so what a checkpoint must agree with."""
+    """The settings that determine a run, with which a checkpoint must agree."""
 
     steps: int
     batch_size: int
@@ -23,13 +23,13 @@ class Settings:
 
 
 CPU_SIZES = ModelSizes(
-    width=128, num_layers=3, num_heads=4, num_experts=16, top_k=2, expert_hidden=64
+    width=128, num_layers=3, num_heads=4, num_experts=16, top_k=2, intermediate_size=64
 )
 CPU_SETTINGS = Settings(
     steps=450, batch_size=16, length=128, learning_rate=3e-3, seed=0, sizes=CPU_SIZES
 )
 GPU_SIZES = ModelSizes(
-    width=512, num_layers=6, num_heads=8, num_experts=32, top_k=2, expert_hidden=256
+    width=512, num_layers=6, num_heads=8, num_experts=32, top_k=2, intermediate_size=256
 )
 GPU_SETTINGS = Settings(
     steps=3000, batch_size=32, length=512, learning_rate=1e-3, seed=0, sizes=GPU_SIZES
@@ -40,20 +40,20 @@ def parse_arguments(description: str) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=description,
-        epilog="What is not given follows from the platform: see examples/settings.py.",
+        epilog="Defaults depend on the platform: see examples/settings.py.",
     )
     for name, kind, text in (
         ("steps", int, "batches to train on"),
-        ("batch-size", int, "windows of text a batch, over all devices"),
-        ("length", int, "bytes a window"),
+        ("batch-size", int, "windows of text per batch, over all devices"),
+        ("length", int, "bytes per window"),
         ("learning-rate", float, "its peak"),
         ("seed", int, "of parameters and data"),
         ("width", int, "of the model"),
         ("num-layers", int, "blocks of attention and experts"),
         ("num-heads", int, "attention heads"),
-        ("num-experts", int, "experts a layer"),
-        ("top-k", int, "experts a byte goes to"),
-        ("expert-hidden", int, "inner size of an expert"),
+        ("num-experts", int, "experts per layer"),
+        ("top-k", int, "experts per byte"),
+        ("intermediate-size", int, "inner size of an expert"),
     ):
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     parser.add_argument(
@@ -82,7 +82,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 def make_settings(arguments: argparse.Namespace, defaults: Settings) -> Settings:
-    """The defaults, with what the command line gives."""
+    """The defaults, changed by the command line."""
     given = {k: v for k, v in vars(arguments).items() if v is not None}
 
     def replaced(values: Any) -> Any:

@@ -216,7 +216,7 @@ def train(
 
 
 def sample(structure: Any, params: Any, prompt: bytes, count: int, length: int) -> bytes:
-    """Draws `count` bytes after `prompt`, on one device: without a mesh nothing is sharded."""
+    """Draws `count` bytes after `prompt`, on a mesh of one device."""
     text = np.zeros((1, len(prompt) + count), np.int32)
     text[0, : len(prompt)] = list(prompt)
 
@@ -234,8 +234,10 @@ def sample(structure: Any, params: Any, prompt: bytes, count: int, length: int) 
 
         return jax.lax.fori_loop(len(prompt), text.shape[1], draw, text)
 
+    mesh = jax.make_mesh((1,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     params = jax.device_put(jax.device_get(params), jax.devices()[0])
-    return bytes(np.asarray(drawn(params, jnp.asarray(text)))[0].astype(np.uint8))
+    with jax.set_mesh(mesh):
+        return bytes(np.asarray(drawn(params, jnp.asarray(text)))[0].astype(np.uint8))
 
 
 # ---- claims

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ep import routing
 from jax_ep._src.combine import combine
-from jax_ep._src.dispatch import dispatch, mask_tail
+from jax_ep._src.dispatch import dispatch
 from jax_ep._src.errors import (
     ArgumentError,
     DtypeError,
@@ -17,9 +17,12 @@ from jax_ep._src.errors import (
 )
 from jax_ep._src.grouped_matmul import grouped_matmul
 from jax_ep._src.grouped_mlp import grouped_mlp
-from jax_ep._src.moe_mlp import moe_mlp
+from jax_ep._src.groups import mask_tail
+from jax_ep._src.moe_mlp import Stats, moe_mlp
 from jax_ep._src.plan import REMAT_NAMES, Dispatched, Plan
-from jax_ep._src.runtime import build_info, check, export_checks, release, workspace_nbytes
+from jax_ep._src.primitive import export_checks
+from jax_ep._src.redispatch import redispatch
+from jax_ep._src.runtime import build_info, check, release, workspace_nbytes
 
 if TYPE_CHECKING:
     from jax_ep import nnx
@@ -35,6 +38,7 @@ __all__ = [
     "MissingExtensionError",
     "PeerTimeoutError",
     "Plan",
+    "Stats",
     "UnavailableError",
     "build_info",
     "check",
@@ -46,6 +50,7 @@ __all__ = [
     "mask_tail",
     "moe_mlp",
     "nnx",
+    "redispatch",
     "release",
     "routing",
     "workspace_nbytes",

@@ -2,16 +2,15 @@
 
 Pure functions of float arrays with any leading shape ``[...]`` (tokens), usable under `jit`, `grad`
 and `vmap`, inside and outside `shard_map`. Everything is computed in float32. E is the number of
-experts, K the number of choices a token.
+experts, K the number of experts per token.
 
 Selection is deterministic everywhere: among equal scores the lower expert id wins, and NaN ranks
 below every number. So ids are always distinct and within [0, E), also when logits are NaN; weights
-and losses then are NaN, so that the trouble shows.
+and losses then are NaN, so that the failure shows.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -23,13 +22,13 @@ from jax_ep._src.mesh import AxisName
 
 
 class Routing(NamedTuple):
-    """What a router decides about tokens ``[...]``.
+    """A router's result for tokens ``[...]``.
 
     Attributes:
-      topk_ids: i32[..., K], the chosen experts, best first; -1 for masked tokens.
+      topk_ids: i32[..., K], the selected experts, best first; -1 for masked tokens.
       topk_weights: f32[..., K], their weights in `combine`; 0 for masked tokens.
-      probabilities: f32[..., E], nonnegative, summing to 1; 0 for masked tokens. The balancing loss
-        pulls at these.
+      probabilities: f32[..., E], nonnegative, summing to 1; 0 for masked tokens. The gradient of
+        the balancing loss flows through these.
     """
 
     topk_ids: jax.Array
@@ -87,7 +86,7 @@ def sigmoid_topk(
 ) -> Routing:
     """A sigmoid per expert, then the K best (DeepSeek-V3, arXiv:2412.19437).
 
-    The chosen scores are divided by their sum, then multiplied by `scale` (2.5 in DeepSeek-V3).
+    The selected scores are divided by their sum, then multiplied by `scale` (2.5 in DeepSeek-V3).
     `probabilities` are the scores divided by their sum over all experts.
 
     Args:
@@ -120,16 +119,16 @@ def select(
     num_groups: int = 1,
     top_groups: int = 1,
 ) -> jax.Array:
-    """The ids of the K best experts, best first; no gradient flows through the choice.
+    """The ids of the K best experts, best first; no gradient flows through the selection.
 
     Args:
       scores: float[..., E].
       top_k: K.
-      bias: float[E], added to the scores for the choice only: the weights stay those of the
+      bias: float[E], added to the scores for the selection only: the weights stay those of the
         unbiased scores, so balancing by bias needs no loss (arXiv:2408.15664; see `updated_bias`).
-      num_groups: the experts form this many groups of neighbours, e.g. one a node.
-      top_groups: choose only from this many groups, those whose two best scores (with bias) have
-        the largest sum (DeepSeek-V3): it bounds the number of ranks or nodes a token visits.
+      num_groups: the experts form this many groups of neighbors, e.g. one per node.
+      top_groups: select only from this many groups, those whose two best scores (with bias) have
+        the largest sum (DeepSeek-V3). It bounds the number of ranks or nodes a token is sent to.
 
     Returns:
       i32[..., K].
@@ -142,55 +141,55 @@ def select(
     scores = scores.astype(jnp.float32)
     if bias is not None:
         scores = scores + bias.astype(jnp.float32)
-    # Numbers rank above NaN, and NaN above the experts of groups that are not chosen (-inf).
+    # Numbers rank above NaN, and NaN above the experts of groups that are not selected (-inf).
     lowest = float(jnp.finfo(jnp.float32).min)
     scores = jnp.nan_to_num(lax.stop_gradient(scores), nan=lowest, neginf=lowest, posinf=-lowest)
     if top_groups < num_groups:
         grouped = scores.reshape(*scores.shape[:-1], num_groups, num_experts // num_groups)
         group_scores = lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)
         groups = lax.top_k(group_scores, top_groups)[1]
-        chosen = (groups[..., None] == jnp.arange(num_groups)).any(-2)
-        scores = jnp.where(chosen[..., None], grouped, -jnp.inf).reshape(scores.shape)
+        selected = (groups[..., None] == jnp.arange(num_groups)).any(-2)
+        scores = jnp.where(selected[..., None], grouped, -jnp.inf).reshape(scores.shape)
     return lax.top_k(scores, top_k)[1].astype(jnp.int32)
 
 
 # ---- load and losses
 
 
-def load(topk_ids: jax.Array, num_experts: int, *, axis_name: AxisName | None = None) -> jax.Array:
-    """How many choices each expert got.
+def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None = None) -> jax.Array:
+    """Counts the assignments to each expert.
 
     Args:
       topk_ids: i32[..., K]. Ids outside [0, E) are not counted.
       num_experts: E.
-      axis_name: inside `shard_map`, the mesh axes that the tokens are sharded over: the counts are
+      token_axes: inside `shard_map`, the mesh axes that the tokens are sharded over: the counts are
         those of all tokens.
 
     Returns:
       i32[E].
     """
     hits = topk_ids.reshape(-1, 1) == jnp.arange(num_experts)
-    return _sum_over(hits.sum(0, dtype=jnp.int32), axis_name)
+    return _sum_over(hits.sum(0, dtype=jnp.int32), token_axes)
 
 
 def load_fractions(counts: jax.Array) -> jax.Array:
-    """`load` as shares of all choices: f32[E] that sums to 1, or zeros without any choice."""
+    """`load` as shares of all assignments: f32[E] that sums to 1, or zeros if there are none."""
     counts = counts.astype(jnp.float32)
     return counts / jnp.maximum(counts.sum(-1, keepdims=True), 1)
 
 
 def balancing_loss(
-    probabilities: jax.Array, topk_ids: jax.Array, *, axis_name: AxisName | None = None
+    probabilities: jax.Array, topk_ids: jax.Array, *, token_axes: AxisName | None = None
 ) -> jax.Array:
     """E * sum_e f_e P_e (GShard, arXiv:2006.16668; Switch Transformer, arXiv:2101.03961).
 
-    f_e is the share of choices that expert e got, P_e its mean probability over the routed tokens.
+    f_e is expert e's share of the assignments, P_e its mean probability over the routed tokens.
     It is 1 when the load is even and at most E; gradients flow through P only.
 
     Args:
       probabilities: float[..., E], of `Routing`.
       topk_ids: i32[..., K]. Tokens without any id >= 0 count neither in f nor in P.
-      axis_name: inside `shard_map`, the mesh axes that the tokens are sharded over: f and P then
+      token_axes: inside `shard_map`, the mesh axes that the tokens are sharded over: f and P then
         are those of all tokens, so the loss does not depend on how they are sharded.
 
     Returns:
@@ -199,9 +198,9 @@ def balancing_loss(
     num_experts = probabilities.shape[-1]
     routed = (topk_ids >= 0).any(-1)
     total = jnp.where(routed[..., None], probabilities.astype(jnp.float32), 0)
-    total = _sum_over(total.reshape(-1, num_experts).sum(0), axis_name)
-    num_tokens = _sum_over(routed.sum(dtype=jnp.float32), axis_name)
-    fractions = load_fractions(load(topk_ids, num_experts, axis_name=axis_name))
+    total = _sum_over(total.reshape(-1, num_experts).sum(0), token_axes)
+    num_tokens = _sum_over(routed.sum(dtype=jnp.float32), token_axes)
+    fractions = load_fractions(load(topk_ids, num_experts, token_axes=token_axes))
     return num_experts * jnp.sum(fractions * total) / jnp.maximum(num_tokens, 1)
 
 
@@ -209,28 +208,28 @@ def z_loss(
     logits: jax.Array,
     *,
     token_mask: jax.Array | None = None,
-    axis_name: AxisName | None = None,
+    token_axes: AxisName | None = None,
 ) -> jax.Array:
     """The mean of logsumexp(logits)^2, which keeps router logits small (ST-MoE, arXiv:2202.08906).
 
     Args:
       logits: float[..., E].
       token_mask: bool[...], False for tokens that do not count.
-      axis_name: as in `balancing_loss`.
+      token_axes: as in `balancing_loss`.
 
     Returns:
       f32[].
     """
     logits, mask = _masked_logits(logits, token_mask)
     squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
-    num_tokens = _sum_over(mask.sum(dtype=jnp.float32), axis_name)
-    return _sum_over(jnp.where(mask, squares, 0).sum(), axis_name) / jnp.maximum(num_tokens, 1)
+    num_tokens = _sum_over(mask.sum(dtype=jnp.float32), token_axes)
+    return _sum_over(jnp.where(mask, squares, 0).sum(), token_axes) / jnp.maximum(num_tokens, 1)
 
 
 def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> jax.Array:
     """The next selection bias: up for experts below the mean load, down for those above.
 
-    Loss-free balancing (arXiv:2408.15664). Call it once a step, outside the gradient.
+    Loss-free balancing (arXiv:2408.15664). Call it once per step, outside the gradient.
 
     Args:
       bias: float[E], as given to a router.
@@ -242,44 +241,6 @@ def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> j
     """
     counts = counts.astype(jnp.float32)
     return bias + (rate * jnp.sign(counts.mean(-1, keepdims=True) - counts)).astype(bias.dtype)
-
-
-def recv_capacity(
-    num_tokens: int,
-    top_k: int,
-    *,
-    num_experts: int,
-    num_ranks: int,
-    capacity_factor: float,
-    row_align: int = 1,
-) -> int:
-    """`recv_capacity` for a capacity factor: how many times its even share a rank can receive.
-
-    Args:
-      num_tokens: T, tokens a rank.
-      top_k: K.
-      num_experts: E.
-      num_ranks: R.
-      capacity_factor: 1.0 has room for exactly T * K rows a rank, before padding. An upper bound is
-        the dropless size, which the result never exceeds.
-      row_align: as in `dispatch`; room for the padding is added.
-
-    Returns:
-      Rows a rank, a multiple of `row_align`.
-
-    Raises:
-      ArgumentError: `capacity_factor` is not positive.
-    """
-    if not capacity_factor > 0:
-        raise ArgumentError(
-            f"jax_ep.routing.recv_capacity: capacity_factor={capacity_factor} is not positive. "
-            "Give a factor such as 1.25, or leave recv_capacity at None to drop nothing."
-        )
-    num_local = num_experts // num_ranks
-    dropless = num_ranks * num_tokens * min(top_k, num_local)
-    rows = min(math.ceil(capacity_factor * num_tokens * top_k), dropless)
-    rows += num_local * (row_align - 1)
-    return math.ceil(rows / row_align) * row_align
 
 
 # ---- small helpers
@@ -295,7 +256,7 @@ def _check_selection(num_experts: int, top_k: int, num_groups: int, top_groups: 
     num_candidates = num_experts // num_groups * top_groups
     if not 1 <= top_k <= num_candidates:
         raise ArgumentError(
-            f"jax_ep.routing: top_k={top_k} of {num_candidates} experts to choose from. Give a "
+            f"jax_ep.routing: top_k={top_k} of {num_candidates} experts to select from. Give a "
             "top_k between 1 and that number (or a larger top_groups)."
         )
 
@@ -322,5 +283,5 @@ def _normalized(weights: jax.Array) -> jax.Array:
     return weights / (weights.sum(-1, keepdims=True) + 1e-20)
 
 
-def _sum_over(value: jax.Array, axis_name: AxisName | None) -> jax.Array:
-    return value if axis_name is None else lax.psum(value, axis_name)
+def _sum_over(value: jax.Array, token_axes: AxisName | None) -> jax.Array:
+    return value if token_axes is None else lax.psum(value, token_axes)

@@ -11,7 +11,7 @@ GATED_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swiglu": lambda gate: jax.nn.silu(gate),
     "geglu": lambda gate: jax.nn.gelu(gate),
 }
-"""By name, the function of the gate; it multiplies the up half."""
+"""By name, the function of the gate; it multiplies the up projection."""
 
 PLAIN_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda up: jax.nn.gelu(up),
@@ -24,12 +24,12 @@ Activation = str | Callable[[jax.Array], jax.Array]
 
 
 def num_outputs(activation: str, num_columns: int) -> int:
-    """F, of N columns of the pre-activation."""
+    """F, the columns of the activations of a pre-activation with N columns."""
     return num_columns // 2 if activation in GATED_ACTIVATIONS else num_columns
 
 
 def activate(activation: str, pre_activation: jax.Array) -> jax.Array:
-    """[M, N] -> [M, F]. Of a gated activation, the first F columns are the gate."""
+    """[M, N] -> [M, F]. For a gated activation, the first F columns are the gate."""
     if activation in GATED_ACTIVATIONS:
         gate, up = jnp.split(pre_activation, 2, axis=1)
         return GATED_ACTIVATIONS[activation](gate) * up

@@ -1,4 +1,4 @@
-"""combine: bring the experts' outputs back to their tokens and sum them."""
+"""combine: send the experts' outputs back to their tokens' ranks and sum them there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_ep._src import compat, primitive, runtime, transfer
-from jax_ep._src.errors import ArgumentError
-from jax_ep._src.mesh import ExpertAxis, expert_axis
+from jax_ep._src import checks, compat, transfer
+from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Plan, PlanArrays
-from jax_ep._src.transfer import TransferParams
 
 
 def combine(
@@ -25,8 +23,8 @@ def combine(
 ) -> jax.Array:
     """Sums each token's expert outputs, weighted, at the token's rank. Inside `jax.shard_map`.
 
-    Each rank first sums a token's rows over its own experts, in ascending choice order, by float32
-    fused multiply-adds, and rounds to y's dtype; these partial sums are then added in rank order in
+    Each rank first sums a token's rows over its own experts, in ascending k, by float32 fused
+    multiply-adds, and rounds to y's dtype. These partial sums are then added in rank order in
     float32 and rounded once more. So the result does not depend on timing. A token without any row
     gets zeros.
 
@@ -34,50 +32,39 @@ def combine(
       y: [M, H] bfloat16, float16 or float32, one output row for each row that `dispatch` returned.
         Rows of padding and tail are not read.
       plan: the plan that `dispatch` returned with those rows.
-      row_weights: [M] of any float dtype, e.g. what `dispatch` returned, or None if the weights are
-        in y already. It has no default, because to forget it is silent.
-      num_sms: the most streaming multiprocessors to use on CUDA; None chooses.
+      row_weights: [M] of any float dtype, e.g. those that `dispatch` returned, or None if the
+        weights are in y already, as in an output of `grouped_mlp` that was given them. There is no
+        default, because a forgotten weight is silent.
+      num_sms: the most SMs that the call uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
       [T, H] in y's dtype.
 
     Raises:
-      ArgumentError (a ValueError): shapes that are not the plan's, another mesh than the plan's, or
-        a call outside `shard_map`.
+      ArgumentError (a ValueError): shapes that are not the plan's, another mesh than the plan's,
+        weights for an output of `grouped_mlp` that has them, or a call outside `shard_map`.
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    axis = expert_axis("combine", plan.axis_name)
+    axis = checks.plan_axis("combine", plan)
     num_rows = plan.row_source.shape[0]
-    _check_axis(plan, axis)
-    primitive.check_shape("combine", "y", y.shape, (num_rows, "hidden"))
-    primitive.check_row_dtype("combine", "y", y.dtype)
+    checks.rows("combine", "y", y, (num_rows, "hidden"))
+    checks.unweighted("combine", y, row_weights)
     if row_weights is not None:
-        row_weights = primitive.check_weights("combine", "row_weights", row_weights, (num_rows,))
+        row_weights = checks.weights("combine", "row_weights", row_weights, (num_rows,))
     params = TransferParams(
         axis=axis,
         num_experts=plan.num_experts,
         num_rows=num_rows,
         row_align=plan.row_align,
         zero_tail=plan.zero_tail,
-        num_sms=primitive.check_num_sms("combine", num_sms),
-        implementation=runtime.resolve_implementation("combine", implementation),
+        num_sms=checks.num_sms("combine", num_sms),
+        implementation=checks.implementation("combine", implementation),
     )
     y, arrays, row_weights = compat.vary_together((y, plan.arrays, row_weights), axis.names)
     with jax.named_scope("jax_ep.combine"):
         return _combine(y, arrays, row_weights, params)
-
-
-# ---- checks
-
-
-def _check_axis(plan: Plan, axis: ExpertAxis) -> None:
-    if axis.size != plan.num_ranks:
-        raise ArgumentError(
-            f"jax_ep.combine: axis {plan.axis_name!r} has {axis.size} ranks here; expected "
-            f"{plan.num_ranks}, as in the plan. Combine in the mesh in which the plan was made."
-        )
 
 
 # ---- derivative: a dispatch along the same plan
@@ -103,7 +90,7 @@ def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array
     rows_bar, _ = transfer.bind_redispatch(out_bar, plan, None, params)
     if row_weights is None:
         return rows_bar, None, None
-    # y and the weights are not read in padding and tail, where rows_bar is what a tail is to be.
+    # y and the weights are not read in padding and tail, where rows_bar has the tail's value.
     is_real = plan.row_source[:, 0] >= 0
     wide_bar = rows_bar.astype(jnp.float32)
     y_bar = jnp.where(is_real, row_weights, 1)[:, None] * wide_bar

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Aval = Any  # jax.core.ShapedArray: the class has no public name to annotate with.
 
@@ -14,6 +15,12 @@ Aval = Any  # jax.core.ShapedArray: the class has no public name to annotate wit
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """The manual mesh axes over which `x` differs; empty under ``check_vma=False``."""
     return frozenset(jax.typeof(x).mat.varying)
+
+
+def tracks_varying_axes(axes: Iterable[str]) -> bool:
+    """Whether `varying_axes` tells anything here: with ``check_vma=True``, the default."""
+    index = jax.eval_shape(lambda: jax.lax.axis_index(tuple(axes)))
+    return bool(jax.typeof(index).mat.varying)
 
 
 def vary_over(x: jax.Array, axes: Iterable[str]) -> jax.Array:
@@ -50,3 +57,42 @@ def explicit_axes(aval: Aval) -> tuple[str, ...]:
             if name in explicit:
                 used.append(name)
     return tuple(used)
+
+
+# ---- which mesh and devices
+
+
+def with_block_mesh() -> Mesh | None:
+    """The mesh of a ``with mesh:`` block, which JAX deprecates in favor of `jax.set_mesh`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            from jax.interpreters.pxla import thread_resources
+        except ImportError:  # then there are no such blocks any more
+            return None
+    mesh = thread_resources.env.physical_mesh
+    return None if mesh.empty else mesh
+
+
+def concrete(value: Any) -> Any:
+    """`value`, or the value behind a tracer of an eager derivative; None for other tracers."""
+    if not isinstance(value, jax.core.Tracer):
+        return value
+    from jax._src import core  # no public name
+
+    return core.to_concrete_value(value)
+
+
+def mesh_of(value: Any) -> Mesh | AbstractMesh | None:
+    """The mesh that an array or a tracer is sharded over; None if it is not known."""
+    if isinstance(value, jax.core.Tracer):
+        mesh = jax.typeof(value).sharding.mesh
+        return None if mesh.empty else mesh
+    sharding = getattr(value, "sharding", None)
+    return sharding.mesh if isinstance(sharding, NamedSharding) else None
+
+
+def is_on_one_device(value: Any) -> bool:
+    """Whether an array, of numpy or of JAX, is on at most one device."""
+    sharding = getattr(value, "sharding", None)
+    return sharding is None or len(sharding.device_set) == 1

@@ -12,11 +12,11 @@ class ArgumentError(Error, ValueError):
 
 
 class DtypeError(Error, TypeError):
-    """A dtype is not one that the operation takes."""
+    """A dtype, or the Python type of an argument, is not one that the operation takes."""
 
 
 class UnavailableError(Error, NotImplementedError):
-    """What was asked for does not exist on this platform, in this build or for these shapes."""
+    """The requested implementation does not exist for this platform, build or shape."""
 
 
 class MissingExtensionError(Error, ImportError):
@@ -29,16 +29,16 @@ class PeerTimeoutError(Error, RuntimeError):
     Attributes:
       rank: the rank that waited.
       peer: the rank it waited for.
-      phase: what it waited for, e.g. ``"dispatch.entry"``.
-      sequence_number: the call number of the lane, counted from 1 in every generation.
+      phase: the operation and its wait point, e.g. ``"dispatch.entry"``.
+      sequence_number: the number of the call, counted from 1 in every generation.
     """
 
     def __init__(self, rank: int, peer: int, phase: str, sequence_number: int):
         super().__init__(
             f"rank {rank} waited for rank {peer} in {phase} (sequence number {sequence_number}) "
-            "until the deadline. Every later call of this generation returns NaN at once. Find out why the peer did "
-            "not make the call (an exception there, another program, a dead process), then call "
-            "jax_ep.release() on every rank to start again."
+            "until the deadline. Every later call of this generation returns NaN at once. Find out "
+            "why the peer did not make the call (an exception there, another program, a dead "
+            "process), then call jax_ep.release() on every rank to start again."
         )
         self.rank = rank
         self.peer = peer

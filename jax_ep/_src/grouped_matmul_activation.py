@@ -1,13 +1,12 @@
-"""The two grouped matmuls with more in their epilogue, each the other's neighbour in an MLP.
+"""The two grouped matmuls with an activation in their epilogue: the first forward, one backward.
 
 * grouped_matmul_activation: lhs, rhs, group_sizes, [bias], [row_weights] -> out, [pre_activation]
 * grouped_matmul_activation_gradient: out_gradient, rhs, group_sizes, pre_activation, [row_weights]
-  -> pre_activation_gradient, hidden, row_dots
+  -> pre_activation_gradient, activations, row_dots
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -18,16 +17,8 @@ from jax_ep._src import compat, primitive
 from jax_ep._src.activations import num_outputs
 from jax_ep._src.compat import Aval
 from jax_ep._src.grouped_matmul import kernel_rhs
-from jax_ep._src.reference import matmul as reference_matmul
-
-
-@dataclasses.dataclass(frozen=True)
-class FusedParams:
-    """The static parameters of both, hashed by value. An activation's name, or "none"."""
-
-    activation: str
-    num_sms: int
-    implementation: str | None
+from jax_ep._src.params import GroupedMatmulActivationParams
+from jax_ep._src.reference import matmul as reference
 
 
 def bind_activation(
@@ -36,15 +27,15 @@ def bind_activation(
     group_sizes: jax.Array,
     bias: jax.Array | None,
     row_weights: jax.Array | None,
-    params: FusedParams,
+    params: GroupedMatmulActivationParams,
     *,
     keep_pre_activation: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """row_weights * activation(lhs @ rhs[g] + bias[g]) [M, F], and the pre-activation [M, N].
+    """Returns row_weights * activation(lhs @ rhs[g] + bias[g]) [M, F], and the pre-activation.
 
     lhs [M, K], rhs [L, K, N] in lhs's dtype or float32, bias float32[L, N], row_weights float32[M];
-    results are in lhs's dtype. The activation reads the rounded pre-activation, so that a backward
-    pass that begins with the kept one computes the same bits. Tails are unspecified.
+    results are in lhs's dtype. The activation reads the rounded pre-activation [M, N], so that a
+    backward pass that begins with the kept one computes the same bits. Tails are unspecified.
     """
     optional = [array for array in (bias, row_weights) if array is not None]
     out, *kept = grouped_matmul_activation_p.bind(
@@ -66,19 +57,19 @@ def bind_activation_gradient(
     group_sizes: jax.Array,
     pre_activation: jax.Array,
     row_weights: jax.Array | None,
-    params: FusedParams,
+    params: GroupedMatmulActivationParams,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What the backward pass needs between the two matmuls of an MLP, in one.
+    """Computes the gradients between the two matmuls of an MLP in one call.
 
     out_bar [M, K], rhs [L, F, K] (the down matrices), pre_activation [M, N], row_weights as above.
 
     Returns:
-      The gradient of the pre-activation [M, N] and the weighted hidden rows [M, F], in out_bar's
-      dtype; and float32[M, ceil(F / 128)], whose sums are the gradients of the row weights, as far
-      as they come from this matmul. Tails are unspecified.
+      The gradient of the pre-activation [M, N] and the weighted intermediate activations [M, F], in
+      out_bar's dtype; and float32[M, ceil(F / 128)], whose row sums are this matmul's part of the
+      gradients of the row weights. Tails are unspecified.
     """
     weights = () if row_weights is None else (row_weights,)
-    pre_activation_bar, hidden, row_dots = grouped_matmul_activation_gradient_p.bind(
+    pre_activation_bar, activations, row_dots = grouped_matmul_activation_gradient_p.bind(
         out_bar,
         kernel_rhs(out_bar, rhs),
         group_sizes,
@@ -87,14 +78,19 @@ def bind_activation_gradient(
         params=params,
         has_row_weights=row_weights is not None,
     )
-    return pre_activation_bar, hidden, row_dots
+    return pre_activation_bar, activations, row_dots
 
 
 # ---- abstract evaluation
 
 
 def _activation_avals(
-    lhs: Aval, rhs: Aval, *_: Aval, params: FusedParams, keep_pre_activation: bool, **flags: bool
+    lhs: Aval,
+    rhs: Aval,
+    *_: Aval,
+    params: GroupedMatmulActivationParams,
+    keep_pre_activation: bool,
+    **flags: bool,
 ) -> list[Aval]:
     num_rows, num_columns = lhs.shape[0], rhs.shape[2]
     columns = [num_outputs(params.activation, num_columns), num_columns]
@@ -106,11 +102,11 @@ def _activation_avals(
 def _activation_gradient_avals(
     out_bar: Aval, rhs: Aval, group_sizes: Aval, pre_activation: Aval, *_: Aval, **__: Any
 ) -> list[Aval]:
-    num_rows, num_hidden = out_bar.shape[0], rhs.shape[1]
-    num_dots = -(-num_hidden // reference_matmul.COLUMNS_PER_DOT)
+    num_rows, size = out_bar.shape[0], rhs.shape[1]
+    num_dots = -(-size // reference.COLUMNS_PER_DOT)
     return [
         compat.aval_like(out_bar, pre_activation.shape, out_bar.dtype),
-        compat.aval_like(out_bar, (num_rows, num_hidden), out_bar.dtype),
+        compat.aval_like(out_bar, (num_rows, size), out_bar.dtype),
         compat.aval_like(out_bar, (num_rows, num_dots), jnp.float32),
     ]
 
@@ -118,7 +114,9 @@ def _activation_gradient_avals(
 # ---- lowering
 
 
-def _attributes(avals: list[Aval], params: FusedParams, **flags: bool) -> dict[str, Any]:
+def _attributes(
+    avals: list[Aval], params: GroupedMatmulActivationParams, **flags: bool
+) -> dict[str, Any]:
     return {
         "activation": params.activation,
         "num_sms": np.int64(params.num_sms),
@@ -126,7 +124,7 @@ def _attributes(avals: list[Aval], params: FusedParams, **flags: bool) -> dict[s
     }
 
 
-def _unsupported(avals: list[Aval], params: FusedParams, **_: bool) -> str | None:
+def _unsupported(avals: list[Aval], params: GroupedMatmulActivationParams, **_: bool) -> str | None:
     lhs, rhs = avals[0].shape, avals[1].shape
     return primitive.too_many(num_rows=lhs[0], num_groups=rhs[0], matrix_size=max(rhs[1:]))
 
@@ -134,7 +132,7 @@ def _unsupported(avals: list[Aval], params: FusedParams, **_: bool) -> str | Non
 grouped_matmul_activation_p = primitive.define_primitive(
     "grouped_matmul_activation",
     abstract_eval=_activation_avals,
-    reference=reference_matmul.grouped_matmul_activation,
+    reference=reference.grouped_matmul_activation,
     attributes=_attributes,
     unsupported=_unsupported,
 )
@@ -142,7 +140,7 @@ grouped_matmul_activation_p = primitive.define_primitive(
 grouped_matmul_activation_gradient_p = primitive.define_primitive(
     "grouped_matmul_activation_gradient",
     abstract_eval=_activation_gradient_avals,
-    reference=reference_matmul.grouped_matmul_activation_gradient,
+    reference=reference.grouped_matmul_activation_gradient,
     attributes=_attributes,
     unsupported=_unsupported,
 )

@@ -4,310 +4,175 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jax_ep._src import compat, primitive, runtime
+from jax_ep._src import checks, compat
 from jax_ep._src.activations import Activation
 from jax_ep._src.combine import combine
-from jax_ep._src.dispatch import dispatch
-from jax_ep._src.errors import ArgumentError
-from jax_ep._src.grouped_mlp import checked_activation, checked_experts, unfused_down, unfused_up
-from jax_ep._src.grouped_mlp_vjp import (
-    Experts,
-    MlpOptions,
-    fused_mlp,
-    fused_mlp_backward,
-    fused_mlp_forward,
-)
-from jax_ep._src.mesh import AxisName, expert_axis
+from jax_ep._src.experts import UpBiases, UpWeights, check_experts, check_num_experts
+from jax_ep._src.mesh import AxisName
+from jax_ep._src.moe_experts import function_experts, named_experts
+from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counts of one `moe_mlp` call: a pytree. Later versions may add members.
+
+    Every array has one dimension, so that one ``P(axis_name)`` takes all out of `shard_map`: the
+    counts of all ranks are then concatenated. Token chunks are summed; status is their largest.
+
+    Attributes:
+      num_dropped: int32[1], assignments to this rank that did not fit into its capacity.
+      num_received: int32[1], assignments to this rank, dropped ones included.
+      num_bad_ids: int32[1], ids of this rank's tokens outside [-1, E).
+      expert_load: int32[L], rows that each local expert computed, without padding.
+      status: int32[1], 0 if the exchange succeeded; `jax_ep.check()` raises the reason.
+    """
+
+    num_dropped: jax.Array
+    num_received: jax.Array
+    num_bad_ids: jax.Array
+    expert_load: jax.Array
+    status: jax.Array
 
 
 def moe_mlp(
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
-    w_up: jax.Array,
+    w_up: UpWeights,
     w_down: jax.Array,
     *,
     axis_name: AxisName,
+    num_experts: int | None = None,
     activation: Activation = "swiglu",
-    b_up: jax.Array | None = None,
+    b_up: UpBiases = None,
     b_down: jax.Array | None = None,
+    capacity_factor: float | None = None,
     recv_capacity: int | None = None,
     num_chunks: int = 1,
     remat: Literal["dispatch"] | None = "dispatch",
-    num_sms: int | None = None,
+    num_comm_sms: int | None = None,
     implementation: str | None = None,
-) -> tuple[jax.Array, Plan | tuple[Plan, ...]]:
+) -> tuple[jax.Array, Stats]:
     """A mixture-of-experts layer after its router. Call it inside `jax.shard_map`.
 
-    For each token the sum over its choices k of
+    Returns for each token the sum over its K experts of
     ``topk_weights[k] * (activation(x @ w_up[e_k] + b_up[e_k]) @ w_down[e_k] + b_down[e_k])``.
-    It is `dispatch`, `grouped_mlp` and `combine`. The routing weight multiplies in the second
-    matmul's kernel; its gradient is a row dot product of hidden rows, so that no output row is kept
-    for the backward pass. Activations are computed in float32.
+    It is `dispatch`, `grouped_mlp` and `combine`. The routing weight multiplies in the epilogue of
+    the second matmul; its gradient is a row dot product of intermediate activations, so that no
+    output row is kept for the backward pass. Activations are computed in float32.
 
-    R ranks, L local experts, T tokens a rank, K choices a token, H hidden, F expert hidden.
+    R ranks, L local experts, T tokens per rank, K experts per token, H hidden size, F intermediate
+    size.
 
     Args:
       x: [T, H] bfloat16, float16 or float32.
       topk_ids: int32[T, K], as in `dispatch`.
       topk_weights: [T, K] of any float dtype; None sums without weights.
-      w_up: [L, H, 2, F] (gate, up) for a gated activation, [L, H, F] for a plain one; in x's dtype
-        or float32.
+      w_up: this rank's experts. For a gated activation [L, H, 2, F], [L, H, 2F] with the gate
+        first, or a (gate, up) pair of [L, H, F], which is concatenated: a copy. For a plain
+        activation [L, H, F]. In x's dtype or float32.
       w_down: [L, F, H], in x's dtype or float32.
       axis_name: the expert axis, or a tuple of mesh axes that are it together.
+      num_experts: E, the experts of all ranks, of which the weights must be L = E/R. None takes
+        E = L*R, and refuses weights that are the same on all ranks, where `shard_map` tells
+        (``check_vma=True``).
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
-        ``"relu2"``, ``"silu"``; or a function from float32 [M, 2, F] or [M, F] to [M, F], as in
-        `grouped_mlp`.
-      b_up: [L, 2, F] or [L, F] of any float dtype, or None.
+        ``"relu2"``, ``"silu"``; or a function, as in `grouped_mlp`.
+      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
+        float dtype.
       b_down: [L, H] of any float dtype, or None.
-      recv_capacity: the rows this rank can receive, as in `dispatch`, shared by all chunks.
-      num_chunks: splits the tokens into this many calls, so that one's transfer can overlap
-        another's matmuls, and to bound memory. T must be a multiple of it.
+      capacity_factor: as in `dispatch`, for the tokens of a chunk.
+      recv_capacity: the rows that this rank can receive, as in `dispatch`, shared by all chunks.
+      num_chunks: splits the tokens into this many calls, so that the transfer of one can overlap
+        the matmuls of another, and to bound memory. T must be a multiple of it.
       remat: ``"dispatch"`` does not keep the dispatched rows for the backward pass: it sends x
-        again along the plan. None keeps them. Both keep the pre-activation, and recompute the
-        activation (None keeps the result of a function of one's own).
-      num_sms: as in `dispatch`.
-      implementation: as in `dispatch`.
+        again along the plan. None keeps them. Both keep the pre-activation and recompute the
+        activation (for a function as the activation, None keeps its result).
+      num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
-      [T, H] in x's dtype, and the plan (a tuple of one plan a chunk if there are several).
+      [T, H] in x's dtype, and `Stats`.
 
     Raises:
-      ArgumentError (a ValueError): shapes or values that do not fit, or a call outside `shard_map`.
+      ArgumentError (a ValueError): shapes or values that do not fit, weights that are the same on
+        all ranks, or a call outside `shard_map`.
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    primitive.check_shape("moe_mlp", "x", x.shape, ("tokens", "hidden"))
-    primitive.check_row_dtype("moe_mlp", "x", x.dtype)
-    experts = checked_experts("moe_mlp", "x", x, w_up, w_down, b_up, b_down)
-    activation = checked_activation("moe_mlp", activation, w_up)
-    _check_options(x, num_chunks, remat)
-    axis = expert_axis("moe_mlp", axis_name)
-    options = _Options(
-        num_experts=w_up.shape[0] * axis.size,
+    operation = "moe_mlp"
+    axis = checks.expert_axis(operation, axis_name)
+    checks.rows(operation, "x", x, ("tokens", "hidden"))
+    checks.topk_ids(operation, topk_ids, x.shape[0])
+    if topk_weights is not None:
+        topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
+    experts, activation = check_experts(operation, "x", x, w_up, w_down, b_up, b_down, activation)
+    num_experts = check_num_experts(operation, experts, axis, num_experts)
+    checks.capacity(operation, recv_capacity, capacity_factor)
+    checks.num_chunks(operation, num_chunks, x.shape[0])
+    checks.remat(operation, remat)
+    checks.num_sms(operation, num_comm_sms, "num_comm_sms")
+    params = MoeMlpParams(
+        num_experts=num_experts,
         axis_name=axis.name,
         recv_capacity=None if recv_capacity is None else -(-recv_capacity // num_chunks),
-        num_sms=num_sms,
+        capacity_factor=capacity_factor,
+        num_comm_sms=num_comm_sms,
         implementation=implementation,
-        mlp=MlpOptions(
+        mlp=GroupedMlpParams(
             activation=activation if isinstance(activation, str) else "none",
-            zero_tail=False,  # combine, dispatch's gradient, does not read it
-            num_sms=0,  # a limit is for transfers
-            implementation=runtime.resolve_implementation("moe_mlp", implementation),
+            zero_tail=False,  # combine, also as dispatch's gradient, does not read it
+            num_sms=0,
+            implementation=checks.implementation(operation, implementation),
         ),
     )
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )
+    if isinstance(activation, str):
+        compute = functools.partial(named_experts, experts=experts, remat=remat, params=params)
+    else:
+        compute = functools.partial(
+            function_experts, activation, experts=experts, remat=remat, params=params
+        )
 
     def one_chunk(
         x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None
-    ) -> tuple[jax.Array, Plan]:
-        layer = _layer if isinstance(activation, str) else functools.partial(_unfused, activation)
-        y, plan = layer(x, topk_ids, topk_weights, experts, remat, options)
-        out = combine(y, plan, None, num_sms=num_sms, implementation=implementation)
-        return out, plan
+    ) -> tuple[jax.Array, Stats]:
+        y, plan = compute(x, topk_ids, topk_weights)
+        out = combine(y, plan, None, num_sms=num_comm_sms, implementation=implementation)
+        return out, _stats(plan)
 
     with jax.named_scope("jax_ep.moe_mlp"):
         if num_chunks == 1:
             return one_chunk(x, topk_ids, topk_weights)
-        per_chunk = x.shape[0] // num_chunks
+        size = x.shape[0] // num_chunks
         chunks = [
-            one_chunk(
-                *jax.tree.map(lambda a, i=i: a[i : i + per_chunk], (x, topk_ids, topk_weights))
-            )
-            for i in range(0, x.shape[0], per_chunk)
+            one_chunk(*jax.tree.map(lambda a, i=i: a[i : i + size], (x, topk_ids, topk_weights)))
+            for i in range(0, x.shape[0], size)
         ]
-        return jnp.concatenate([out for out, _ in chunks]), tuple(plan for _, plan in chunks)
+        return jnp.concatenate([out for out, _ in chunks]), _sum([stats for _, stats in chunks])
 
 
-# ---- checks
-
-
-def _check_options(x: jax.Array, num_chunks: int, remat: str | None) -> None:
-    if not 1 <= num_chunks <= max(1, x.shape[0]) or x.shape[0] % num_chunks:
-        raise ArgumentError(
-            f"jax_ep.moe_mlp: num_chunks={num_chunks} with {x.shape[0]} tokens a rank; expected a "
-            "positive divisor of the tokens. Pad the tokens (ids of -1 cost nothing), or choose "
-            "another number."
-        )
-    if remat not in (None, "dispatch"):
-        raise ArgumentError(
-            f"jax_ep.moe_mlp: remat={remat!r}; expected 'dispatch' or None. For other policies "
-            "wrap the layer in jax.checkpoint with jax_ep.REMAT_NAMES."
-        )
-
-
-# ---- dispatch and the experts
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """What all operations of one layer have in common, hashed by value."""
-
-    num_experts: int
-    axis_name: AxisName
-    recv_capacity: int | None
-    num_sms: int | None
-    implementation: str | None
-    mlp: MlpOptions
-
-    def dispatch(
-        self,
-        x: jax.Array,
-        topk_ids: jax.Array | None,
-        topk_weights: jax.Array | None,
-        plan: Plan | None = None,
-    ) -> tuple[jax.Array, jax.Array | None, Plan]:
-        rows, row_weights, _, plan = dispatch(
-            x,
-            topk_ids,
-            topk_weights,
-            num_experts=self.num_experts,
-            axis_name=self.axis_name,
-            recv_capacity=self.recv_capacity,
-            plan=plan,
-            zero_tail=False,
-            num_sms=self.num_sms,
-            implementation=self.implementation,
-        )
-        return rows, row_weights, plan
-
-
-def _layer(
-    x: jax.Array,
-    topk_ids: jax.Array,
-    topk_weights: jax.Array | None,
-    experts: Experts,
-    remat: str | None,
-    options: _Options,
-) -> tuple[jax.Array, Plan]:
-    """The experts' outputs, weighted, and the plan."""
-    if remat == "dispatch":
-        return _dispatch_again(x, topk_ids, topk_weights, experts, _MLP, options)
-    rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
-    return fused_mlp(rows, experts, plan.group_sizes, row_weights, options.mlp), plan
-
-
-def _unfused(
-    function: Callable[[jax.Array], jax.Array],
-    x: jax.Array,
-    topk_ids: jax.Array,
-    topk_weights: jax.Array | None,
-    experts: Experts,
-    remat: str | None,
-    options: _Options,
-) -> tuple[jax.Array, Plan]:
-    """`_layer` with a function as the activation."""
-    if remat == "dispatch":
-        (pre_activation, row_weights), plan = _dispatch_again(
-            x, topk_ids, topk_weights, experts.w_up, _UP, options
-        )
-    else:
-        rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
-        pre_activation = unfused_up(rows, experts.w_up, plan.group_sizes, options.mlp)
-    y = unfused_down(
-        pre_activation,
-        experts,
-        plan.group_sizes,
-        row_weights,
-        function,
-        options.mlp,
-        keep_hidden=remat is None,
+def _stats(plan: Plan) -> Stats:
+    return Stats(
+        num_dropped=plan.num_dropped,
+        num_received=plan.num_received,
+        num_bad_ids=plan.num_bad_ids,
+        expert_load=plan.real_group_sizes,
+        status=plan.status,
     )
-    return y, plan
 
 
-# ---- remat="dispatch": a derivative that dispatches x again rather than keep the rows
-
-
-class _Rule(NamedTuple):
-    """A function of rows, and its derivative: `_MLP` or `_UP`.
-
-    Args of both are rows, parameters, group_sizes, row_weights and options. `forward` returns the
-    result, and what `backward` takes with these and the cotangent to return the gradients of rows,
-    parameters and row weights.
-    """
-
-    forward: Callable[..., tuple[Any, jax.Array | None]]
-    backward: Callable[..., tuple[jax.Array, Any, jax.Array | None]]
-
-
-def _up_forward(
-    rows: jax.Array,
-    w_up: jax.Array,
-    group_sizes: jax.Array,
-    row_weights: jax.Array | None,
-    options: MlpOptions,
-    *,
-    keep: bool,
-) -> tuple[Any, None]:
-    return (unfused_up(rows, w_up, group_sizes, options), row_weights), None
-
-
-def _up_backward(options: MlpOptions, residuals: Any, results_bar: Any) -> Any:
-    rows, w_up, group_sizes, *_ = residuals
-    pre_activation_bar, row_weights_bar = results_bar
-    _, backward = jax.vjp(lambda r, w: unfused_up(r, w, group_sizes, options), rows, w_up)
-    return *backward(pre_activation_bar), row_weights_bar
-
-
-_MLP = _Rule(fused_mlp_forward, fused_mlp_backward)
-_UP = _Rule(_up_forward, _up_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _dispatch_again(
-    x: jax.Array,
-    topk_ids: jax.Array,
-    topk_weights: jax.Array | None,
-    parameters: Any,
-    rule: _Rule,
-    options: _Options,
-) -> tuple[Any, Plan]:
-    """`rule` of x dispatched, and the plan."""
-    rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
-    result, _ = rule.forward(
-        rows, parameters, plan.group_sizes, row_weights, options.mlp, keep=False
-    )
-    return result, plan
-
-
-def _again_forward(
-    x: jax.Array,
-    topk_ids: jax.Array,
-    topk_weights: jax.Array | None,
-    parameters: Any,
-    rule: _Rule,
-    options: _Options,
-) -> Any:
-    rows, row_weights, plan = options.dispatch(x, topk_ids, topk_weights)
-    result, kept = rule.forward(
-        rows, parameters, plan.group_sizes, row_weights, options.mlp, keep=True
-    )
-    return (result, plan), (x, topk_weights, parameters, plan, kept)
-
-
-def _again_backward(rule: _Rule, options: _Options, residuals: Any, cotangents: Any) -> Any:
-    x, topk_weights, parameters, plan, kept = residuals
-    result_bar, _ = cotangents
-
-    def along_plan(x: jax.Array, topk_weights: jax.Array | None) -> Any:
-        return options.dispatch(x, None, topk_weights, plan)[:2]
-
-    (rows, row_weights), dispatch_backward = jax.vjp(along_plan, x, topk_weights)
-    rows_bar, parameters_bar, row_weights_bar = rule.backward(
-        options.mlp, (rows, parameters, plan.group_sizes, row_weights, kept), result_bar
-    )
-    x_bar, topk_weights_bar = dispatch_backward((rows_bar, row_weights_bar))
-    return x_bar, None, topk_weights_bar, parameters_bar
-
-
-_dispatch_again.defvjp(_again_forward, _again_backward)
+def _sum(chunks: list[Stats]) -> Stats:
+    total = jax.tree.map(lambda *counts: jnp.stack(counts).sum(0), *chunks)
+    status = jnp.stack([stats.status for stats in chunks]).max(0)
+    return dataclasses.replace(total, status=status)

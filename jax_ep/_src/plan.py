@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ neither dispatch nor combine. Rows and plan come from one call, so keeping only 
 repeats it; `moe_mlp`'s ``remat="dispatch"`` is the way to keep the plan and send the rows again.
 """
 
+MIN_CAPACITY = 1024
+"""Rows that a capacity factor never cuts into: below that there is nothing worth saving."""
 
 _STATIC = {"static": True}
 
@@ -25,22 +28,21 @@ _STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where every row of one dispatch came from, and what became of every choice.
+    """Where every row of one dispatch came from, and which rank got every assignment.
 
-    R ranks, E experts of which L = E/R are local, T tokens a rank, K choices a token, M rows.
+    R ranks, E experts of which L = E/R are local, T tokens per rank, K experts per token, M rows.
     Every array has at least one dimension, so that one ``P(axis_name)`` takes a whole plan out of
     `shard_map` (and back in): the arrays of all ranks are then concatenated.
 
     Attributes:
       group_sizes: int32[L], rows of each local expert, alignment padding included.
       real_group_sizes: int32[L], rows of each local expert, without padding.
-      row_offsets: int32[L + 1], exclusive prefix sum of `group_sizes`; the last is where the tail
-        begins.
-      row_source: int32[M, 3], (rank, token, choice) of each row; -1 for padding and tail.
+      row_offsets: int32[L + 1], exclusive prefix sum of `group_sizes`; the tail begins at the last.
+      row_source: int32[M, 3], (rank, token, k) of each row; -1 for padding and tail.
       partial_sum_index: int32[M], the index of this rank's partial sum among those of the row's
         token, which are in rank order. -1 for padding and tail.
-      kept: bool[T, K], this rank's choices that were routed and not dropped.
-      destination: int32[T, K], the rank that got each choice; -1 if it was not kept.
+      kept: bool[T, K], this rank's assignments that were routed and not dropped.
+      destination: int32[T, K], the rank that got each assignment; -1 if it was not kept.
       num_received: int32[1], rows that all ranks wanted to send here, before any drop, without
         padding.
       num_dropped: int32[1], how many of those did not fit into M.
@@ -93,6 +95,24 @@ class PlanArrays(NamedTuple):
     status: Any
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+    """The results of `dispatch` and `redispatch`: a pytree. Later versions may add members.
+
+    Attributes:
+      rows: [M, H], the received tokens in the order (local expert, source rank, token, k).
+      row_weights: float32[M], each row's routing weight, or None if no weights were given.
+      group_sizes: int32[L], rows of each local expert; the same array as ``plan.group_sizes``.
+      plan: the routing, for `combine` and `redispatch`.
+    """
+
+    rows: jax.Array
+    row_weights: jax.Array | None
+    group_sizes: jax.Array
+    plan: Plan
+
+
 def plan_shapes(
     num_tokens: int, top_k: int, num_local_experts: int, num_rows: int
 ) -> tuple[tuple[tuple[int, ...], Any], ...]:
@@ -112,17 +132,19 @@ def plan_shapes(
     )
 
 
-class Dispatched(NamedTuple):
-    """What `dispatch` returns.
-
-    Attributes:
-      rows: [M, H], the received tokens in the order (local expert, source rank, token, choice).
-      row_weights: float32[M], each row's routing weight, or None if no weights were given.
-      group_sizes: int32[L], rows of each local expert; the same array as ``plan.group_sizes``.
-      plan: the routing, for `combine` and for another `dispatch` along the same routes.
-    """
-
-    rows: jax.Array
-    row_weights: jax.Array | None
-    group_sizes: jax.Array
-    plan: Plan
+def num_rows(
+    num_tokens: int,
+    top_k: int,
+    num_ranks: int,
+    num_local_experts: int,
+    row_align: int,
+    capacity_factor: float | None,
+) -> int:
+    """M without a `recv_capacity`: the dropless rows, or those that a capacity factor leaves."""
+    dropless = num_ranks * num_tokens * min(top_k, num_local_experts)
+    rows = dropless
+    if capacity_factor is not None:
+        even_share = math.ceil(capacity_factor * num_tokens * top_k)
+        rows = min(max(even_share, MIN_CAPACITY), dropless)
+    rows += num_local_experts * (row_align - 1)
+    return -(-rows // row_align) * row_align

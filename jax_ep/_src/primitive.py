@@ -1,24 +1,31 @@
-"""What all primitives share: the choice of implementation, the custom call, the batching rule."""
+"""Defines primitives: the choice of implementation, the custom call, the batching rule."""
 
 from __future__ import annotations
 
 import functools
+import os
 import string
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from jax_ep._src import compat, runtime
-from jax_ep._src.errors import ArgumentError, DtypeError, UnavailableError
+from jax_ep._src import checks, compat, runtime
+from jax_ep._src.errors import UnavailableError
 
-ROW_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
-MAX_ITEMS = 2**30
-"""Rows, choices or experts that the kernels take: they count them in 32 bits."""
+FFI_TARGETS: list[str] = []
+"""The custom-call targets of all primitives, filled by `define_primitive`."""
+
+INTERNAL_FOLDERS = tuple(
+    os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(__file__))
+)
+"""The folders of JAX and jax_ep, whose frames a warning skips."""
 
 
 def define_primitive(
@@ -44,9 +51,10 @@ def define_primitive(
     primitive = Primitive(f"jax_ep.{operation}")
     primitive.multiple_results = True
     target = f"jax_ep.{operation}.v1"
+    FFI_TARGETS.append(target)
 
     def checked_abstract_eval(*avals: compat.Aval, **params: Any) -> Sequence[compat.Aval]:
-        _refuse_explicit_sharding(operation, avals)
+        checks.replicated(operation, avals)
         return abstract_eval(*avals, **params)
 
     def lower_reference(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -69,13 +77,20 @@ def define_primitive(
             return lower_reference(ctx, *operands, **params)
         reason = _no_cuda_build() or unsupported(ctx.avals_in, **params)
         if reason is None:
+            runtime.logger.debug("jax_ep.%s is lowered to its CUDA kernel", operation)
             return _lower_custom_call(target, ctx, operands, attributes(ctx.avals_in, **params))
+        runtime.logger.debug("jax_ep.%s is lowered to pure JAX: %s", operation, reason)
         if implementation == "cuda":
             raise UnavailableError(
                 f"jax_ep.{operation}: implementation='cuda' was asked for, but {reason}. "
                 "Use implementation=None or 'xla' for the pure-JAX implementation."
             )
-        _warn_once(f"jax_ep.{operation} runs the pure-JAX implementation: {reason}.")
+        _warn_once(
+            reason,
+            f"jax_ep.{operation} runs as pure JAX on CUDA, slower than its kernel: {reason}. "
+            "This is said once per reason. implementation='xla' asks for pure JAX without a "
+            "warning, and implementation='cuda' makes this an error.",
+        )
         return lower_reference(ctx, *operands, **params)
 
     @functools.cache
@@ -90,92 +105,24 @@ def define_primitive(
     return primitive
 
 
-# ---- checks that several operations make
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """The checks to disable so that ``jax.export.export`` serializes jax_ep's custom calls.
+
+    Pass them as ``jax.export.export(..., disabled_checks=jax_ep.export_checks())``. The targets are
+    versioned: an exported program runs with every jax_ep that has the same version of each.
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in FFI_TARGETS]
 
 
-def check_row_dtype(operation: str, name: str, dtype: Any) -> None:
-    """Raises if `dtype` is not one that rows can have."""
-    if dtype not in ROW_DTYPES:
-        expected = ", ".join(str(jnp.dtype(d)) for d in ROW_DTYPES)
-        raise DtypeError(
-            f"jax_ep.{operation}: {name} has dtype {dtype}; expected one of {expected}. "
-            f"Cast it with {name}.astype(...)."
-        )
-
-
-def check_shape(
-    operation: str, name: str, shape: tuple[int, ...], expected: tuple[int | str, ...]
-) -> None:
-    """Compares with `expected`, in which a string stands for any size and is its name."""
-    fits = len(shape) == len(expected) and all(
-        isinstance(want, str) or want == have for have, want in zip(shape, expected, strict=True)
-    )
-    if not fits:
-        wanted = ", ".join(str(size) for size in expected)
-        raise ArgumentError(
-            f"jax_ep.{operation}: {name} has shape {shape}; expected [{wanted}]. "
-            "Inside shard_map these are the shapes of one rank."
-        )
-
-
-def check_weights(
-    operation: str, name: str, weights: jax.Array, expected: tuple[int | str, ...]
-) -> jax.Array:
-    """Weights of any float dtype as float32."""
-    check_shape(operation, name, weights.shape, expected)
-    if not jnp.issubdtype(weights.dtype, jnp.floating):
-        raise DtypeError(
-            f"jax_ep.{operation}: {name} has dtype {weights.dtype}; expected a float dtype. "
-            f"Cast it with {name}.astype(jnp.float32)."
-        )
-    return weights.astype(jnp.float32)
-
-
-def check_group_sizes(operation: str, group_sizes: jax.Array) -> None:
-    """Raises if these are not sizes of one or more groups, int32."""
-    check_shape(operation, "group_sizes", group_sizes.shape, ("groups",))
-    if group_sizes.shape[0] < 1:
-        raise ArgumentError(
-            f"jax_ep.{operation}: group_sizes has shape {group_sizes.shape}; expected at least "
-            "one group. Give one size for each matrix."
-        )
-    if group_sizes.dtype != jnp.int32:
-        raise DtypeError(
-            f"jax_ep.{operation}: group_sizes has dtype {group_sizes.dtype}; expected int32. "
-            "Cast it with group_sizes.astype(jnp.int32)."
-        )
-
-
-def check_matrix_dtype(
-    operation: str, name: str, matrix: jax.Array, rows_name: str, rows: jax.Array
-) -> None:
-    """Raises if `rows` cannot be multiplied by `matrix`."""
-    if matrix.dtype not in (rows.dtype, jnp.float32):
-        raise DtypeError(
-            f"jax_ep.{operation}: {name} has dtype {matrix.dtype} and {rows_name} {rows.dtype}; "
-            f"expected {name} in {rows_name}'s dtype or float32. Cast it with "
-            f"{name}.astype({rows.dtype})."
-        )
-
-
-def check_num_sms(operation: str, num_sms: int | None) -> int:
-    """The attribute's form: 0 stands for the heuristic's choice."""
-    if num_sms is not None and num_sms < 1:
-        raise ArgumentError(
-            f"jax_ep.{operation}: num_sms={num_sms}; expected 1 or more. Use None to let jax_ep "
-            "choose."
-        )
-    return num_sms or 0
-
-
-# ---- lowering
+# ---- what the kernels cover
 
 
 def too_many(**counts: int) -> str | None:
     """The reason that one of these is more than the kernels take, for `unsupported`."""
+    most = runtime.LIMITS["items"]
     for name, count in counts.items():
-        if count > MAX_ITEMS:
-            return f"{name} is {count}; the kernels take up to {MAX_ITEMS}"
+        if count > most:
+            return f"{name} is {count}; the kernels take up to {most}"
     return None
 
 
@@ -186,10 +133,14 @@ def _no_cuda_build() -> str | None:
 _warned: set[str] = set()
 
 
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        runtime.logger.warning(message)
+def _warn_once(reason: str, message: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        # The line that is shown is the user's, below all frames of JAX and of jax_ep.
+        warnings.warn(message, UserWarning, skip_file_prefixes=INTERNAL_FOLDERS)
+
+
+# ---- lowering
 
 
 def _lower_custom_call(
@@ -228,18 +179,6 @@ def _factor_name(index: int) -> str:
     return letters[index] if index < len(letters) else f"z_{index - len(letters) + 1}"
 
 
-def _refuse_explicit_sharding(operation: str, avals: Sequence[compat.Aval]) -> None:
-    for index, aval in enumerate(avals):
-        axes = compat.explicit_axes(aval)
-        if axes:
-            raise ArgumentError(
-                f"jax_ep.{operation}: operand {index} of shape {aval.shape} is sharded over the "
-                f"Explicit mesh axis {axes[0]!r}, which is not manual here; expected operands "
-                "replicated over it. Add the axis to shard_map's axis_names, or use "
-                "jax.sharding.reshard before the call."
-            )
-
-
 def _one_after_another(primitive: Primitive) -> Any:
     """Batching by a scan: collectives must come in the same order on every rank."""
 
@@ -249,14 +188,14 @@ def _one_after_another(primitive: Primitive) -> Any:
             for operand, dim in zip(operands, dims, strict=True)
         ]
 
-        def one(slices: list[Any]) -> Any:
+        def call(slices: list[Any]) -> Any:
             arguments = [
-                operand if piece is None else piece
-                for operand, piece in zip(operands, slices, strict=True)
+                operand if one is None else one
+                for operand, one in zip(operands, slices, strict=True)
             ]
             return primitive.bind(*arguments, **params)
 
-        results = lax.map(one, mapped)
+        results = lax.map(call, mapped)
         return results, [0] * len(results)
 
     return batch

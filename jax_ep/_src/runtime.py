@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 
 from jax_ep._src.errors import ArgumentError, Error, MissingExtensionError, PeerTimeoutError
@@ -15,8 +15,9 @@ from jax_ep._src.errors import ArgumentError, Error, MissingExtensionError, Peer
 try:
     from jax_ep import _ffi
 except ImportError as error:
+    folder = os.path.dirname(os.path.dirname(__file__))
     raise MissingExtensionError(
-        f"jax_ep was imported from {os.path.dirname(__file__)}, which has no compiled module "
+        f"jax_ep was imported from {folder}, which has no compiled module "
         f"jax_ep._ffi that this Python can load ({error}). If that is a source checkout, run "
         "Python from another folder to use the installed package, or install the checkout "
         "(`pip install .`)."
@@ -25,7 +26,10 @@ except ImportError as error:
 logger = logging.getLogger("jax_ep")
 logger.addHandler(logging.NullHandler())
 
-IMPLEMENTATIONS = ("cuda", "xla")
+LIMITS: Mapping[str, int] = _ffi.limits()
+"""The most that the kernels take: num_ranks, top_k, num_experts, and items, which are rows,
+assignments or columns. Rows are multiples of vector_bytes.
+"""
 
 
 def register_ffi_targets() -> None:
@@ -39,22 +43,8 @@ def register_ffi_targets() -> None:
 register_ffi_targets()
 
 
-def resolve_implementation(operation: str, implementation: str | None) -> str | None:
-    """`implementation`, or the default that the environment variable sets."""
-    source = "implementation"
-    if implementation is None:
-        source = "JAX_EP_IMPLEMENTATION"
-        implementation = os.environ.get(source) or None
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise ArgumentError(
-            f"jax_ep.{operation}: {source}={implementation!r} is not an implementation. "
-            f"Use one of {IMPLEMENTATIONS}, or None to choose by platform."
-        )
-    return implementation
-
-
 def build_info() -> dict[str, Any]:
-    """What the compiled module is.
+    """Describes the compiled module.
 
     Returns:
       A dict with at least ``version``, ``cuda`` (whether CUDA kernels are in this build),
@@ -77,15 +67,15 @@ def workspace_nbytes(
     num_ranks: int,
     dtype: Any = jnp.bfloat16,
 ) -> dict[str, int]:
-    """Device memory a rank needs outside JAX's pool, by buffer, before it is allocated.
+    """Device memory that a rank needs outside JAX's pool, by buffer, before it is allocated.
 
     Workspaces are made at the first call on CUDA and shared by all calls of one group; other
     platforms need none. The size follows from static shapes alone.
 
     Args:
-      num_tokens: T, tokens a rank dispatches in one call.
+      num_tokens: T, the tokens that a rank dispatches in one call.
       hidden: H, elements of a token.
-      top_k: K, choices of a token.
+      top_k: K, experts per token.
       num_experts: E, experts of all ranks.
       num_ranks: R, ranks of the expert axis.
       dtype: dtype of the tokens.
@@ -106,9 +96,9 @@ def workspace_nbytes(
 
 
 def check() -> None:
-    """Raises what went wrong on this process's devices since the last check, if anything did.
+    """Raises the first failure on this process's devices since the last check, if there is one.
 
-    Results that are still being computed may go wrong after it: block on them first.
+    Results that are still being computed may fail after it: block on them first.
 
     Raises:
       PeerTimeoutError: a rank waited for a peer until the deadline.
@@ -118,13 +108,13 @@ def check() -> None:
     if not reports:
         return
     rank, peer, phase, sequence_number = reports[0]
-    operation, _, what = phase.rpartition(".")
-    if what == "mismatch":
+    operation, _, failure = phase.rpartition(".")
+    if failure == "mismatch":
         raise Error(
             f"rank {rank} ran {operation} (sequence number {sequence_number}) while rank "
             f"{peer} ran another call, or the same with other shapes. {AFTERWARDS}"
         )
-    if what == "workspace":
+    if failure == "workspace":
         raise Error(
             f"rank {rank} had no workspace for {operation} (sequence number {sequence_number}): "
             f"it was released while calls were running. {AFTERWARDS}"
@@ -149,22 +139,3 @@ def release() -> int:
     """
     _ffi.take_reports()
     return _ffi.release_workspaces()
-
-
-def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """What `jax.export.export(..., disabled_checks=...)` needs to serialise jax_ep's calls.
-
-    The names are versioned: an artefact runs with every jax_ep that has the same version of each.
-    """
-    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in FFI_TARGETS]
-
-
-FFI_TARGETS = (
-    "jax_ep.dispatch.v1",
-    "jax_ep.redispatch.v1",
-    "jax_ep.combine.v1",
-    "jax_ep.grouped_matmul.v1",
-    "jax_ep.grouped_matmul_rhs_gradient.v1",
-    "jax_ep.grouped_matmul_activation.v1",
-    "jax_ep.grouped_matmul_activation_gradient.v1",
-)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -16,40 +15,16 @@ import numpy as np
 
 from jax_ep._src import compat, primitive
 from jax_ep._src.compat import Aval
-from jax_ep._src.mesh import ExpertAxis
+from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import PlanArrays, plan_shapes
 from jax_ep._src.reference import transfer as reference
-
-MAX_RANKS = 64
-"""Ranks that the kernels take."""
-
-MAX_TOP_K = 64
-"""Choices of a token that the kernels take."""
-
-MAX_EXPERTS = 2048
-"""Experts of all ranks that the kernels take: they count the choices of each in shared memory."""
-
-ROW_UNIT = 16
-"""The kernels move rows in pieces of so many bytes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TransferParams:
-    """The static parameters of a transfer, hashed by value."""
-
-    axis: ExpertAxis
-    num_experts: int
-    num_rows: int
-    row_align: int
-    zero_tail: bool
-    num_sms: int
-    implementation: str | None
+from jax_ep._src.runtime import LIMITS
 
 
 def bind_dispatch(
     x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None, params: TransferParams
 ) -> tuple[jax.Array, jax.Array | None, PlanArrays]:
-    """Rows, row weights and the plan."""
+    """Returns rows, row weights and the plan."""
     weights = () if topk_weights is None else (topk_weights,)
     results = dispatch_p.bind(x, topk_ids, *weights, params=params)
     rows, *row_weights = results[: 1 + len(weights)]
@@ -59,7 +34,7 @@ def bind_dispatch(
 def bind_redispatch(
     x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Rows and row weights."""
+    """Returns rows and row weights."""
     weights = () if topk_weights is None else (topk_weights,)
     rows, *row_weights = redispatch_p.bind(x, *plan, *weights, params=params)
     return rows, row_weights[0] if row_weights else None
@@ -72,7 +47,7 @@ def bind_combine(
     row_scalars: jax.Array | None,
     params: TransferParams,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Sums, and each choice's row scalar [T, K], with exact zeros where it has no row."""
+    """Returns sums, and each assignment's row scalar [T, K], exactly zero where it has no row."""
     optional = [array for array in (row_weights, row_scalars) if array is not None]
     out, *assignment_scalars = combine_p.bind(
         y,
@@ -140,31 +115,34 @@ def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[st
     return _attributes(avals, params, has_weights=len(avals) == 2 + len(PlanArrays._fields))
 
 
-def _unsupported(choices: tuple[int, int], rows: Aval, params: TransferParams) -> str | None:
-    """`choices` is [T, K] and `rows` has a row's size and dtype."""
-    num_ranks, (num_tokens, top_k) = params.axis.size, choices
-    if num_ranks > MAX_RANKS:
-        return f"the expert axis has {num_ranks} ranks; the kernels take up to {MAX_RANKS}"
+def _unsupported(ids_shape: tuple[int, int], rows: Aval, params: TransferParams) -> str | None:
+    num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
     row_bytes = rows.shape[1] * rows.dtype.itemsize
-    if row_bytes % ROW_UNIT:
-        return f"rows are {row_bytes} bytes; the kernels take multiples of {ROW_UNIT}"
-    if top_k > MAX_TOP_K:
-        return f"a token has {top_k} choices; the kernels take up to {MAX_TOP_K}"
-    if params.num_experts > MAX_EXPERTS:
-        return f"there are {params.num_experts} experts; the kernels take up to {MAX_EXPERTS}"
+    if num_ranks > LIMITS["num_ranks"]:
+        return (
+            f"the expert axis has {num_ranks} ranks; the kernels take up to {LIMITS['num_ranks']}"
+        )
+    if row_bytes % LIMITS["vector_bytes"]:
+        return f"rows are {row_bytes} bytes; the kernels take multiples of {LIMITS['vector_bytes']}"
+    if top_k > LIMITS["top_k"]:
+        return f"top_k is {top_k}; the kernels take up to {LIMITS['top_k']}"
+    if params.num_experts > LIMITS["num_experts"]:
+        most = LIMITS["num_experts"]
+        return f"there are {params.num_experts} experts; the kernels take up to {most}"
     return primitive.too_many(
-        num_rows=params.num_rows,
-        num_choices=num_ranks * num_tokens * top_k,
+        num_rows=params.num_rows, num_assignments=num_ranks * num_tokens * top_k
     )
 
 
 def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:
-    return _unsupported(avals[1].shape, avals[0], params)
+    x, topk_ids, *_ = avals
+    return _unsupported(topk_ids.shape, x, params)
 
 
-def _by_plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
-    plan = PlanArrays(*avals[1 : 1 + len(PlanArrays._fields)])
-    return _unsupported(plan.kept.shape, avals[0], params)
+def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
+    rows, *operands = avals
+    plan = PlanArrays(*operands[: len(PlanArrays._fields)])
+    return _unsupported(plan.kept.shape, rows, params)
 
 
 dispatch_p = primitive.define_primitive(
@@ -180,7 +158,7 @@ redispatch_p = primitive.define_primitive(
     abstract_eval=_redispatch_avals,
     reference=reference.redispatch,
     attributes=_redispatch_attributes,
-    unsupported=_by_plan_unsupported,
+    unsupported=_plan_unsupported,
 )
 
 combine_p = primitive.define_primitive(
@@ -188,5 +166,5 @@ combine_p = primitive.define_primitive(
     abstract_eval=_combine_avals,
     reference=reference.combine,
     attributes=_attributes,
-    unsupported=_by_plan_unsupported,
+    unsupported=_plan_unsupported,
 )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_ep._src import compat
-from jax_ep._src.mesh import expert_axis
+from jax_ep._src.checks import expert_axis
 from jax_ep.bench.measure import Started
 from jax_ep.bench.transfer_cases import OPERATIONS
 from jax_ep.bench.transfer_problem import AXIS, Problem, start_sharded

@@ -71,10 +71,7 @@ class Ours:
         implementation = "cuda" if jax.default_backend() == "gpu" else None
 
         def dispatch(
-            x: jax.Array,
-            topk_ids: jax.Array | None,
-            topk_weights: jax.Array,
-            plan: jax_ep.Plan | None = None,
+            x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array
         ) -> jax_ep.Dispatched:
             return jax_ep.dispatch(
                 x,
@@ -83,7 +80,6 @@ class Ours:
                 num_experts=problem.shape.experts,
                 axis_name=AXIS,
                 recv_capacity=problem.routes.recv_capacity,
-                plan=plan,
                 zero_tail=False,
                 num_sms=self.num_sms,
                 implementation=implementation,
@@ -92,7 +88,9 @@ class Ours:
         def redispatch(
             x: jax.Array, plan: jax_ep.Plan, topk_weights: jax.Array
         ) -> jax_ep.Dispatched:
-            return dispatch(x, None, topk_weights, plan)
+            return jax_ep.redispatch(
+                x, plan, topk_weights, num_sms=self.num_sms, implementation=implementation
+            )
 
         def combine(rows: jax.Array, plan: jax_ep.Plan, row_weights: jax.Array) -> jax.Array:
             return jax_ep.combine(

@@ -106,9 +106,9 @@ def device_probes() -> list[dict[str, Any]]:
 
 def choice(backend: str) -> tuple[str, str]:
     """The implementation that runs here, and why."""
-    from jax_ep._src import runtime
+    from jax_ep._src import checks, runtime
 
-    chosen = runtime.resolve_implementation("doctor", None)
+    chosen = checks.implementation("doctor", None)
     if chosen is not None:
         return chosen, f"JAX_EP_IMPLEMENTATION={chosen}"
     if backend not in ("gpu", "cuda"):
@@ -139,11 +139,9 @@ class Layer:
         def layer(
             x: jax.Array, ids: jax.Array, weights: jax.Array, matrices: jax.Array
         ) -> jax.Array:
-            rows, row_weights, group_sizes, plan = jax_ep.dispatch(
-                x, ids, weights, num_experts=experts, axis_name="expert"
-            )
-            y = jax_ep.grouped_matmul(rows, matrices, group_sizes)
-            return jax_ep.combine(y, plan, row_weights)
+            sent = jax_ep.dispatch(x, ids, weights, num_experts=experts, axis_name="expert")
+            y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes)
+            return jax_ep.combine(y, sent.plan, sent.row_weights)
 
         mesh = jax.make_mesh(
             (ranks,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.local_devices()

@@ -1,14 +1,14 @@
 """The pure-JAX grouped matmuls: the semantic oracle, and what runs where there is no CUDA kernel.
 
-One function per primitive, with the primitive's operands and parameters. All walk over blocks of
-rows that never span two groups, so the cost of a product follows the rows that there are.
+One function per primitive, with the primitive's operands and parameters. All loop over blocks
+of rows that never span two groups, so the cost of a product follows the number of rows in groups.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,13 @@ from jax import lax
 
 from jax_ep._src import compat
 from jax_ep._src.activations import activate
-
-if TYPE_CHECKING:
-    from jax_ep._src.grouped_matmul import MatmulParams
-    from jax_ep._src.grouped_matmul_activation import FusedParams
+from jax_ep._src.params import GroupedMatmulActivationParams, GroupedMatmulParams
 
 ROWS_PER_BLOCK = 128
-"""Rows of one step: large enough to keep a CPU's matrix unit busy."""
+"""Rows of one loop iteration: large enough to keep a CPU's vector units busy."""
 
 COLUMNS_PER_DOT = 128
-"""Columns of the hidden rows that one column of `row_dots` sums over."""
+"""Columns of the intermediate activations that one column of `row_dots` sums over."""
 
 
 def grouped_matmul(
@@ -33,7 +30,7 @@ def grouped_matmul(
     rhs: jax.Array,
     group_sizes: jax.Array,
     *,
-    params: MatmulParams,
+    params: GroupedMatmulParams,
 ) -> tuple[jax.Array]:
     """One matmul per group of rows."""
     out = _products(lhs, rhs, group_sizes, params.transpose_rhs, params.out_dtype)
@@ -45,22 +42,22 @@ def grouped_matmul_rhs_gradient(
     out_gradient: jax.Array,
     group_sizes: jax.Array,
     *,
-    params: MatmulParams,
+    params: GroupedMatmulParams,
 ) -> tuple[jax.Array]:
     """The contraction over each group's rows; groups without rows get zeros."""
     blocks = _blocks(group_sizes, lhs.shape[0])
-    left, right = (out_gradient, lhs) if params.transpose_rhs else (lhs, out_gradient)
-    left, right = (jnp.pad(m, ((0, ROWS_PER_BLOCK), (0, 0))) for m in (left, right))
+    a, b = (out_gradient, lhs) if params.transpose_rhs else (lhs, out_gradient)
+    a, b = (jnp.pad(m, ((0, ROWS_PER_BLOCK), (0, 0))) for m in (a, b))
 
     def body(block: jax.Array, gradient: jax.Array) -> jax.Array:
         group, start, in_group = blocks.at(block)
         product = _matmul(
-            _rows_at(left, start, in_group), _rows_at(right, start, in_group), contract=(0, 0)
+            _rows_at(a, start, in_group), _rows_at(b, start, in_group), contract=(0, 0)
         )
         return gradient.at[group].add(product)
 
-    gradient = jnp.zeros((group_sizes.shape[0], left.shape[1], right.shape[1]), jnp.float32)
-    gradient = fori_loop(blocks.count, body, gradient, like=left, also_like=right)
+    gradient = jnp.zeros((group_sizes.shape[0], a.shape[1], b.shape[1]), jnp.float32)
+    gradient = fori_loop(blocks.count, body, gradient, like=a, also_like=b)
     return (gradient.astype(params.out_dtype),)
 
 
@@ -69,18 +66,18 @@ def grouped_matmul_activation(
     rhs: jax.Array,
     group_sizes: jax.Array,
     *optional: jax.Array,
-    params: FusedParams,
+    params: GroupedMatmulActivationParams,
     has_bias: bool,
     has_row_weights: bool,
     keep_pre_activation: bool,
 ) -> tuple[jax.Array, ...]:
     """Matmul, bias, activation and row weight; and the pre-activation, if it is kept."""
-    sums = _products(lhs, rhs, group_sizes, False, jnp.float32)
+    accumulators = _products(lhs, rhs, group_sizes, False, jnp.float32)
     if has_bias:
-        sums = sums + optional[0][_group_of_rows(group_sizes, lhs.shape[0])]
-    pre_activation = _round(sums, lhs.dtype)
+        accumulators = accumulators + optional[0][_group_of_rows(group_sizes, lhs.shape[0])]
+    pre_activation = _round(accumulators, lhs.dtype)
     if params.activation == "none":
-        out = sums
+        out = accumulators
     else:
         out = activate(params.activation, pre_activation.astype(jnp.float32))
     if has_row_weights:
@@ -95,25 +92,28 @@ def grouped_matmul_activation_gradient(
     group_sizes: jax.Array,
     pre_activation: jax.Array,
     *row_weights: jax.Array,
-    params: FusedParams,
+    params: GroupedMatmulActivationParams,
     has_row_weights: bool,
 ) -> tuple[jax.Array, ...]:
-    """Gradient of the pre-activation, the weighted hidden rows, and their products by block."""
-    sums = _products(out_gradient, rhs, group_sizes, True, jnp.float32)
-    sums = _round(sums, out_gradient.dtype).astype(jnp.float32)
-    hidden, backward = jax.vjp(
+    """Gradient of the pre-activation, the weighted activations, and the row dots by block."""
+    accumulators = _products(out_gradient, rhs, group_sizes, True, jnp.float32)
+    activations_bar = _round(accumulators, out_gradient.dtype).astype(jnp.float32)
+    activations, backward = jax.vjp(
         functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
     )
-    num_dots = -(-hidden.shape[1] // COLUMNS_PER_DOT)
-    missing = num_dots * COLUMNS_PER_DOT - hidden.shape[1]
-    products = jnp.pad(hidden * sums, ((0, 0), (0, missing)))
-    row_dots = products.reshape(-1, num_dots, COLUMNS_PER_DOT).sum(2)
+    num_rows, size = activations.shape
+    num_dots = -(-size // COLUMNS_PER_DOT)
+    missing = num_dots * COLUMNS_PER_DOT - size
+    products = jnp.pad(activations * activations_bar, ((0, 0), (0, missing)))
+    row_dots = products.reshape(num_rows, num_dots, COLUMNS_PER_DOT).sum(2)
     if has_row_weights:
         (weights,) = row_weights
-        hidden, sums = hidden * weights[:, None], sums * weights[:, None]
-    (gradient,) = backward(sums)
+        activations, activations_bar = (
+            a * weights[:, None] for a in (activations, activations_bar)
+        )
+    (gradient,) = backward(activations_bar)
     dtype = out_gradient.dtype
-    results = gradient.astype(dtype), hidden.astype(dtype), row_dots
+    results = gradient.astype(dtype), activations.astype(dtype), row_dots
     return tuple(_fill_tail(result, group_sizes, jnp.nan) for result in results)
 
 
@@ -149,7 +149,7 @@ def _group_ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
 
 
 def _group_of_rows(group_sizes: jax.Array, num_rows: int) -> jax.Array:
-    """int32[M]; of the tail, the last group."""
+    """int32[M]; rows of the tail count to the last group."""
     ends = _group_ends(group_sizes, num_rows)
     group = (ends <= jnp.arange(num_rows)[:, None]).sum(1)
     return jnp.minimum(group, group_sizes.shape[0] - 1)
@@ -171,7 +171,7 @@ def _rows_at(matrix: jax.Array, start: jax.Array, in_group: jax.Array) -> jax.Ar
 def _products(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, transpose_rhs: bool, dtype: Any
 ) -> jax.Array:
-    """Each group of rows times its matrix; the tail is anything."""
+    """Each group of rows times its matrix; the tail is unspecified."""
     num_rows = lhs.shape[0]
     blocks = _blocks(group_sizes, num_rows)
     lhs = jnp.pad(lhs, ((0, ROWS_PER_BLOCK), (0, 0)))
@@ -190,10 +190,10 @@ def _products(
     return fori_loop(blocks.count, body, out, like=lhs, also_like=rhs)[:num_rows]
 
 
-def _matmul(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax.Array:
+def _matmul(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
     return lax.dot_general(
-        left,
-        right,
+        a,
+        b,
         (((contract[0],), (contract[1],)), ((), ())),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
@@ -201,7 +201,7 @@ def _matmul(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax
 
 
 def _round(values: jax.Array, dtype: Any) -> jax.Array:
-    """A cast that stays: XLA may remove one to a narrower dtype and back, for more precision."""
+    """Casts for good: XLA may remove a cast to a narrower dtype and back, for more precision."""
     return lax.optimization_barrier(values.astype(dtype))
 
 

@@ -7,18 +7,15 @@ collectives (all-gather in, all-to-all out); everything else follows from the ga
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src.mesh import ExpertAxis
+from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import PlanArrays
 from jax_ep._src.reference.matmul import fori_loop
-
-if TYPE_CHECKING:
-    from jax_ep._src.transfer import TransferParams
 
 
 def dispatch(
@@ -36,13 +33,13 @@ def redispatch(x: jax.Array, *operands: jax.Array, params: TransferParams) -> tu
     """Rows, and row weights if there are weights, along the routes of a plan."""
     plan, topk_weights = _split_plan(operands)
     num_tokens, top_k = plan.kept.shape
-    rank, token, choice = plan.row_source.T
+    rank, token, k = plan.row_source.T
     source_row = rank * num_tokens + token
     rows = _gather_rows(x, source_row, plan, params)
     if not topk_weights:
         return (rows,)
     weights = topk_weights[0].reshape(num_tokens * top_k)
-    return rows, _gather_rows(weights, source_row * top_k + choice, plan, params)
+    return rows, _gather_rows(weights, source_row * top_k + k, plan, params)
 
 
 def combine(
@@ -52,22 +49,24 @@ def combine(
     has_weights: bool,
     has_scalars: bool,
 ) -> tuple[jax.Array, ...]:
-    """Each token's weighted sum of its rows, and each choice's scalar if there are row scalars."""
+    """Each token's weighted sum of its rows, and each assignment's scalar, if rows have scalars."""
     axis = params.axis
     plan, optional = _split_plan(operands)
     num_tokens, top_k = plan.kept.shape
-    num_slots = axis.size * num_tokens * top_k
-    num_rows = y.shape[0]
-    rank, token, choice = plan.row_source.T
-    slot = jnp.where(
-        _is_real(plan, axis.size), (rank * num_tokens + token) * top_k + choice, num_slots
+    num_rows, hidden = y.shape
+    if num_tokens == 0:
+        return jnp.zeros((0, hidden), y.dtype), *[jnp.zeros((0, top_k))] * has_scalars
+    num_assignments = axis.size * num_tokens * top_k
+    rank, token, k = plan.row_source.T
+    assignment = jnp.where(
+        _is_real(plan, axis.size), (rank * num_tokens + token) * top_k + k, num_assignments
     )
 
-    row_of_slot = jnp.full(num_slots, num_rows).at[slot].set(jnp.arange(num_rows), mode="drop")
-    row_of_choice = row_of_slot.reshape(-1, top_k)
-    accumulator = jnp.zeros((axis.size * num_tokens, y.shape[1]), jnp.float32)
+    no_rows = jnp.full(num_assignments, num_rows)
+    row_of = no_rows.at[assignment].set(jnp.arange(num_rows), mode="drop").reshape(-1, top_k)
+    accumulator = jnp.zeros((axis.size * num_tokens, hidden), jnp.float32)
     for k in range(top_k):
-        row = row_of_choice[:, k]
+        row = row_of[:, k]
         term = y.at[row].get(mode="fill", fill_value=0).astype(jnp.float32)
         if has_weights:
             weight = optional[0].at[row].get(mode="fill", fill_value=0)
@@ -75,13 +74,14 @@ def combine(
         else:
             term = term + accumulator
         accumulator = jnp.where((row < num_rows)[:, None], term, accumulator)
-    partial_sums = accumulator.astype(y.dtype).reshape(axis.size, num_tokens, -1)
+    partial_sums = accumulator.astype(y.dtype).reshape(axis.size, num_tokens, hidden)
     results = [_poison(_sum_over_ranks(partial_sums, axis).astype(y.dtype), plan)]
 
     if has_scalars:
-        scalars = jnp.zeros(num_slots, jnp.float32).at[slot].set(optional[-1], mode="drop")
+        zeros = jnp.zeros(num_assignments, jnp.float32)
+        scalars = zeros.at[assignment].set(optional[-1], mode="drop")
         arrived = lax.all_to_all(scalars.reshape(axis.size, num_tokens, top_k), axis.name, 0, 0)
-        results.append(_poison(_choose_rank(arrived, plan.destination), plan))
+        results.append(_poison(_select_rank(arrived, plan.destination), plan))
     return tuple(results)
 
 
@@ -103,10 +103,10 @@ def _make_plan(
     my_quota = jnp.append(lax.dynamic_index_in_dim(all_kept, rank, 0, False).reshape(-1), 0)
     kept = position < my_quota[expert]
 
-    # What the other ranks decided about their own choices, flat in (source, token, choice) order.
+    # All ranks' assignments, flat in (source, token, k) order, with -1 for those they dropped.
     sent_expert = lax.all_gather(jnp.where(kept, expert, -1), axis.name).reshape(-1)
     sent_position = lax.all_gather(position, axis.name).reshape(-1)
-    source, token, choice = jnp.unravel_index(
+    source, token, k = jnp.unravel_index(
         jnp.arange(num_ranks * num_tokens * top_k), (num_ranks, num_tokens, top_k)
     )
     demand = lax.dynamic_index_in_dim(all_counts, rank, 1, False).sum()
@@ -118,14 +118,11 @@ def _make_plan(
     local = sent_expert - rank * num_local
     is_mine = (local >= 0) & (local < num_local) & (sent_expert >= 0)
     row = first_row.at[source, local].get(mode="clip") + sent_position
-    place = jnp.where(is_mine, row, num_rows)
-    row_source = (
-        jnp.full((num_rows, 3), -1)
-        .at[place]
-        .set(jnp.stack([source, token, choice], 1), mode="drop")
-    )
-    slot = _slots(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
-    partial_sum_index = jnp.full(num_rows, -1).at[place].set(jnp.repeat(slot, top_k), mode="drop")
+    row = jnp.where(is_mine, row, num_rows)
+    sources = jnp.stack([source, token, k], 1)
+    row_source = jnp.full((num_rows, 3), -1).at[row].set(sources, mode="drop")
+    index = _partial_sum_index(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
+    partial_sum_index = jnp.full(num_rows, -1).at[row].set(jnp.repeat(index, top_k), mode="drop")
 
     num_bad = jnp.sum((topk_ids < -1) | (topk_ids >= num_experts))
     arrays = PlanArrays(
@@ -147,7 +144,7 @@ def _make_plan(
 
 
 def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
-    """How many earlier choices have the same expert, and the count of each expert."""
+    """Counts the earlier assignments to the same expert, and the assignments to each expert."""
     counts = jnp.zeros(num_experts + 1, jnp.int32).at[expert].add(1)
     order = jnp.argsort(expert, stable=True)
     first = jnp.cumsum(counts) - counts
@@ -155,15 +152,17 @@ def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Arra
     return jnp.zeros_like(expert).at[order].set(position.astype(expert.dtype)), counts[:-1]
 
 
-def _slots(expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array) -> jax.Array:
-    """Of the ranks that each token [tokens, choices] visits, how many are below `rank`."""
+def _partial_sum_index(
+    expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array
+) -> jax.Array:
+    """Counts the ranks below `rank` that each token [tokens, k] is sent to."""
     destination = jnp.where(expert >= 0, expert // num_local, num_ranks)
-    is_visited = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
-    return (is_visited & (jnp.arange(num_ranks) < rank)).sum(1)
+    is_sent = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
+    return (is_sent & (jnp.arange(num_ranks) < rank)).sum(1)
 
 
 def _kept_counts(counts: jax.Array, num_rows: int, row_align: int) -> jax.Array:
-    """How many of `counts` [source, destination, local expert] fit into `num_rows` everywhere.
+    """Cuts `counts` [source, destination, local expert] to those that fit into `num_rows`.
 
     Every local expert of a destination gets the same cap, the largest that fits; within an expert
     every source gets the same quota, the largest within the cap.
@@ -199,7 +198,7 @@ def _split_plan(operands: tuple[jax.Array, ...]) -> tuple[PlanArrays, tuple[jax.
 
 
 def _is_real(plan: PlanArrays, num_ranks: int) -> jax.Array:
-    """Rows that came from a token, as opposed to padding, tail and nonsense: bool[M]."""
+    """Which rows came from a token, and are not padding, tail or out of range: bool[M]."""
     in_groups = jnp.arange(plan.row_source.shape[0]) < plan.row_offsets[-1]
     limits = jnp.array([num_ranks, *plan.kept.shape])
     return in_groups & ((plan.row_source >= 0) & (plan.row_source < limits)).all(1)
@@ -209,18 +208,22 @@ def _gather_rows(
     values: jax.Array, index: jax.Array, plan: PlanArrays, params: TransferParams
 ) -> jax.Array:
     """values[index] over all ranks' values, zero in padding, zero or NaN in the tail."""
-    everything = lax.all_gather(values, params.axis.name, tiled=True)
-    index = jnp.where(_is_real(plan, params.axis.size), index, everything.shape[0])
-    rows = everything.at[index].get(mode="fill", fill_value=0)
+    num_rows = index.shape[0]
+    if values.shape[0] == 0:  # no rank has a token
+        rows = jnp.zeros((num_rows, *values.shape[1:]), values.dtype)
+    else:
+        everything = lax.all_gather(values, params.axis.name, tiled=True)
+        index = jnp.where(_is_real(plan, params.axis.size), index, everything.shape[0])
+        rows = everything.at[index].get(mode="fill", fill_value=0)
     if not params.zero_tail:
-        # Nothing may read this tail: NaN finds whoever does.
-        in_tail = jnp.arange(rows.shape[0]) >= plan.row_offsets[-1]
+        # Nothing may read this tail: NaN shows a reader.
+        in_tail = jnp.arange(num_rows) >= plan.row_offsets[-1]
         rows = jnp.where(in_tail.reshape(-1, *(1,) * (rows.ndim - 1)), jnp.nan, rows)
     return _poison(rows.astype(values.dtype), plan)
 
 
 def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
-    """Sends values[r] to rank r, and sums what arrives in rank order, in float32."""
+    """Sends values[r] to rank r, and sums the arriving values in rank order, in float32."""
     arrived = lax.all_to_all(values, axis.name, 0, 0)
     total = jnp.zeros(values.shape[1:], jnp.float32)
     for rank in range(axis.size):
@@ -229,16 +232,16 @@ def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
     return jnp.where(total == 0, 0, total)
 
 
-def _choose_rank(values: jax.Array, destination: jax.Array) -> jax.Array:
-    """values[destination] of every choice, bit by bit; zero where there is none."""
-    chosen = jnp.zeros_like(values[0])
+def _select_rank(values: jax.Array, destination: jax.Array) -> jax.Array:
+    """values[destination] of every assignment, bit by bit; zero where there is none."""
+    selected = jnp.zeros_like(values[0])
     for rank in range(values.shape[0]):
-        chosen = jnp.where(destination == rank, values[rank], chosen)
-    return chosen
+        selected = jnp.where(destination == rank, values[rank], selected)
+    return selected
 
 
 def _fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-    """Rounds a * b + c to float32 once. XLA has no such operation, and contracts when it likes.
+    """Rounds a * b + c to float32 once. XLA has no such operation, and may contract or not.
 
     In float64 the product is exact and only the sum rounds. Rounding that to odd first keeps the
     second rounding right (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums").

@@ -1,0 +1,203 @@
+"""A layer's call: routing and experts inside a `shard_map` over the layer's mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_ep import routing
+from jax_ep._src.moe_layer import router as routers
+from jax_ep._src.moe_layer.config import Axes, Config, check_batch, check_input, check_mesh
+from jax_ep._src.moe_layer.mesh import find_mesh
+from jax_ep._src.moe_layer.router import Router, SplitRouter
+from jax_ep._src.moe_mlp import moe_mlp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MoEStats:
+    """Losses and counts of one call, over all tokens of all ranks. A pytree; members may be added.
+
+    Attributes:
+      aux_loss: f32[], `routing.balancing_loss`: 1 when the load is even. Not scaled.
+      z_loss: f32[], `routing.z_loss`. Not scaled.
+      expert_load: i32[E], the assignments to each expert, dropped ones included.
+      num_dropped: i32[], the assignments dropped for want of capacity; 0 when dropless.
+    """
+
+    aux_loss: jax.Array
+    z_loss: jax.Array
+    expert_load: jax.Array
+    num_dropped: jax.Array
+
+
+class LayerArrays(NamedTuple):
+    """The arrays of a layer, and their specs."""
+
+    router_kernel: Any  # [H, E]
+    w_up: Any  # [E, H, 2, F] or [E, H, F]
+    w_down: Any  # [E, F, H]
+    logits_bias: Any  # [E] or None
+    selection_bias: Any  # [E] or None
+    router: Any  # list of a custom router's arrays
+
+
+def apply(
+    config: Config,
+    router: Router | None,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> tuple[jax.Array, MoEStats]:
+    """Runs the layer. `router` is None for one that has a name, and `arrays.router` is empty."""
+    check_input(config, x, token_mask)
+    mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
+    check_mesh(config, mesh)
+    if router is None and isinstance(config.activation, str):
+        return _compiled(config, mesh, None, arrays, x, token_mask)
+    # A function may close over state, so it is called each time: nothing keeps its first trace.
+    split = None if router is None else SplitRouter(router)
+    run = jax.jit(functools.partial(_run, config, mesh, split), inline=True)
+    return run(arrays._replace(router=[] if split is None else split.arrays), x, token_mask)
+
+
+def _run(
+    config: Config,
+    mesh: Mesh | AbstractMesh,
+    router: SplitRouter | None,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> tuple[jax.Array, MoEStats]:
+    """`_local_layer`, in a `shard_map` unless the context already is one over the right axes."""
+    layer = functools.partial(_local_layer, config, router)
+    axes = config.axes.within(mesh.axis_names)
+    manual = frozenset(mesh.abstract_mesh.manual_axes)
+    if manual.issuperset(axes.expert or axes.tokens):
+        return layer(axes.within(manual), arrays, x, token_mask)
+
+    axis_names = frozenset(mesh.axis_names) - manual
+    outer = axes.within(axis_names)
+    check_batch(x, mesh, outer.tokens)
+    specs = LayerArrays(*outer.param_specs(config.is_gated), P(), P(), P())
+    tokens = P(outer.tokens)
+    in_specs = (specs, tokens, tokens)
+    sharded_layer = jax.shard_map(
+        functools.partial(layer, axes),
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=(tokens, P()),
+        axis_names=axis_names,
+    )
+    to_spec = functools.partial(reshard, mesh)
+    operands = jax.tree.map(
+        lambda spec, subtree: jax.tree.map(functools.partial(to_spec, spec), subtree),
+        in_specs,
+        (arrays, x, token_mask),
+        is_leaf=lambda node: isinstance(node, P),
+    )
+    y, stats = sharded_layer(*operands)
+    return to_spec(jax.typeof(x).sharding.spec, y), stats
+
+
+_compiled = jax.jit(_run, static_argnums=(0, 1, 2), inline=True)
+
+
+def _local_layer(
+    config: Config,
+    router: SplitRouter | None,
+    axes: Axes,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> tuple[jax.Array, MoEStats]:
+    """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
+    tokens = x.reshape(-1, x.shape[-1])
+    mask = None if token_mask is None else token_mask.reshape(-1)
+    logits = jnp.dot(
+        tokens.astype(jnp.float32),
+        arrays.router_kernel.astype(jnp.float32),
+        precision=lax.Precision.HIGHEST,  # TF32 would select other experts
+    )
+    if arrays.logits_bias is not None:
+        logits = logits + arrays.logits_bias.astype(jnp.float32)
+    if mask is not None:
+        logits = jnp.where(mask[:, None], logits, 0)
+    if router is None:
+        assert config.router is not None
+        route = routers.NAMED_ROUTERS[config.router]
+    else:
+        route = router.merge(arrays.router)
+    routed = routers.call(route, logits, config.top_k, arrays.selection_bias)
+    if mask is not None:
+        routed = routing._masked(routed, mask)
+
+    y, num_dropped = _experts(config, axes, arrays, tokens, routed, config.dtype or x.dtype)
+    stats = MoEStats(
+        aux_loss=routing.balancing_loss(
+            routed.probabilities, routed.topk_ids, token_axes=axes.tokens
+        ),
+        z_loss=routing.z_loss(logits, token_mask=mask, token_axes=axes.tokens),
+        expert_load=routing.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
+        num_dropped=num_dropped,
+    )
+    return y.reshape(x.shape), stats
+
+
+def _experts(
+    config: Config,
+    axes: Axes,
+    arrays: LayerArrays,
+    tokens: jax.Array,
+    routed: routing.Routing,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The experts' summed outputs [T, H], and the assignments dropped on all ranks."""
+    ids, exchange, num_experts = routed.topk_ids, axes.expert, config.num_experts
+    capacity_factor, recv_capacity = config.capacity_factor, None
+    if not exchange:
+        # Every rank has copies of all experts. As experts of their own they are addressed here.
+        exchange = axes.tokens
+        first_id = lax.axis_index(exchange) * num_experts
+        ids = jnp.where(ids >= 0, first_id + ids, -1)
+        num_experts *= lax.axis_size(exchange)
+        capacity_factor, recv_capacity = None, max(1, ids.size)
+    w_up, w_down = arrays.w_up, arrays.w_down
+    if axes.fsdp:
+        w_up = lax.all_gather(w_up, axes.fsdp, axis=1, tiled=True)
+        w_down = lax.all_gather(w_down, axes.fsdp, axis=2, tiled=True)
+    y, stats = moe_mlp(
+        tokens.astype(dtype),
+        ids,
+        routed.topk_weights,
+        *(w if w.dtype == jnp.float32 else w.astype(dtype) for w in (w_up, w_down)),
+        axis_name=exchange,
+        num_experts=num_experts,
+        activation=config.activation,
+        capacity_factor=capacity_factor,
+        recv_capacity=recv_capacity,
+        num_comm_sms=config.num_comm_sms,
+        implementation=config.implementation,
+    )
+    num_dropped = lax.psum(stats.num_dropped[0], axes.tokens)
+    if axes.tensor:
+        y = lax.psum(y, axes.tensor)
+        num_dropped = lax.pmax(num_dropped, axes.tensor)  # equal on all of them
+    return y, num_dropped
+
+
+def reshard(mesh: Mesh | AbstractMesh, spec: P, x: jax.Array) -> jax.Array:
+    """Reshards x by the Explicit axes of `spec`; Auto axes are left to the compiler."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if AxisType.Explicit not in kinds.values():
+        return x
+    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+    kept = (tuple(n for n in entry if kinds.get(n) == AxisType.Explicit) for entry in entries)
+    return jax.sharding.reshard(x, NamedSharding(mesh, P(*(entry or None for entry in kept))))

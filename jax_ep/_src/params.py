@@ -1,0 +1,86 @@
+"""The static parameters of the primitives and of the layers made of them, hashed by value.
+
+``num_sms`` is 0 where the launch code chooses. ``implementation`` is "cuda", "xla", or None to
+choose while lowering.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_ep._src.mesh import AxisName, ExpertAxis
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferParams:
+    """Parameters of dispatch, redispatch and combine."""
+
+    axis: ExpertAxis
+    num_experts: int
+    num_rows: int
+    row_align: int
+    zero_tail: bool
+    num_sms: int
+    implementation: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedMatmulParams:
+    """Parameters of grouped_matmul and grouped_matmul_rhs_gradient."""
+
+    transpose_rhs: bool
+    out_dtype: Any
+    zero_tail: bool
+    num_sms: int
+    implementation: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedMatmulActivationParams:
+    """Parameters of grouped_matmul_activation and grouped_matmul_activation_gradient."""
+
+    activation: str  # its name, or "none"
+    num_sms: int
+    implementation: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedMlpParams:
+    """Parameters of grouped_mlp, and of the matmuls that it is made of."""
+
+    activation: str  # its name; "none" if a function runs between the matmuls
+    zero_tail: bool  # of the result, and of the gradient of the rows
+    num_sms: int
+    implementation: str | None
+
+    def epilogue(self, activation: str) -> GroupedMatmulActivationParams:
+        """Returns the parameters of a matmul with that activation in its epilogue."""
+        return GroupedMatmulActivationParams(activation, self.num_sms, self.implementation)
+
+    def matmul(
+        self, out_dtype: Any, *, transpose_rhs: bool = False, zero_tail: bool = False
+    ) -> GroupedMatmulParams:
+        """Returns the parameters of a plain matmul."""
+        return GroupedMatmulParams(
+            transpose_rhs=transpose_rhs,
+            out_dtype=jnp.dtype(out_dtype),
+            zero_tail=zero_tail,
+            num_sms=self.num_sms,
+            implementation=self.implementation,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeMlpParams:
+    """Parameters of moe_mlp: those of its transfers as given, and those of its experts."""
+
+    num_experts: int
+    axis_name: AxisName
+    recv_capacity: int | None
+    capacity_factor: float | None
+    num_comm_sms: int | None
+    implementation: str | None
+    mlp: GroupedMlpParams

@@ -1,0 +1,90 @@
+"""redispatch: send other tokens along the routes of an earlier dispatch, without metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_ep._src import checks, compat, transfer
+from jax_ep._src.params import TransferParams
+from jax_ep._src.plan import Dispatched, Plan, PlanArrays
+
+
+def redispatch(
+    x: jax.Array,
+    plan: Plan,
+    topk_weights: jax.Array | None = None,
+    *,
+    num_sms: int | None = None,
+    implementation: str | None = None,
+) -> Dispatched:
+    """Sends tokens along the routes of `plan`. Call it inside `jax.shard_map`.
+
+    The rows are those that `dispatch` returns for the same ids, capacity, alignment and tail, but
+    no metadata is exchanged.
+
+    Args:
+      x: [T, H] bfloat16, float16 or float32, this rank's tokens, as many as the plan has.
+      plan: an earlier dispatch's plan.
+      topk_weights: [T, K] of any float dtype, the routing weights, or None.
+      num_sms: the most SMs that the call uses on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+
+    Returns:
+      `Dispatched` with the same plan.
+
+    Raises:
+      ArgumentError (a ValueError): shapes that are not the plan's, another mesh than the plan's, or
+        a call outside `shard_map`.
+      DtypeError (a TypeError): a dtype not listed above.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+    """
+    axis = checks.plan_axis("redispatch", plan)
+    num_tokens, top_k = plan.kept.shape
+    checks.rows("redispatch", "x", x, (num_tokens, "hidden"))
+    if topk_weights is not None:
+        topk_weights = checks.weights(
+            "redispatch", "topk_weights", topk_weights, (num_tokens, top_k)
+        )
+    params = TransferParams(
+        axis=axis,
+        num_experts=plan.num_experts,
+        num_rows=plan.row_source.shape[0],
+        row_align=plan.row_align,
+        zero_tail=plan.zero_tail,
+        num_sms=checks.num_sms("redispatch", num_sms),
+        implementation=checks.implementation("redispatch", implementation),
+    )
+    x, arrays, topk_weights = compat.vary_together((x, plan.arrays, topk_weights), axis.names)
+    with jax.named_scope("jax_ep.redispatch"):
+        rows, row_weights = _redispatch(x, arrays, topk_weights, params)
+    return Dispatched(rows, row_weights, plan.group_sizes, plan)
+
+
+# ---- derivative: a combine along the same plan
+
+
+def _run(
+    x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
+) -> tuple[jax.Array, jax.Array | None]:
+    results = transfer.bind_redispatch(x, plan, topk_weights, params)
+    return checkpoint_name(results, "jax_ep.rows")
+
+
+def _redispatch_forward(
+    x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
+) -> Any:
+    # Not `_redispatch`: jax.checkpoint finds no names inside the call of a custom_vjp.
+    return _run(x, plan, topk_weights, params), plan
+
+
+def _redispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any) -> Any:
+    rows_bar, row_weights_bar = cotangents
+    x_bar, topk_weights_bar = transfer.bind_combine(rows_bar, plan, None, row_weights_bar, params)
+    return x_bar, None, topk_weights_bar
+
+
+_redispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))
+_redispatch.defvjp(_redispatch_forward, _redispatch_backward)
