@@ -67,10 +67,10 @@ class CallsTest(absltest.TestCase):
 
     def test_the_other_implementation_calls_none(self):
         def f(ids, x):
-            rows, _, _, plan = jax_ep.dispatch(
+            sent = jax_ep.dispatch(
                 x, ids, None, num_experts=tier.NUM_GPUS, axis_name="expert", implementation="xla"
             )
-            return jax_ep.combine(rows, plan, None, implementation="xla")
+            return jax_ep.combine(sent.rows, sent.plan, None, implementation="xla")
 
         f = jax.shard_map(f, mesh=MESH, in_specs=P("expert"), out_specs=P("expert"))
         ids, x, *_ = testing.layer_arguments()

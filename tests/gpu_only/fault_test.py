@@ -51,8 +51,9 @@ class Layer:
 
     @staticmethod
     def f(x, ids):
-        rows, _, group_sizes, plan = SIZES.dispatch(x, ids, None)
-        return jax_ep.combine(rows, plan, None), rows, group_sizes, plan.status
+        sent = SIZES.dispatch(x, ids, None)
+        out = jax_ep.combine(sent.rows, sent.plan, None)
+        return out, sent.rows, sent.group_sizes, sent.plan.status
 
     def __call__(self):
         return jax.block_until_ready(self.run(self.x, self.ids))
@@ -106,8 +107,8 @@ def a_device_is_full(full: int):
     sizes = Sizes(RANKS, num_local=1, num_tokens=65536, top_k=2, hidden=2048, recv_capacity=8)
 
     def f(x, ids):
-        rows, _, _, plan = sizes.dispatch(x, ids, None)
-        return jax_ep.combine(rows, plan, None), plan.num_received
+        sent = sizes.dispatch(x, ids, None)
+        return jax_ep.combine(sent.rows, sent.plan, None), sent.plan.num_received
 
     small = Layer()
     small.check()  # kernels are loaded, communicators are made

@@ -31,9 +31,10 @@ def program(sizes: Sizes):
     """(x, ids, weights) -> plan, rows, and their combine; then the same tokens once more along the plan."""
 
     def f(x, ids, weights):
-        rows, row_weights, _, plan = sizes.dispatch(x, ids, weights)
-        again = sizes.dispatch(2 * x, None, None, plan=plan).rows
-        return plan, rows, jax_ep.combine(rows, plan, row_weights), again
+        sent = sizes.dispatch(x, ids, weights)
+        again = jax_ep.redispatch(2 * x, sent.plan).rows
+        out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights)
+        return sent.plan, sent.rows, out, again
 
     return testing.sharded(f, sizes.mesh)
 

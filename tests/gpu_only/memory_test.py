@@ -44,8 +44,8 @@ def measure():
 
 
 def exchange(x, ids):
-    rows, _, _, plan = jax_ep.dispatch(x, ids, None, num_experts=EXPERTS, axis_name="expert")
-    return jax_ep.combine(rows, plan, None)
+    sent = jax_ep.dispatch(x, ids, None, num_experts=EXPERTS, axis_name="expert")
+    return jax_ep.combine(sent.rows, sent.plan, None)
 
 
 class MemoryTest(absltest.TestCase):

@@ -23,7 +23,7 @@ import jax_ep
 STEPS = int(os.environ.get("JAX_EP_TEST_STEPS", "10000"))  # of all modes together
 DATA, EXPERT = testing.two_axes()  # 4 GPUs: 2 * 2
 MESH = testing.mesh_of((DATA, EXPERT), ("data", "expert"))
-TOKENS, HIDDEN, EXPERT_HIDDEN, TOP_K, LAYERS = 64, 128, 64, 2, 2
+TOKENS, HIDDEN, INTERMEDIATE, TOP_K, LAYERS = 64, 128, 64, 2, 2
 NUM_EXPERTS = 4 * EXPERT
 BOTH = ("data", "expert")
 
@@ -44,8 +44,8 @@ MODES = {
 def initial_parameters():
     """Matrices of all experts and layers, split over "expert" by expert and over "data" by hidden size (FSDP)."""
     rng = np.random.default_rng(0)
-    up = rng.standard_normal((NUM_EXPERTS, LAYERS, HIDDEN, 2, EXPERT_HIDDEN)) / HIDDEN**0.5
-    down = rng.standard_normal((NUM_EXPERTS, LAYERS, EXPERT_HIDDEN, HIDDEN)) / EXPERT_HIDDEN**0.5
+    up = rng.standard_normal((NUM_EXPERTS, LAYERS, HIDDEN, 2, INTERMEDIATE)) / HIDDEN**0.5
+    down = rng.standard_normal((NUM_EXPERTS, LAYERS, INTERMEDIATE, HIDDEN)) / INTERMEDIATE**0.5
     return up.astype(np.float32), down.astype(np.float32)
 
 

@@ -48,10 +48,10 @@ def differences(a, b):
 def layer(sizes: Sizes, x, ids, weights, implementation):
     """Everything that can be compared bit by bit, and whether something was routed at all."""
     by = {"implementation": implementation}
-    rows, row_weights, _, plan = sizes.dispatch(x, ids, weights, **by)
-    again = sizes.dispatch(-x, None, weights, plan=plan, **by)
-    out = jax_ep.combine(rows, plan, row_weights, **by)
-    return rows, row_weights, again.rows, again.row_weights, out, *plan.arrays
+    sent = sizes.dispatch(x, ids, weights, **by)
+    again = jax_ep.redispatch(-x, sent.plan, weights, **by)
+    out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights, **by)
+    return sent.rows, sent.row_weights, again.rows, again.row_weights, out, *sent.plan.arrays
 
 
 @functools.cache

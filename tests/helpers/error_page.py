@@ -39,7 +39,7 @@ def to_regex(template: str) -> re.Pattern[str]:
 
 
 def python_templates() -> dict[str, set[str]]:
-    """Class (or "Warnings") -> the messages that jax_ep's sources raise or log."""
+    """Class (or "Warnings") -> the messages that jax_ep's sources raise or warn with."""
     found: dict[str, set[str]] = {name: set() for name in (*BUILTIN, "Warnings")}
     for path in (REPOSITORY / "jax_ep").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -49,9 +49,10 @@ def python_templates() -> dict[str, set[str]]:
                         found[node.name].add(template_of(call.args[0]))
             call = node.exc if isinstance(node, ast.Raise) else node
             if isinstance(call, ast.Call) and call.args and isinstance(call.func, ast.Name):
-                name = "Warnings" if call.func.id == "_warn_once" else call.func.id
-                if name in found and isinstance(call.args[0], ast.JoinedStr | ast.Constant):
-                    found[name].add(template_of(call.args[0]))
+                warns = call.func.id == "_warn_once"
+                name, message = "Warnings" if warns else call.func.id, call.args[-1]
+                if name in found and isinstance(message, ast.JoinedStr | ast.Constant):
+                    found[name].add(template_of(message))
     return found
 
 

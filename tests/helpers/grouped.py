@@ -1,6 +1,6 @@
-"""Kinds of group sizes, and the fused matmuls and the MLP in numpy's float64, group by group.
+"""Kinds of group sizes, and the matmuls with epilogues and the MLP in numpy's float64, group by group.
 
-Pre-activations are flat: of a gated activation the first half of the columns is the gate.
+Pre-activations are flat: for a gated activation the first half of the columns is the gate.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def matmul_activation(name, lhs, rhs, group_sizes, bias=None, weights=None):
 
 
 def matmul_activation_gradient(name, out_bar, rhs, group_sizes, pre, weights=None):
-    """Gradient of the pre-activation, weighted hidden rows, the dots by blocks of 128; and the sums of absolute terms."""
+    """Gradient of the pre-activation, weighted activations, the dots by blocks of 128; and the sums of absolute terms."""
     sums = numpy_moe.grouped_matmul(out_bar, rhs, group_sizes, transpose_rhs=True)
     hidden = activate(name, pre)
     blocks = range(0, hidden.shape[1], 128)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import re
+import unittest.mock
+import warnings
 
 import testing  # isort: skip
 
 import jax
 import jax.ffi
 import numpy as np
+
+import jax_ep
 
 COLLECTIVES = (
     "all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter"
@@ -105,6 +110,23 @@ def lower_for_cuda(f, *arguments, cuda_build: bool = True) -> Program:
             jax.jit(lambda *args: f(*args)).trace(*arguments).lower(lowering_platforms=("cuda",))
         )
     return Program(lowered)
+
+
+@contextlib.contextmanager
+def fallback_warnings():
+    """The list of jax_ep's warnings from here on, as if none had been given before."""
+    messages = []
+    with (
+        unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        try:
+            yield messages
+        finally:
+            ours = [w for w in caught if str(w.message).startswith("jax_ep.")]
+            assert all(w.category is UserWarning for w in ours), ours
+            messages += [str(w.message) for w in ours]
 
 
 def struct(shape, dtype=np.float32, sharding=None) -> jax.ShapeDtypeStruct:

@@ -195,11 +195,11 @@ def plan_arrays(plan: jax_ep.Plan) -> dict[str, np.ndarray]:
 def expert_layer(ids, x, topk_weights, matrices, *, axis_name="expert", **options):
     """dispatch, a matmul and a nonlinearity for each local expert, combine. Inside shard_map."""
     num_experts = matrices.shape[0] * jax.lax.axis_size(axis_name)
-    rows, row_weights, group_sizes, plan = jax_ep.dispatch(
+    sent = jax_ep.dispatch(
         x, ids, topk_weights, num_experts=num_experts, axis_name=axis_name, **options
     )
-    y = jnp.tanh(jax_ep.grouped_matmul(rows, matrices, group_sizes))
-    return jax_ep.combine(y, plan, row_weights)
+    y = jnp.tanh(jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes))
+    return jax_ep.combine(y, sent.plan, sent.row_weights)
 
 
 def dense_layer(ids, x, topk_weights, matrices):

@@ -1,9 +1,13 @@
-"""Which implementation a call is lowered to, and what it says when that is not the kernels."""
+"""Which implementation a call is lowered to, and the warning when that is not the kernels."""
 
 from __future__ import annotations
 
 import functools
 import os
+import pathlib
+import subprocess
+import sys
+import tempfile
 import unittest.mock
 
 import testing  # isort: skip
@@ -14,7 +18,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from programs import lower_for_cuda, struct
+from programs import fallback_warnings, lower_for_cuda, struct
 from testing import Sizes
 
 import jax_ep
@@ -36,11 +40,9 @@ def arguments():
 
 def layer(ids, x, topk_weights, matrices, implementation=None):
     """Every operation, with one implementation."""
-    rows, row_weights, group_sizes, plan = SIZES.dispatch(
-        x, ids, topk_weights, implementation=implementation
-    )
-    y = jax_ep.grouped_matmul(rows, matrices, group_sizes, implementation=implementation)
-    return jax_ep.combine(y, plan, row_weights, implementation=implementation)
+    sent = SIZES.dispatch(x, ids, topk_weights, implementation=implementation)
+    y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes, implementation=implementation)
+    return jax_ep.combine(y, sent.plan, sent.row_weights, implementation=implementation)
 
 
 def mapped(f, mesh=None):
@@ -77,40 +79,81 @@ class ChoiceTest(parameterized.TestCase):
                 with self.assertRaisesRegex(error, "lowered for cpu"):
                     jax.jit(self.forward(**options)).lower(*arguments())
 
-    def test_unsupported_shapes_warn_once_and_use_xla(self):
+    def test_unsupported_shapes_warn_once_per_reason_and_use_xla(self):
         odd = [
             struct((a.shape[0], 63) if a.shape[-1] == 64 and a.ndim == 2 else a.shape, a.dtype)
             for a in arguments()
         ]
         odd[3] = struct((SIZES.num_experts, 63, 63), jnp.bfloat16)
-        with unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()):
-            with self.assertLogs("jax_ep", "WARNING") as logs:
+        with fallback_warnings() as messages:
+            for _ in range(2):
                 program = lower_for_cuda(mapped(layer), *odd)
-            self.assertNotIn("dispatch", program.targets)
-            self.assertLen(logs.output, len(set(logs.output)))
-            self.assertRegex(logs.output[0], "dispatch.*126 bytes.*16")
-            with self.assertNoLogs("jax_ep"):
-                lower_for_cuda(mapped(layer), *odd)
+                self.assertNotIn("dispatch", program.targets)
+                self.assertNotIn("combine", program.targets)
+        self.assertLen(messages, 1)  # dispatch and combine have the same reason
+        self.assertRegex(messages[0], "dispatch.*126 bytes.*16")
         with self.assertRaisesRegex(NotImplementedError, "126 bytes"):
             lower_for_cuda(self.forward(implementation="cuda"), *odd)
 
     def test_build_without_cuda_warns_once_and_uses_xla(self):
-        with unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()):
-            with self.assertLogs("jax_ep", "WARNING") as logs:
+        with fallback_warnings() as messages:
+            for _ in range(2):
                 program = lower_for_cuda(mapped(layer), *arguments(), cuda_build=False)
-            self.assertEmpty(program.calls)
-            self.assertRegex(logs.output[0], "no CUDA kernels")
-            self.assertLen(logs.output, 3)  # one each for dispatch, grouped_matmul, combine
+                self.assertEmpty(program.calls)
+        self.assertLen(messages, 1)
+        self.assertRegex(messages[0], "no CUDA kernels")
         with self.assertRaisesRegex(NotImplementedError, "no CUDA kernels"):
             lower_for_cuda(self.forward(implementation="cuda"), *arguments(), cuda_build=False)
 
+    def test_pure_jax_that_was_asked_for_does_not_warn(self):
+        with fallback_warnings() as messages:
+            lower_for_cuda(self.forward(implementation="xla"), *arguments(), cuda_build=False)
+        self.assertEmpty(messages)
+
+    def test_the_warning_is_visible_by_default(self):
+        """In a fresh process, with Python's own filters, at the user's line: also for an export."""
+        code = """
+import jax, jax.export, jax.numpy as jnp
+import jax_ep
+jax_ep._src.runtime.has_cuda = lambda: False
+shapes = [jax.ShapeDtypeStruct(s, d) for s, d in
+          (((4, 8), jnp.bfloat16), ((2, 8, 8), jnp.bfloat16), ((2,), jnp.int32))]
+f = jax.jit(jax_ep.grouped_matmul)
+exported = jax.export.export(f, platforms=["cuda"])(*shapes)  # the line
+assert "custom_call @jax_ep" not in exported.mlir_module()
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "user.py"
+            script.write_text(code)
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHONWARN")}
+            environment.pop("JAX_EP_IMPLEMENTATION", None)
+            result = subprocess.run(
+                [sys.executable, str(script)],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env=environment,
+            )
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stderr, r"user\.py:8: UserWarning: jax_ep\.grouped_matmul runs as")
+        self.assertEqual(result.stderr.count("UserWarning"), 1)
+
+    def test_the_logger_says_how_calls_are_lowered(self):
+        with self.assertLogs("jax_ep", "DEBUG") as logs, fallback_warnings():
+            lower_for_cuda(mapped(layer), *arguments())
+            lower_for_cuda(mapped(layer), *arguments(), cuda_build=False)
+        self.assertTrue(all(record.levelname == "DEBUG" for record in logs.records))
+        text = "\n".join(logs.output)
+        self.assertIn("jax_ep.combine is lowered to its CUDA kernel", text)
+        self.assertIn("jax_ep.combine is lowered to pure JAX: this build", text)
+
     @parameterized.parameters(
         (dict(num_ranks=100), "axis has 100 ranks; .* 64"),
-        (dict(top_k=65), "a token has 65 choices; .* 64"),
+        (dict(top_k=65), "top_k is 65; .* 64"),
         (dict(hidden=4), "rows are 8 bytes; .* 16"),
         (dict(recv_capacity=2**30 + 1), "num_rows is 1073741825; .* 1073741824"),
         (dict(num_experts=2050), "there are 2050 experts; .* 2048"),
-        (dict(num_tokens=2**24 + 1, top_k=32), "num_choices is 1073741888; .* 1073741824"),
+        (dict(num_tokens=2**24 + 1, top_k=32), "num_assignments is 1073741888; .* 1073741824"),
     )
     def test_what_the_transfer_kernels_do_not_take(self, change, reason):
         """On an abstract mesh: the choice looks at shapes alone. Every operation decides alike."""
@@ -123,25 +166,23 @@ class ChoiceTest(parameterized.TestCase):
         )
 
         def f(ids, x, implementations=(None, None, None)):
-            call = functools.partial(
-                jax_ep.dispatch,
+            first, again, back = implementations
+            sent = jax_ep.dispatch(
+                x,
+                ids,
+                None,
                 num_experts=sizes.get("num_experts", 2 * num_ranks),
                 axis_name="expert",
                 recv_capacity=sizes.get("recv_capacity", 64),
+                implementation=first,
             )
-            first, again, back = implementations
-            dispatched = call(x, ids, None, implementation=first)
-            rows = call(2 * x, None, None, plan=dispatched.plan, implementation=again).rows
-            return jax_ep.combine(rows, dispatched.plan, None, implementation=back)
+            rows = jax_ep.redispatch(2 * x, sent.plan, implementation=again).rows
+            return jax_ep.combine(rows, sent.plan, None, implementation=back)
 
-        with (
-            unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()),
-            self.assertLogs("jax_ep", "WARNING") as logs,
-        ):
+        with fallback_warnings() as messages:
             self.assertEmpty(lower_for_cuda(mapped(f, mesh), *shapes).calls)
-        self.assertLen(logs.output, 3)  # dispatch, redispatch, combine
-        for line in logs.output:
-            self.assertRegex(line, reason)
+        self.assertLen(messages, 1)  # dispatch, redispatch and combine have the same reason
+        self.assertRegex(messages[0], reason)
         for index in range(3):
             chosen = ["cuda" if i == index else "xla" for i in range(3)]
             refused = functools.partial(f, implementations=chosen)

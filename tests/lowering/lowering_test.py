@@ -1,4 +1,4 @@
-"""What is lowered for CUDA, checked without one: custom calls, their attributes, and nothing else that costs."""
+"""Programs lowered for CUDA, without a GPU: custom calls, their attributes, and nothing else that costs."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def arguments(dtype=jnp.bfloat16, weight_dtype=None):
 
 def layer(ids, x, topk_weights, matrices, **options):
     """Linear in the rows, so that only jax_ep touches large arrays."""
-    rows, row_weights, group_sizes, plan = SIZES.dispatch(x, ids, topk_weights, **options)
-    y = jax_ep.grouped_matmul(rows, matrices, group_sizes)
-    return jax_ep.combine(y, plan, row_weights)
+    sent = SIZES.dispatch(x, ids, topk_weights, **options)
+    y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes)
+    return jax_ep.combine(y, sent.plan, sent.row_weights)
 
 
 def mapped(f=layer, mesh=None, **kwargs):
@@ -111,16 +111,17 @@ class CallsTest(parameterized.TestCase):
             program.targets,
             {
                 "dispatch": 1,
-                "redispatch": 1,  # of combine
-                "combine": 1,  # of dispatch; the forward combine is not needed
+                "redispatch": 1,  # combine's gradient
+                "combine": 1,  # dispatch's gradient; the forward combine is not needed
                 "grouped_matmul": 2,
                 "grouped_matmul_rhs_gradient": 1,
             },
         )
         rows, weights = f"{NUM_ROWS}x64xbf16", f"{NUM_ROWS}xf32"
-        by_plan = program.call("redispatch")
-        self.assertEqual(by_plan.attributes, TRANSFER | {"has_weights": ("bool", False)})
-        self.assertEqual((by_plan.operands, by_plan.results), (("16x64xbf16", *PLAN), (rows,)))
+        redispatch = program.call("redispatch")
+        self.assertEqual(redispatch.attributes, TRANSFER | {"has_weights": ("bool", False)})
+        self.assertEqual(redispatch.operands, ("16x64xbf16", *PLAN))
+        self.assertEqual(redispatch.results, (rows,))
         combine = program.call("combine")
         self.assertEqual(combine.attributes["has_scalars"], ("bool", True))
         self.assertEqual(combine.attributes["has_weights"], ("bool", False))
@@ -149,16 +150,17 @@ class CallsTest(parameterized.TestCase):
         self.assertEqual(attributes["zero_tail"], ("bool", False))
         self.assertEqual(attributes["num_sms"], ("i64", 0))
 
-    def test_by_plan_exchanges_no_metadata(self):
+    def test_redispatch_exchanges_no_metadata(self):
         def f(ids, x, topk_weights, _):
             plan = SIZES.dispatch(x, ids, None).plan
-            return SIZES.dispatch(2 * x, None, topk_weights, plan=plan).rows
+            return jax_ep.redispatch(2 * x, plan, topk_weights, num_sms=5).rows
 
         program = lower_for_cuda(mapped(f), *arguments())
         self.assertEqual(program.targets, {"dispatch": 1, "redispatch": 1})
         call = program.call("redispatch")
         self.assertEqual(call.operands, ("16x64xbf16", *PLAN, "16x2xf32"))
         self.assertEqual(call.attributes["has_weights"], ("bool", True))
+        self.assertEqual(call.attributes["num_sms"], ("i64", 5))
         self.assertEqual(program.call("dispatch").attributes["has_weights"], ("bool", False))
 
     def test_no_value_of_a_process_is_in_the_program(self):

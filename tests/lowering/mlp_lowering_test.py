@@ -1,4 +1,4 @@
-"""What an MLP is lowered to for CUDA, checked without one: its calls, forward and backward, and nothing else that costs."""
+"""MLPs lowered for CUDA, without a GPU: their calls, forward and backward, and nothing else that costs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def value_and_gradients(f):
 
 
 class GroupedMlpTest(parameterized.TestCase):
-    def test_forward(self):
-        program = lower_for_cuda(mlp, *shapes())
+    @parameterized.parameters(True, False)
+    def test_forward(self, zero_tail):
+        program = lower_for_cuda(functools.partial(mlp, zero_tail=zero_tail), *shapes())
         first, second = program.calls
         self.assertEqual(program.targets, {"grouped_matmul_activation": 2})
         self.assertEqual(first.attributes, FORWARD | {"has_bias": ("bool", True)})
@@ -72,20 +73,38 @@ class GroupedMlpTest(parameterized.TestCase):
             second.operands, ("96x32xbf16", "4x32x64xbf16", "4xi32", "4x64xf32", "96xf32")
         )
         self.assertEqual(second.results, ("96x64xbf16",))
-        self.assertEmpty(program.operations_on(M))
+        # The epilogue leaves the tail unspecified: zeros cost one pass over the result.
+        masking = {"select", "broadcast_in_dim"} if zero_tail else set()
+        self.assertEqual(program.operations_on(M * H), masking)
 
-    def test_without_bias_and_weights_the_second_matmul_is_plain(self):
-        program = lower_for_cuda(
-            functools.partial(mlp, num_sms=7), *shapes(weights=False, biases=False)
-        )
+    @parameterized.parameters(True, False)
+    def test_zero_tail_of_the_gradient_of_rows(self, zero_tail):
+        f = lambda *arguments: value_and_gradients(functools.partial(mlp, zero_tail=zero_tail))(
+            *arguments
+        )[1]
+        program = lower_for_cuda(f, *shapes())
+        tails = [
+            call.attributes["zero_tail"][1]
+            for call in program.calls
+            if call.target == "jax_ep.grouped_matmul.v1" and call.results[0] == "96x64xbf16"
+        ]
+        self.assertEqual(tails, [zero_tail])
+
+    @parameterized.parameters(True, False)
+    def test_without_bias_and_weights_the_second_matmul_is_plain(self, zero_tail):
+        f = functools.partial(mlp, num_sms=7, zero_tail=zero_tail)
+        program = lower_for_cuda(f, *shapes(weights=False, biases=False))
         self.assertEqual(program.targets, {"grouped_matmul_activation": 1, "grouped_matmul": 1})
-        self.assertEqual(program.call("grouped_matmul").attributes["zero_tail"], ("bool", False))
+        call = program.call("grouped_matmul")
+        self.assertEqual(call.attributes["zero_tail"], ("bool", zero_tail))
+        self.assertEmpty(program.operations_on(M))
         for call in program.calls:
             self.assertEqual(call.attributes["num_sms"], ("i64", 7))
 
     @parameterized.product(weights=[False, True], biases=[False, True])
     def test_backward(self, weights, biases):
-        program = lower_for_cuda(value_and_gradients(mlp), *shapes(weights=weights, biases=biases))
+        f = value_and_gradients(functools.partial(mlp, zero_tail=False))
+        program = lower_for_cuda(f, *shapes(weights=weights, biases=biases))
         expected = {
             "grouped_matmul_activation": 1 + (weights or biases),
             "grouped_matmul_activation_gradient": 1,
@@ -110,7 +129,7 @@ class GroupedMlpTest(parameterized.TestCase):
 
     @parameterized.parameters((4 * 64, False), (4 * 64 + 8, True))
     def test_float32_matrices_are_cast_where_there_are_many_rows(self, num_rows, cast):
-        """On from 64 rows a group: the fast kernel reads 16 bits only. Their gradients are float32 sums."""
+        """From 64 rows per group on: the fast kernel reads 16 bits only. Gradients are float32 accumulators."""
         for f in (
             mlp,
             lambda sizes, rows, w, *_: jax_ep.grouped_matmul(rows, w.reshape(L, H, -1), sizes),
@@ -155,19 +174,22 @@ class MoeMlpTest(parameterized.TestCase):
         return jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
 
     def test_forward(self):
-        program = lower_for_cuda(self.layer(), *self.arguments())
+        program = lower_for_cuda(self.layer(num_comm_sms=5), *self.arguments())
         expected = {"dispatch": 1, "grouped_matmul_activation": 2, "combine": 1}
+        for call in program.calls:  # the limit is for transfers
+            is_transfer = call.target in ("jax_ep.dispatch.v1", "jax_ep.combine.v1")
+            self.assertEqual(call.attributes["num_sms"], ("i64", 5 if is_transfer else 0))
         self.assertEqual(program.targets, expected)
         self.assertEqual(program.call("dispatch").attributes["zero_tail"], ("bool", False))
         self.assertEmpty(program.operations_on(16 * H))
 
     @parameterized.parameters((None, 1), ("dispatch", 2))
-    def test_backward(self, remat, dispatches_by_plan):
-        """Of combine, and with remat of x again. Large arrays see nothing but the calls."""
+    def test_backward(self, remat, redispatches):
+        """combine's gradient is a redispatch, and so is remat. Large arrays see nothing but the calls."""
         program = lower_for_cuda(value_and_gradients(self.layer(remat=remat)), *self.arguments())
         expected = {
             "dispatch": 1,
-            "redispatch": dispatches_by_plan,
+            "redispatch": redispatches,
             "combine": 2,
             "grouped_matmul_activation": 2,
             "grouped_matmul_activation_gradient": 1,
@@ -179,12 +201,12 @@ class MoeMlpTest(parameterized.TestCase):
         self.assertEmpty(program.operations_on(16 * H))
 
     @parameterized.parameters((None, 1), ("dispatch", 2))
-    def test_backward_of_a_function(self, remat, dispatches_by_plan):
+    def test_backward_of_a_function(self, remat, redispatches):
         layer = self.layer(remat=remat, activation=lambda h: jnp.tanh(h[:, 0]) * h[:, 1])
         program = lower_for_cuda(value_and_gradients(layer), *self.arguments())
         expected = {
             "dispatch": 1,
-            "redispatch": dispatches_by_plan,
+            "redispatch": redispatches,
             "combine": 2,
             "grouped_matmul": 4,
             "grouped_matmul_rhs_gradient": 2,

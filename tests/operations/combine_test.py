@@ -212,7 +212,8 @@ class PlanFromElsewhereTest(parameterized.TestCase):
         def f(ids, x, weights):
             plan = self.sizes.dispatch(x, ids, None).plan
             plan = dataclasses.replace(plan, status=plan.status + 1)
-            return self.sizes.dispatch(x, None, weights, plan=plan)[:2]
+            sent = jax_ep.redispatch(x, plan, weights)
+            return sent.rows, sent.row_weights
 
         f = jax.shard_map(f, mesh=self.sizes.mesh, in_specs=P("expert"), out_specs=P("expert"))
         x = np.ones((MOST, 6, 8), np.float32)

@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy_moe
 from absl.testing import absltest, parameterized
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 from testing import Sizes
 
 import jax_ep
@@ -54,9 +56,9 @@ def dispatcher(sizes: Sizes, **kwargs):
 def run(sizes: Sizes, x, ids, weights, **kwargs):
     """(rows[R,M,H], row_weights[R,M], group_sizes, plan as numpy)."""
     merged = testing.merge_ranks((x, ids, weights))
-    rows, row_weights, group_sizes, plan = dispatcher(sizes, **kwargs)(*merged)
-    rows, row_weights = testing.split_ranks((rows, row_weights), sizes.num_ranks)
-    return rows, row_weights, np.asarray(group_sizes), plan
+    sent = dispatcher(sizes, **kwargs)(*merged)
+    rows, row_weights = testing.split_ranks((sent.rows, sent.row_weights), sizes.num_ranks)
+    return rows, row_weights, np.asarray(sent.group_sizes), sent.plan
 
 
 class RoutingTest(parameterized.TestCase):
@@ -129,6 +131,42 @@ class CapacityTest(parameterized.TestCase):
         most = MOST * 3 * min(top_k, 2) + 2 * (row_align - 1)
         self.assertEqual(rows.shape[1], -(-most // row_align) * row_align)
         self.assertEqual(int(np.asarray(plan.num_dropped).sum()), 0)
+
+
+class CapacityFactorTest(parameterized.TestCase):
+    """M is a multiple of the even share T*K, between 1024 rows and the dropless number."""
+
+    @parameterized.parameters(
+        (1024, 2, 1, 1.0, 2048),
+        (1024, 2, 1, 1.25, 2560),
+        (1024, 2, 1, 1.0001, 2049),  # rounded up
+        (1024, 2, 128, 1.25, 2560 + 4 * 127 + 4),  # room for the padding of 4 experts
+        (1024, 2, 1, 100.0, 4 * 1024 * 2),  # dropless
+        (64, 2, 1, 1.0, 4 * 64 * 2),  # below 1024 rows nothing is cut: dropless
+        (256, 2, 1, 1.0, 1024),
+        (0, 2, 1, 1.0, 0),
+    )
+    def test_rows(self, num_tokens, top_k, row_align, factor, expected):
+        mesh = AbstractMesh((4,), ("expert",), axis_types=(AxisType.Auto,))
+        f = jax.shard_map(
+            lambda x, ids: (
+                jax_ep.dispatch(
+                    x,
+                    ids,
+                    None,
+                    num_experts=16,
+                    axis_name="expert",
+                    capacity_factor=factor,
+                    row_align=row_align,
+                ).rows
+            ),
+            mesh=mesh,
+            in_specs=P("expert"),
+            out_specs=P("expert"),
+        )
+        x = jax.ShapeDtypeStruct((4 * num_tokens, 8), jnp.float32)
+        ids = jax.ShapeDtypeStruct((4 * num_tokens, top_k), jnp.int32)
+        self.assertEqual(jax.eval_shape(f, x, ids).shape, (4 * expected, 8))
 
 
 class ValuesTest(parameterized.TestCase):
@@ -219,7 +257,7 @@ class TailTest(parameterized.TestCase):
         np.testing.assert_array_equal(gradient[4:], 0)
 
 
-class ByPlanTest(parameterized.TestCase):
+class RedispatchTest(parameterized.TestCase):
     @parameterized.parameters(True, False)
     def test_other_tokens_along_the_same_routes(self, with_weights):
         sizes = Sizes(ODD, num_local=2, num_tokens=6, top_k=3, row_align=4, recv_capacity=24)
@@ -228,16 +266,14 @@ class ByPlanTest(parameterized.TestCase):
         @functools.partial(testing.sharded, mesh=sizes.mesh)
         def again(x, ids, other, weights):
             plan = sizes.dispatch(x, ids, None).plan
-            return jax_ep.dispatch(
-                other, None, weights, num_experts=sizes.num_experts, axis_name="expert", plan=plan
-            )
+            return jax_ep.redispatch(other, plan, weights)
 
         for kind, ids in testing.routings(sizes).items():
             x, other = testing.random_values(rng, (2, ODD, 6, 8))
             weights = testing.random_values(rng, ids.shape) if with_weights else None
             plans = sizes.plans(ids)
             results = again(*testing.merge_ranks((x, ids, other, weights)))
-            rows, row_weights = testing.split_ranks(results[:2], ODD)
+            rows, row_weights = testing.split_ranks((results.rows, results.row_weights), ODD)
             expected = numpy_moe.dispatch(other, weights, plans)
             testing.assert_bitwise(rows, expected[0], kind)
             if with_weights:

@@ -13,16 +13,17 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from grouped import ACTIVATIONS, GATED, GROUP_SIZES
 
-from jax_ep._src import grouped_matmul_activation, runtime
-from jax_ep._src.grouped_matmul_activation import FusedParams
+from jax_ep._src import checks, grouped_matmul_activation
+from jax_ep._src.params import GroupedMatmulActivationParams
 
 K, F = 16, 24
-# Of rows and matrices: a kernel each.
+# (rows, matrices): each pair has its own kernel.
 DTYPES = ((jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, np.float32), (np.float32, np.float32))
 
 
 def params(activation, num_sms=0):
-    return FusedParams(activation, num_sms, runtime.resolve_implementation("test", None))
+    implementation = checks.implementation("test", None)
+    return GroupedMatmulActivationParams(activation, num_sms, implementation)
 
 
 @functools.cache

@@ -119,6 +119,30 @@ class ValuesTest(parameterized.TestCase):
         testing.assert_sums(got[0], exact[0], magnitudes[0], 96, "lhs gradient")
         testing.assert_sums(got[1], exact[1], magnitudes[1], 100, "rhs gradient")
 
+    @parameterized.parameters(np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64)
+    def test_sizes_of_any_integer_dtype(self, dtype):
+        """As `jax.lax.ragged_dot` takes them."""
+        lhs, rhs, sizes, _, _ = problem([5, 0, 7, 3])
+        expected = matmul()(lhs, rhs, sizes)
+        with jax.enable_x64(True):
+            testing.assert_bitwise(jax_ep.grouped_matmul(lhs, rhs, sizes.astype(dtype)), expected)
+
+    @parameterized.parameters(
+        (np.int64, 2**32 + 5, 2**31 - 1),
+        (np.int64, -(2**32) + 5, -(2**31)),
+        (np.uint32, 2**32 - 1, 2**31 - 1),
+        (np.uint64, 2**63 + 5, 2**31 - 1),
+    )
+    def test_sizes_that_do_not_fit_are_clipped(self, dtype, given, same_as):
+        """Wrapped, 2**32 + 5 would be 5 rows."""
+        lhs, rhs, _, _, _ = problem([5, 0, 7, 3])
+        lhs = np.nan_to_num(lhs)
+        wide = np.array([given, 1, 1, 1], dtype)
+        expected = matmul()(lhs, rhs, np.array([same_as, 1, 1, 1], np.int32))
+        testing.assert_bitwise(jax_ep.grouped_matmul(lhs, rhs, wide), expected)
+        with jax.enable_x64(True):
+            testing.assert_bitwise(jax_ep.grouped_matmul(lhs, rhs, jnp.asarray(wide)), expected)
+
     def test_agrees_with_ragged_dot(self):
         lhs, rhs, sizes, _, end = problem([5, 0, 7, 3])
         lhs[end:] = 0

@@ -18,7 +18,7 @@ from testing import Sizes
 import jax_ep
 
 MOST = testing.NUM_DEVICES
-HIDDEN, EXPERT_HIDDEN = 8, 6
+HIDDEN, INTERMEDIATE = 8, 6
 SIZES = Sizes(MOST, num_local=2, num_tokens=4, top_k=3, hidden=HIDDEN)
 
 ACTIVATIONS = {
@@ -53,14 +53,14 @@ def parameters(
 ):
     rng = np.random.default_rng(0)
     num_experts, num_tokens = sizes.num_experts, sizes.num_ranks * sizes.num_tokens
-    up = (2, EXPERT_HIDDEN) if gated else (EXPERT_HIDDEN,)
+    up = (2, INTERMEDIATE) if gated else (INTERMEDIATE,)
     draw = lambda *shape: rng.standard_normal(shape)
     weight_dtype = weight_dtype or dtype
     return Parameters(
         x=draw(num_tokens, HIDDEN).astype(dtype),
         topk_weights=rng.random((num_tokens, sizes.top_k)).astype(np.float32) if weights else None,
         w_up=(draw(num_experts, HIDDEN, *up) / 2).astype(weight_dtype),
-        w_down=(draw(num_experts, EXPERT_HIDDEN, HIDDEN) / 2).astype(weight_dtype),
+        w_down=(draw(num_experts, INTERMEDIATE, HIDDEN) / 2).astype(weight_dtype),
         b_up=draw(num_experts, *up).astype(weight_dtype) if biases else None,
         b_down=draw(num_experts, HIDDEN).astype(weight_dtype) if biases else None,
     )
@@ -68,7 +68,7 @@ def parameters(
 
 @functools.cache
 def layer(mesh=SIZES.mesh, **options):
-    """(ids, *floats) -> (out, plan)."""
+    """(ids, *floats) -> (out, stats)."""
 
     def f(ids, x, topk_weights, w_up, w_down, b_up, b_down):
         return jax_ep.moe_mlp(
@@ -107,6 +107,26 @@ def numpy_layer(ids, p: Parameters, activation, *, kept=None):
     )
 
 
+def chunk_plans(ids, num_chunks, *, recv_capacity=None):
+    """Every chunk's plans by numpy."""
+    tokens = SIZES.num_tokens // num_chunks
+    sizes = dataclasses.replace(SIZES, num_tokens=tokens, recv_capacity=recv_capacity)
+    return [sizes.plans(ids[:, i : i + tokens]) for i in range(0, SIZES.num_tokens, tokens)]
+
+
+def kept_of(plans):
+    return np.stack([plan.kept for plan in plans])
+
+
+def assert_stats(stats, chunks, message=""):
+    """The counts of all chunks' plans, summed."""
+    arrays = [numpy_moe.stack(plans) for plans in chunks]
+    for field in dataclasses.fields(stats):
+        name = "real_group_sizes" if field.name == "expert_load" else field.name
+        expected = np.sum([plan[name] for plan in arrays], 0, dtype=np.int32)
+        testing.assert_bitwise(getattr(stats, field.name), expected, f"{message} {field.name}")
+
+
 def jax_layer(ids, kept, x, topk_weights, w_up, w_down, b_up, b_down):
     """swiglu, every token through all its kept experts, in float32: for automatic gradients."""
     out = 0.0
@@ -130,14 +150,11 @@ class ValuesTest(parameterized.TestCase):
     def test_activations_with_biases(self, activation):
         p = parameters(gated=activation in GATED)
         for kind, ids in testing.routings(SIZES).items():
-            out, plan = layer(activation=activation)(testing.merge_ranks(ids), *p.floats)
-            plans = SIZES.plans(ids)
-            kept = np.stack(
-                [plan.kept for plan in plans]
-            )  # repeats may go beyond the default capacity
-            expected = numpy_layer(ids, p, ACTIVATIONS[activation], kept=kept)
+            out, stats = layer(activation=activation)(testing.merge_ranks(ids), *p.floats)
+            plans = SIZES.plans(ids)  # repeats may go beyond the default capacity
+            expected = numpy_layer(ids, p, ACTIVATIONS[activation], kept=kept_of(plans))
             testing.assert_close(testing.split_ranks(out, MOST), expected, kind, steps=64)
-            testing.assert_plan(plan, plans, kind)
+            assert_stats(stats, [plans], kind)
 
     @parameterized.parameters(
         {"biases": False}, {"weights": False}, {"biases": False, "weights": False}
@@ -168,41 +185,129 @@ class ValuesTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 2)
     def test_capacity_and_chunks(self, num_chunks):
-        """Capacity is split over the chunks; what a chunk's plan dropped is missing from the sum."""
+        """Capacity is split over the chunks; dropped assignments are missing from the sum."""
         p = parameters()
         f = layer(recv_capacity=8, num_chunks=num_chunks)
-        for kind in "uniform", "skewed", "to_one_rank":
+        for kind in "uniform", "skewed", "to_one_rank", "bad_ids":
             ids = testing.routings(SIZES)[kind]
-            out, plans = f(testing.merge_ranks(ids), *p.floats)
-            plans = [plans] if num_chunks == 1 else plans
-            self.assertLen(plans, num_chunks)
-            kept = np.concatenate(
-                [testing.split_ranks(plan.kept, MOST) for plan in plans], axis=1
-            )  # [R, T, K]
+            out, stats = f(testing.merge_ranks(ids), *p.floats)
+            chunks = chunk_plans(ids, num_chunks, recv_capacity=8 // num_chunks)
+            kept = np.concatenate([kept_of(plans) for plans in chunks], axis=1)  # [R, T, K]
             expected = numpy_layer(ids, p, ACTIVATIONS["swiglu"], kept=kept)
             testing.assert_close(testing.split_ranks(out, MOST), expected, kind, steps=64)
-            for chunk, plan in enumerate(plans):
-                tokens = SIZES.num_tokens // num_chunks
-                sizes = dataclasses.replace(SIZES, num_tokens=tokens, recv_capacity=8 // num_chunks)
-                of_chunk = ids[:, chunk * tokens : (chunk + 1) * tokens]
-                testing.assert_plan(plan, sizes.plans(of_chunk), kind)
+            assert_stats(stats, chunks, kind)
 
     def test_is_made_of_the_three_operations(self):
         p = parameters(biases=False)
         ids = testing.routings(SIZES)["uniform"]
 
         def by_hand(ids, x, topk_weights, w_up, w_down):
-            rows, row_weights, group_sizes, plan = SIZES.dispatch(x, ids, topk_weights)
-            h = jax_ep.grouped_matmul(rows, w_up.reshape(2, HIDDEN, -1), group_sizes)
-            h = h.reshape(-1, 2, EXPERT_HIDDEN)
-            hidden = jax.nn.silu(h[:, 0]) * h[:, 1]
-            y = jax_ep.grouped_matmul(hidden, w_down, group_sizes)
-            return jax_ep.combine(y, plan, row_weights)
+            sent = SIZES.dispatch(x, ids, topk_weights)
+            h = jax_ep.grouped_matmul(sent.rows, w_up.reshape(2, HIDDEN, -1), sent.group_sizes)
+            h = h.reshape(-1, 2, INTERMEDIATE)
+            activations = jax.nn.silu(h[:, 0]) * h[:, 1]
+            y = jax_ep.grouped_matmul(activations, w_down, sent.group_sizes)
+            return jax_ep.combine(y, sent.plan, sent.row_weights)
 
         arguments = (testing.merge_ranks(ids), *p.floats[:4])
         expected = testing.sharded(by_hand, SIZES.mesh)(*arguments)
         out, _ = layer()(testing.merge_ranks(ids), *p.floats)
         testing.assert_close(out, np.asarray(expected))
+
+
+class WeightFormsTest(parameterized.TestCase):
+    """[L, H, 2, F], [L, H, 2F] and a (gate, up) pair hold the same experts."""
+
+    FORMS = {
+        "stacked": lambda a: a,
+        "flat": lambda a: a.reshape(*a.shape[:-2], -1),
+        "pair": lambda a: (a[..., 0, :], a[..., 1, :]),
+    }
+
+    def value_and_gradients(self, form, p, ids):
+        ids = testing.merge_ranks(ids)
+
+        def loss(floats):
+            x, topk_weights, w_up, w_down, b_up, b_down = floats
+            given = (x, topk_weights, self.FORMS[form](w_up), w_down, self.FORMS[form](b_up))
+            return jnp.sin(layer()(ids, *given, b_down)[0]).sum()
+
+        return jax.jit(jax.value_and_grad(loss))(p.floats)
+
+    @parameterized.parameters("flat", "pair")
+    def test_same_bits(self, form):
+        p, ids = parameters(), testing.routings(SIZES)["half"]
+        expected = self.value_and_gradients("stacked", p, ids)
+        got = self.value_and_gradients(form, p, ids)
+        jax.tree.map(testing.assert_bitwise, got, expected)
+
+    def test_weights_on_every_rank_are_refused(self):
+        """In silence, every token would go to rank 0."""
+        if MOST == 1:
+            self.skipTest("one rank has all experts")
+        p, ids = parameters(biases=False), testing.routings(SIZES)["uniform"]
+
+        def run(num_experts, check_vma):
+            f = jax.shard_map(
+                lambda ids, x, weights, w_up, w_down: jax_ep.moe_mlp(
+                    x, ids, weights, w_up, w_down, axis_name="expert", num_experts=num_experts
+                )[0],
+                mesh=SIZES.mesh,
+                in_specs=(P("expert"),) * 3 + (P(), P()),
+                out_specs=P("expert"),
+                check_vma=check_vma,
+            )
+            return jax.jit(f)(testing.merge_ranks(ids), *p.floats[:4])
+
+        with self.assertRaisesRegex(ValueError, "w_up .* is the same on all ranks .*PartitionSpec"):
+            run(None, True)
+        for check_vma in True, False:
+            with self.assertRaisesRegex(ValueError, f"w_up has {2 * MOST} experts .*PartitionSpec"):
+                run(SIZES.num_experts, check_vma)
+
+    def test_equal_experts_on_every_rank_may_be_asked_for(self):
+        p, ids = parameters(biases=False), testing.routings(SIZES)["uniform"]
+        p.w_up, p.w_down = (np.concatenate([w[:2]] * MOST) for w in (p.w_up, p.w_down))
+        expected, _ = layer()(testing.merge_ranks(ids), *p.floats)
+        f = jax.shard_map(
+            lambda ids, x, weights, w_up, w_down: jax_ep.moe_mlp(
+                x, ids, weights, w_up, w_down, axis_name="expert", num_experts=SIZES.num_experts
+            )[0],
+            mesh=SIZES.mesh,
+            in_specs=(P("expert"),) * 3 + (P(), P()),
+            out_specs=P("expert"),
+        )
+        got = jax.jit(f)(testing.merge_ranks(ids), p.x, p.topk_weights, p.w_up[:2], p.w_down[:2])
+        testing.assert_bitwise(got, np.asarray(expected))
+
+
+class NoTokensTest(parameterized.TestCase):
+    @parameterized.parameters({}, {"capacity_factor": 1.5}, {"remat": None})
+    def test_values_and_gradients(self, **options):
+        """A rank without tokens, as at the end of a batch: empty results, zero gradients."""
+        p = parameters()
+        p.x, p.topk_weights = p.x[:0], p.topk_weights[:0]
+        ids = np.zeros((0, SIZES.top_k), np.int32)
+        out, stats = layer(**options)(ids, *p.floats)
+        self.assertEqual(out.shape, (0, HIDDEN))
+        self.assertFalse(np.asarray(stats.num_received).any())
+        loss = lambda floats: layer(**options)(ids, *floats)[0].sum()
+        for name, a in zip(vars(p), jax.jit(jax.grad(loss))(p.floats), strict=True):
+            self.assertFalse(np.asarray(a).any(), name)
+
+
+class StatsTest(absltest.TestCase):
+    def test_one_spec_takes_all_of_it_out(self):
+        """A pytree whose arrays have one dimension; it is the same for any num_chunks."""
+        p, ids = parameters(), testing.merge_ranks(testing.routings(SIZES)["skewed"])
+        for num_chunks in 1, 2:
+            _, stats = layer(num_chunks=num_chunks)(ids, *p.floats)
+            self.assertIsInstance(stats, jax_ep.Stats)
+            self.assertEqual(stats.expert_load.shape, (SIZES.num_experts,))
+            for name in "num_dropped", "num_received", "num_bad_ids", "status":
+                self.assertEqual(getattr(stats, name).shape, (MOST,), name)
+            loads = np.bincount(ids[(ids >= 0)], minlength=SIZES.num_experts)
+            testing.assert_bitwise(stats.expert_load, loads.astype(np.int32))
 
 
 class GradientsTest(parameterized.TestCase):
@@ -218,17 +323,18 @@ class GradientsTest(parameterized.TestCase):
 
         @jax.jit
         def gradient(floats, ids):
-            loss = lambda floats: (lambda out, plan: (jnp.sum(out * seed), plan))(*f(ids, *floats))
-            return jax.grad(loss, has_aux=True)(floats)
+            return jax.grad(lambda floats: jnp.sum(f(ids, *floats)[0] * seed))(floats)
 
         dense = jax.jit(
             jax.grad(lambda floats, ids, kept: (jax_layer(ids, kept, *floats) * seed).sum())
         )
         for kind in "uniform", "half", "to_one_expert", "none", "bad_ids", "repeats":
             ids = testing.routings(SIZES)[kind]
-            got, plans = gradient(p.floats, testing.merge_ranks(ids))
-            plans = [plans] if "num_chunks" not in options else plans
-            kept = np.concatenate([testing.split_ranks(plan.kept, MOST) for plan in plans], axis=1)
+            got = gradient(p.floats, testing.merge_ranks(ids))
+            chunks = chunk_plans(
+                ids, options.get("num_chunks", 1), recv_capacity=options.get("recv_capacity")
+            )
+            kept = np.concatenate([kept_of(plans) for plans in chunks], axis=1)
             expected = dense(p.floats, testing.merge_ranks(ids), testing.merge_ranks(kept))
             for name, a, b in zip(vars(p), got, expected, strict=True):
                 if b is not None:

@@ -100,9 +100,7 @@ class OutAndInTest(parameterized.TestCase):
     def test_dispatch_along_it_in_a_second_shard_map(self):
         ids = some_ids()
         x = np.random.default_rng(0).standard_normal((len(ids), 8)).astype(np.float32)
-        again = testing.sharded(
-            lambda x, plan: SIZES.dispatch(x, None, None, plan=plan).rows, SIZES.mesh
-        )
+        again = testing.sharded(lambda x, plan: jax_ep.redispatch(x, plan).rows, SIZES.mesh)
         plans = SIZES.plans(ids.reshape(SIZES.ids_shape))
         expected, _ = numpy_moe.dispatch(x.reshape(SIZES.num_ranks, -1, 8), None, plans)
         testing.assert_bitwise(again(x, planner()(ids)), testing.merge_ranks(expected))
@@ -161,7 +159,7 @@ class TransformsTest(parameterized.TestCase):
         def f(x, ids):
             @jax.checkpoint
             def inner(x, plan):
-                rows = SIZES.dispatch(x, None, None, plan=plan).rows
+                rows = jax_ep.redispatch(x, plan).rows
                 return jax_ep.combine(jnp.sin(rows), plan, None)
 
             plan = jax.checkpoint(self.plan)(ids)
@@ -185,8 +183,17 @@ class TransformsTest(parameterized.TestCase):
 
 
 class DispatchedTest(parameterized.TestCase):
-    def test_is_a_named_tuple(self):
-        self.assertEqual(jax_ep.Dispatched._fields, ("rows", "row_weights", "group_sizes", "plan"))
+    def test_is_a_frozen_pytree_and_no_tuple(self):
+        """Members may be added: nobody may rely on how many there are."""
+        names = [field.name for field in dataclasses.fields(jax_ep.Dispatched)]
+        self.assertEqual(names, ["rows", "row_weights", "group_sizes", "plan"])
+        dispatched = jax_ep.Dispatched(1, None, 2, 3)
+        self.assertEqual(jax.tree.leaves(dispatched), [1, 2, 3])
+        self.assertEqual(jax.tree.map(lambda a: 2 * a, dispatched).rows, 2)
+        with self.assertRaises(dataclasses.FrozenInstanceError):
+            dispatched.rows = 0
+        with self.assertRaises(TypeError):
+            tuple(dispatched)
 
     def test_group_sizes_are_the_plans(self):
         def f(ids):

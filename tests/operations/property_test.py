@@ -44,9 +44,10 @@ def dispatch_and_combine():
     """(ids, x, weights) -> plan, rows, row_weights, combine of the rows with the weights, and without."""
 
     def f(ids, x, weights):
-        rows, row_weights, _, plan = SIZES.dispatch(x, ids, weights)
-        weighted, plain = jax_ep.combine(rows, plan, row_weights), jax_ep.combine(rows, plan, None)
-        return plan, rows, row_weights, weighted, plain
+        sent = SIZES.dispatch(x, ids, weights)
+        weighted = jax_ep.combine(sent.rows, sent.plan, sent.row_weights)
+        plain = jax_ep.combine(sent.rows, sent.plan, None)
+        return sent.plan, sent.rows, sent.row_weights, weighted, plain
 
     return testing.sharded(f, SIZES.mesh)
 

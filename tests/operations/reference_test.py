@@ -28,9 +28,10 @@ def forward_and_backward(ids, x, weights, matrices, rows_bar, out_bar):
     by_name = {"implementation": "xla"}
 
     def run(x, weights, matrices):
-        rows, row_weights, group_sizes, plan = SIZES.dispatch(x, ids, weights, **by_name)
-        y = jax_ep.grouped_matmul(rows, matrices, group_sizes, **by_name)
-        return (rows, jax_ep.combine(y, plan, row_weights, **by_name)), (row_weights, y, plan)
+        sent = SIZES.dispatch(x, ids, weights, **by_name)
+        y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes, **by_name)
+        out = jax_ep.combine(y, sent.plan, sent.row_weights, **by_name)
+        return (sent.rows, out), (sent.row_weights, y, sent.plan)
 
     results, backward, aux = jax.vjp(run, x, weights, matrices, has_aux=True)
     return *results, *aux, *backward((rows_bar, out_bar))
@@ -143,19 +144,17 @@ class SettingsTest(parameterized.TestCase):
         with jax.enable_x64(True):
             for a, b in zip(self.run_layer(), expected, strict=True):
                 testing.assert_close(a, b, steps=16)
-            f = testing.sharded(
-                lambda ids, x, weights: SIZES.dispatch(x, ids, weights)[1:], SIZES.mesh
-            )
+            f = testing.sharded(lambda ids, x, weights: SIZES.dispatch(x, ids, weights), SIZES.mesh)
             ids = testing.merge_ranks(testing.routings(SIZES)["uniform"])
             wide = np.random.default_rng(0).random(ids.shape)
             x = np.ones((len(ids), 8), np.float32)
-            row_weights, _, plan = f(ids, x, wide)
+            sent = f(ids, x, wide)
             plans = SIZES.plans(ids.reshape(SIZES.ids_shape))
-            testing.assert_plan(plan, plans)
+            testing.assert_plan(sent.plan, plans)
             _, expected = numpy_moe.dispatch(
                 x.reshape(SIZES.num_ranks, 6, 8), wide.reshape(SIZES.ids_shape), plans
             )
-            testing.assert_bitwise(row_weights, testing.merge_ranks(expected))
+            testing.assert_bitwise(sent.row_weights, testing.merge_ranks(expected))
             with self.assertRaisesRegex(TypeError, "float64"):
                 f(ids, x.astype(np.float64), wide)
             with self.assertRaisesRegex(TypeError, "int64"):

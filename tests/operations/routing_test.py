@@ -243,11 +243,15 @@ class LoadTest(parameterized.TestCase):
         if masked_every is not None:
             mask = jnp.arange(NUM_TOKENS) % masked_every != 0
 
-        def losses(logits, mask, axis_name=None):
+        def losses(logits, mask, token_axes=None):
             got = routing.softmax_topk(logits, TOP_K, token_mask=mask)
-            balancing = routing.balancing_loss(got.probabilities, got.topk_ids, axis_name=axis_name)
-            z = routing.z_loss(logits, token_mask=mask, axis_name=axis_name)
-            return balancing + 0.1 * z, routing.load(got.topk_ids, NUM_EXPERTS, axis_name=axis_name)
+            balancing = routing.balancing_loss(
+                got.probabilities, got.topk_ids, token_axes=token_axes
+            )
+            z = routing.z_loss(logits, token_mask=mask, token_axes=token_axes)
+            return balancing + 0.1 * z, routing.load(
+                got.topk_ids, NUM_EXPERTS, token_axes=token_axes
+            )
 
         mesh = testing.mesh_of((2, 4), ("data", "expert"))
         axes = ("data", "expert")
@@ -277,20 +281,6 @@ class LoadTest(parameterized.TestCase):
             bias = routing.updated_bias(bias, counts(bias), rate=5e-3)
         self.assertGreater(first.max(), 3 * first.mean())
         self.assertLess(counts(bias).max(), 1.5 * first.mean())
-
-    @parameterized.parameters(
-        (1.0, 1, 64 * 2), (1.25, 1, 160), (2.0, 8, 256 + 4 * 7 + 4), (100.0, 1, 4 * 64 * 2)
-    )
-    def test_recv_capacity(self, factor: float, row_align: int, expected: int):
-        got = routing.recv_capacity(
-            64, 2, num_experts=16, num_ranks=4, capacity_factor=factor, row_align=row_align
-        )
-        self.assertEqual(got, expected)
-
-    @parameterized.parameters(0.0, -1.0, float("nan"))
-    def test_recv_capacity_error(self, factor: float):
-        with self.assertRaisesRegex(ValueError, "capacity_factor"):
-            routing.recv_capacity(64, 2, num_experts=16, num_ranks=4, capacity_factor=factor)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A snapshot of what users see: every public name with its signature, and each plan field's shape and dtype.
+"""A snapshot of the public API: every public name with its signature, and each result field's shape and dtype.
 
-`python tests/api_test.py --update` rewrites tests/api.txt. A change there is a change for users: CHANGELOG.md.
+`python tests/runtime/api_test.py --update` rewrites api.txt. A change there is a change for users: CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -88,38 +88,55 @@ def describe(name: str, value) -> list[str]:
     return lines
 
 
-def plan_fields() -> list[str]:
-    """Every field of a plan by the letters of the documentation: R ranks, T tokens, K choices, L local experts, M rows."""
-    num_tokens, top_k, num_local, num_rows = 11, 3, 5, 77
+def result_fields() -> list[str]:
+    """Every field of a result by the letters of the documentation.
+
+    T tokens per rank, K experts per token, L local experts, H hidden size, M rows.
+    """
+    num_tokens, top_k, num_local, hidden, num_rows = 11, 3, 5, 8, 77
     letters = {
         num_tokens: "T",
         top_k: "K",
         num_local: "L",
         num_local + 1: "L+1",
+        hidden: "H",
         num_rows: "M",
         1: "1",
     }
+    struct = jax.ShapeDtypeStruct
+    arguments = (
+        struct((num_tokens, hidden), jnp.float32),
+        struct((num_tokens, top_k), jnp.int32),
+        struct((num_tokens, top_k), jnp.float32),
+        struct((num_local, hidden, 2, 4), jnp.float32),
+        struct((num_local, 4, hidden), jnp.float32),
+    )
+
+    def make(x, ids, weights, w_up, w_down):
+        sent = jax_ep.dispatch(
+            x, ids, weights, num_experts=num_local, axis_name="expert", recv_capacity=num_rows
+        )
+        _, stats = jax_ep.moe_mlp(x, ids, weights, w_up, w_down, axis_name="expert")
+        return sent.plan, sent, stats
+
     one_rank = testing.expert_mesh(1)
-
-    def make(x, ids):
-        return jax_ep.dispatch(
-            x, ids, None, num_experts=num_local, axis_name="expert", recv_capacity=num_rows
-        ).plan
-
     make = jax.shard_map(make, mesh=one_rank, in_specs=P("expert"), out_specs=P("expert"))
-    ids = jax.ShapeDtypeStruct((num_tokens, top_k), jnp.int32)
-    plan = jax.eval_shape(make, jax.ShapeDtypeStruct((num_tokens, 8), jnp.float32), ids)
     lines = []
-    for field in dataclasses.fields(plan):
-        value = getattr(plan, field.name)
-        if field.metadata.get("static"):
-            lines.append(f"  {field.name}: static {type(value).__name__}")
-        else:
-            sizes = [
-                "3" if field.name == "row_source" and axis == 1 else letters[size]
-                for axis, size in enumerate(value.shape)
-            ]
-            lines.append(f"  {field.name}: {value.dtype}[{', '.join(sizes)}]")
+    for result in jax.eval_shape(make, *arguments):
+        lines.append(f"# fields of jax_ep.{type(result).__name__}")
+        for field in dataclasses.fields(result):
+            value = getattr(result, field.name)
+            if field.metadata.get("static"):
+                lines.append(f"  {field.name}: static {type(value).__name__}")
+            elif not hasattr(value, "shape"):
+                lines.append(f"  {field.name}: {type(value).__name__}")
+            else:
+                sizes = [
+                    "3" if field.name == "row_source" and axis == 1 else letters[size]
+                    for axis, size in enumerate(value.shape)
+                ]
+                lines.append(f"  {field.name}: {value.dtype}[{', '.join(sizes)}]")
+        lines.append("")
     return lines
 
 
@@ -130,7 +147,7 @@ def current() -> str:
         for name in public_names(module):
             lines += describe(name, getattr(module, name))
         lines.append("")
-    return "\n".join([*lines, "# fields of jax_ep.Plan", *plan_fields(), ""])
+    return "\n".join([*lines, *result_fields()])
 
 
 class ApiTest(absltest.TestCase):
@@ -140,7 +157,7 @@ class ApiTest(absltest.TestCase):
         self.assertMultiLineEqual(SNAPSHOT.read_text(), current())
 
     def test_contract_of_arguments(self):
-        """Arrays first, statics keyword-only; combine's weights have no default, because to forget them is silent."""
+        """Arrays first, statics keyword-only; combine's weights have no default, because a forgotten weight is silent."""
         positional = {
             "dispatch": ("x", "topk_ids", "topk_weights"),
             "combine": ("y", "plan", "row_weights"),
@@ -152,9 +169,36 @@ class ApiTest(absltest.TestCase):
             first = [p for p in parameters if p.kind != inspect.Parameter.KEYWORD_ONLY]
             self.assertEqual(tuple(p.name for p in first), names)
             self.assertTrue(all(p.default is inspect.Parameter.empty for p in first), name)
-        # Its weights may be left to combine.
-        names = ("rows", "w_up", "w_down", "group_sizes", "row_weights")
-        self.assertEqual(tuple(inspect.signature(jax_ep.grouped_mlp).parameters)[:5], names)
+        # The weights of these may be left to combine.
+        optional = {
+            "grouped_mlp": ("rows", "w_up", "w_down", "group_sizes", "row_weights"),
+            "redispatch": ("x", "plan", "topk_weights"),
+        }
+        for name, names in optional.items():
+            parameters = list(inspect.signature(getattr(jax_ep, name)).parameters.values())
+            self.assertEqual(tuple(p.name for p in parameters[: len(names)]), names)
+            self.assertIsNone(parameters[len(names) - 1].default)
+            keyword_only = parameters[len(names) :]
+            self.assertTrue(all(p.kind == inspect.Parameter.KEYWORD_ONLY for p in keyword_only))
+
+    def test_one_default_everywhere(self):
+        """The same argument has the same default in every function."""
+        defaults = {}
+        for name in (
+            "dispatch",
+            "redispatch",
+            "combine",
+            "grouped_matmul",
+            "grouped_mlp",
+            "moe_mlp",
+        ):
+            for parameter in inspect.signature(getattr(jax_ep, name)).parameters.values():
+                if parameter.kind == inspect.Parameter.KEYWORD_ONLY:
+                    defaults.setdefault(parameter.name, {})[name] = parameter.default
+        defaults.pop("num_experts")  # moe_mlp may take it from the weights
+        for name, by_function in defaults.items():
+            self.assertLen(set(by_function.values()), 1, f"{name}: {by_function}")
+        self.assertEqual(set(defaults["zero_tail"].values()), {True})
 
     def test_everything_public_is_documented(self):
         for module in MODULES:
@@ -169,7 +213,7 @@ class ApiTest(absltest.TestCase):
         self.assertContainsSubset(
             {
                 "dispatch", "combine", "grouped_matmul", "grouped_mlp", "moe_mlp", "Plan", "Dispatched", "mask_tail",
-                "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
+                "redispatch", "Stats", "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
                 "routing", "Error",
             },
             set(jax_ep.__all__),

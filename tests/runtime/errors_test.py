@@ -56,15 +56,33 @@ def dispatch(**options):
     inside(lambda *arrays: jax_ep.dispatch(*cast(*arrays), **options).rows)
 
 
-def by_plan(change=lambda x: x, combine=False, **options):
-    """A plan, used in another way than it was made for."""
+def with_plan(use):
+    """Traces use(x, plan) with the plan of a dispatch."""
 
     def f(x, ids, weights):
         plan = jax_ep.dispatch(x, ids, None, num_experts=RANKS, axis_name="expert").plan
-        if combine:
-            return jax_ep.combine(*change((jnp.ones((plan.row_source.shape[0], 8)), plan, None)))
-        call = {"num_experts": RANKS, "axis_name": "expert"} | options
-        return jax_ep.dispatch(change(x), None, None, plan=plan, **call).rows
+        return use(x, plan)
+
+    inside(f)
+
+
+def redispatch(change=lambda x: x, **options):
+    """A call of redispatch with one thing wrong."""
+    with_plan(lambda x, plan: jax_ep.redispatch(change(x), plan, **options).rows)
+
+
+def combine(change=lambda y, plan, row_weights: (y, plan, row_weights)):
+    """A call of combine with one thing wrong."""
+    rows = lambda plan: jnp.ones((plan.row_source.shape[0], 8))
+    with_plan(lambda x, plan: jax_ep.combine(*change(rows(plan), plan, None)))
+
+
+def weighted_twice():
+    def f(x, ids, weights):
+        sent = jax_ep.dispatch(x, ids, weights, num_experts=RANKS, axis_name="expert")
+        w_up, w_down = jnp.ones((1, 8, 2, 4)), jnp.ones((1, 4, 8))
+        y = jax_ep.grouped_mlp(sent.rows, w_up, w_down, sent.group_sizes, sent.row_weights)
+        return jax_ep.combine(y, sent.plan, sent.row_weights)
 
     inside(f)
 
@@ -78,31 +96,51 @@ def matmul(lhs=np.float32, rhs=np.float32, sizes=np.int32, num_groups=2, **optio
     )
 
 
-def grouped_mlp(sizes=1, w_down=np.float32, **options):
-    shapes = (4, 8), (1, 8, 2, 4), (1, 4, 8)
-    rows, w_up, w_down = map(programs.struct, shapes, (np.float32, np.float32, w_down))
+def grouped_mlp(sizes=1, up=(1, 8, 2, 4), down=(1, 4, 8), w_down=np.float32, **options):
+    rows, w_up = programs.struct((4, 8)), programs.struct(up)
     f = functools.partial(jax_ep.grouped_mlp, **options)
-    jax.eval_shape(f, rows, w_up, w_down, programs.struct((sizes,), np.int32))
+    jax.eval_shape(
+        f, rows, w_up, programs.struct(down, w_down), programs.struct((sizes,), np.int32)
+    )
 
 
-def moe_mlp(up=(1, 8, 2, 4), **options):
+def moe_mlp(num_experts=RANKS, up=(1, 8, 2, 4), **options):
+    """The weights are constants, equal on all ranks: only `num_experts` allows that."""
+
     def f(x, ids, weights):
-        call = {"axis_name": "expert"} | options
+        call = {"axis_name": "expert", "num_experts": num_experts} | options
         return jax_ep.moe_mlp(x, ids, weights, jnp.ones(up), jnp.ones((1, 4, 8)), **call)[0]
 
     inside(f)
 
 
-def layer(shape=(8, 4, 8), num_experts=8, axes=("data", "expert"), **options):
+def layer(shape=(8, 4, 8), num_experts=8, top_k=2, axes=("data", "expert"), mask=None, **options):
     """Builds and calls nnx.MoE on a mesh of 2 * 4 ranks."""
 
     def build_and_call():
-        moe = jax_ep.nnx.MoE(8, 4, num_experts, 2, rngs=nnx.Rngs(0), **options)
-        return moe(jnp.ones(shape))[0]
+        moe = jax_ep.nnx.MoE(8, 4, num_experts, top_k, rngs=nnx.Rngs(0), **options)
+        return moe(jnp.ones(shape), token_mask=mask)[0]
 
     mesh = AbstractMesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
     with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(build_and_call)
+
+
+def layer_without_mesh():
+    moe = jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0))
+    with unittest.mock.patch.object(jax, "device_count", lambda: 8):
+        jax.eval_shape(lambda x: moe(x)[0], jnp.ones((8, 8)))
+
+
+class CountingRouter(nnx.Module):
+    """Counts its calls, which no state outside of the layer's shard_map would see."""
+
+    def __init__(self):
+        self.calls = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, logits, top_k):
+        self.calls[...] = self.calls[...] + 1
+        return jax_ep.routing.softmax_topk(logits, top_k)
 
 
 def other_mesh():
@@ -178,6 +216,8 @@ def call_where_not_manual():
 
 ids_as = lambda dtype: lambda x, ids, w: (x, ids.astype(dtype), w)
 
+OTHER_MESH = AbstractMesh((8,), ("expert",), axis_types=(AxisType.Auto,))
+
 PRODUCERS = {
     "ArgumentError": [
         call_outside,
@@ -191,51 +231,77 @@ PRODUCERS = {
         lambda: dispatch(cast=lambda x, ids, w: (x, ids[:1], w)),
         lambda: dispatch(cast=lambda x, ids, w: (x, ids, w[:, :1])),
         lambda: dispatch(cast=lambda x, ids, w: (x, ids[:, :0], None)),
-        lambda: dispatch(cast=lambda x, ids, w: (x, None, None)),
         lambda: dispatch(num_experts=RANKS + 1 if RANKS > 1 else 0),
         lambda: dispatch(num_experts=0),
         lambda: dispatch(row_align=0),
         lambda: dispatch(recv_capacity=0),
+        lambda: dispatch(recv_capacity=8, capacity_factor=1.0),
+        lambda: dispatch(capacity_factor=0.0),
+        lambda: dispatch(capacity_factor=-1),
+        lambda: dispatch(capacity_factor=float("nan")),
+        lambda: dispatch(capacity_factor="large"),
         lambda: dispatch(num_sms=0),
         lambda: dispatch(implementation="triton"),
-        lambda: by_plan(num_experts=2 * RANKS),
-        lambda: by_plan(change=lambda x: x[:2]),
-        lambda: by_plan(recv_capacity=3),
-        lambda: by_plan(row_align=16),
-        lambda: by_plan(combine=True, change=lambda a: (a[0][:-1], *a[1:])),
-        lambda: by_plan(combine=True, change=lambda a: (*a[:2], jnp.ones(3))),
+        lambda: redispatch(change=lambda x: x[:2]),
+        lambda: redispatch(topk_weights=jnp.ones((4, 1))),
+        lambda: combine(lambda y, plan, w: (y[:-1], plan, w)),
+        lambda: combine(lambda y, plan, w: (y, plan, jnp.ones(3))),
+        weighted_twice,
         lambda: matmul(num_groups=0),
         lambda: grouped_mlp(sizes=2),
         lambda: grouped_mlp(activation="relu"),
+        lambda: grouped_mlp(activation="mish"),
+        lambda: grouped_mlp(activation=None),
+        lambda: grouped_mlp(activation=jax.nn.silu),
+        lambda: grouped_mlp(down=(1, 8, 4)),
+        lambda: grouped_mlp(up=(1, 8, 5)),
         lambda: grouped_mlp(num_sms=0),
         lambda: moe_mlp(activation="gelu"),
         lambda: moe_mlp(up=(1, 8, 4)),
         lambda: moe_mlp(up=(1, 7, 2, 4)),
+        lambda: moe_mlp(num_experts=None) if RANKS > 1 else moe_mlp(up=(1, 8, 4)),
+        lambda: moe_mlp(num_experts=2 * RANKS),
         lambda: moe_mlp(num_chunks=3),
         lambda: moe_mlp(remat="all"),
+        lambda: moe_mlp(num_comm_sms=0),
         lambda: layer(router="dice"),
+        lambda: layer(router=CountingRouter()),
+        lambda: layer(top_k=9),
+        lambda: layer(top_k=0),
+        lambda: layer(activation="mish"),
+        lambda: layer(capacity_factor=-1),
         lambda: layer(shape=(8,)),
         lambda: layer(shape=(8, 7)),
         lambda: layer(shape=(17, 8)),
+        lambda: layer(mask=jnp.ones((8, 3), bool)),
         lambda: layer(num_experts=9),
         lambda: layer(tensor_axis="data"),
         lambda: layer(axes=("a", "b")),
+        lambda: layer(axes=("a", "b"), expert_axis=None),
+        lambda: layer(mesh=OTHER_MESH),
+        layer_without_mesh,
         lambda: jax_ep.routing.softmax_topk(X, 9),
         lambda: jax_ep.routing.sigmoid_topk(X, 2, num_groups=3),
-        lambda: jax_ep.routing.recv_capacity(4, 2, num_experts=8, num_ranks=2, capacity_factor=0.0),
         lambda: jax_ep.workspace_nbytes(8, 64, 2, 7, 4),
     ],
     "DtypeError": [
         lambda: dispatch(cast=lambda x, ids, w: (x.astype(jnp.int32), ids, w)),
         lambda: dispatch(cast=lambda x, ids, w: (x, ids, w.astype(jnp.int32))),
+        lambda: dispatch(cast=lambda x, ids, w: (x, None, None)),
         lambda: dispatch(cast=ids_as(jnp.uint32)),
-        lambda: by_plan(combine=True, change=lambda a: (a[0].astype(jnp.int8), *a[1:])),
+        lambda: dispatch(recv_capacity=8.5),
+        lambda: dispatch(recv_capacity=jnp.int32(8) * jnp.ones(2)),
+        lambda: dispatch(num_experts=float(RANKS)),
+        lambda: combine(lambda y, plan, w: (y.astype(jnp.int8), plan, w)),
+        lambda: combine(lambda y, plan, w: (y, plan.arrays, w)),
         lambda: matmul(lhs=jnp.float8_e4m3fn),
         lambda: matmul(lhs=jnp.bfloat16, rhs=jnp.float16),
-        lambda: matmul(sizes=np.uint32),
+        lambda: matmul(sizes=np.float32),
+        lambda: jax_ep.grouped_matmul(X, np.ones((1, 8, 8), np.float32), [4]),
         lambda: grouped_mlp(w_down=jnp.bfloat16),
         lambda: grouped_mlp(b_down=jnp.ones((1, 8), np.int32)),
         lambda: matmul(preferred_element_type=jnp.bfloat16),
+        lambda: layer(router=lambda logits, top_k: jax.lax.top_k(logits, top_k)),
     ],
     "UnavailableError": [
         lambda: lower("cpu"),
@@ -314,10 +380,7 @@ class ProducedTest(absltest.TestCase):
             x, ids = programs.struct((tokens, hidden)), programs.struct((tokens, top_k), np.int32)
             programs.lower_for_cuda(mapped, x, ids, **kwargs)
 
-        with (
-            unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()),
-            self.assertLogs("jax_ep", "WARNING") as logs,
-        ):
+        with programs.fallback_warnings() as messages:
             on(MESH, cuda_build=False)
             on(MESH, hidden=3)
             on(wide)
@@ -326,14 +389,10 @@ class ProducedTest(absltest.TestCase):
             on(MESH, recv_capacity=2**30 + 1)
         (template,) = documented()["Warnings"]
         for pattern in patterns:
-            self.assertTrue(
-                any(pattern.search(record.getMessage()) for record in logs.records), pattern
-            )
-        for record in logs.records:
-            self.assertRegex(record.getMessage(), to_regex(template))
-            self.assertTrue(
-                any(pattern.search(record.getMessage()) for pattern in patterns), record
-            )
+            self.assertTrue(any(pattern.search(message) for message in messages), pattern)
+        for message in messages:
+            self.assertRegex(message, to_regex(template))
+            self.assertTrue(any(pattern.search(message) for pattern in patterns), message)
 
 
 if __name__ == "__main__":

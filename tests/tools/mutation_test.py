@@ -17,17 +17,19 @@ from jax import lax
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src import grouped_matmul_activation
+from jax_ep._src.grouped_matmul_activation import bind_activation
+from jax_ep._src.params import GroupedMatmulActivationParams
 from jax_ep._src.reference import matmul as reference_matmul
 from jax_ep._src.reference import transfer as reference
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=12, top_k=4, row_align=4, recv_capacity=48
 )
-# One rank holds all of a token's choices, so that the order and rounding within a rank show on any number of devices.
+# One rank holds all of a token's experts, so that the order and rounding within a rank show on any number of devices.
 ONE_RANK = Sizes(1, num_local=4, num_tokens=32, top_k=4, row_align=4, recv_capacity=132)
 
-positions, kept_counts, slots = reference._positions, reference._kept_counts, reference._slots
+positions, kept_counts = reference._positions, reference._kept_counts
+partial_sum_index = reference._partial_sum_index
 gather_rows, sum_over_ranks = reference._gather_rows, reference._sum_over_ranks
 is_real, matmul = reference._is_real, reference_matmul._matmul
 reference_activate = reference_matmul.activate
@@ -52,7 +54,7 @@ def fill_the_padding(values, index, plan, params):
     return gather_rows(values, index, plan, params) + is_padding.astype(values.dtype)
 
 
-def later_choices_first(expert, num_experts):
+def later_assignments_first(expert, num_experts):
     position, counts = positions(expert[::-1], num_experts)
     return position[::-1], counts
 
@@ -77,13 +79,13 @@ def first_come_first_served(counts, num_rows, row_align):
     return jnp.clip(kept.sum(0, keepdims=True) - before, 0, counts)
 
 
-def count_every_choice(expert, num_local, num_ranks, rank):
+def count_every_assignment(expert, num_local, num_ranks, rank):
     """Instead of every rank once."""
     return ((expert >= 0) & (expert // num_local < rank)).sum(1)
 
 
 def count_this_rank(expert, num_local, num_ranks, rank):
-    return slots(expert, num_local, num_ranks, rank + 1)
+    return partial_sum_index(expert, num_local, num_ranks, rank + 1)
 
 
 def add_in_another_order(values, axis):
@@ -106,23 +108,17 @@ def multiply_then_add(a, b, c):
     return lax.optimization_barrier(a * b) + c
 
 
-def round_the_sum_twice(a, b, c):
-    with jax.enable_x64(True):
-        wide = a.astype(jnp.float64) * b.astype(jnp.float64) + c.astype(jnp.float64)
-        return wide.astype(jnp.float32)
-
-
 def read_the_padding(plan, num_ranks):
     return jnp.ones_like(is_real(plan, num_ranks))
 
 
 DISPATCH = {
     "_gather_rows": [swap_two_rows, drop_a_row, flush_small_values, fill_the_padding],
-    "_positions": [later_choices_first],
+    "_positions": [later_assignments_first],
     "_kept_counts": [
         quota_one_too_small, quota_one_too_large, capacity_without_alignment, first_come_first_served
     ],
-    "_slots": [count_every_choice, count_this_rank],
+    "_partial_sum_index": [count_every_assignment, count_this_rank],
     "_round_up": [lambda value, multiple: value],
 }  # fmt: skip
 COMBINE = [
@@ -143,7 +139,7 @@ MATMUL = {
 }
 
 
-FUSED = {
+MATMUL_ACTIVATION = {
     "activate": lambda name, pre: reference_activate(name, pre * (1 + 2.0**-9)),  # not what is kept
     "_group_of_rows": lambda sizes, num_rows: jnp.zeros(num_rows, jnp.int32),
     "_matmul": MATMUL["_matmul"],
@@ -157,13 +153,13 @@ def check_dispatch(sizes=SIZES):
     x[:, :, 0] *= np.float32(2.0**-130)  # subnormal
     weights = testing.random_values(rng, ids.shape)
     f = testing.sharded(lambda *a: sizes.dispatch(*a, implementation="xla"), sizes.mesh)
-    rows, row_weights, _, plan = f(*testing.merge_ranks((x, ids, weights)))
+    sent = f(*testing.merge_ranks((x, ids, weights)))
     plans = sizes.plans(ids)
     assert sum(int(plan.num_dropped[0]) for plan in plans) > 0
-    testing.assert_plan(plan, plans)
+    testing.assert_plan(sent.plan, plans)
     expected = numpy_moe.dispatch(x, weights, plans)
-    testing.assert_bitwise(testing.split_ranks(rows, sizes.num_ranks), expected[0])
-    testing.assert_bitwise(testing.split_ranks(row_weights, sizes.num_ranks), expected[1])
+    testing.assert_bitwise(testing.split_ranks(sent.rows, sizes.num_ranks), expected[0])
+    testing.assert_bitwise(testing.split_ranks(sent.row_weights, sizes.num_ranks), expected[1])
 
 
 def check_combine(dtype=np.float32, sizes=SIZES):
@@ -200,16 +196,14 @@ def check_matmul():
     testing.assert_close(gradients[1], expected[1])
 
 
-def check_fused():
+def check_matmul_activation():
     """The kept pre-activation is that of numpy, and the output its square, rounded once."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape).astype(jnp.bfloat16)
     lhs, rhs, bias = draw(64, 40), draw(2, 40, 24), draw(2, 24).astype(np.float32)
     sizes = np.array([30, 34], np.int32)
-    params = grouped_matmul_activation.FusedParams("relu2", 0, "xla")
-    call = lambda *a: grouped_matmul_activation.bind_activation(
-        *a, None, params, keep_pre_activation=True
-    )
+    params = GroupedMatmulActivationParams("relu2", 0, "xla")
+    call = lambda *a: bind_activation(*a, None, params, keep_pre_activation=True)
     out, pre = jax.jit(call)(lhs, rhs, sizes, bias)
     _, exact = grouped.matmul_activation("relu2", lhs, rhs, sizes, bias)
     magnitudes, _ = grouped.matmul_activation("none", abs(lhs), abs(rhs), sizes, abs(bias))
@@ -265,11 +259,11 @@ class MutationTest(parameterized.TestCase):
         with self.broken(name, replacement, reference_matmul):
             check_matmul()
 
-    @parameterized.parameters(*FUSED.items())
-    def test_fused_matmul(self, name, replacement):
-        check_fused()
+    @parameterized.parameters(*MATMUL_ACTIVATION.items())
+    def test_grouped_matmul_activation(self, name, replacement):
+        check_matmul_activation()
         with self.broken(name, replacement, reference_matmul):
-            check_fused()
+            check_matmul_activation()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from training_report import History  # noqa: E402
 
 TINY = [
     *("--steps=60", "--checkpoint-every=20", "--batch-size=8", "--length=32"),
-    *("--width=16", "--num-layers=1", "--num-heads=2", "--expert-hidden=8"),
+    *("--width=16", "--num-layers=1", "--num-heads=2", "--intermediate-size=8"),
 ]
 WITHOUT_EXTRAS = ["--check-dense-steps=0", "--sample-bytes=0"]
 TIMEOUT_SECONDS = 300

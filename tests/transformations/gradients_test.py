@@ -30,7 +30,8 @@ SIZES = {
 def dispatch_backward(sizes: Sizes, zero_tail: bool):
     def f(x, ids, weights, rows_bar, row_weights_bar):
         def forward(x, weights):
-            return sizes.dispatch(x, ids, weights, zero_tail=zero_tail)[:2]
+            sent = sizes.dispatch(x, ids, weights, zero_tail=zero_tail)
+            return sent.rows, sent.row_weights
 
         return jax.vjp(forward, x, weights)[1]((rows_bar, row_weights_bar))
 
@@ -81,13 +82,17 @@ class DispatchTest(parameterized.TestCase):
             lost = ~np.stack([plan.kept for plan in plans])
             testing.assert_bitwise(got[1][lost], np.zeros_like(got[1][lost]), kind)  # +0, exactly
 
-    def test_by_plan(self):
+    def test_redispatch(self):
         sizes = SIZES["dropping"]
 
         @functools.partial(testing.sharded, mesh=sizes.mesh)
         def backward(x, ids, weights, rows_bar, row_weights_bar):
             plan = sizes.dispatch(x, ids, None).plan
-            forward = lambda x, weights: sizes.dispatch(x, None, weights, plan=plan)[:2]
+
+            def forward(x, weights):
+                sent = jax_ep.redispatch(x, plan, weights)
+                return sent.rows, sent.row_weights
+
             return jax.vjp(forward, x, weights)[1]((rows_bar, row_weights_bar))
 
         rng = np.random.default_rng(2)
@@ -155,14 +160,15 @@ def scaled_and_biased(sizes: Sizes, **kwargs):
     """A layer as a user would write it: norms, scales, biases and logarithms between the operations."""
 
     def f(x, ids, topk_weights, scale, bias, matrices):
-        rows, row_weights, group_sizes, plan = sizes.dispatch(x, ids, topk_weights, **kwargs)
+        sent = sizes.dispatch(x, ids, topk_weights, **kwargs)
+        rows, row_weights, sizes_of = sent.rows, sent.row_weights, sent.group_sizes
         expert = jnp.repeat(
-            jnp.arange(sizes.num_local), group_sizes, total_repeat_length=rows.shape[0]
+            jnp.arange(sizes.num_local), sizes_of, total_repeat_length=rows.shape[0]
         )
         rows = rows * jax.lax.rsqrt(jnp.mean(rows**2, 1, keepdims=True) + 1e-6)
-        y = jax_ep.grouped_matmul(rows * scale[expert], matrices, group_sizes) + bias[expert]
+        y = jax_ep.grouped_matmul(rows * scale[expert], matrices, sizes_of) + bias[expert]
         y = jnp.log1p(jnp.exp(y)) * jnp.sqrt(1 + jnp.abs(row_weights))[:, None]
-        return jax_ep.combine(y, plan, row_weights)
+        return jax_ep.combine(y, sent.plan, row_weights)
 
     return testing.sharded(f, sizes.mesh)
 
@@ -218,7 +224,7 @@ class WholeTest(parameterized.TestCase):
             testing.assert_close(got, expected, steps=256)
 
     def test_finite_differences(self):
-        # on any number of ranks there are 8 choices a rank, and room for 6
+        # on any number of ranks there are 8 assignments per rank, and room for 6
         sizes = Sizes(ODD, num_local=2, num_tokens=4, top_k=2, row_align=2, recv_capacity=6)
         ids, floats = self.arguments(sizes, "uniform")
         self.assertGreater(sum(int(plan.num_dropped[0]) for plan in sizes.plans(ids)), 0)
@@ -235,11 +241,11 @@ class WholeTest(parameterized.TestCase):
         ids, (x, weights, scale, *_) = self.arguments(sizes)
 
         def f(x, ids, weights, scale):
-            rows, row_weights, group_sizes, plan = sizes.dispatch(x, ids, weights, zero_tail=False)
-            rows = jax_ep.mask_tail(rows, group_sizes)
-            row_weights = jax_ep.mask_tail(row_weights, group_sizes)
+            sent = sizes.dispatch(x, ids, weights, zero_tail=False)
+            rows = jax_ep.mask_tail(sent.rows, sent.group_sizes)
+            row_weights = jax_ep.mask_tail(sent.row_weights, sent.group_sizes)
             y = jnp.sin(rows) * scale.sum() * row_weights[:, None]
-            return jax_ep.combine(jax_ep.mask_tail(y, group_sizes), plan, None)
+            return jax_ep.combine(jax_ep.mask_tail(y, sent.group_sizes), sent.plan, None)
 
         layer = testing.sharded(f, sizes.mesh)
         loss = lambda x, weights, scale: layer(x, testing.merge_ranks(ids), weights, scale).sum()
