@@ -17,7 +17,7 @@ _HEADERS = "jax==0.11.2"
 
 
 def _load_find_nvcc() -> ModuleType:
-    # By path: this folder is not on sys.path when scikit-build-core loads the provider.
+    # Loaded by path: this folder is not on sys.path when scikit-build-core loads the provider.
     path = pathlib.Path(__file__).with_name("find_nvcc.py")
     spec = importlib.util.spec_from_file_location("jax_ep_find_nvcc", path)
     assert spec is not None and spec.loader is not None

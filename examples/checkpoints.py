@@ -14,7 +14,7 @@ from training_report import History
 class Checkpoints:
     """The checkpoints of one run in a folder; without a folder nothing is saved.
 
-    A checkpoint holds parameters, optimiser state and history. What else a run depends on follows
+    A checkpoint holds parameters, optimizer state and history. What else a run depends on follows
     from the settings and the number of steps done.
     """
 

@@ -37,13 +37,13 @@ from jax_ep.nnx import MoE
 
 EVALUATE_EVERY = 100
 SHARE_STEPS = 100  # expert shares are claimed over the last so many steps
-MIN_SHARE = 0.3  # of the even share
+MIN_SHARE = 0.3  # as a fraction of the even share
 MAX_DENSE_DIFFERENCE = 1e-4
-DENSE_ORDERS = 6  # of a batch's windows, of which one has to agree
+DENSE_ORDERS = 6  # orders of a batch's windows; one has to agree
 
 
 class TrainState(NamedTuple):
-    """What a step changes."""
+    """The state that a step updates."""
 
     params: Any
     optimizer: Any
@@ -321,7 +321,7 @@ def main() -> int:
     held_out = text_data.windows(corpus.held_out, 32 * settings.batch_size, settings.length)
     ngrams = text_data.ngram_losses(corpus.training, held_out)
     sharded = sharded or history.losses[:num_steps]
-    # Where two experts' scores are all but equal, rounding decides which one a token goes to, and
+    # Where two experts' scores are all but equal, rounding decides which one gets a token, and
     # one such token shows after some 20 steps: dense experts then differ from themselves as much.
     for order in range(1, DENSE_ORDERS):
         if not dense or difference(sharded, dense) <= MAX_DENSE_DIFFERENCE:

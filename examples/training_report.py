@@ -1,4 +1,4 @@
-"""What a training run shows: progress, plots, and a summary of its claims."""
+"""The output of a training run: progress, plots, and a summary of its claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Claim(NamedTuple):
 
 @dataclasses.dataclass
 class History:
-    """What happened in each step.
+    """The record of each step.
 
     Attributes:
       losses: nats a byte on the step's batch.

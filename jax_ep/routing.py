@@ -1,4 +1,4 @@
-"""Routers: which experts a token goes to, with which weights, and how evenly the load spreads.
+"""Routers: the experts of each token, their weights, and how evenly the load spreads.
 
 Pure functions of float arrays with any leading shape ``[...]`` (tokens), usable under `jit`, `grad`
 and `vmap`, inside and outside `shard_map`. Everything is computed in float32. E is the number of

@@ -52,7 +52,7 @@ class GroupedMlpParams:
     """Parameters of grouped_mlp, and of the matmuls that it is made of."""
 
     activation: str  # its name; "none" if a function runs between the matmuls
-    zero_tail: bool  # of the result, and of the gradient of the rows
+    zero_tail: bool  # for the result and for the gradient of the rows
     num_sms: int
     implementation: str | None
 

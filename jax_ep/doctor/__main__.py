@@ -25,7 +25,7 @@ Facts = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the facts mean."""
+    """The meaning of the facts."""
 
     exit_status: int
     summary: str
@@ -67,7 +67,7 @@ def broken(summary: str, advice: str) -> Verdict:
 
 
 def has_gpu(facts: Facts) -> bool:
-    """By NVML, or by device files where that cannot be asked."""
+    """Whether NVML lists a GPU, or device files exist where NVML cannot be asked."""
     numbered = [n for n in facts["container"]["device_files"] if n.removeprefix("nvidia").isdigit()]
     return bool(facts["gpus"] or numbered)
 
@@ -234,7 +234,7 @@ def what_happened(trial: Facts) -> Verdict:
 
 
 def report(facts: Facts, verdict: Verdict) -> str:
-    """The facts, one a line, the peer matrix, and the verdict."""
+    """The facts, one per line, the peer matrix, and the verdict."""
     lines = [f"{name:18}{_text(value)}" for name, value in facts.items() if name != "peers"]
     if facts["peers"]:
         lines.append("peers")

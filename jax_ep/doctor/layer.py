@@ -26,7 +26,7 @@ def run(
     deadline: float = DEADLINE_SECONDS,
     start: float = START_SECONDS,
 ) -> dict[str, Any]:
-    """What the trial found, with "stage": "done", or how far it got and how it ended.
+    """The trial's findings, with "stage": "done", or how far it got and how it ended.
 
     From the first launch on it has `deadline` seconds; all of it has `start` seconds more.
     """
@@ -98,7 +98,7 @@ def say(**facts: Any) -> None:
 
 
 def device_probes() -> list[dict[str, Any]]:
-    """Of every GPU: which code of this build it runs, or why none."""
+    """For every GPU, the code of this build that it runs, or why it runs none."""
     from jax_ep import _ffi
 
     return _ffi.probe_devices()

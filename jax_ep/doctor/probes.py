@@ -1,4 +1,4 @@
-"""What the doctor sees of a machine without CUDA: packages, NVML's answers, device files, limits.
+"""Facts about a machine that need no CUDA: packages, NVML's answers, device files, limits.
 
 Nothing here creates a CUDA context, waits, or needs a package: it has to work where all else fails.
 """
@@ -21,7 +21,7 @@ PACKAGES = ("jax-ep", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin",
 DEVICE_FILES = ("nvidiactl", "nvidia-uvm")  # besides one for each GPU
 ENVIRONMENT = ("JAX_EP_", "JAX_PLATFORMS", "NVIDIA_VISIBLE", "CUDA_VISIBLE", "NCCL_", "XLA_")
 
-# What containers get by default is too little.
+# The defaults of containers, which are too small.
 SMALL_SHM_BYTES = 64 * 2**20
 SMALL_LOCKED_BYTES = 64 * 2**10
 
@@ -55,7 +55,7 @@ def collect() -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package."""
+    """The version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def version(package: str) -> str | None:
 
 
 def container(root: pathlib.Path = pathlib.Path("/")) -> dict[str, Any]:
-    """What a container may have been given too little of."""
+    """Resources of which containers often have too little."""
     files = sorted(path.name for path in root.glob("dev/nvidia*"))
     try:
         shm = os.statvfs(root / "dev/shm")
@@ -121,7 +121,7 @@ class Nvml:
         return value.value
 
     def gpus(self) -> list[dict[str, Any]]:
-        """Of every GPU its name, whether it is in MIG mode, and its active NVLinks."""
+        """For every GPU its name, whether it is in MIG mode, and its active NVLinks."""
         return [self._gpu(handle) for handle in self._handles()]
 
     def peers(self) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""What one process compiles or exports, another runs: artefacts of jax.export, and JAX's compilation cache."""
+"""Programs that one process compiles or exports and another runs: artifacts of jax.export, and JAX's compilation cache."""
 
 from __future__ import annotations
 

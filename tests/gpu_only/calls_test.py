@@ -21,7 +21,7 @@ import jax_ep.nnx
 MESH = testing.expert_mesh()
 FORWARD = {"dispatch": 1, "grouped_matmul": 1, "combine": 1}
 LAYER_AND_GRADIENTS = FORWARD | {
-    "combine": 2,  # of the layer, and of dispatch's gradient
+    "combine": 2,  # the layer's, and dispatch's gradient
     "redispatch": 1,
     "grouped_matmul": 2,
     "grouped_matmul_rhs_gradient": 1,

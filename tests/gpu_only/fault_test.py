@@ -28,7 +28,7 @@ WAITED = r"jax_ep: rank (\d+) waited for rank (\d+) in (\w+\.\w+) \(sequence num
 
 @contextlib.contextmanager
 def absent(device: int):
-    """That device makes no call: as if its program had none, or its process had died before it."""
+    """One device makes no call, as if its program had none, or its process had died before it."""
     with unittest.mock.patch.dict(os.environ, JAX_EP_TEST_ABSENT_DEVICE=str(device)):
         yield
 

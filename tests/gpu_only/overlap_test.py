@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_ep
 
-STEPS = int(os.environ.get("JAX_EP_TEST_STEPS", "10000"))  # of all modes together
+STEPS = int(os.environ.get("JAX_EP_TEST_STEPS", "10000"))  # all modes together
 DATA, EXPERT = testing.two_axes()  # 4 GPUs: 2 * 2
 MESH = testing.mesh_of((DATA, EXPERT), ("data", "expert"))
 TOKENS, HIDDEN, INTERMEDIATE, TOP_K, LAYERS = 64, 128, 64, 2, 2

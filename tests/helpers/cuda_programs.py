@@ -1,4 +1,4 @@
-"""What the suites that run on GPUs only share: programs in processes of their own, and the devices' memory."""
+"""Shared by the suites that run on GPUs only: programs in processes of their own, and the devices' memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expert parallelism in plain loops over ranks, tokens and choices: the contract, sentence by sentence, without JAX.
+"""Expert parallelism in plain loops over ranks, tokens and assignments: the contract, sentence by sentence, without JAX.
 
 Every array has a leading axis of ranks: x[R,T,H], topk_ids[R,T,K], topk_weights[R,T,K], rows[R,M,H], row_weights[R,M].
 """
@@ -68,14 +68,14 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
 
     wanted = [
         [[] for _ in range(num_ranks)] for _ in range(num_experts)
-    ]  # [expert][source] -> [(token, choice)]
+    ]  # [expert][source] -> [(token, k)]
     bad_ids = [0] * num_ranks
     for source in range(num_ranks):
         for token in range(num_tokens):
-            for choice in range(top_k):
-                expert = int(topk_ids[source, token, choice])
+            for k in range(top_k):
+                expert = int(topk_ids[source, token, k])
                 if 0 <= expert < num_experts:
-                    wanted[expert][source].append((token, choice))
+                    wanted[expert][source].append((token, k))
                 elif expert != -1:
                     bad_ids[source] += 1
 
@@ -84,17 +84,17 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
     plans = []
     for rank in range(num_ranks):
         here = wanted[rank * num_local : (rank + 1) * num_local]
-        sizes = [sum(len(choices) for choices in sources) for sources in here]
+        sizes = [sum(len(assignments) for assignments in sources) for sources in here]
         cap = capacity_cap(sizes, recv_capacity, row_align)
         group_sizes, real_group_sizes, rows = [], [], []
         for sources in here:
-            quota = source_quota([len(choices) for choices in sources], cap)
+            quota = source_quota([len(assignments) for assignments in sources], cap)
             group = []
-            for source, choices in enumerate(sources):
-                for token, choice in choices[:quota]:
-                    kept[source, token, choice] = True
-                    destination[source, token, choice] = rank
-                    group.append((source, token, choice))
+            for source, assignments in enumerate(sources):
+                for token, k in assignments[:quota]:
+                    kept[source, token, k] = True
+                    destination[source, token, k] = rank
+                    group.append((source, token, k))
             padding = round_up(len(group), row_align) - len(group)
             real_group_sizes.append(len(group))
             group_sizes.append(len(group) + padding)
@@ -119,8 +119,8 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
             )
         )
     for rank, row, source, token, _ in real_rows(plans):
-        visited = set(destination[source, token].tolist()) - {-1}
-        plans[rank].partial_sum_index[row] = sorted(visited).index(rank)
+        destinations = set(destination[source, token].tolist()) - {-1}
+        plans[rank].partial_sum_index[row] = sorted(destinations).index(rank)
     return plans
 
 
@@ -130,11 +130,11 @@ def stack(plans):
 
 
 def real_rows(plans):
-    """(rank, row, source, token, choice) of every row that carries a token."""
+    """(rank, row, source, token, k) of every row that carries a token."""
     for rank, plan in enumerate(plans):
-        for row, (source, token, choice) in enumerate(plan.row_source.tolist()):
+        for row, (source, token, k) in enumerate(plan.row_source.tolist()):
             if source >= 0:
-                yield rank, row, source, token, choice
+                yield rank, row, source, token, k
 
 
 def num_rows(plan):
@@ -143,13 +143,13 @@ def num_rows(plan):
 
 def dispatch(x, topk_weights, plans, *, zero_tail=True):
     """rows[R,M,H] in x's dtype and row_weights[R,M] in float32; a tail that is not zeroed is NaN."""
-    num_ranks, num_slots = len(plans), len(plans[0].row_source)
-    rows = np.zeros((num_ranks, num_slots, x.shape[-1]), x.dtype)
-    row_weights = None if topk_weights is None else np.zeros((num_ranks, num_slots), np.float32)
-    for rank, row, source, token, choice in real_rows(plans):
+    num_ranks, capacity = len(plans), len(plans[0].row_source)
+    rows = np.zeros((num_ranks, capacity, x.shape[-1]), x.dtype)
+    row_weights = None if topk_weights is None else np.zeros((num_ranks, capacity), np.float32)
+    for rank, row, source, token, k in real_rows(plans):
         rows[rank, row] = x[source, token]
         if row_weights is not None:
-            row_weights[rank, row] = topk_weights[source, token, choice].astype(np.float32)
+            row_weights[rank, row] = topk_weights[source, token, k].astype(np.float32)
     if not zero_tail:
         poison_tail(rows, plans)
         poison_tail(row_weights, plans)
@@ -182,17 +182,17 @@ def fma(a, b, c):
 
 
 def combine(y, plans, row_weights):
-    """out[R,T,H] in y's dtype: float32 fma over a rank's choices, rounded; then the ranks' sums in rank order."""
+    """out[R,T,H] in y's dtype: float32 fma over a rank's assignments, rounded; then the ranks' sums in rank order."""
     num_ranks, (num_tokens, top_k), hidden = len(plans), plans[0].kept.shape, y.shape[-1]
-    place = {(s, t, k): (rank, row) for rank, row, s, t, k in real_rows(plans)}
+    row_of = {(s, t, k): (rank, row) for rank, row, s, t, k in real_rows(plans)}
     out = np.zeros((num_ranks, num_tokens, hidden), y.dtype)
     for source in range(num_ranks):
         for token in range(num_tokens):
             total = np.zeros(hidden, np.float32)
             for rank in range(num_ranks):
                 here = np.zeros(hidden, np.float32)
-                for choice in range(top_k):
-                    at, row = place.get((source, token, choice), (-1, -1))
+                for k in range(top_k):
+                    at, row = row_of.get((source, token, k), (-1, -1))
                     if at == rank:
                         weight = np.float32(1) if row_weights is None else row_weights[rank, row]
                         here = fma(weight, y[rank, row].astype(np.float32), here)
@@ -204,13 +204,13 @@ def combine(y, plans, row_weights):
 
 
 def dispatch_gradient(rows_gradient, row_weights_gradient, plans, weights_dtype=np.float32):
-    """Gradients of x, by a combine, and of topk_weights: exact zeros where a choice has no row."""
+    """Gradients of x, by a combine, and of topk_weights: exact zeros where an assignment has no row."""
     x_gradient = combine(rows_gradient, plans, None)
     weights_gradient = None
     if row_weights_gradient is not None:
         weights_gradient = np.zeros((len(plans), *plans[0].kept.shape), weights_dtype)
-        for rank, row, source, token, choice in real_rows(plans):
-            weights_gradient[source, token, choice] = row_weights_gradient[rank, row].astype(
+        for rank, row, source, token, k in real_rows(plans):
+            weights_gradient[source, token, k] = row_weights_gradient[rank, row].astype(
                 weights_dtype
             )
     return x_gradient, weights_gradient
@@ -231,11 +231,11 @@ def combine_gradient(out_gradient, y, plans, row_weights):
     return y_gradient, weights_gradient
 
 
-def group_slices(group_sizes, num_slots):
+def group_slices(group_sizes, capacity):
     """The rows of each group; negative sizes are empty and nothing passes the last row."""
     start = 0
     for size in group_sizes:
-        stop = min(start + max(int(size), 0), num_slots)
+        stop = min(start + max(int(size), 0), capacity)
         yield slice(start, stop)
         start = stop
 
@@ -277,13 +277,11 @@ def dense_moe(x, topk_ids, topk_weights, expert, *, num_experts, kept=None):
     out = [[0.0] * num_tokens for _ in range(num_ranks)]
     for rank in range(num_ranks):
         for token in range(num_tokens):
-            for choice in range(top_k):
-                index = int(topk_ids[rank, token, choice])
-                if not 0 <= index < num_experts or (
-                    kept is not None and not kept[rank, token, choice]
-                ):
+            for k in range(top_k):
+                index = int(topk_ids[rank, token, k])
+                if not 0 <= index < num_experts or (kept is not None and not kept[rank, token, k]):
                     continue
-                weight = 1.0 if topk_weights is None else float(topk_weights[rank, token, choice])
+                weight = 1.0 if topk_weights is None else float(topk_weights[rank, token, k])
                 out[rank][token] = out[rank][token] + weight * expert(
                     index, x[rank, token].astype(np.float64)
                 )

@@ -1,4 +1,4 @@
-"""What the suites share: devices, meshes, routings, data, and comparisons with the numpy oracle.
+"""Shared by the suites: devices, meshes, routings, data, and comparisons with the numpy oracle.
 
 Import this before anything that starts a JAX backend: it sets the devices of the tier. On CPUs JAX_EP_TEST_DEVICES says
 how many; by default 8.
@@ -25,7 +25,7 @@ import jax_ep
 if not tier.ON_GPU and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_EP_TEST_DEVICES", "8")))
 NUM_DEVICES = int(os.environ.get("JAX_EP_TEST_DEVICES", jax.device_count()))
-# Elements of which a row is a multiple: the kernels move whole 16-byte pieces, the reference anything.
+# Elements of which a row is a multiple: the kernels move 16-byte vectors, the reference any size.
 ROW_UNIT = 8 if tier.ON_GPU else 1
 ROW_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -58,7 +58,7 @@ def fit(shape) -> tuple[int, ...]:
 
 
 def two_axes() -> tuple[int, int]:
-    """A factorisation of the number of devices, the smaller factor first: 8 = 2*4, 4 = 2*2, 2 = 1*2."""
+    """A factorization of the number of devices, the smaller factor first: 8 = 2*4, 4 = 2*2, 2 = 1*2."""
     small = max(
         n for n in range(1, NUM_DEVICES + 1) if NUM_DEVICES % n == 0 and n * n <= NUM_DEVICES
     )

@@ -104,7 +104,7 @@ class ExportTest(parameterized.TestCase):
             )(*shapes())
         self.assertEqual(exported.platforms, ("cpu", "cuda"))
         self.assertIn("jax_ep.dispatch.v1", exported.mlir_module())
-        self.assertIn("all_gather", exported.mlir_module())  # of the other implementation
+        self.assertIn("all_gather", exported.mlir_module())  # the other implementation's
 
 
 class AheadOfTimeTest(parameterized.TestCase):

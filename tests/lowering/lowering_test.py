@@ -294,7 +294,7 @@ class NothingElseTest(parameterized.TestCase):
 
 
 def collectives_of_partitioned_programs() -> dict[str, list[str]]:
-    """What XLA's partitioner adds where a mesh axis is left to it, by how x is sharded."""
+    """The collectives that XLA's partitioner adds where a mesh axis is left to it, by how x is sharded."""
     mesh = testing.mesh_of((2, RANKS // 2) if RANKS > 1 else (1, 1), ("data", "expert"))
     shapes = [struct(a.shape, a.dtype) for a in testing.layer_arguments(hidden=64)]
     partial = mapped(testing.expert_layer, mesh, axis_names={"expert"})

@@ -178,7 +178,7 @@ class PlanFromElsewhereTest(parameterized.TestCase):
         return testing.split_ranks((use(y, plan, row_weights), got), MOST), plans
 
     def test_a_row_source_out_of_range_is_no_row(self):
-        row = 0  # of rank 0: a real row
+        row = 0  # a real row of rank 0
         for column, value in (
             (0, 10**6),
             (0, -7),

@@ -221,7 +221,7 @@ class OtherTest(parameterized.TestCase):
         sizes_and_rows=[([130, 128, 1, 0, 127, 256], 700), ([70, 5, 0, 64, 1, 17], 180)],
     )
     def test_tiles(self, activation, dtype, f, sizes_and_rows):
-        """More than one tile, none of them whole, with many and with few rows a group."""
+        """More than one tile, none of them whole, with many and with few rows per group."""
         sizes, num_rows = sizes_and_rows
         arguments, of_backward, end = problem(
             sizes, activation, num_rows=num_rows, k=200, f=f, dtype=dtype
@@ -239,7 +239,7 @@ class OtherTest(parameterized.TestCase):
         dtype=[jnp.bfloat16, jnp.float16], sizes=[GROUP_SIZES["usual"], [70, 60]]
     )
     def test_master_weights_are_rounded(self, dtype, sizes):
-        """A float32 rhs gives what one in lhs's dtype gives: the bits with many rows a group, as it is
+        """A float32 rhs gives what one in lhs's dtype gives: the bits with many rows per group, as it is
         cast, and nearly so with few, where two kernels add in different orders."""
         num_rows = 140 if len(sizes) == 2 else 32
         *both, end = problem(sizes, "swiglu", num_rows=num_rows, dtype=dtype, rhs_dtype=np.float32)

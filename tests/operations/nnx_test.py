@@ -279,7 +279,9 @@ class OptionsTest(parameterized.TestCase):
             y, stats = layer(tokens(batch=288))
         room = int(factor * num_assignments) // num_groups // num_ranks
         self.assertGreater(room, 1024)  # fewer rows are never cut into
-        wanted = num_assignments // 2 // num_groups // num_ranks  # by one source of one expert
+        wanted = (
+            num_assignments // 2 // num_groups // num_ranks
+        )  # one source's demand for one expert
         quota = min(room // experts_there // num_ranks, wanted)
         self.assertGreater(stats.num_dropped, 0)
         self.assertEqual(stats.num_dropped, num_assignments - num_groups * 2 * num_ranks * quota)

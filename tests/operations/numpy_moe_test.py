@@ -17,17 +17,17 @@ def random_ids(rng, num_ranks, num_tokens, top_k, num_experts, low=-2):
 
 
 def selection(plans, num_tokens, top_k):
-    """The plan as a matrix S[R*M, R*T*K] of zeros and ones: rows = S @ (token of every choice)."""
+    """The plan as a matrix S[R*M, R*T*K] of zeros and ones: rows = S @ (token of every k)."""
     num_rows = len(plans[0].row_source)
     matrix = np.zeros((len(plans) * num_rows, len(plans) * num_tokens * top_k))
-    for rank, row, source, token, choice in numpy_moe.real_rows(plans):
-        matrix[rank * num_rows + row, (source * num_tokens + token) * top_k + choice] = 1
+    for rank, row, source, token, k in numpy_moe.real_rows(plans):
+        matrix[rank * num_rows + row, (source * num_tokens + token) * top_k + k] = 1
     return matrix
 
 
 class FmaTest(parameterized.TestCase):
     def nearest_float32(self, exact):
-        """The float32 nearest to a fraction, ties to even, by comparing neighbours exactly."""
+        """The float32 nearest to a fraction, ties to even, by comparing neighbors exactly."""
         guess = np.float32(float(exact))
         around = [
             np.nextafter(guess, np.float32(-np.inf)),
@@ -37,13 +37,13 @@ class FmaTest(parameterized.TestCase):
         key = lambda v: (abs(fractions.Fraction(float(v)) - exact), int(v.view(np.int32)) & 1)
         return min(around, key=key)
 
-    @parameterized.parameters("random", "cancelling", "tie")
+    @parameterized.parameters("random", "canceling", "tie")
     def test_has_one_rounding(self, kind):
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((2, 2000)).astype(np.float32)
         if kind == "random":
             c = (rng.standard_normal(2000) * 10.0 ** rng.integers(-9, 9, 2000)).astype(np.float32)
-        elif kind == "cancelling":
+        elif kind == "canceling":
             c = -(a * b)
         else:  # c is half a unit in the last place of the product, or nearly
             a = (1 + rng.integers(0, 2**12, 2000) / 2**12).astype(np.float32)

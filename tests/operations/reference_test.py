@@ -84,11 +84,11 @@ class NamedTest(parameterized.TestCase):
 
 
 class PiecesTest(parameterized.TestCase):
-    @parameterized.parameters("random", "cancelling", "tie", "special")
+    @parameterized.parameters("random", "canceling", "tie", "special")
     def test_fused_multiply_add(self, kind):
         rng = np.random.default_rng(0)
         a, b, c = (testing.random_values(rng, 20000) for _ in range(3))
-        if kind == "cancelling":
+        if kind == "canceling":
             c = -(a * b)
         elif kind == "tie":
             a = (1 + rng.integers(0, 2**12, 20000) / 2**12).astype(np.float32)

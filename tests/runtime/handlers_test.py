@@ -38,14 +38,14 @@ def register():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
 
 
-def plan(tokens=16, choices=3, rows=40, experts=2):
+def plan(tokens=16, top_k=3, rows=40, experts=2):
     s32 = functools.partial(jnp.zeros, dtype=jnp.int32)
     return [
         *(s32(n) for n in (experts, experts, experts + 1)),
         s32((rows, 3)),
         s32(rows),
-        jnp.zeros((tokens, choices), bool),
-        s32((tokens, choices)),
+        jnp.zeros((tokens, top_k), bool),
+        s32((tokens, top_k)),
         *[s32(1)] * 4,
     ]
 

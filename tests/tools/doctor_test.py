@@ -141,7 +141,7 @@ class VerdictTest(parameterized.TestCase):
         (changed(GPU_MACHINE, trial=ON_GPU | {"largest_error": None}), 1, "is NaN"),
         (changed(GPU_MACHINE, trial=CRASHED), 1, "fails .*'run'.*status 1.*no kernels"),
         (changed(GPU_MACHINE, trial=HUNG), 1, "does not end .*'run'"),
-        # what would explain a failure is not one
+        # a possible cause of a failure is no failure
         (changed(GPU_MACHINE, container={"shm_bytes": 0}, gpus=[{"mig": True}]), 0, "verified"),
     )
     def test_without_a_cause(self, facts, exit_status, text):

@@ -240,7 +240,7 @@ class MutationTest(parameterized.TestCase):
             check_combine(dtype, sizes)
 
     def test_rounding_of_a_ranks_sum(self):
-        """Here the oracle is broken: it keeps partial sums in float32 on their way."""
+        """Here the oracle is broken: it keeps partial sums in float32 between the ranks."""
 
         def without_rounding(y, plans, row_weights):
             return combine(y.astype(np.float32), plans, row_weights).astype(y.dtype)

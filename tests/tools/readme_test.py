@@ -21,6 +21,9 @@ class ReadmeTest(parameterized.TestCase):
     def test_there_are_blocks(self) -> None:
         self.assertNotEmpty(BLOCKS)
 
+    def test_is_read_in_a_minute_or_two(self) -> None:
+        self.assertLess(len(README.read_text().split()), 1000)
+
     @parameterized.parameters(*((block,) for block in BLOCKS))
     def test_block_runs(self, source: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}

@@ -73,7 +73,7 @@ class DispatchTest(parameterized.TestCase):
             weights = testing.random_values(rng, ids.shape, weights_dtype)
             rows_bar = poisoned(rng, plans, (sizes.hidden,), dtype)
             row_weights_bar = poisoned(rng, plans, ())
-            row_weights_bar[:, ::5] *= 0  # of both signs
+            row_weights_bar[:, ::5] *= 0  # zeros of both signs
             arguments = testing.merge_ranks((x, ids, weights, rows_bar, row_weights_bar))
             got = testing.split_ranks(backward(*arguments), sizes.num_ranks)
             expected = numpy_moe.dispatch_gradient(rows_bar, row_weights_bar, plans, weights_dtype)

@@ -55,7 +55,7 @@ class OneAxisTest(parameterized.TestCase):
             out = jax.jit(jax.shard_map(testing.expert_layer, out_specs=P("expert")))(*placed)
         testing.assert_close(out, testing.dense_layer(*arguments), steps=64)
 
-    def test_same_devices_in_another_order_by_turns(self):
+    def test_same_devices_in_another_order(self):
         """Two programs over the same devices, with ranks permuted, called alternately."""
         devices = jax.devices()[: testing.NUM_DEVICES]
         orders = [devices, devices[::-1], devices[1:] + devices[:1]]
@@ -174,7 +174,7 @@ class PartialManualTest(parameterized.TestCase):
             testing.assert_close(a, b, steps=128)
 
     def test_sharded_by_the_compiler_is_gathered(self):
-        """Auto axes: operands that the compiler has split over "data" are brought together first."""
+        """Auto axes: operands that the compiler has split over "data" are gathered first."""
         mesh = testing.mesh_of((SMALL, LARGE), ("data", "expert"))
         arguments = testing.layer_arguments()
         placed = [jax.device_put(a, NamedSharding(mesh, P("expert"))) for a in arguments]
