@@ -4,7 +4,7 @@ set(command "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/build_tools/find
 if(NOT JAX_EP_CUDA STREQUAL "")
   list(APPEND command --mode "${JAX_EP_CUDA}")
 endif()
-# Explicit is what the user set; what an earlier run of CMake found and stored is searched for anew.
+# Passes on a compiler that the user set, but not one that an earlier run of CMake found and stored.
 if(CMAKE_CUDA_COMPILER AND NOT CMAKE_CUDA_COMPILER STREQUAL JAX_EP_FOUND_NVCC)
   list(APPEND command --explicit "${CMAKE_CUDA_COMPILER}")
 endif()
@@ -16,7 +16,7 @@ execute_process(
 if(failed)
   message(FATAL_ERROR "jax_ep: ${problem}")
 endif()
-# Not a list: an empty line is an element here.
+# Matched as a whole: a CMake list would drop empty lines.
 string(REGEX MATCH "^([^\n]*)\n([^\n]*)\n([^\n]*)\n$" matched "${found}")
 set(nvcc "${CMAKE_MATCH_1}")
 set(JAX_EP_CUDA_VERSION "${CMAKE_MATCH_2}")
@@ -33,7 +33,7 @@ else()
   set(suffix "")
 endif()
 
-# The version was chosen before CMake ran. A compiler that only CMake was told of would contradict it.
+# The version was chosen before CMake ran. A compiler that only CMake knows of would contradict it.
 string(REGEX MATCH "\\+.*" named "${JAX_EP_VERSION}")
 if(SKBUILD AND NOT named STREQUAL suffix)
   message(

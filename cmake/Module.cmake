@@ -27,12 +27,13 @@ if(JAX_EP_WITH_CUDA)
 
   add_library(
     jax_ep_cuda STATIC
+    ffi/handlers/bulk_copy_ceiling.cc
     ffi/handlers/call.cc
-    ffi/handlers/ceiling.cc
     ffi/handlers/combine.cc
     ffi/handlers/dispatch.cc
     ffi/handlers/grouped_matmul.cc
     ffi/handlers/grouped_matmul_activation.cc
+    ffi/handlers/redispatch.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
     ffi/kernels/matmul/activation_gradient.cu

@@ -1,4 +1,4 @@
-// The Python module jax_ep._ffi: handlers for XLA, and what the runtime tells Python.
+// The Python module jax_ep._ffi: handlers for XLA, and the runtime's functions for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -142,7 +142,7 @@ NB_MODULE(_ffi, module) {
   module.def("build_info", &BuildInfo, nb::sig("def build_info() -> dict[str, typing.Any]"),
              "version, cuda, cuda_version or None, cuda_architectures, compiler.");
   module.def("limits", &Limits, nb::sig("def limits() -> dict[str, int]"),
-             "What the kernels take at most; rows are multiples of vector_bytes.");
+             "The kernels' limits. Rows are multiples of vector_bytes.");
   module.def("workspace_buffers", &WorkspaceBuffers, "num_tokens"_a, "hidden"_a, "top_k"_a,
              "num_experts"_a, "num_ranks"_a, "row_bytes_per_element"_a,
              nb::sig("def workspace_buffers(num_tokens: int, hidden: int, top_k: int, "
@@ -156,10 +156,10 @@ NB_MODULE(_ffi, module) {
              nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
              "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
   module.def("take_reports", &TakeReports,
-             "Removes and returns the timeout reports of this process: (rank, peer, phase, "
+             "Takes the timeout reports of this process: (rank, peer, phase, "
              "sequence_number).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,
-             "Adds a timeout report; False if there are too many to keep it.");
+             "Adds a timeout report; returns False if the mailbox is full.");
   module.def("release_workspaces", &ReleaseForPython,
              "Frees the device workspaces of this process and returns their bytes.");
 }

@@ -1,4 +1,4 @@
-// What the Python module finds in a build without a CUDA compiler: nothing to register or to probe.
+// The functions of a build without CUDA: there is nothing to register or to probe.
 #include "ffi/handlers/targets.h"
 #include "ffi/kernels/probe.h"
 

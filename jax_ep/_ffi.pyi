@@ -16,7 +16,7 @@ def build_info() -> dict[str, Any]:
     """version, cuda, cuda_version or None, cuda_architectures, compiler."""
 
 def limits() -> dict[str, int]:
-    """What the kernels take at most; rows are multiples of vector_bytes."""
+    """The kernels' limits. Rows are multiples of vector_bytes."""
 
 def workspace_buffers(
     num_tokens: int,
@@ -42,11 +42,11 @@ def probe_devices() -> list[dict[str, Any]]:
 
 def take_reports() -> list[tuple[int, int, str, int]]:
     """
-    Removes and returns the timeout reports of this process: (rank, peer, phase, sequence_number).
+    Takes the timeout reports of this process: (rank, peer, phase, sequence_number).
     """
 
 def post_report(rank: int, peer: int, phase: str, sequence_number: int) -> bool:
-    """Adds a timeout report; False if there are too many to keep it."""
+    """Adds a timeout report; returns False if the mailbox is full."""
 
 def release_workspaces() -> int:
     """Frees the device workspaces of this process and returns their bytes."""

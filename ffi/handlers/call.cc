@@ -17,7 +17,8 @@ ffi::TypeId TransferState::id = {};
 
 namespace {
 
-// Reads attributes one by one and remembers the first that is missing or of another type.
+// Reads attributes one by one, and keeps the first error: an attribute that is missing, or has
+// another type.
 class AttributeReader {
  public:
   AttributeReader(std::string_view target, const ffi::Dictionary& attributes)
@@ -33,7 +34,7 @@ class AttributeReader {
     } else {
       status_ = InvalidArgument(target_, ": attribute ", name, " cannot be read (",
                                 decoded.error().message(),
-                                "); the caller and this build of jax_ep do not fit together");
+                                "); the caller and this build of jax_ep have different versions");
     }
   }
 
@@ -47,7 +48,7 @@ class AttributeReader {
     if (status_.ok() && attributes_.size() != num_read_) {
       return InvalidArgument(target_, ": there are ", attributes_.size(), " attributes; expected ",
                              num_read_,
-                             "; the caller and this build of jax_ep do not fit together");
+                             "; the caller and this build of jax_ep have different versions");
     }
     return status_;
   }
@@ -193,7 +194,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   if (Status status = reader.Finish(); !status.ok()) return status;
   if (!ParseActivation(activation, &config->activation)) {
     return InvalidArgument(target, ": there is no activation ", activation,
-                           "; the caller and this build of jax_ep do not fit together");
+                           "; the caller and this build of jax_ep have different versions");
   }
   return CheckConfig(target, *config);
 }

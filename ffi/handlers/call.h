@@ -1,4 +1,4 @@
-// What all handlers share: reading a call, its state, and XLA's types turned into those of
+// Shared by all handlers: a call's attributes, buffers and state, from XLA's types to those of
 // runtime/.
 #ifndef JAX_EP_HANDLERS_CALL_H_
 #define JAX_EP_HANDLERS_CALL_H_
@@ -24,7 +24,8 @@ namespace jax_ep {
 
 namespace ffi = ::xla::ffi;
 
-// What instantiate makes of a call site and the later stages read. All local devices share it.
+// The state of a call site: instantiate makes it, the later stages read it. All local devices share
+// it.
 struct TransferState {
   using Config = TransferConfig;
   static ffi::TypeId id;  // filled when JAX registers the type
@@ -38,11 +39,12 @@ struct TransferState {
 
 ffi::Error ToError(const Status& status);
 
-// Operands or results. They refer to the call frame and are not to be kept.
+// Views of operands or results. They refer to the call frame: do not keep them.
 std::vector<BufferView> Views(const ffi::RemainingArgs& operands);
 std::vector<BufferView> Views(const ffi::RemainingRets& results);
 
-// All attributes must be known and present, with their exact types. Ends with CheckConfig.
+// Reads all attributes, and checks them by CheckConfig. Each must be known and present, with its
+// exact type.
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     TransferConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
@@ -50,11 +52,11 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulActivationConfig* config);
 
-// The kernels of all grouped matmuls on a device, once; loading them at every execution would cost
-// as much as a small matmul.
+// Loads the kernels of all grouped matmuls on a device. Later calls return at once: loading at
+// every execution would cost as much as a small matmul.
 Status LoadMatmulsOnce(int32_t device);
 
-// All kernels of this build, on the current device.
+// Loads all kernels of this build on the current device.
 Status LoadAllKernels();
 
 // The addresses of operands or results, in their order.
@@ -85,8 +87,8 @@ Status CheckCallBuffers(BufferCheck<Config, Sizes> check, const Config& config,
   return check(config, Views(operands), Views(results), sizes);
 }
 
-// The instantiate stage of every operation. What is wrong with a call is said here, where it
-// becomes an exception of the compilation; an error on one device later would end the process.
+// The instantiate stage of every operation. It makes all checks, because its errors become
+// exceptions of the compilation; a later error on one device would end the process.
 template <typename State, typename Sizes>
 ffi::ErrorOr<std::unique_ptr<State>> InstantiateCall(
     const char* target, BufferCheck<typename State::Config, Sizes> check,
@@ -94,7 +96,7 @@ ffi::ErrorOr<std::unique_ptr<State>> InstantiateCall(
     const ffi::RemainingRets& results) {
   typename State::Config config;
   Status status = DecodeConfig(target, attributes, &config);
-  // Some runtimes show no buffers in this stage; execute checks them again.
+  // Some runtimes pass no buffers to this stage; execute checks them again.
   if (Sizes sizes; status.ok() && operands.size() > 0) {
     status = CheckCallBuffers(check, config, operands, results, &sizes);
   }

@@ -5,7 +5,7 @@
 namespace jax_ep {
 namespace {
 
-// Expert outputs go back to the tokens' ranks; their weighted sums come out.
+// Returns expert outputs to the tokens' ranks, and sums them with their weights.
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
   return InstantiateCall<TransferState>(kCombineTarget, CheckCombine, attributes, operands,

@@ -5,17 +5,10 @@
 namespace jax_ep {
 namespace {
 
-// x, topk_ids and weights go out; the rows of the local experts and the plan come back.
+// Sends x and topk_weights by topk_ids. Returns the rows of the local experts, and the plan.
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
   return InstantiateCall<TransferState>(kDispatchTarget, CheckDispatch, attributes, operands,
-                                        results);
-}
-
-// The same rows by a plan that is known, without an exchange of ids and counts.
-auto InstantiateRedispatch(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                           ffi::Dictionary attributes) {
-  return InstantiateCall<TransferState>(kRedispatchTarget, CheckRedispatch, attributes, operands,
                                         results);
 }
 
@@ -42,40 +35,13 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   return ToError(LaunchDispatch(call, stream));
 }
 
-ffi::Error ExecuteRedispatch(TransferState* state, cudaStream_t stream, int32_t device,
-                             ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  if (IsAbsent(device)) return ffi::Error::Success();
-  const TransferConfig& config = state->config;
-  TransferSizes sizes;
-  RedispatchCall call = {
-      .transfer = {}, .zero_tail = config.zero_tail, .has_weights = config.has_weights};
-  Status status = CheckCallBuffers(CheckRedispatch, config, operands, results, &sizes);
-  if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return ToError(status);
-  Addresses in(operands);
-  call.x = in.Next();
-  call.plan = NextPlanOperands(in);
-  if (config.has_weights) call.topk_weights = in.Next<const float>();
-  Addresses out(results);
-  call.rows = out.Next();
-  if (config.has_weights) call.row_weights = out.Next<float>();
-  return ToError(LaunchRedispatch(call, stream));
-}
-
-// The trait promises that execute only launches kernels: a CUDA graph may record and replay it.
+// The trait promises that execute only launches kernels, so that CUDA graphs can capture it.
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
-XLA_FFI_DEFINE_HANDLER(kInstantiateRedispatch, InstantiateRedispatch, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kExecuteRedispatch, ExecuteRedispatch, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 Target DispatchHandlers() { return TransferTarget(kDispatchTarget, kInstantiate, kExecute); }
-
-Target RedispatchHandlers() {
-  return TransferTarget(kRedispatchTarget, kInstantiateRedispatch, kExecuteRedispatch);
-}
 
 }  // namespace jax_ep

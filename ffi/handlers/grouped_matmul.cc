@@ -8,7 +8,7 @@
 namespace jax_ep {
 namespace {
 
-// One matmul for each local expert.
+// Multiplies each group's rows by the group's matrix.
 using State = GroupedMatmulState;
 using Config = GroupedMatmulConfig;
 using Sizes = GroupedMatmulSizes;
@@ -44,7 +44,7 @@ ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t 
   Sizes sizes;
   Status status = CheckCallBuffers(check, state->config, operands, results, &sizes);
   if (!status.ok()) return ToError(status);
-  // The check has seen three operands and one result.
+  // The check has found three operands and one result.
   const auto operand = [&](size_t i) { return operands.get<ffi::AnyBuffer>(i)->untyped_data(); };
   void* const result = (**results.get<ffi::AnyBuffer>(0)).untyped_data();
   status = launch(state->config, sizes, operand(0), operand(1),

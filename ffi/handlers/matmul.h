@@ -1,5 +1,4 @@
-// The state and the stages that all grouped matmuls share. Nothing leaves the device, so there is
-// no communicator.
+// The state and the stages that all grouped matmuls share. They do not communicate.
 #ifndef JAX_EP_HANDLERS_MATMUL_H_
 #define JAX_EP_HANDLERS_MATMUL_H_
 
@@ -11,7 +10,7 @@
 
 namespace jax_ep {
 
-// Of a call site, see TransferState.
+// The state of a call site, as TransferState.
 template <typename CallConfig>
 struct MatmulState {
   using Config = CallConfig;
@@ -21,7 +20,7 @@ struct MatmulState {
 
   const char* target;
   Config config;
-  // A device runs a call site's launches one after another.
+  // One counter is enough: a device runs a call site's launches one after another.
   const int32_t tile_counter = NewTileCounter();
 };
 using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
@@ -32,7 +31,7 @@ inline Status At(const char* target, Status status) {
   return status;
 }
 
-// Once an execution and device, before any device launches.
+// Runs once per execution and device, before any device launches.
 template <typename State>
 ffi::Error PrepareMatmul(State* state, int32_t device) {
   return ToError(At(state->target, LoadMatmulsOnce(device)));
@@ -43,7 +42,7 @@ ffi::Error InitializeMatmul(State* /*state*/) {
   return ffi::Error::Success();
 }
 
-// Adds the shared prepare and initialize to an operation's own stages.
+// Completes an operation's stages by the shared prepare and initialize.
 template <typename State>
 Target MatmulTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
   XLA_FFI_DEFINE_HANDLER(

@@ -1,4 +1,4 @@
-// One function for each custom call, defined in the file of its operation.
+// The handlers of each custom call, each defined in the file of its operation.
 #ifndef JAX_EP_HANDLERS_OPERATIONS_H_
 #define JAX_EP_HANDLERS_OPERATIONS_H_
 

@@ -8,7 +8,7 @@
 
 namespace jax_ep {
 
-// Handlers of the four stages, as the pointers that JAX wants in capsules.
+// A custom call: the handlers of its four stages, as pointers for JAX's capsules.
 struct Target {
   const char* name;
   void* instantiate;
@@ -17,7 +17,7 @@ struct Target {
   void* execute;
 };
 
-// A type of state that instantiate hands to the later stages.
+// The type of a state that instantiate passes to the later stages.
 struct StateType {
   const char* name;
   void* type_id;
@@ -28,14 +28,13 @@ struct StateType {
 std::vector<Target> Targets();
 std::vector<StateType> StateTypes();
 
-// Moves what devices have reported since to the mailbox of the process.
+// Posts new reports of the devices to the mailbox of the process.
 void PostReports();
 
 // Frees the device workspaces of this process and starts a new generation; returns their bytes.
 int64_t ReleaseWorkspaces();
 
-// What instantiate would say about the driver: why the kernels cannot run, or "". In a build
-// without CUDA there is nothing to say.
+// Why the installed driver cannot run the kernels, or "". Always "" in a build without CUDA.
 std::string DriverProblem();
 
 }  // namespace jax_ep

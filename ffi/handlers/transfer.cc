@@ -13,8 +13,8 @@ namespace jax_ep {
 namespace {
 
 // XLA's own communicator over the whole mesh, the one that a psum over all its axes uses: another
-// would cost some 200 MiB of every GPU. A device's rank in it is its logical id; nothing else is
-// asked of it.
+// would cost some 200 MiB of every GPU. It is used for one thing: a device's rank in it is its
+// logical id.
 constexpr int64_t kCommunicationId = 0;
 
 std::vector<std::vector<int64_t>> WholeMesh(const CallSite& site) {
@@ -46,8 +46,8 @@ Status CheckBuffers(const TransferState& state, const ffi::RemainingArgs& operan
   return CheckCallBuffers(check, state.config, operands, results, sizes);
 }
 
-// Once an execution and device, before any device launches. A site asks once for its devices'
-// places in the mesh; all devices of a run see the same answer of HasRank.
+// Runs once per execution and device, before any device launches. A call site needs the
+// communicator at its first run only. All devices of a run get the same answer of HasRank.
 ffi::Error Prepare(TransferState* state, int32_t device, Communicator communicator) {
   if (state->site.num_devices() == 1 || state->site.HasRank(device)) return ffi::Error::Success();
   return communicator.RequestCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(state->site),
@@ -64,7 +64,7 @@ ffi::ErrorOr<int64_t> LogicalId(const CallSite& site, Communicator& communicator
   return rank;
 }
 
-// After all communicators were acquired, before all devices meet and launch.
+// Runs after all communicators were acquired, before XLA's rendezvous and the launches.
 ffi::Error Initialize(TransferState* state, int32_t device, ffi::RunId run,
                       Communicator communicator, ffi::RemainingArgs operands,
                       ffi::RemainingRets results) {

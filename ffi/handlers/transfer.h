@@ -1,4 +1,4 @@
-// The stages that dispatch, dispatch_by_plan and combine share.
+// The stages that all transfers share: dispatch, redispatch, combine, bulk_copy_ceiling.
 #ifndef JAX_EP_HANDLERS_TRANSFER_H_
 #define JAX_EP_HANDLERS_TRANSFER_H_
 
@@ -9,14 +9,15 @@
 
 namespace jax_ep {
 
-// Adds the shared prepare and initialize to an operation's own stages.
+// Completes an operation's stages by the shared prepare and initialize.
 Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute);
 
-// What a launch on this device is given, whatever the operation.
+// Fills the part of a launch's arguments that all transfers share.
 Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_t device,
                         TransferCall* call);
 
-// The plan among the operands of dispatch_by_plan and combine, and among the results of dispatch.
+// The next addresses, as the plan among the operands of redispatch and combine, and among the
+// results of dispatch.
 PlanOperands NextPlanOperands(Addresses& operands);
 PlanResults NextPlanResults(Addresses& results);
 

@@ -13,7 +13,7 @@
 
 namespace jax_ep {
 
-// One bit each, so that a set of types is their sum.
+// Each is one bit, so that a set of types is a bit mask.
 enum ElementType : uint8_t {
   kOther = 0,
   kPred = 1,
@@ -25,7 +25,7 @@ enum ElementType : uint8_t {
 
 int64_t ElementBytes(ElementType type);
 
-// What XLA passes, less the address.
+// A buffer as XLA passes it, without the address.
 struct BufferView {
   ElementType type = kOther;
   std::span<const int64_t> dims;
@@ -47,7 +47,7 @@ struct Size {
   int64_t value = kUnknown;
 };
 
-// Goes through operands and results in their order and keeps the first thing that does not fit.
+// Checks operands and results in their order, and keeps the first mismatch.
 class BufferChecker {
  public:
   BufferChecker(std::string_view target, std::span<const BufferView> operands,
@@ -61,7 +61,7 @@ class BufferChecker {
     Check(results_, name, types, sizes);
   }
 
-  // To be called last: the first mismatch, or a buffer too many.
+  // Call it last. Returns the first mismatch, or an error about superfluous buffers.
   Status Finish();
 
  private:

@@ -1,5 +1,4 @@
-// A call site: the devices that execute one custom call of one program, each with its place in a
-// group.
+// A call site: one custom call of one program. Each device that executes it has a rank in a group.
 #ifndef JAX_EP_RUNTIME_CALL_SITE_H_
 #define JAX_EP_RUNTIME_CALL_SITE_H_
 
@@ -20,24 +19,26 @@ namespace jax_ep {
 
 class CallSite {
  public:
-  // Logical ids of the ranks, group after group; together they are 0 to the mesh's size - 1.
+  // `groups` has the logical device ids of each group, in rank order. Together they are 0 to the
+  // mesh's size - 1.
   CallSite(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels);
 
-  // Differs from that of every other call site of the process.
+  // Unique in the process.
   uint64_t id() const { return id_; }
 
-  // Devices of the mesh.
+  // The number of devices of the mesh.
   size_t num_devices() const;
 
-  // Whether this device knows its group. All devices of a run get the same answer before they
-  // enter it, because they are seated together.
+  // Whether this device has a rank. All devices of a run get the same answer before they enter it,
+  // because ranks are assigned to all of them at once.
   bool HasRank(int device);
 
-  // Before any device of this run launches. All devices of the run return the same status.
-  // `logical_id` is not read once seated.
+  // Prepares this run: assigns ranks at the first run, and reserves the workspaces. Each device
+  // calls it before it launches, and all of them return the same status. `logical_id` is read at
+  // the first run only.
   Status Enter(int64_t run, int device, int64_t logical_id, int64_t workspace_bytes);
 
-  // Null if the device is not seated.
+  // Null if the device has no rank.
   ControlBlock* control(int device);
 
  private:
@@ -49,23 +50,23 @@ class CallSite {
     Group* group;
     int rank;
   };
-  // What the first device of a run found, for all of them.
+  // Made by the first device of a run, for all of them.
   struct Decision {
-    bool meet;
+    bool join;  // the rendezvous, to assign ranks or to reserve workspaces
     Status status;
   };
 
   Decision Decide(int64_t run, int device, int64_t workspace_bytes);
   Status AssignRanks(const std::vector<Arrival>& arrivals);
-  std::set<Group*> AssignedGroups() const;  // with the mutex held
+  std::set<Group*> AssignedGroups() const;  // the caller holds the mutex
 
   const std::vector<std::vector<int64_t>> groups_;
   const Group::LoadKernels load_kernels_;
   const uint64_t id_;
   Rendezvous<Arrival> rendezvous_;
   std::mutex mutex_;
-  std::map<int, RankAssignment> assigned_;              // by CUDA ordinal
-  std::deque<std::pair<int64_t, Decision>> decisions_;  // of the latest runs
+  std::map<int, RankAssignment> assigned_;              // indexed by CUDA ordinal
+  std::deque<std::pair<int64_t, Decision>> decisions_;  // the latest runs'
 };
 
 }  // namespace jax_ep

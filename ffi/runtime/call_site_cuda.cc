@@ -9,7 +9,7 @@ namespace {
 // Devices of one run differ by less than XLA has runs in flight.
 constexpr size_t kRunsRemembered = 64;
 
-// XLA itself lets the devices of a run meet just after this, and waits as long.
+// XLA has a rendezvous of its own right after this one, with the same timeout.
 constexpr std::chrono::seconds kRendezvousTimeout{30};
 
 uint64_t NextId() {
@@ -35,7 +35,7 @@ bool CallSite::HasRank(int device) {
 
 Status CallSite::Enter(int64_t run, int device, int64_t logical_id, int64_t workspace_bytes) {
   const Decision decision = Decide(run, device, workspace_bytes);
-  if (!decision.meet) return decision.status;
+  if (!decision.join) return decision.status;
   return rendezvous_.Join(
       run, num_devices(), {device, logical_id},
       [&](const std::vector<Arrival>& arrivals) {
@@ -71,16 +71,16 @@ CallSite::Decision CallSite::Decide(int64_t run, int device, int64_t workspace_b
   Decision decision{!assigned_.contains(device), {}};
   for (Group* group : AssignedGroups()) {
     if (decision.status.ok()) decision.status = Groups::OfProcess().Failure(*group);
-    if (!Groups::OfProcess().HasRoom(*group, workspace_bytes)) decision.meet = true;
+    if (!Groups::OfProcess().HasRoom(*group, workspace_bytes)) decision.join = true;
   }
-  if (!decision.status.ok()) decision.meet = false;
+  if (!decision.status.ok()) decision.join = false;
   decisions_.emplace_front(run, decision);
   if (decisions_.size() > kRunsRemembered) decisions_.pop_back();
   return decision;
 }
 
 Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
-  std::map<int64_t, int> device_of;  // by logical id
+  std::map<int64_t, int> device_of;  // indexed by logical id
   for (const Arrival& arrival : arrivals) {
     if (HasRank(arrival.device)) return {};
     device_of[arrival.logical_id] = arrival.device;
@@ -91,8 +91,8 @@ Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
     for (int64_t id : ids) {
       const auto found = device_of.find(id);
       if (found == device_of.end()) {
-        return FailedPrecondition("jax_ep: no device came for place ", id, " of the mesh, and ",
-                                  arrivals.size(), " came in all");
+        return FailedPrecondition("jax_ep: no device has the logical id ", id, " of the mesh; ",
+                                  arrivals.size(), " devices joined the call");
       }
       devices.push_back(found->second);
     }

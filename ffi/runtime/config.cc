@@ -8,7 +8,7 @@ namespace {
 Status CheckNumSms(std::string_view target, int64_t num_sms) {
   if (num_sms < 0) {
     return InvalidArgument(target, ": num_sms is ", num_sms,
-                           "; expected a number of SMs, or 0 to let the launch choose");
+                           "; expected a number of SMs, or 0 to let the launch code choose");
   }
   return {};
 }

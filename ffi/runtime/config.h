@@ -1,5 +1,5 @@
-// What the attributes of a call say, and whether they make sense. The attributes are equal on all
-// processes; nothing in them depends on the process or the device.
+// The attributes of each custom call, and their checks. They are equal in all processes and on all
+// devices.
 #ifndef JAX_EP_RUNTIME_CONFIG_H_
 #define JAX_EP_RUNTIME_CONFIG_H_
 
@@ -12,49 +12,49 @@
 
 namespace jax_ep {
 
-// dispatch, dispatch_by_plan, combine, and ceiling.
+// Attributes of dispatch, redispatch, combine and bulk_copy_ceiling.
 struct TransferConfig {
-  std::vector<int64_t> replica_groups;  // logical ids of the ranks, group after group
-  int64_t group_size = 0;               // ranks of one group
-  int64_t num_experts = 0;              // of all ranks of a group
+  std::vector<int64_t> replica_groups;  // logical device ids, group after group
+  int64_t group_size = 0;               // the number of ranks in a group
+  int64_t num_experts = 0;              // the experts of all ranks of a group
   int64_t row_align = 1;                // every expert's rows are padded to a multiple of this
-  int64_t num_sms = 0;                  // 0: chosen by the launch
+  int64_t num_sms = 0;                  // 0: the launch code chooses
   bool zero_tail = true;                // rows past the last group are zeros, else unspecified
-  bool has_weights = false;             // the optional weight operand and result are there
-  bool has_scalars = false;             // combine: the optional scalar operand and result are there
-  int64_t repeats = 1;                  // ceiling: how often the rows are sent
+  bool has_weights = false;             // with the optional weight operand and result
+  bool has_scalars = false;             // combine: with the optional scalar operand and result
+  int64_t repeats = 1;                  // bulk_copy_ceiling: how often the rows are sent
 
   int64_t experts_per_rank() const { return num_experts / group_size; }
   std::vector<std::vector<int64_t>> Groups() const;
 };
 
-// grouped_matmul and grouped_matmul_rhs_gradient.
+// Attributes of grouped_matmul and grouped_matmul_rhs_gradient.
 struct GroupedMatmulConfig {
   bool transpose_rhs = false;  // rhs, or its gradient, is [L,N,K] instead of [L,K,N]
   bool zero_tail = true;       // forward only
-  int64_t num_sms = 0;         // 0: chosen by the launch
+  int64_t num_sms = 0;         // 0: the launch code chooses
 };
 
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };
 
-// Whether half of the columns multiply what the activation makes of the other half.
+// Whether the second half of the columns multiplies the activation of the first half.
 constexpr bool IsGated(Activation activation) {
   return activation == Activation::kSwiglu || activation == Activation::kGeglu;
 }
 
-// The attribute of that name. False: there is none.
+// Returns false if no activation has that name.
 bool ParseActivation(std::string_view name, Activation* activation);
 
-// grouped_matmul_activation and grouped_matmul_activation_gradient.
+// Attributes of grouped_matmul_activation and grouped_matmul_activation_gradient.
 struct GroupedMatmulActivationConfig {
   Activation activation = Activation::kNone;
-  bool has_bias = false;             // forward only: the operand is there
-  bool has_row_weights = false;      // the operand is there
-  bool keep_pre_activation = false;  // forward only: the result is there
-  int64_t num_sms = 0;               // 0: chosen by the launch
+  bool has_bias = false;             // forward only: with a bias operand
+  bool has_row_weights = false;      // with a row_weights operand
+  bool keep_pre_activation = false;  // forward only: with a pre_activation result
+  int64_t num_sms = 0;               // 0: the launch code chooses
 };
 
-// `target` is the name of the custom call, for the message.
+// `target` is the custom call's name, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);

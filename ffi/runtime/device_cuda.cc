@@ -3,7 +3,7 @@
 namespace jax_ep {
 namespace {
 
-// Of the current device.
+// Reads an attribute of the current device.
 Status FindAttribute(cudaDeviceAttr attribute, const char* what, int* value) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -15,14 +15,13 @@ Status FindAttribute(cudaDeviceAttr attribute, const char* what, int* value) {
 
 Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
-  static_cast<void>(cudaGetLastError());  // not to be found by whoever asks next
+  static_cast<void>(cudaGetLastError());  // clears it, so that a later query does not report it
   return FailedPrecondition(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
 }
 
 Status CountSms(int64_t* count) {
   int value = 0;
-  Status status =
-      FindAttribute(cudaDevAttrMultiProcessorCount, "the number of multiprocessors", &value);
+  Status status = FindAttribute(cudaDevAttrMultiProcessorCount, "the number of SMs", &value);
   *count = value;
   return status;
 }

@@ -1,4 +1,4 @@
-// What is asked of the CUDA runtime, with errors that say what failed. Only in builds with CUDA.
+// Queries of the CUDA runtime, as a Status that names the query. Only in builds with CUDA.
 #ifndef JAX_EP_RUNTIME_DEVICE_CUDA_H_
 #define JAX_EP_RUNTIME_DEVICE_CUDA_H_
 
@@ -12,15 +12,15 @@ namespace jax_ep {
 
 Status FromCuda(cudaError_t error, const char* what);
 
-// Of the current device.
+// Counts the current device's SMs.
 Status CountSms(int64_t* count);
 
 Status FindComputeCapabilityMajor(int* major);
 
-// Whether the current device is of exactly this compute capability.
+// Sets `is` to whether the current device has exactly this compute capability.
 Status IsComputeCapability(int major, int minor, bool* is);
 
-// The most shared memory of a block, in bytes.
+// Finds the most shared memory that a block can have, in bytes.
 Status FindSharedBytes(int* bytes);
 
 // Makes `device` current for this thread until the end of the scope.

@@ -12,19 +12,20 @@ namespace jax_ep {
 // Versions as CUDA writes them, 1000 * major + 10 * minor.
 struct CudaVersions {
   int driver = 0;   // the newest CUDA that the driver supports; 0: there is no driver
-  int runtime = 0;  // of the toolkit this build was compiled with
+  int runtime = 0;  // the toolkit that compiled this build
 };
 
 std::string CudaVersionText(int version);  // 12040 -> "12.4"
 
-// Within a major version an older driver runs what a newer toolkit compiled; across majors not.
+// Fails if the driver is older than the toolkit's major version. Within a major version an older
+// driver runs the code of a newer toolkit.
 Status CheckDriver(const CudaVersions& versions);
 
-// Asks the CUDA runtime that is linked in. Creates no context; only in builds with CUDA.
+// Queries the CUDA runtime that is linked in. Creates no context. Only in builds with CUDA.
 CudaVersions QueryCudaVersions();
 
-// Asks the driver that is loaded, since libcuda is not linked, for its function as CUDA `version`
-// declares it. Null with an error. Only in builds with CUDA.
+// Finds a function of the loaded driver, as CUDA `version` declares it: libcuda is not linked. Sets
+// `function` to null on an error. Only in builds with CUDA.
 Status FindDriverFunction(const char* name, unsigned version, void** function);
 
 template <typename Function>

@@ -38,7 +38,7 @@ constexpr char kThen[] =
 }  // namespace
 
 bool IsPosted(const AbortRecord& record) {
-  // Acquire: the fields were written before.
+  // Acquire: the device wrote the fields before it set the flag.
   return std::atomic_ref(const_cast<uint32_t&>(record.posted)).load(std::memory_order_acquire);
 }
 

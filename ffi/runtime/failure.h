@@ -1,4 +1,4 @@
-// What a device wrote when it ended a generation, in words.
+// The messages for the records that a device writes when a call of it fails.
 #ifndef JAX_EP_RUNTIME_FAILURE_H_
 #define JAX_EP_RUNTIME_FAILURE_H_
 
@@ -10,15 +10,15 @@
 
 namespace jax_ep {
 
-// Whether the device has written the rest of it. Host memory that the device writes.
+// Whether the device has written the record, which is in host memory.
 bool IsPosted(const AbortRecord& record);
 
 TimeoutReport ToReport(const AbortRecord& record);
 
-// What a user is told while a rank waits for another.
+// The warning that is printed while a rank waits for another.
 std::string DescribeWaiting(const AbortRecord& record, double seconds);
 
-// The error that calls of this generation end with. jax_ep.check() says the same.
+// The error of every later call of this generation. jax_ep.check() raises the same message.
 Status Describe(const AbortRecord& record);
 
 }  // namespace jax_ep

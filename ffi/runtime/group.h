@@ -1,7 +1,8 @@
-// Groups: the devices of this process that exchange rows, their control blocks and workspaces.
+// A group: the devices of this process that exchange rows, with their control blocks and
+// workspaces.
 //
 // A control block is allocated once for each (device, group) and never freed, because captured
-// CUDA graphs keep its address. Workspaces grow when a larger call comes, and can be released.
+// CUDA graphs keep its address. Workspaces grow for larger calls, and can be released.
 #ifndef JAX_EP_RUNTIME_GROUP_H_
 #define JAX_EP_RUNTIME_GROUP_H_
 
@@ -18,18 +19,18 @@
 
 namespace jax_ep {
 
-// Not safe to use from several threads; `Groups` is.
+// Not thread-safe; `Groups` is.
 class Group {
  public:
-  // Loads on the current device whatever will be launched there. A kernel that is loaded at its
-  // first launch waits for its device, which may be waiting for a peer yet to be launched.
+  // Loads all kernels on the current device. With lazy loading, the first launch of a kernel
+  // synchronizes with the device, where another kernel may be waiting for this very launch.
   using LoadKernels = Status (*)();
 
   // CUDA ordinals in rank order.
   explicit Group(std::vector<int> devices) : devices_(std::move(devices)) {}
 
-  // Makes the workspaces at least this large. To be called while no device of the group is in the
-  // middle of launching a program: it makes driver calls on all of them, and waits for them.
+  // Makes the workspaces at least this large. Call it while no device of the group is launching a
+  // program: it makes driver calls on all of them, and synchronizes them.
   Status Reserve(int64_t workspace_bytes, LoadKernels load_kernels);
 
   // Frees the workspaces and starts a new generation; returns the bytes freed.
@@ -38,17 +39,17 @@ class Group {
   int64_t workspace_bytes() const { return workspace_bytes_; }
   ControlBlock* control(int rank) const { return members_[rank].control; }
 
-  // What went wrong in this generation, or OK.
+  // The first failure of this generation, or OK.
   Status Failure() const;
 
-  // Reports that were not yet posted go to the mailbox.
+  // Posts new reports to the mailbox.
   void PostReports(Mailbox& mailbox);
 
-  // Prints who has been waiting for whom, to stderr like XLA's own warnings.
+  // Prints which rank has been waiting for which, to stderr like XLA's own warnings.
   void PrintWarnings();
 
  private:
-  // In host memory.
+  // Host memory that the device writes.
   struct Records {
     AbortRecord report;
     AbortRecord warning;
@@ -56,7 +57,7 @@ class Group {
   struct Member {
     ControlBlock* control = nullptr;
     Records* records = nullptr;
-    Records* records_on_device = nullptr;  // the same, as kernels see it
+    Records* records_on_device = nullptr;  // the address that kernels use
     unsigned char* workspace = nullptr;
     bool posted = false;
   };
@@ -68,7 +69,7 @@ class Group {
   int64_t FreeWorkspaces();
 
   std::vector<int> devices_;
-  std::vector<Member> members_;  // by rank; empty until everything else is there
+  std::vector<Member> members_;  // indexed by rank; empty until all are allocated
   int64_t workspace_bytes_ = 0;
   uint64_t generation_ = 0;
   double warning_seconds_ = 0;

@@ -46,7 +46,8 @@ Status OutOfMemory(int64_t bytes, int device) {
   return FailedPrecondition(
       "jax_ep: out of memory on GPU ", device, ": the workspace of a rank takes ", bytes,
       " bytes outside JAX's pool, and ", free, " of ", total,
-      " are free. Let JAX take less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or dispatch "
+      " are free. Let JAX reserve less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or "
+      "dispatch "
       "fewer tokens at once; jax_ep.workspace_nbytes() says what a call needs, by buffer");
 }
 
@@ -57,7 +58,7 @@ Status Group::Reserve(int64_t workspace_bytes, LoadKernels load_kernels) {
   if (workspace_bytes <= workspace_bytes_) return {};
   FreeWorkspaces();
   Status status = AllocateWorkspaces(workspace_bytes);
-  // Also after a failure: the control blocks must not point to what was freed.
+  // Also after a failure: control blocks must not point to freed memory.
   Status started = StartGeneration();
   return status.ok() ? started : status;
 }
@@ -65,7 +66,7 @@ Status Group::Reserve(int64_t workspace_bytes, LoadKernels load_kernels) {
 int64_t Group::Release() {
   if (members_.empty()) return 0;
   const int64_t freed = FreeWorkspaces();
-  static_cast<void>(StartGeneration());  // what is wrong will be said by the next call
+  static_cast<void>(StartGeneration());  // the next call reports an error
   return freed;
 }
 
@@ -89,7 +90,7 @@ void Group::PrintWarnings() {
     AbortRecord& warning = member.records->warning;
     if (!IsPosted(warning)) continue;
     std::fprintf(stderr, "%s\n", DescribeWaiting(warning, warning_seconds_).c_str());
-    // Release: the device writes the next one after this was read.
+    // Release: the device writes the next record only after this one was read.
     std::atomic_ref(warning.posted).store(0, std::memory_order_release);
   }
 }
@@ -106,7 +107,7 @@ Status Group::AllocateOnce(LoadKernels load_kernels) {
     }
     if (status.ok()) status = OnGpu(device, load_kernels());
     if (status.ok()) status = AllocateMember(device, &members[rank]);
-    // What was allocated is small, and the call may be tried again; it is not worth undoing.
+    // The allocations so far are small, and the call may be tried again: they stay.
     if (!status.ok()) return status;
   }
   members_ = std::move(members);
@@ -116,7 +117,7 @@ Status Group::AllocateOnce(LoadKernels load_kernels) {
 Status Group::AllocateMember(int device, Member* member) const {
   cudaError_t error = Allocate(&member->control, sizeof(ControlBlock));
   if (error == cudaSuccess) {
-    // Not cudaHostAlloc: the driver would free it at exit, while a thread of ours looks at it.
+    // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.
     member->records = new Records{};
     error = cudaHostRegister(member->records, sizeof(Records),
                              cudaHostRegisterPortable | cudaHostRegisterMapped);
@@ -146,12 +147,12 @@ Status Group::AllocateWorkspaces(int64_t bytes) {
   return {};
 }
 
-// Zeroes everything that kernels write, on all ranks, before any of them launches again.
+// Zeroes all state that kernels write, on all ranks, before any of them launches again.
 Status Group::StartGeneration() {
   ++generation_;
   Settings settings;
   if (Status status = ReadSettings(&settings); !status.ok()) {
-    workspace_bytes_ = 0;  // so that the next call comes here again
+    workspace_bytes_ = 0;  // the next call tries again
     return status;
   }
   warning_seconds_ = static_cast<double>(settings.warning_ns) * 1e-9;
@@ -177,7 +178,7 @@ Status Group::StartGeneration() {
     const CurrentDevice current(device);
     cudaError_t error =
         cudaMemcpy(member.control, block.get(), sizeof *block, cudaMemcpyHostToDevice);
-    // XLA's streams do not wait for the default stream, where the copy is.
+    // XLA's streams do not wait for the default stream, which has the copy.
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
     Status status = OnGpu(device, FromCuda(error, "starting a generation"));
     if (!status.ok()) return status;
@@ -186,7 +187,7 @@ Status Group::StartGeneration() {
 }
 
 int64_t Group::FreeWorkspaces() {
-  // All devices first: a peer may still store to what is freed next.
+  // Synchronizes all devices first: a peer may still store to memory that is freed next.
   for (int device : devices_) {
     const CurrentDevice current(device);
     static_cast<void>(cudaDeviceSynchronize());

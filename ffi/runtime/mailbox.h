@@ -1,4 +1,4 @@
-// Reports of waits that ended at their deadline, kept until somebody asks for them.
+// Reports of waits that timed out, kept until they are taken.
 #ifndef JAX_EP_RUNTIME_MAILBOX_H_
 #define JAX_EP_RUNTIME_MAILBOX_H_
 
@@ -11,24 +11,24 @@
 namespace jax_ep {
 
 struct TimeoutReport {
-  int64_t rank = 0;      // that waited
-  int64_t peer = 0;      // that it waited for
-  std::string phase;     // what it waited for, e.g. "dispatch.entry"
-  int64_t sequence = 0;  // the call number
+  int64_t rank = 0;      // the rank that waited
+  int64_t peer = 0;      // the rank that it waited for
+  std::string phase;     // the operation and the wait, e.g. "dispatch.entry"
+  int64_t sequence = 0;  // the call's sequence number
 
   friend bool operator==(const TimeoutReport&, const TimeoutReport&) = default;
 };
 
-// Safe to use from any thread.
+// Thread-safe.
 class Mailbox {
  public:
-  // The first reports tell the cause and the others follow from it, so later ones are let go.
+  // The first reports tell the cause, and the others follow from it: later ones are discarded.
   static constexpr size_t kCapacity = 1024;
 
   // Returns false if the mailbox is full.
   bool Post(TimeoutReport report);
 
-  // Empties the mailbox. Reports come in the order in which they were posted.
+  // Empties the mailbox, and returns the reports in the order in which they were posted.
   std::vector<TimeoutReport> Take();
 
  private:
@@ -36,7 +36,8 @@ class Mailbox {
   std::vector<TimeoutReport> reports_;
 };
 
-// The one of this process. It is never destroyed: threads of XLA may outlive static destructors.
+// The mailbox of this process. It is never destroyed: threads of XLA may outlive static
+// destructors.
 Mailbox& ProcessMailbox();
 
 }  // namespace jax_ep

@@ -8,7 +8,7 @@ namespace {
 using CommUserRank = int (*)(const void* communicator, int* rank);
 
 CommUserRank FindCommUserRank() {
-  // By its name among what is loaded; a plugin may also have it in the global scope.
+  // Looks among the loaded libraries, then in the global scope, where a plugin may have put it.
   void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
   return reinterpret_cast<CommUserRank>(
       dlsym(library != nullptr ? library : RTLD_DEFAULT, "ncclCommUserRank"));
@@ -20,8 +20,8 @@ Status RankIn(void* communicator, int64_t* rank) {
   static const CommUserRank comm_user_rank = FindCommUserRank();
   if (comm_user_rank == nullptr) {
     return FailedPrecondition(
-        "libnccl.so.2 is not loaded in this process, so a device cannot tell its place in the "
-        "mesh; install nvidia-nccl of JAX's CUDA version, or set JAX_EP_IMPLEMENTATION=xla");
+        "libnccl.so.2 is not loaded in this process, so a device cannot tell its logical id "
+        "in the mesh; install nvidia-nccl of JAX's CUDA version, or set JAX_EP_IMPLEMENTATION=xla");
   }
   int value = 0;
   if (const int error = comm_user_rank(communicator, &value)) {

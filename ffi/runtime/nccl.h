@@ -1,4 +1,4 @@
-// What is asked of the communicator that XLA lends. NCCL is not linked: JAX has loaded it.
+// Queries of the communicator that XLA lends. NCCL is not linked: JAX has loaded it.
 #ifndef JAX_EP_RUNTIME_NCCL_H_
 #define JAX_EP_RUNTIME_NCCL_H_
 
@@ -8,7 +8,7 @@
 
 namespace jax_ep {
 
-// The caller's place in the communicator, an ncclComm_t.
+// Finds the caller's rank in the communicator, an ncclComm_t.
 Status RankIn(void* communicator, int64_t* rank);
 
 }  // namespace jax_ep

@@ -1,5 +1,5 @@
-// Where the local devices of one execution meet: the last to arrive does the work, and all get the
-// same status. An error on one device alone would make XLA end the process.
+// A rendezvous of the local devices of one execution: the last to arrive does the work, and all get
+// the same status. An error on one device alone would make XLA end the process.
 #ifndef JAX_EP_RUNTIME_RENDEZVOUS_H_
 #define JAX_EP_RUNTIME_RENDEZVOUS_H_
 
@@ -18,7 +18,7 @@
 
 namespace jax_ep {
 
-// Safe to use from any thread. What a device brings is a `Contribution`.
+// Thread-safe. Each participant gives a `Contribution`.
 template <typename Contribution>
 class Rendezvous {
  public:
@@ -30,25 +30,25 @@ class Rendezvous {
     std::unique_lock lock(mutex_);
     std::shared_ptr<Session>& entry = sessions_[key];
     if (!entry) entry = std::make_shared<Session>();
-    const std::shared_ptr<Session> meeting = entry;
-    meeting->contributions.push_back(std::move(contribution));
-    if (meeting->contributions.size() == num_participants) {
+    const std::shared_ptr<Session> session = entry;
+    session->contributions.push_back(std::move(contribution));
+    if (session->contributions.size() == num_participants) {
       sessions_.erase(key);
-      meeting->working = true;
+      session->working = true;
       lock.unlock();
-      Status status = work(meeting->contributions);
+      Status status = work(session->contributions);
       lock.lock();
-      return End(*meeting, std::move(status));
+      return End(*session, std::move(status));
     }
-    changed_.wait_for(lock, timeout, [&] { return meeting->over || meeting->working; });
-    // Who has come in time waits for the work, however long it takes.
-    changed_.wait(lock, [&] { return meeting->over || !meeting->working; });
-    if (meeting->over) return meeting->status;
-    sessions_.erase(key);  // whoever comes later starts another meeting
-    return End(*meeting,
+    changed_.wait_for(lock, timeout, [&] { return session->over || session->working; });
+    // Participants that arrived in time wait for the work, however long it takes.
+    changed_.wait(lock, [&] { return session->over || !session->working; });
+    if (session->over) return session->status;
+    sessions_.erase(key);  // a later participant starts another session
+    return End(*session,
                FailedPrecondition(
-                   "only ", meeting->contributions.size(), " of the mesh's ", num_participants,
-                   " devices came to this call in this process within ", timeout.count(),
+                   "only ", session->contributions.size(), " of the mesh's ", num_participants,
+                   " devices reached this call in this process within ", timeout.count(),
                    " ms. The CUDA kernels run over the devices of one process: if the mesh spans "
                    "several, set JAX_EP_IMPLEMENTATION=xla"));
   }
@@ -61,12 +61,12 @@ class Rendezvous {
     Status status;
   };
 
-  // The others follow.
-  Status End(Session& meeting, Status status) {
-    meeting.status = std::move(status);
-    meeting.over = true;
+  // Gives all participants the status.
+  Status End(Session& session, Status status) {
+    session.status = std::move(status);
+    session.over = true;
     changed_.notify_all();
-    return meeting.status;
+    return session.status;
   }
 
   std::mutex mutex_;

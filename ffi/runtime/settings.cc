@@ -6,7 +6,7 @@
 namespace jax_ep {
 namespace {
 
-constexpr double kMost = 1e9;  // of either unit; keeps the product far from 64 bits
+constexpr double kMost = 1e9;  // in either unit; keeps the product far below 2^64
 
 Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* nanoseconds) {
   const char* const text = std::getenv(variable);

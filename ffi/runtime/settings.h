@@ -1,4 +1,4 @@
-// What the environment says about waiting. Read when a generation starts.
+// The environment's settings for waits. They are read when a generation starts.
 #ifndef JAX_EP_RUNTIME_SETTINGS_H_
 #define JAX_EP_RUNTIME_SETTINGS_H_
 
@@ -22,8 +22,8 @@ Status ReadSettings(Settings* settings);
 // its program had none.
 bool IsAbsent(int device);
 
-// For tests: whether JAX_EP_TEST_GENERAL is set. Calls of few tokens then go the way of all others.
-// The same in all processes.
+// For tests: whether JAX_EP_TEST_GENERAL is set. It disables the low-latency kernels. It
+// must be the same in all processes.
 bool LowLatencyIsDisabled();
 
 }  // namespace jax_ep

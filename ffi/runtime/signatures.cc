@@ -10,10 +10,10 @@ namespace {
 
 constexpr uint8_t kRowTypes = kBF16 | kF16 | kF32;
 
-// Rows move in units of 16 bytes.
-constexpr int64_t kRowUnit = 16;
+// Kernels move rows in vectors.
+constexpr int64_t kRowUnit = kVectorBytes;
 
-// The names that the buffers of dispatch and combine share.
+// Sizes and types that the buffers of a transfer share.
 struct TransferSymbols {
   explicit TransferSymbols(const TransferConfig& config)
       : l{"L", config.experts_per_rank()}, l1{"L+1", config.experts_per_rank() + 1} {}
@@ -138,7 +138,7 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
 
 namespace {
 
-// Columns of pre-activations, and blocks of row dots, are not sizes of their own.
+// Checks sizes that follow from F: the columns of pre-activations, and the blocks of row dots.
 Status CheckColumns(std::string_view target, const GroupedMatmulActivationConfig& config,
                     const Size& f, const Size& n, const Size* blocks) {
   constexpr int64_t kColumnsPerDot = 128;
@@ -186,7 +186,7 @@ Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig&
   check.Operand("pre_activation", rows, {&m, &n});
   if (config.has_row_weights) check.Operand("row_weights", f32, {&m});
   check.Result("pre_activation_gradient", rows, {&m, &n});
-  check.Result("hidden", rows, {&m, &f});
+  check.Result("activations", rows, {&m, &f});
   check.Result("row_dots", f32, {&m, &blocks});
   if (Status status = check.Finish(); !status.ok()) return status;
   *sizes = {l.value, m.value, k.value, f.value, rows.type(), rhs.type(), rows.type()};

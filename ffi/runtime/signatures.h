@@ -1,5 +1,5 @@
-// The operands and results of every custom call, in their order. This is the one place that says
-// what jax_ep's Python lowering and the handlers exchange.
+// The operands and results of every custom call, in their order: the contract between the Python
+// lowering and the handlers.
 #ifndef JAX_EP_RUNTIME_SIGNATURES_H_
 #define JAX_EP_RUNTIME_SIGNATURES_H_
 
@@ -37,8 +37,8 @@ struct GroupedMatmulSizes {
   int64_t contracted = 0;  // K
   int64_t columns = 0;     // N
   ElementType lhs_type = kOther;
-  ElementType rhs_type = kOther;     // of the result, for the gradient
-  ElementType result_type = kOther;  // of the operand out_gradient, for the gradient
+  ElementType rhs_type = kOther;     // rhs_gradient: the result's
+  ElementType result_type = kOther;  // rhs_gradient: out_gradient's
 };
 
 using Buffers = std::span<const BufferView>;
@@ -68,12 +68,12 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
                                      Buffers results, GroupedMatmulSizes* sizes);
 
 // lhs[M,K], rhs[L,K,N], group_sizes[L], [bias[L,N]], [row_weights[M]] -> out[M,F], [pre[M,N]]
-// N is 2F if the activation is gated, else F. Sizes have F columns.
+// N is 2F for a gated activation, otherwise F. `sizes->columns` is F.
 Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config, Buffers operands,
                                     Buffers results, GroupedMatmulSizes* sizes);
 
 // out_gradient[M,K], rhs[L,F,K], group_sizes[L], pre[M,N], [row_weights[M]]
-//   -> pre_gradient[M,N], hidden[M,F], row_dots[M,blocks of 128 of F]
+//   -> pre_gradient[M,N], activations[M,F], row_dots[M,F/128 rounded up]
 Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
                                             Buffers operands, Buffers results,
                                             GroupedMatmulSizes* sizes);

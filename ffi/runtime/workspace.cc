@@ -16,7 +16,7 @@ constexpr int64_t kIndexBytes = sizeof(int32_t);
 constexpr int64_t kScalarBytes = sizeof(float);
 constexpr int64_t kMaxAssignments = std::numeric_limits<int32_t>::max();
 
-// A non-negative 64-bit size; too large stays too large.
+// A non-negative 64-bit size that remembers overflow.
 class Bytes {
  public:
   explicit Bytes(std::initializer_list<int64_t> factors) {
@@ -64,7 +64,7 @@ Status CheckShape(const WorkspaceShape& shape) {
   if (shape.num_tokens * shape.top_k > kMaxAssignments) {
     return InvalidArgument("num_tokens * top_k is ", shape.num_tokens * shape.top_k,
                            "; expected at most ", kMaxAssignments,
-                           ", because a choice is a 32-bit index");
+                           ", because the index of an assignment has 32 bits");
   }
   return {};
 }
@@ -74,7 +74,7 @@ Status CheckShape(const WorkspaceShape& shape) {
 Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
   if (Status status = CheckShape(shape); !status.ok()) return status;
   const int64_t tokens = shape.num_tokens;
-  const int64_t choices = tokens * shape.top_k;
+  const int64_t assignments = tokens * shape.top_k;
   const int64_t ranks = shape.num_ranks;
   const Bytes row = Bytes({shape.hidden, shape.element_bytes}).RoundUp(kWireRowAlignment);
   if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
@@ -85,22 +85,22 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
     const char* name;
     Bytes bytes;
   } needs[] = {
-      // What is pushed without waiting, in calls of all shapes.
+      // Stores to these do not wait for the receiver. The sizes do not depend on the shape.
       {kEagerRows, "eager_rows", Bytes({2, kEagerRowBytes})},
       {kEagerPackets, "eager_packets",
        Bytes({2, kMaxLowLatencyAssignments, sizeof(AssignmentPacket)})},
       {kEagerFlags, "eager_flags", Bytes({2, kMaxLowLatencySegments, sizeof(uint64_t)})},
-      // What peers send. In a dispatch a window of their tokens, those that visit this rank; in a
-      // combine a partial sum of each token here, from every rank that has one of its choices.
+      // Peers store to these. In a dispatch, received_rows is the receive ring of every peer; in a
+      // combine it has the partial sums of this rank's tokens, min(K, R) for each.
       {kReceivedRows, "received_rows",
        Bytes({std::max((ranks - 1) * chunks.window, tokens * std::min(shape.top_k, ranks)),
               row.value()})},
-      {kRoutes, "routes", Bytes({ranks, choices, sizeof(Route)})},
-      {kReceivedWeights, "received_weights", Bytes({ranks, choices, kScalarBytes})},
-      {kAssignmentScalars, "assignment_scalars", Bytes({choices, kScalarBytes})},
-      // What a rank keeps for itself during a call.
+      {kRoutes, "routes", Bytes({ranks, assignments, sizeof(Route)})},
+      {kReceivedWeights, "received_weights", Bytes({ranks, assignments, kScalarBytes})},
+      {kAssignmentScalars, "assignment_scalars", Bytes({assignments, kScalarBytes})},
+      // Private to the rank during a call.
       {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 2, kIndexBytes})},
-      {kAssignmentRows, "assignment_rows", Bytes({ranks, choices, kIndexBytes})},
+      {kAssignmentRows, "assignment_rows", Bytes({ranks, assignments, kIndexBytes})},
   };
   static_assert(std::size(needs) == kNumBuffers);
 
@@ -110,8 +110,8 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
     if (bytes.too_large() || planned.bytes + bytes.value() > kMaxWorkspaceBytes) {
       return InvalidArgument("the workspace would be larger than ", kMaxWorkspaceBytes >> 40,
                              " TiB at its buffer ", name, " (", shape.num_tokens,
-                             " tokens a rank, hidden ", shape.hidden, ", ", shape.top_k,
-                             " choices, ", shape.num_ranks, " ranks)");
+                             " tokens per rank, hidden size ", shape.hidden, ", top-k ",
+                             shape.top_k, ", ", shape.num_ranks, " ranks)");
     }
     planned.buffers[buffer] = {name, planned.bytes, bytes.value()};
     planned.bytes += bytes.value();

@@ -1,5 +1,5 @@
-// The symmetric device memory of one group: which buffers a rank has, where, how large.
-// It follows from static shapes alone, so every process computes the same layout.
+// The layout of a rank's workspace, the symmetric device memory of a group. It follows from static
+// shapes alone, so every process computes the same layout.
 #ifndef JAX_EP_RUNTIME_WORKSPACE_H_
 #define JAX_EP_RUNTIME_WORKSPACE_H_
 
@@ -12,12 +12,12 @@
 namespace jax_ep {
 
 struct WorkspaceShape {
-  int64_t num_tokens = 0;     // T, of one rank
+  int64_t num_tokens = 0;     // T, tokens per rank
   int64_t hidden = 0;         // H
   int64_t top_k = 0;          // K
-  int64_t num_experts = 0;    // E, of all ranks
+  int64_t num_experts = 0;    // E, experts of all ranks
   int64_t num_ranks = 0;      // R
-  int64_t element_bytes = 0;  // of one row element on the wire
+  int64_t element_bytes = 0;  // the size of a row element
 };
 
 struct WorkspaceBuffer {
@@ -27,19 +27,20 @@ struct WorkspaceBuffer {
 };
 
 struct WorkspaceLayout {
-  std::array<WorkspaceBuffer, kNumBuffers> buffers;  // by Buffer
+  std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by Buffer
   int64_t bytes = 0;
 };
 
 inline constexpr int64_t kWorkspaceAlignment = 256;
 
-// Larger than any machine; a size beyond it is a mistake rather than a request.
+// Larger than any machine's memory: a larger size is a mistake.
 inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 44;
 
-// Bytes from one wire row to the next. Bulk copies move multiples of 16 bytes.
+// Row strides in the workspace are multiples of this, as bulk copies are.
 inline constexpr int64_t kWireRowAlignment = 16;
 
-// Fills `layout`, allocating nothing, or says which size does not make sense.
+// Computes the layout, or returns an error that names a size that makes no sense. Allocates
+// nothing.
 Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout);
 
 }  // namespace jax_ep

@@ -1,4 +1,4 @@
-// Activations and their slopes as kernels compute them, also where squares overflow.
+// Tests activations and their derivatives as kernels compute them, also where squares overflow.
 #include "ffi/device/matmul/activation.cuh"
 
 #include "ffi/kernels/matmul/activation_function.h"
@@ -14,7 +14,7 @@ bool IsClose(float got, double expected) {
   return std::abs(got - expected) <= 1e-5 * (1 + std::abs(expected));
 }
 
-// x * sigmoid(a) and its slope in float64.
+// x * sigmoid(a) and its derivative in float64.
 void CheckNumber(bool is_gelu, float number, const Activated& got) {
   const double x = number;
   const double scale = is_gelu ? 1.5957691216057308 : 1;

@@ -20,7 +20,7 @@ struct Event {
   std::chrono::steady_clock::time_point time;
 };
 
-// Does what it is given, one after another.
+// A stream: it runs its work in order.
 struct Stream {
   std::mutex mutex;
   std::condition_variable changed;
@@ -65,7 +65,7 @@ struct Stream {
 namespace {
 
 constexpr int kDevices = 8;
-// Of sm_90, or of sm_80 where rows go through registers.
+// The emulated capability: sm_90, or sm_80, where rows go through registers.
 constexpr int kMajor = JAX_EP_EMULATED_MAJOR;
 thread_local int current_device = 0;
 

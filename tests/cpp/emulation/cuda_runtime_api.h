@@ -1,5 +1,5 @@
-// As much of the CUDA runtime as the transfers and their tests use: streams are threads, memory is
-// memory, kernels run by emulator.h.
+// The part of the CUDA runtime that the transfers and their tests use. Streams are threads, device
+// memory is host memory, and emulator.h runs the kernels.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
 #define JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
 
@@ -84,7 +84,7 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
 
 namespace emulation {
 
-// A kernel of one argument. To be registered before it is launched.
+// Registers a kernel of one argument, before its first launch.
 void Register(const void* address,
               std::function<std::function<void()>(void** arguments)> bind_arguments);
 template <typename Stage>

@@ -49,7 +49,7 @@ class Block {
   const std::function<void()>& kernel;
   Barrier barrier;
   Barrier named[16];
-  bool any[2] = {};  // of the values that came with a barrier, by its generation
+  bool any[2] = {};  // the values' disjunction, indexed by the barrier's generation
   std::vector<uint8_t> shared;
   uint8_t* shared_begin;  // aligned
   std::vector<std::function<void()>> copies;
@@ -66,7 +66,7 @@ class Block {
 
 thread_local Block* block = nullptr;
 
-// Stacks are kept for the next blocks.
+// Keeps stacks for the next blocks.
 std::mutex stacks_mutex;
 std::vector<std::unique_ptr<char[]>> stacks;
 
@@ -90,7 +90,7 @@ Block::Block(unsigned index, unsigned blocks, unsigned threads, size_t shared_by
       shared(shared_bytes + 1024),
       warps_((threads + kWarp - 1) / kWarp),
       random_(seed) {
-  // Not zeros: nobody may count on what shared memory holds.
+  // Not zeros: shared memory is uninitialized.
   for (uint8_t& byte : shared) byte = static_cast<uint8_t>(random_());
   shared_begin = shared.data() + (1024 - reinterpret_cast<uintptr_t>(shared.data()) % 1024) % 1024;
   for (unsigned thread = 0; thread < threads; ++thread) {
@@ -108,7 +108,7 @@ Block::Block(unsigned index, unsigned blocks, unsigned threads, size_t shared_by
 
 void Block::RunSomeCopies() {
   if (copies.empty() || random_() % 3 == 0) return;
-  // In any order: only barriers and groups say what has happened.
+  // Any order is legal: only mbarriers and bulk groups tell that copies have run.
   const size_t chosen = random_() % copies.size();
   const std::function<void()> copy = std::move(copies[chosen]);
   copies.erase(copies.begin() + static_cast<ptrdiff_t>(chosen));
@@ -165,7 +165,7 @@ bool BarrierOfBlock(bool value) {
   const uint64_t generation = block->barrier.generation;
   block->any[generation % 2] |= value;
   const unsigned count = Here().block_size.x;
-  // The last one knows that all have read those of the barrier before.
+  // The last thread resets it: all have read the values of the barrier before.
   if (block->barrier.arrived + 1 == count) block->any[(generation + 1) % 2] = false;
   Pass(block->barrier, count);
   return block->any[generation % 2];

@@ -1,10 +1,10 @@
-// Runs the CUDA C++ of the transfer kernels on a CPU: what a kernel does, not how fast and not in
-// which memory order.
+// Runs the CUDA C++ of the transfer kernels on a CPU. It shows what a kernel computes, but neither
+// its speed nor errors of weak memory orders.
 //
-// A block is an operating system thread, its CUDA threads are fibers in it: `__shared__` is then
-// what a thread keeps to itself. Blocks, kernels of several ranks and the copy engine run in any
-// order that their barriers and flags permit. This header comes before all others (-include); at
-// its end it takes the places of those that have PTX, by their guards.
+// A block is an operating system thread, and its CUDA threads are fibers in it: `__shared__` is
+// `thread_local`. Blocks, kernels of several ranks and bulk copies run in any order that barriers
+// and flags permit. This header comes before all others (-include). At its end it replaces the
+// headers of ffi/device/ptx, by defining their guards.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_
 #define JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_
 
@@ -43,25 +43,25 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 namespace emulation {
 
-// Of the fiber that runs.
+// The running fiber's.
 struct Place {
   dim3 thread, block, block_size, grid;
 };
 const Place& Here();
 
-// Lets others run.
+// Lets other fibers run.
 void Yield();
-// The same until *word is no longer `value`, which a fiber of the block changes.
+// Lets other fibers run until one of them has changed *word from `value`.
 void AwaitChange(const uint64_t* word, uint64_t value);
 
-bool BarrierOfBlock(bool value = false);  // whether any thread came with true
+bool BarrierOfBlock(bool value = false);  // whether any thread passed true
 void BarrierOfSome(int number, unsigned threads);
 // The values of all 32 lanes, until the warp's next exchange but one.
 const uint64_t* Exchange(uint64_t value);
 
-uint8_t* SharedMemory();  // dynamic, of the block
+uint8_t* SharedMemory();  // the block's dynamic shared memory
 
-// What the copy engine does, some time later. By the block's thread.
+// Runs an asynchronous copy at some later time, on the block's thread.
 void RunLater(std::function<void()> copy);
 
 template <typename T>
@@ -83,9 +83,9 @@ void RunGrid(unsigned blocks, unsigned threads, size_t shared_bytes,
              const std::function<void()>& kernel);
 
 struct Settings {
-  unsigned resident_blocks = 3;  // of a kernel, that run at the same time
-  int shared_bytes = 8 * 1024;   // of a block: so few that rings are short
-  uint64_t seed = 1;             // decides orders
+  unsigned resident_blocks = 3;  // blocks of a kernel that run at the same time
+  int shared_bytes = 8 * 1024;   // shared memory of a block: so little that pipelines are short
+  uint64_t seed = 1;             // determines the orders
 };
 extern Settings settings;
 

@@ -1,4 +1,4 @@
-// tests/cpp/gpu/transfer_test.cu on a CPU: the kernels as they are, by emulator.h.
+// tests/cpp/gpu/transfer_test.cu on a CPU: emulator.h runs the unchanged kernels.
 //
 //   transfer_test [--resident N] [the options of tests/cpp/gpu/transfer_test.cu]
 //

@@ -61,7 +61,7 @@ inline ActivationBounds BoundsAt(Activation activation, double x) {
 }
 
 // On what is left open of a rounded sum. The value is least and most at the ends: it turns near
-// -1.3 or -0.75, but what it does between neighbours there is less than its error.
+// -1.3 or -0.75, but what it does between neighbors there is less than its error.
 inline Interval ValueOn(Activation activation, const Interval& x) {
   const Interval at_low = BoundsAt(activation, x.low).value;
   return x.low == x.high ? at_low : Hull(at_low, BoundsAt(activation, x.high).value);

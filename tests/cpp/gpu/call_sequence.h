@@ -13,13 +13,13 @@
 
 namespace harness {
 
-// One dispatch and everything that later calls need of it.
+// One dispatch, with all that later calls need.
 struct Dispatched {
   Shape shape;
   std::vector<HostPlan> plans;
   std::vector<Bytes> x;
   std::vector<std::vector<float>> weights;
-  std::vector<jax_ep::DispatchCall> calls;  // by rank
+  std::vector<jax_ep::DispatchCall> calls;  // indexed by rank
 
   jax_ep::PlanOperands Operands(int r) const {
     const jax_ep::PlanResults& plan = calls[r].plan;
@@ -90,8 +90,8 @@ class Sequence {
     return state;
   }
 
-  // `shape` may differ from the dispatch's in what is not the routing.
-  std::shared_ptr<std::vector<jax_ep::RedispatchCall>> AddDispatchByPlan(
+  // `shape` must have the dispatch's routing, but may differ in all else.
+  std::shared_ptr<std::vector<jax_ep::RedispatchCall>> AddRedispatch(
       const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
@@ -137,7 +137,7 @@ class Sequence {
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) expect(r);
     });
-    brought.push_back([=, this](int r) {
+    is_whole_of.push_back([=, this](int r) {
       const int64_t bytes = rows * shape.row_bytes();
       if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].rows, bytes), shape.type)) return false;
       expect(r);
@@ -219,12 +219,12 @@ class Sequence {
     return calls;
   }
 
-  // Of each combine, and dispatch by plan: whether a rank's results are whole. Else they have to be
-  // NaN, all of them.
+  // For each combine and redispatch: whether a rank's results are whole. Otherwise all of them must
+  // be NaN.
   std::vector<std::function<bool(int r)>> combined;
-  std::vector<std::function<bool(int r)>> brought;
+  std::vector<std::function<bool(int r)>> is_whole_of;
 
-  // Operands are gone when a call ends, as XLA has it. To be filled again before the next launch.
+  // Overwrites operands when a call ends, as XLA may. Fill them again before the next launch.
   bool overwrites_operands = false;
 
   int size() const { return static_cast<int>(launches_.size()); }
@@ -240,13 +240,13 @@ class Sequence {
       for (int r = 0; r < group_.size(); ++r) Launch(call, r);
     }
   }
-  // Each rank has everything in its queue before the next rank has anything.
+  // Enqueues all calls of a rank before any of the next rank.
   void LaunchRankByRank() {
     for (int r = 0; r < group_.size(); ++r) {
       for (int call = 0; call < size(); ++call) Launch(call, r);
     }
   }
-  // What one rank has of a dispatch, after a Synchronize.
+  // One rank's results of a dispatch, after a Synchronize.
   void CheckDispatchOf(const Dispatched& state, int r) {
     const HostPlan& want = state.plans[r];
     const jax_ep::PlanResults& plan = state.calls[r].plan;
@@ -286,7 +286,7 @@ class Sequence {
     return shape.counts_arrivals ? group_.Allocate<uint32_t>(r, shape.num_arrivals()) : nullptr;
   }
 
-  // Before every launch.
+  // Call it before every launch.
   void ClearArrivals(int r, const Shape& shape, uint32_t* arrivals) {
     if (!shape.counts_arrivals) return;
     CUDA_OK(cudaMemsetAsync(arrivals, 0, shape.num_arrivals() * sizeof(uint32_t),

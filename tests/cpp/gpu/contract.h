@@ -44,7 +44,7 @@ inline void WriteElement(Bytes& data, int64_t i, ElementType type, float value) 
 
 struct Routing {
   int tokens, top_k, experts, ranks, rows, align;
-  std::vector<std::vector<int32_t>> ids;  // by rank: [T * K]
+  std::vector<std::vector<int32_t>> ids;  // indexed by rank: [T * K]
 
   int local() const { return experts / ranks; }
 };
@@ -56,7 +56,7 @@ struct HostPlan {
   int32_t num_received = 0, num_dropped = 0, num_bad_ids = 0, status = 0;
 };
 
-// counts[e][s]; the quota of each expert.
+// Returns each expert's quota, from counts[e][s].
 inline std::vector<int> Quotas(const Routing& routing,
                                const std::vector<std::vector<int>>& counts) {
   const int local = routing.local();
@@ -177,7 +177,7 @@ inline void CombineRows(const Routing& routing, const std::vector<HostPlan>& pla
   const int64_t row_bytes = hidden * jax_ep::ElementBytes(type);
   out->assign(ranks, Bytes(tokens * row_bytes));
   assignment_scalars->assign(ranks, std::vector<float>(tokens * top_k));
-  // row_of[s][c] on the rank that it went to
+  // row_of[s][c] on the assignment's destination
   std::vector<std::vector<int>> row_of(ranks, std::vector<int>(tokens * top_k, -1));
   for (int r = 0; r < ranks; ++r) {
     for (int row = 0; row < routing.rows; ++row) {
@@ -191,7 +191,7 @@ inline void CombineRows(const Routing& routing, const std::vector<HostPlan>& pla
   };
   for (int s = 0; s < ranks; ++s) {
     for (int t = 0; t < tokens; ++t) {
-      std::vector<Term> terms;  // by rank, then by choice
+      std::vector<Term> terms;  // in the order of (rank, k)
       for (int r = 0; r < ranks; ++r) {
         for (int c = t * top_k; c < (t + 1) * top_k; ++c) {
           if (plans[s].destination[c] != r) continue;

@@ -86,7 +86,8 @@ class Group {
 
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // What a collective release and the next call do: all flags and epochs from zero.
+  // Starts a generation, as a release and the next call do: all flags and sequence numbers are
+  // zero.
   void NewGeneration() {
     Synchronize();
     ++generation_;
@@ -117,7 +118,7 @@ class Group {
     }
   }
 
-  // A graph for each rank of what `enqueue(r)` puts into its stream, ready to be launched.
+  // Captures what `enqueue(r)` puts into each rank's stream, as a graph that is ready to launch.
   template <typename Enqueue>
   std::vector<cudaGraphExec_t> Capture(const Enqueue& enqueue) {
     std::vector<cudaGraphExec_t> graphs(size());

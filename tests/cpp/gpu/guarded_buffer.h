@@ -1,4 +1,4 @@
-// Device memory whose ends are watched.
+// Device memory with guards at its ends.
 #ifndef JAX_EP_TESTS_CPP_GPU_GUARDED_BUFFER_H_
 #define JAX_EP_TESTS_CPP_GPU_GUARDED_BUFFER_H_
 
@@ -11,7 +11,7 @@
 namespace harness {
 
 // Device memory between guards, all of its bytes 0xff, which is NaN in every type. With `exact`
-// there are no guards, for tools that watch the ends of allocations.
+// there are no guards, for tools that check the bounds of allocations.
 class GuardedBuffer {
  public:
   static constexpr size_t kGuard = 256;

@@ -1,4 +1,4 @@
-// What a call is made of: its shape, its random inputs, and how a difference is told.
+// The shape of a call, its random inputs, and messages about differences.
 #ifndef JAX_EP_TESTS_CPP_GPU_RANDOM_INPUTS_H_
 #define JAX_EP_TESTS_CPP_GPU_RANDOM_INPUTS_H_
 
@@ -56,7 +56,7 @@ struct Shape {
   bool has_scalars = true;  // combine
   bool zero_tail = true;
   int num_sms = 0;
-  bool has_own_num_sms = false;  // each rank another number
+  bool has_own_num_sms = false;  // a different number on each rank
   bool allow_low_latency = true;
   int64_t ring_chunks = jax_ep::kMaxChunks;
   bool counts_arrivals = false;  // dispatches
@@ -81,23 +81,23 @@ inline std::vector<float> RandomFloats(Random& random, int64_t count) {
   return data;
 }
 
-// Ids with all the oddities of the contract.
+// Ids with all special cases of the contract.
 inline std::vector<std::vector<int32_t>> RandomIds(Random& random, const Routing& routing) {
   std::vector<std::vector<int32_t>> ids(routing.ranks);
   const int kind = Uniform(random, 0, 9);
-  const int favourite = Uniform(random, 0, routing.experts - 1);
-  const int favourite_rank = Uniform(random, 0, routing.ranks - 1);
+  const int favorite = Uniform(random, 0, routing.experts - 1);
+  const int favorite_rank = Uniform(random, 0, routing.ranks - 1);
   const int empty_rank = Uniform(random, 0, 3) == 0 ? Uniform(random, 0, routing.ranks - 1) : -1;
   for (int r = 0; r < routing.ranks; ++r) {
     for (int c = 0; c < routing.tokens * routing.top_k; ++c) {
       int id = Uniform(random, 0, routing.experts - 1);  // may repeat within a token
-      if (kind == 1) id = favourite;
-      if (kind == 2) id = favourite_rank * routing.local() + id % routing.local();
+      if (kind == 1) id = favorite;
+      if (kind == 2) id = favorite_rank * routing.local() + id % routing.local();
       if (kind == 3) id = -1;
       if (kind == 4 && Uniform(random, 0, 2) == 0) id = -1;
       if (kind == 5 && Uniform(random, 0, 3) == 0) id = Pick(random, {-2, -7, 1 << 30, INT32_MIN});
       if (kind == 5 && Uniform(random, 0, 9) == 0) id = routing.experts;
-      if (kind == 6 && Uniform(random, 0, 1) == 0) id = favourite;
+      if (kind == 6 && Uniform(random, 0, 1) == 0) id = favorite;
       if (kind == 7) id = (c % routing.top_k + r) % routing.experts;
       if (r == empty_rank) id = -1;
       ids[r].push_back(id);

@@ -1,5 +1,5 @@
-// A kernel that reads rows while a dispatch brings them, as a matmul would: when their counters of
-// arrivals say that they are complete.
+// A kernel that reads rows during a dispatch, as a matmul would: when the arrival counters tell
+// that they are complete.
 #ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_ARRIVALS_H_
 #define JAX_EP_TESTS_CPP_GPU_TRANSFER_ARRIVALS_H_
 
@@ -15,7 +15,7 @@ namespace harness {
 struct ReaderStage {
   const uint32_t* arrivals;
   bool waits_for_groups;
-  const int32_t* end;  // of all groups' rows
+  const int32_t* end;  // the end of all groups' rows
   const uint4* rows;
   const float* row_weights;
   uint4* read_rows;
@@ -23,7 +23,7 @@ struct ReaderStage {
   int32_t row_vectors;
 };
 
-// By one thread. Ten seconds after `start` what is there has to do.
+// One thread calls it. It ends ten seconds after `start` at the latest.
 __device__ inline void AwaitArrivals(const uint32_t* counter, uint32_t number, uint64_t start) {
   while (jax_ep::LoadAcquireDevice(counter) < number &&
          jax_ep::Nanoseconds() - start < 10'000'000'000) {
@@ -31,7 +31,7 @@ __device__ inline void AwaitArrivals(const uint32_t* counter, uint32_t number, u
   }
 }
 
-// Copies rows, one counter's after another's.
+// Copies rows in the order of their counters.
 __global__ void ReadArrivals(const __grid_constant__ ReaderStage stage) {
   const uint64_t start = jax_ep::Nanoseconds();
   if (threadIdx.x == 0 && stage.waits_for_groups) AwaitArrivals(&stage.arrivals[0], 1, start);
@@ -56,7 +56,7 @@ __global__ void ReadArrivals(const __grid_constant__ ReaderStage stage) {
 inline constexpr int kReaderBlocks = 4;
 inline constexpr int kReaderThreads = 256;
 
-// Dispatches, and dispatches by plan, with a reader that is launched before or after them.
+// Runs dispatches and redispatches with a reader that is launched before or after them.
 class ArrivalsTest {
  public:
   ArrivalsTest(Group* group, const Options& options)
@@ -76,23 +76,23 @@ class ArrivalsTest {
   ArrivalsTest(const ArrivalsTest&) = delete;
   ArrivalsTest& operator=(const ArrivalsTest&) = delete;
 
-  void Run(bool by_plan, bool reader_first) {
+  void Run(bool redispatch, bool reader_first) {
     const Shape shape = RandomShape();
     group_.ResetArenas(0xff);
     Sequence calls(&group_, &random_);
     const auto dispatched = calls.AddDispatch(shape);
-    const auto by_plans = calls.AddDispatchByPlan(dispatched, shape);
+    const auto redispatches = calls.AddRedispatch(dispatched, shape);
     calls.Fill();
     std::vector<ReaderStage> readers;
     for (int r = 0; r < group_.size(); ++r) {
-      readers.push_back(by_plan ? Reader(r, shape, (*by_plans)[r])
-                                : Reader(r, shape, dispatched->calls[r]));
-      readers[r].waits_for_groups = !by_plan;
+      readers.push_back(redispatch ? Reader(r, shape, (*redispatches)[r])
+                                   : Reader(r, shape, dispatched->calls[r]));
+      readers[r].waits_for_groups = !redispatch;
       readers[r].end = dispatched->calls[r].plan.row_offsets + shape.routing.local();
     }
-    const int read_call = by_plan ? 1 : 0;
+    const int read_call = redispatch ? 1 : 0;
     for (int call = 0; call < calls.size(); ++call) {
-      // A plan is there before its reader begins.
+      // The plan is complete before its reader begins.
       group_.Synchronize();
       if (call == read_call && reader_first) Launch(&readers);
       for (int r = 0; r < group_.size(); ++r) calls.Launch(call, r);
@@ -134,7 +134,7 @@ class ArrivalsTest {
   template <typename Call>
   ReaderStage Reader(int r, const Shape& shape, const Call& call) {
     const int64_t rows = shape.routing.rows;
-    // It may read them before the launch clears them.
+    // A reader may read the counters before the launch clears them.
     group_.Refill(r, call.arrivals, std::vector<uint32_t>(shape.num_arrivals()));
     ReaderStage reader = {};
     reader.arrivals = call.arrivals;

@@ -1,5 +1,5 @@
-// What calls leave behind if a rank never comes, gives up, makes another call, or has no workspace:
-// safe results, and a group that works again.
+// Faults: a rank that never calls, times out, makes another call, or has no workspace. Results must
+// be safe, and the group must work again.
 #ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_FAULTS_H_
 #define JAX_EP_TESTS_CPP_GPU_TRANSFER_FAULTS_H_
 
@@ -55,7 +55,7 @@ inline Shape FaultShape(int ranks, const Options& options, bool allow_low_latenc
   shape.hidden = 64;
   shape.num_sms = options.shared ? 2 : 0;
   shape.allow_low_latency = allow_low_latency;
-  shape.ring_chunks = 2;  // of 14: senders wait for places, too
+  shape.ring_chunks = 2;  // of 14: senders wait for credits, too
   return shape;
 }
 
@@ -85,7 +85,7 @@ inline void TestMissingPeer(Group* group, const Options& options, bool allow_low
   group->Synchronize();
   const double start = Now();
   for (int call = 1; call < 4; ++call) {
-    for (int r = 0; r < last; ++r) calls.Launch(call, r);  // and not on the last rank
+    for (int r = 0; r < last; ++r) calls.Launch(call, r);  // but not on the last rank
   }
   group->Synchronize();
   const double seconds = Now() - start;
@@ -114,7 +114,7 @@ inline void TestMissingPeer(Group* group, const Options& options, bool allow_low
               failures == before ? "PASS" : "FAIL", seconds, reports);
 }
 
-// Of an operation's results.
+// Counts an operation's results.
 struct Outcomes {
   const char* operation;
   int whole = 0;
@@ -123,22 +123,22 @@ struct Outcomes {
   void Count(bool is_whole) { ++(is_whole ? whole : safe); }
 };
 
-// Ranks that are late at random, with deadlines so short that now this wait gives up and now
-// that. What a rank has of a call is whole or safe, and nothing hangs.
-inline void TestGivingUp(Group* group, const Options& options) {
+// Delays ranks at random, with deadlines so short that any of the waits may time out. A rank's
+// results are whole or safe, and nothing hangs.
+inline void TestTimeouts(Group* group, const Options& options) {
   if (group->size() == 1) return;
   Random random(options.seed + 450);
   const int before = failures;
   Outcomes dispatches = {"dispatch"};
   Outcomes combines = {"combine"};
   Outcomes redispatched = {"redispatch"};
-  int reports[3] = {};  // of each gate
+  int reports[3] = {};  // for each WaitPoint
   for (int round = 0; round < (options.tiny ? 16 : 96); ++round) {
     group->ResetArenas(0x11);
-    // From less than a call takes to much more, wherever it runs.
+    // From less than the duration of a call to much more, on any machine.
     constexpr int kDoublings[] = {0, 3, 6, 9, 11, 13, 15, 17};
     const uint64_t deadline = uint64_t{20'000} << kDoublings[round / 2 % std::size(kDoublings)];
-    // Half of the time whoever has not come is waited for, and only who has may be late.
+    // Half of the time the entry wait cannot time out: only ranks that have entered may be late.
     group->progress_deadline_ns = deadline;
     group->entry_deadline_ns = (round / 2 + round / 16) % 2 == 0 ? deadline : 20'000'000'000;
     group->max_delay_ns = std::min<uint64_t>(deadline, 20'000'000);
@@ -150,7 +150,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
     for (int i = 0; i < 3; ++i) {
       dispatched.push_back(calls.AddDispatch(shape));
       calls.AddCombine(dispatched.back(), shape);
-      calls.AddDispatchByPlan(dispatched.back(), shape);
+      calls.AddRedispatch(dispatched.back(), shape);
     }
     calls.Fill();
     calls.LaunchAll();
@@ -171,7 +171,7 @@ inline void TestGivingUp(Group* group, const Options& options) {
     }
     for (int r = 0; r < group->size(); ++r) {
       for (const auto& is_whole : calls.combined) combines.Count(is_whole(r));
-      for (const auto& is_whole : calls.brought) redispatched.Count(is_whole(r));
+      for (const auto& is_whole : calls.is_whole_of) redispatched.Count(is_whole(r));
     }
   }
   for (const Outcomes& of : {dispatches, combines, redispatched}) {
@@ -179,20 +179,20 @@ inline void TestGivingUp(Group* group, const Options& options) {
     Fail(jax_ep::Concatenate(of.whole, " results of ", of.operation, " were whole and ", of.safe,
                              " safe; expected both"));
   }
-  // A wait for what has been brought gives up where one for a chunk might have.
-  if (reports[0] == 0 || reports[1] + reports[2] == 0) Fail("some waits never gave up");
+  // A wait for a credit times out where a wait for a chunk might have.
+  if (reports[0] == 0 || reports[1] + reports[2] == 0) Fail("some waits never timed out");
   group->entry_deadline_ns = group->progress_deadline_ns = 20'000'000'000;
   group->max_delay_ns = 0;
   group->NewGeneration();
   std::printf(
-      "%s giving up: whole and safe are of dispatch %d and %d, of combine %d and %d, by plan "
-      "%d and %d; reports of ready %d, chunk %d, brought %d\n",
+      "%s timeouts: whole and safe are %d and %d of dispatch, %d and %d of combine, %d and %d of "
+      "redispatch; reports of entry %d, chunk %d, credit %d\n",
       failures == before ? "PASS" : "FAIL", dispatches.whole, dispatches.safe, combines.whole,
       combines.safe, redispatched.whole, redispatched.safe, reports[0], reports[1], reports[2]);
 }
 
-// One rank makes another call than the others: at another place, and perhaps by the kernels for few
-// tokens where theirs are those for many.
+// One rank makes another call than the others: at another call site, and perhaps with the
+// low-latency kernels where the others use the general ones.
 inline void TestMismatch(Group* group, const Options& options, bool allow_low_latency) {
   if (group->size() == 1) return;
   Random random(options.seed + 500);
@@ -235,8 +235,8 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool allow_low
   std::printf("%s released workspace\n", failures == before ? "PASS" : "FAIL");
 }
 
-// One rank is given a plan with a status: nobody adds up old sums, or takes old rows, and the next
-// calls work, also those that are waiting behind.
+// One rank gets a plan with a status: no rank adds old partial sums or takes old rows, and the next
+// calls work, also those that are already enqueued.
 inline void TestPoisonedPlan(Group* group, const Options& options, bool allow_low_latency) {
   Random random(options.seed + 700);
   const int before = failures;
@@ -248,7 +248,7 @@ inline void TestPoisonedPlan(Group* group, const Options& options, bool allow_lo
     shape.routing.top_k = top_k;
     const auto dispatched = calls.AddDispatch(shape);
     const auto combined = calls.AddCombine(dispatched, shape);
-    calls.AddDispatchByPlan(dispatched, shape);
+    calls.AddRedispatch(dispatched, shape);
     calls.Fill();
     calls.LaunchAll();
     calls.Check();
@@ -259,8 +259,9 @@ inline void TestPoisonedPlan(Group* group, const Options& options, bool allow_lo
     group->Synchronize();
     for (int r = 0; r <= last; ++r) {
       ExpectNan("out", group, r, (*combined)[r].out, 40 * 64, shape.type);
-      // What goes the other way needs no sums: peers have whole rows.
-      if (calls.brought[0](r) == (r == last)) Fail("rows by a plan with a status, or without one");
+      // A redispatch needs no partial sums: peers have whole rows.
+      if (calls.is_whole_of[0](r) == (r == last))
+        Fail("rows by a plan with a status, or without one");
     }
     calls.Fill();
     for (int call : {1, 2, 1, 2}) {

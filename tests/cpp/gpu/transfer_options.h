@@ -1,4 +1,4 @@
-// What the command line of transfer_test says.
+// The command line of transfer_test.
 #ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_OPTIONS_H_
 #define JAX_EP_TESTS_CPP_GPU_TRANSFER_OPTIONS_H_
 

@@ -16,7 +16,7 @@ inline int RowsFor(Random& random, const Routing& routing) {
                        routing.local() * (routing.align - 1);
   const int rounded = (dropless + routing.align - 1) / routing.align * routing.align;
   if (Uniform(random, 0, 2) == 0) return rounded;
-  // What uniform routing needs, more or less; the ids are drawn later.
+  // Near the demand of uniform routing; the ids are drawn later.
   const int expected = routing.tokens * routing.top_k + routing.local() * (routing.align - 1);
   return std::max(0, Pick(random, {expected, expected * 9 / 10, expected / 2, expected - 1, 0}));
 }
@@ -41,7 +41,7 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   if (options.tiny) {
     routing.tokens = std::min(routing.tokens, 8);
     chunks = std::min(chunks, 3);
-    if (Uniform(random, 0, 9) == 0) {  // several pieces
+    if (Uniform(random, 0, 9) == 0) {  // several segments
       routing.tokens = std::min(routing.tokens, 3);
       chunks = Pick(random, {65, 129, 257});
     }
@@ -84,14 +84,14 @@ inline void AddRandomCalls(Random& random, int ranks, const Options& options, in
     const auto& plan = dispatched[random() % dispatched.size()];
     const Shape shape = Varied(random, plan->shape, options);
     if (kind == 1) {
-      calls->AddDispatchByPlan(plan, shape);
+      calls->AddRedispatch(plan, shape);
     } else {
       calls->AddCombine(plan, shape);
     }
   }
 }
 
-// The capacity around the demand needs ids that are known: find the demand, then ask again.
+// Sets a capacity near the demand, which follows from the ids: a first call finds it.
 inline void TestCapacity(Group* group, const Options& options) {
   Random random(options.seed + 100);
   const int before = failures;
@@ -132,7 +132,7 @@ inline void TestRandom(Group* group, const Options& options) {
   int calls_made = 0;
   const int most = options.tiny ? 6 : 1'000'000;
   for (; rounds < most && failures < 20 && Now() - start < options.seconds; ++rounds) {
-    if (rounds % 50 == 0) {  // sometimes with delays, which shake the order of everything
+    if (rounds % 50 == 0) {  // sometimes with delays, which change all orders
       group->max_delay_ns = rounds % 100 == 50 ? 30'000 : 0;
       group->NewGeneration();
     }
@@ -152,11 +152,11 @@ inline void TestRandom(Group* group, const Options& options) {
   }
   group->max_delay_ns = 0;
   group->NewGeneration();
-  std::printf("%s random: %d rounds, %d calls a rank, %.1f s\n",
+  std::printf("%s random: %d rounds, %d calls per rank, %.1f s\n",
               failures == before ? "PASS" : "FAIL", rounds, calls_made, Now() - start);
 }
 
-// Many calls without a host in between: the same sequence, launched again and again.
+// Launches the same sequence again and again, without host synchronization in between.
 inline void TestBackToBack(Group* group, const Options& options) {
   Random random(options.seed + 200);
   const int before = failures;
@@ -167,11 +167,11 @@ inline void TestBackToBack(Group* group, const Options& options) {
   const int repeats = options.tiny ? 3 : 300;
   for (int i = 0; i < repeats; ++i) calls.LaunchAll();
   calls.Check();
-  std::printf("%s back to back: %d calls a rank\n", failures == before ? "PASS" : "FAIL",
+  std::printf("%s back to back: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
               repeats * calls.size());
 }
 
-// So many tokens that there are not places for all (token_chunks.h), from four ranks on.
+// More tokens than the receive ring has slots (token_chunks.h), from four ranks on.
 inline void TestManyTokens(const Options& options) {
   Random random(options.seed + 250);
   const int before = failures;
@@ -202,7 +202,7 @@ inline void TestManyTokens(const Options& options) {
   Sequence calls(&group, &random);
   const auto dispatched = calls.AddDispatch(shape);
   calls.AddCombine(dispatched, shape);
-  calls.AddDispatchByPlan(dispatched, shape);
+  calls.AddRedispatch(dispatched, shape);
   calls.Fill();
   for (int i = 0; i < 20; ++i) calls.LaunchAll();
   calls.Check();
@@ -230,7 +230,7 @@ inline void TestGraph(Group* group, const Options& options) {
           CUDA_OK(cudaGraphLaunch(graphs[r], group->ranks[r].stream));
         }
       }
-      if (replay % 4 == 3) calls.LaunchAll();  // beside replays, calls of the ordinary kind
+      if (replay % 4 == 3) calls.LaunchAll();  // plain calls between replays
       calls.Check();
     }
     for (cudaGraphExec_t graph : graphs) CUDA_OK(cudaGraphExecDestroy(graph));

@@ -7,11 +7,11 @@
 //   --shared      all ranks on GPU 0, with few blocks each so that they all fit
 //   --tiny        few small calls, for compute-sanitizer (with more than one rank the tool must not
 //                 serialize kernels)
-//   --seconds S   of the random calls; default 30
+//   --seconds S   duration of the random calls; default 30
 //   --only NAME   random, arrivals, graph, faults, many or timing
-//   --general     times few tokens by the kernels for many
+//   --general     times without the low-latency kernels
 //   --arrivals    times dispatches that count arrivals
-//   --shape T,H,E,K,SMS   to be timed, on so many SMs (0: all); may be given again
+//   --shape T,H,E,K,SMS   times this shape on so many SMs (0: all); may be given again
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -56,7 +56,8 @@ Options Parse(int argc, char** argv) {
 }
 
 int Main(int argc, char** argv) {
-  // Streams that share a hardware queue would wait for each other; loading later, for everything.
+  // One hardware queue per stream: streams that share one wait for each other. Kernels are loaded
+  // eagerly: loading one at its launch waits for the device.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   Options options = Parse(argc, argv);
@@ -86,7 +87,7 @@ int Main(int argc, char** argv) {
         TestMismatch(&group, options, allow_low_latency);
         TestNoWorkspace(&group, options, allow_low_latency);
       }
-      TestGivingUp(&group, options);
+      TestTimeouts(&group, options);
     }
   }
   if (wanted("many") && !options.tiny) TestManyTokens(options);

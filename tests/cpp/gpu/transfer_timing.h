@@ -1,4 +1,4 @@
-// What calls take in a CUDA graph, one after another, beside what the links can do.
+// Times calls that are chained in a CUDA graph, beside the bandwidth of the links.
 #ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_TIMING_H_
 #define JAX_EP_TESTS_CPP_GPU_TRANSFER_TIMING_H_
 
@@ -35,22 +35,22 @@ struct TimedCalls {
   std::vector<jax_ep::RedispatchCall> redispatched;
   std::vector<jax_ep::CombineCall> combine;
   std::vector<jax_ep::BulkCopyCeilingCall> ceiling;
-  int64_t remote_bytes = 0;  // of the rank that sends or receives most: each token once a rank
+  int64_t remote_bytes = 0;  // the busiest rank's: each token counts once per destination rank
 };
 
-// Tokens that visit a rank, as bytes out of and into the busiest.
+// Returns the bytes that the busiest rank sends or receives.
 inline int64_t RemoteBytes(const Shape& shape) {
   const Routing& sizes = shape.routing;
   std::vector<int64_t> sent(sizes.ranks);
   std::vector<int64_t> received(sizes.ranks);
   for (int r = 0; r < sizes.ranks; ++r) {
     for (int t = 0; t < sizes.tokens; ++t) {
-      uint64_t visited = 0;
+      uint64_t destinations = 0;
       for (int k = 0; k < sizes.top_k; ++k) {
-        visited |= uint64_t{1} << sizes.ids[r][t * sizes.top_k + k] / sizes.local();
+        destinations |= uint64_t{1} << sizes.ids[r][t * sizes.top_k + k] / sizes.local();
       }
       for (int p = 0; p < sizes.ranks; ++p) {
-        if (p == r || (visited >> p & 1) == 0) continue;
+        if (p == r || (destinations >> p & 1) == 0) continue;
         ++sent[r];
         ++received[p];
       }
@@ -89,7 +89,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     jax_ep::DispatchCall call = dispatched->calls[r];
     call.zero_tail = false;
     group->Refill(r, call.topk_ids, sizes.ids[r]);
-    // x: bytes that are not all the same, cheaply
+    // Fills x with bytes that differ, cheaply.
     std::vector<uint16_t> x(size_t{1} << 20);
     for (auto& value : x) value = 0x3c00 | (random() & 0x83ff);
     for (int64_t at = 0; at < tokens * shape.row_bytes(); at += x.size() * 2) {
@@ -182,9 +182,9 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   const int64_t rows = RowsOf(shape) + int64_t{2} * shape.tokens;
   Group group(options.ranks, options.shared, layout.bytes, rows * shape.hidden * 2 + (64 << 20));
   const TimedCalls timed = MakeTimedCalls(&group, options, shape);
-  // As many that what goes by between two graphs does not count.
+  // So many that the time between two graphs does not count.
   const int count = shape.tokens <= 128 ? 64 : 16;
-  double ceiling = 0;  // bytes in a microsecond
+  double ceiling = 0;  // in bytes per microsecond
   const auto time = [&](const char* what, const auto& launch, const auto& calls) {
     const double us = TimeInGraph(
         &group, count, [&](int r, cudaStream_t stream) { STATUS_OK(launch(calls[r], stream)); });

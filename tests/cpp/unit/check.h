@@ -1,4 +1,4 @@
-// The little that the C++ unit tests need: checks that go on after a failure, and an exit status.
+// Checks for the C++ unit tests. They go on after a failure, which shows in the exit status.
 #ifndef JAX_EP_TESTS_CPP_UNIT_CHECK_H_
 #define JAX_EP_TESTS_CPP_UNIT_CHECK_H_
 
@@ -20,7 +20,7 @@ inline bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// For the end of main().
+// Returns the exit status for main().
 inline int Finish() {
   std::cout << (failures == 0 ? "passed" : "FAILED") << "\n";
   return failures == 0 ? 0 : 1;
@@ -31,7 +31,7 @@ inline int Finish() {
 #define CHECK(condition) \
   if (!(condition)) ::jax_ep::testing::Report(__FILE__, __LINE__, #condition)
 
-// A status that is not ok and whose message has `part` in it.
+// Whether a status is an error whose message contains `part`.
 #define CHECK_FAILS(expression, part)                                      \
   if (const auto& status_ = (expression);                                  \
       status_.ok() || !::jax_ep::testing::Contains(status_.message, part)) \

@@ -13,9 +13,9 @@ namespace {
 constexpr int32_t kMostChunks = 32;
 constexpr int32_t kWarps = 3168;
 
-// Every chunk of 16 bytes of every rank's tokens is sent once, and every one of this rank's added
-// up once; each chunk of tokens is sent by as many tickets as TicketsOf says, all of them before
-// the first that adds it up.
+// Every vector of every rank's tokens is sent once, and every vector of this rank's tokens is
+// summed once. The number of items that send a token chunk is the schedule's, and all of them
+// precede the first item that sums it.
 void TestAllChunksOnce(int32_t row_vectors) {
   for (int32_t num_ranks : {1, 2, 3, 4, 7, 64}) {
     for (int32_t num_tokens : {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 1000, 4096}) {
@@ -51,7 +51,7 @@ void TestAllChunksOnce(int32_t row_vectors) {
                 .second;
         CHECK(is_new);
       }
-      // Sorted, the pieces of a row follow each other from its beginning to its end.
+      // Sorted, the segments of a row follow each other from its beginning to its end.
       int rows = 0;
       int32_t end = row_vectors;
       for (const auto& [key, end_of_piece] : pieces) {
@@ -75,7 +75,7 @@ int CountPieces(int32_t num_tokens, bool of_sums, int32_t num_warps = kWarps) {
   return count;
 }
 
-// Few tokens have many; sums have some, if there are warps for them.
+// Rows have many segments where there are few; sums have some, if there are warps for them.
 void TestPieces() {
   CHECK(CountPieces(1, false) == 14);
   CHECK(CountPieces(1, true) == 14);
@@ -85,7 +85,7 @@ void TestPieces() {
   CHECK(CountPieces(4096, true, 576) == 1);
 }
 
-// A token is in the same chunk for its sender and for its rank.
+// A token is in the same chunk for its sender and its receiver.
 void TestChunksAgree() {
   const CombineSchedule tickets(1000, 4, 64, kMostChunks, kWarps);
   std::map<int32_t, int32_t> chunk_of;

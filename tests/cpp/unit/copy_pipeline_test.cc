@@ -17,13 +17,13 @@ void TestFits() {
     CHECK(3 <= ring.num_stages && ring.num_stages <= kMaxCopyStages);
     CHECK(ring.num_warps * CopyPipelineBytes(ring) <= kBytes);
     CHECK(ring.stage_vectors >= 1 && ring.stage_vectors <= 512);
-    // Rows that need more than one stage are cut into nearly equal parts.
+    // Rows that need several stages are split into nearly equal segments.
     const int64_t parts = (chunks + ring.stage_vectors - 1) / ring.stage_vectors;
     if (chunks > 0) CHECK(parts == (chunks + 511) / 512);
   }
 }
 
-// Enough on its way for all links: of rows of 14 KB and of 4 KB.
+// Rows of 14 KB and of 4 KB have enough bytes in flight for all links.
 void TestSizes() {
   CHECK(PlanCopyPipeline(896, 8, kWarps, kBytes).num_warps == 8);
   CHECK(PlanCopyPipeline(896, 8, kWarps, kBytes).num_stages == 3);
@@ -31,7 +31,7 @@ void TestSizes() {
   CHECK(PlanCopyPipeline(256, 8, kWarps, kBytes).num_stages == 6);
 }
 
-// A row at a time: all warps with quarters of it, if they fit, else fewer or with less.
+// One row at a time: all warps have stages of a quarter row if they fit, else fewer warps or bytes.
 void TestSendRings() {
   CHECK(PlanSendPipeline(896, 8, 1, 54 * 1024).stage_vectors == 224);
   CHECK(PlanSendPipeline(896, 8, 4, 54 * 1024).stage_vectors == 224);
@@ -51,7 +51,7 @@ void TestSendRings() {
   }
 }
 
-// Beside the quotas of many experts, on a GPU with 99 KB.
+// Leaves room for the quotas of many experts, on a GPU with 99 KB of shared memory.
 void TestLittleMemory() {
   for (const int32_t bytes : {8 * 1024, 24 * 1024, 60 * 1024}) {
     for (const int64_t chunks : {1, 256, 896, 1024, 5000}) {

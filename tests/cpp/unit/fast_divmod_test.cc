@@ -18,7 +18,7 @@ void TestQuotients() {
     for (int64_t value = 0; value <= INT32_MAX; value += value / 9 + 1) {
       Check(static_cast<int32_t>(value), by);
     }
-    // Around multiples, where a quotient that is slightly wrong shows.
+    // Around multiples, where a slightly wrong quotient shows.
     for (int64_t multiple = divisor; multiple <= INT32_MAX; multiple += multiple) {
       for (const int64_t value : {multiple - 1, multiple, multiple + 1}) {
         if (value <= INT32_MAX) Check(static_cast<int32_t>(value), by);

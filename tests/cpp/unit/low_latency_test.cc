@@ -28,25 +28,25 @@ void TestPiecesCoverARowOnce() {
 
 void TestWhatIsSmall() {
   constexpr int64_t kChunks = 7168 * 2 / 16;
-  CHECK(PlanRowSegments(4, 1, 8, kChunks).count() == 14);  // of 64 chunks
+  CHECK(PlanRowSegments(4, 1, 8, kChunks).count() == 14);  // 64 vectors each
   CHECK(PlanRowSegments(4, 128, 8, kChunks).count() == 8);
   CHECK(PlanRowSegments(4, 146, 8, kChunks).count() > 0);
   CHECK(PlanRowSegments(4, 147, 8, kChunks).count() == 0);      // more than 8 MiB of rows
-  CHECK(PlanRowSegments(4, 257, 8, 1).count() == 0);            // more than 8192 choices
-  CHECK(PlanRowSegments(4, 1, 33, kChunks).count() == 0);       // more choices than lanes
+  CHECK(PlanRowSegments(4, 257, 8, 1).count() == 0);            // more than 8192 assignments
+  CHECK(PlanRowSegments(4, 1, 33, kChunks).count() == 0);       // more assignments than lanes
   CHECK(PlanRowSegments(64, 129, 1, 1).count() == 0);           // more than 8192 flags
   CHECK(PlanRowSegments(4, 0, 8, kChunks).count() == 0);        // nothing to send
   CHECK(PlanRowSegments(1 << 20, 1 << 20, 8, 1).count() == 0);  // far too much
 }
 
-void TestStretchesCoverTheChoices() {
+void TestRangesCoverTheAssignments() {
   for (const int64_t ranks : {1, 2, 3, 4, 7, 8, 9, 64}) {
     for (const int64_t choices : {1, 31, 32, 33, 100, 1024, 8192}) {
-      const AssignmentRanges stretches = PlanAssignmentRanges(ranks, choices);
-      CHECK(1 <= stretches.count && stretches.count <= kCountingWarps);
-      CHECK(stretches.count * ranks <= kCountingWarps || stretches.count == 1);
-      CHECK(int64_t{stretches.count} << stretches.log2_assignments >= choices);
-      CHECK(stretches.log2_assignments >= 5);
+      const AssignmentRanges ranges = PlanAssignmentRanges(ranks, choices);
+      CHECK(1 <= ranges.count && ranges.count <= kCountingWarps);
+      CHECK(ranges.count * ranks <= kCountingWarps || ranges.count == 1);
+      CHECK(int64_t{ranges.count} << ranges.log2_assignments >= choices);
+      CHECK(ranges.log2_assignments >= 5);
     }
   }
 }
@@ -57,6 +57,6 @@ void TestStretchesCoverTheChoices() {
 int main() {
   jax_ep::TestPiecesCoverARowOnce();
   jax_ep::TestWhatIsSmall();
-  jax_ep::TestStretchesCoverTheChoices();
+  jax_ep::TestRangesCoverTheAssignments();
   return jax_ep::testing::Finish();
 }

@@ -26,7 +26,7 @@ void TestFull() {
   CHECK(mailbox.Post({}));
 }
 
-// Nothing is lost, nothing comes twice, and each thread's reports stay in order.
+// No report is lost or doubled, and each thread's reports stay in order.
 void TestThreads() {
   constexpr int kThreads = 4, kReports = 200;
   Mailbox mailbox;

@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 using Place = Rendezvous<int>;
 
-// What each of `count` threads is told that joins a meeting of `expected`.
+// Joins `count` threads to a rendezvous of `expected`, and returns each one's status.
 std::vector<Status> Meet(Place& place, int64_t key, int count, int expected,
                          const Place::Work& work, milliseconds timeout) {
   std::vector<Status> statuses(count);
@@ -63,7 +63,7 @@ void TestSomebodyDoesNotCome() {
     CHECK_FAILS(status, "only 2 of the mesh's 3 devices");
     CHECK_FAILS(status, "JAX_EP_IMPLEMENTATION=xla");
   }
-  // Who comes later is not counted with them.
+  // A later participant is not counted with them.
   for (const Status& status : Meet(place, 7, 3, 3, work, milliseconds(20'000))) CHECK_OK(status);
 }
 

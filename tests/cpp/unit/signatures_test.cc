@@ -25,7 +25,7 @@ List operator+(List left, const List& right) {
   return left;
 }
 
-// 4 ranks with 2 experts each, 16 tokens of 64 elements, 3 choices, 40 rows.
+// 4 ranks with 2 experts each, 16 tokens of 64 elements, top-k 3, 40 rows.
 TransferConfig Config(bool has_weights, bool has_scalars = false) {
   TransferConfig config;
   config.replica_groups = {0, 1, 2, 3};
@@ -91,7 +91,7 @@ void TestDispatchRefused() {
   CHECK_FAILS(fails({{kBF16, {16, 60}}, kIds}, List{{kBF16, {40, 60}}} + kPlan), "multiples of 16");
 }
 
-void TestDispatchByPlan() {
+void TestRedispatch() {
   TransferSizes sizes;
   CHECK_OK(Run(CheckRedispatch, Config(false), List{kTokens} + kPlan, {kRows}, &sizes));
   CHECK(sizes.num_rows == 40 && sizes.top_k == 3);
@@ -143,7 +143,7 @@ void TestGroupedMatmulRhsGradient() {
               "(rhs_gradient) is f32[2,32,64]");
 }
 
-void TestActivationMatmul() {
+void TestGroupedMatmulActivation() {
   GroupedMatmulActivationConfig config;
   config.activation = Activation::kSwiglu;
   config.has_bias = config.has_row_weights = config.keep_pre_activation = true;
@@ -162,7 +162,7 @@ void TestActivationMatmul() {
               "row_weights");
 }
 
-void TestActivationMatmulGradient() {
+void TestGroupedMatmulActivationGradient() {
   const GroupedMatmulActivationConfig config{.activation = Activation::kRelu2};
   const List operands = {{kF16, {40, 64}}, {kF16, {2, 136, 64}}, {kS32, {2}}, {kF16, {40, 136}}};
   const List results = {{kF16, {40, 136}}, {kF16, {40, 136}}, {kF32, {40, 2}}};
@@ -180,11 +180,11 @@ void TestActivationMatmulGradient() {
 int main() {
   jax_ep::TestDispatch();
   jax_ep::TestDispatchRefused();
-  jax_ep::TestDispatchByPlan();
+  jax_ep::TestRedispatch();
   jax_ep::TestCombine();
   jax_ep::TestGroupedMatmul();
   jax_ep::TestGroupedMatmulRhsGradient();
-  jax_ep::TestActivationMatmul();
-  jax_ep::TestActivationMatmulGradient();
+  jax_ep::TestGroupedMatmulActivation();
+  jax_ep::TestGroupedMatmulActivationGradient();
   return jax_ep::testing::Finish();
 }

@@ -17,7 +17,7 @@ int32_t EagerBuffers(const PairedTile& tile) {
   return CeilDivide(std::min(tile.num_m, kTileM), kHalfM);
 }
 
-// What the kernel takes for granted of a pair.
+// Checks the properties of a pair that the kernel relies on.
 void CheckPair(const Pairs& pairs, const PairedTile (&tiles)[2]) {
   CHECK(tiles[0].shared == tiles[1].shared);
   CHECK(tiles[0].num_m > 0 && tiles[1].num_m <= tiles[0].num_m);
@@ -35,8 +35,8 @@ void CheckPair(const Pairs& pairs, const PairedTile (&tiles)[2]) {
   }
 }
 
-// Every half of 64 rows of every column is computed once. Of a pair nobody waits for the other, but
-// for the halves of a last column and where a whole tile has a half one beside it.
+// Every half of 64 rows of every column is computed once. Neither block of a pair waits for the
+// other, except for the halves of a last column, and beside a half tile.
 void TestAllOnce() {
   for (int32_t rows = 0; rows < 6000; rows += rows < 700 ? 1 : 61) {
     for (int32_t tiles_n = 1; tiles_n <= 9; ++tiles_n) {
@@ -62,8 +62,8 @@ void TestAllOnce() {
   }
 }
 
-// Pairs that follow each other read the same operands: neighbours along m are a pair, no band of 16
-// is begun before the one above is done, and in a band columns are left behind two at a time.
+// Consecutive pairs share operands: neighbors along m are a pair, bands of 16 follow one another,
+// and a band goes through its columns two at a time.
 void TestOrder() {
   constexpr int32_t kBandM = 16 * kTileM;
   const Pairs pairs = {40 * kTileM, 12};
@@ -80,7 +80,7 @@ void TestOrder() {
   }
 }
 
-// As many rows and columns as kernels take.
+// The most rows and columns that the kernels take.
 void TestLarge() {
   const Pairs pairs = {1 << 30, (1 << 29) / 128};
   CHECK(pairs.Count() == int64_t{1} << 44);

@@ -25,14 +25,14 @@ void TestAWindowOfThem() {
   CHECK(less.ring_chunks == 3 && less.window == 3 * 128);
 }
 
-void TestFewTokens() {
+void TestLessThanOneChunk() {
   CHECK(PlanTokenChunks(0, kRowBytes, 4, 8).num_chunks == 0);
   CHECK(PlanTokenChunks(0, kRowBytes, 4, 8).window == 0);
   CHECK(PlanTokenChunks(5, kRowBytes, 64, 1).window == 5);
   CHECK(PlanTokenChunks(512, kRowBytes, 8, 1).window == 512);  // within the floor
 }
 
-// Also for shapes that no kernel takes, but the workspace is asked about.
+// Also for shapes that no kernel takes: workspace_nbytes() accepts them.
 void TestEverywhere() {
   for (const int64_t tokens : {1, 2, 15, 16, 17, 31, 33, 100, 4095, 4096, 65536, 2147483647}) {
     for (const int64_t row_bytes : {int64_t{16}, kRowBytes, int64_t{1} << 44}) {
@@ -60,7 +60,7 @@ void TestEverywhere() {
 int main() {
   jax_ep::TestAllTokensHavePlacesWhereACombineHasAsMany();
   jax_ep::TestAWindowOfThem();
-  jax_ep::TestFewTokens();
+  jax_ep::TestLessThanOneChunk();
   jax_ep::TestEverywhere();
   return jax_ep::testing::Finish();
 }

@@ -53,8 +53,8 @@ void TestLayout() {
   CHECK(end == layout.bytes);
 }
 
-// Their halves are used in turn by calls of any shapes: no other buffer may ever lie there.
-void TestSmallBuffersAreThoseOfAllShapes() {
+// Calls of all shapes use these double buffers in turn: no other buffer may ever overlap them.
+void TestEagerBuffersDoNotDependOnTheShape() {
   WorkspaceLayout large;
   WorkspaceLayout tiny;
   CHECK_OK(PlanWorkspace(kLarge, &large));
@@ -75,19 +75,19 @@ void TestBuffers() {
   CHECK(BytesOf(kLarge, "received_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(
       BytesOf(With([](WorkspaceShape& s) { s.top_k = 2, s.num_tokens = 8192; }), "received_rows") ==
-      int64_t{8192} * 2 * 7168 * 2);  // a dispatch has to do with that
+      int64_t{8192} * 2 * 7168 * 2);  // the receive rings of a dispatch fit into it
   CHECK(BytesOf(kLarge, "routes") == 4 * 4096 * 8 * 8);
   CHECK(BytesOf(kLarge, "received_weights") == 4 * 4096 * 8 * 4);
   CHECK(BytesOf(kLarge, "assignment_scalars") == 4096 * 8 * 4);
   CHECK(BytesOf(kLarge, "tile_counts") == 128 * 258 * 4);
   CHECK(BytesOf(kLarge, "assignment_rows") == 4 * 4096 * 8 * 4);
-  // A wire row is padded to the unit of bulk copies.
+  // Rows are padded to the unit of bulk copies.
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.hidden = 1, s.num_tokens = 1024; }),
                 "received_rows") == 1024 * 4 * 16);
 }
 
-// A token comes once from each rank that it visits, however many experts there are, and a window of
-// them is here at once: O(min(K, R)*T*H), which is nearly all there is.
+// A token has one partial sum from each rank that it was sent to, for any number of experts:
+// O(min(K, R)*T*H), which is nearly the whole workspace.
 void TestTokensArriveOnce() {
   const int64_t rows = BytesOf(kLarge, "received_rows");
   CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "received_rows"));
@@ -104,7 +104,7 @@ void TestTokensArriveOnce() {
 
 void TestEdges() {
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_tokens = 0; }), "received_rows") == 0);
-  // A combine has a partial sum of each token, also if there is one rank.
+  // A combine has a partial sum of each token, also on one rank.
   CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 1; }), "received_rows") ==
         4096 * 7168 * 2);
 }
@@ -119,7 +119,7 @@ void TestRefused() {
   CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = kHuge; }), "num_tokens is");
   CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kHuge; }), "hidden is");
   CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kMaxWorkspaceBytes; }), "too large");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = s.top_k = 1 << 20; }), "32-bit index");
+  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = s.top_k = 1 << 20; }), "has 32 bits");
   CHECK_FAILS(
       Refused([](WorkspaceShape& s) { s.num_tokens = 1 << 28, s.hidden = 1 << 20, s.top_k = 1; }),
       "16 TiB");
@@ -136,7 +136,7 @@ void TestRefused() {
 int main() {
   jax_ep::TestLayout();
   jax_ep::TestBuffers();
-  jax_ep::TestSmallBuffersAreThoseOfAllShapes();
+  jax_ep::TestEagerBuffersDoNotDependOnTheShape();
   jax_ep::TestTokensArriveOnce();
   jax_ep::TestEdges();
   jax_ep::TestRefused();

@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/barrier.cuh.
+// Replaces ffi/device/ptx/barrier.cuh.
 #ifndef JAX_EP_DEVICE_PTX_BARRIER_CUH_
 #define JAX_EP_DEVICE_PTX_BARRIER_CUH_
 

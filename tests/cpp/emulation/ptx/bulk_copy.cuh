@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/bulk_copy.cuh: copies are made some time later.
+// Replaces ffi/device/ptx/bulk_copy.cuh: copies run at some later time.
 #ifndef JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 #define JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 
@@ -11,11 +11,11 @@
 
 namespace jax_ep {
 
-// A thread's batches of stores. Each is carried out at once, whenever; it counts when all before it
-// have been, too.
+// A thread's bulk groups of stores. Each runs at any time, as a whole. It is complete when it and
+// all groups before it have run.
 struct EmulatedStores {
   std::vector<std::function<void()>> open;
-  std::vector<bool> has_run;  // by batch
+  std::vector<bool> has_run;  // indexed by group
   size_t done = 0;
 
   static EmulatedStores& OfThread() {

@@ -1,5 +1,5 @@
-// In the place of ffi/device/ptx/cp_async.cuh: copies are made at once or when the thread waits for
-// them: what is overwritten too soon shows by the first kind, what is read too soon by the second.
+// Replaces ffi/device/ptx/cp_async.cuh: copies run at once, or when the thread waits for them.
+// The first shows a destination that is overwritten too soon, the second one that is read too soon.
 #ifndef JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 #define JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 
@@ -13,7 +13,7 @@
 
 namespace jax_ep {
 
-// A thread's batches of copies, the open one last.
+// A thread's groups of copies, the open one last.
 struct EmulatedCopies {
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> batches;

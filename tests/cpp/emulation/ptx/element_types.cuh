@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/element_types.cuh, with conversions by bit arithmetic.
+// Replaces ffi/device/ptx/element_types.cuh, with conversions by bit arithmetic.
 #ifndef JAX_EP_DEVICE_PTX_ELEMENT_TYPES_CUH_
 #define JAX_EP_DEVICE_PTX_ELEMENT_TYPES_CUH_
 

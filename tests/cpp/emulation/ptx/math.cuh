@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/math.cuh.
+// Replaces ffi/device/ptx/math.cuh.
 #ifndef JAX_EP_DEVICE_PTX_MATH_CUH_
 #define JAX_EP_DEVICE_PTX_MATH_CUH_
 

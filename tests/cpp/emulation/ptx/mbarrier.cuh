@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/mbarrier.cuh: what the transfers use of it.
+// Replaces ffi/device/ptx/mbarrier.cuh: the functions that the transfers use.
 #ifndef JAX_EP_DEVICE_PTX_MBARRIER_CUH_
 #define JAX_EP_DEVICE_PTX_MBARRIER_CUH_
 
@@ -6,12 +6,12 @@
 
 namespace jax_ep {
 
-// In the 8 bytes that a barrier has.
+// Fits into the 8 bytes of an mbarrier.
 struct EmulatedBarrier {
   int32_t bytes;  // expected and not yet copied
   uint8_t arrivals;
   uint8_t left;
-  uint8_t parity;  // of the phase that is not complete
+  uint8_t parity;  // the current, incomplete phase's
   uint8_t unused;
 
   static EmulatedBarrier* At(uint32_t address) {

@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/memory.cuh: every access with an order has the strongest there is.
+// Replaces ffi/device/ptx/memory.cuh: every ordered access is sequentially consistent.
 #ifndef JAX_EP_DEVICE_PTX_MEMORY_CUH_
 #define JAX_EP_DEVICE_PTX_MEMORY_CUH_
 
@@ -25,7 +25,7 @@ inline void StoreRelaxedSystem(uint64_t* address, uint64_t value) { StoreAtomic(
 inline uint64_t LoadAcquireDevice(const uint64_t* address) { return LoadAtomic(address); }
 inline uint32_t LoadAcquireDevice(const uint32_t* address) { return LoadAtomic(address); }
 inline void StoreReleaseDevice(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
-// The upper half is stored last and loaded first: who sees it sees the other.
+// The upper half is stored last and loaded first: a reader that sees it sees the lower half, too.
 inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
   StoreAtomic(static_cast<uint64_t*>(address), low);
   StoreAtomic(static_cast<uint64_t*>(address) + 1, high);

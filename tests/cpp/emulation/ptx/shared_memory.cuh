@@ -1,4 +1,4 @@
-// In the place of ffi/device/ptx/shared_memory.cuh: addresses of shared memory are offsets.
+// Replaces ffi/device/ptx/shared_memory.cuh: addresses of shared memory are offsets.
 #ifndef JAX_EP_DEVICE_PTX_SHARED_MEMORY_CUH_
 #define JAX_EP_DEVICE_PTX_SHARED_MEMORY_CUH_
 

@@ -5,7 +5,8 @@
 namespace jax_ep {
 namespace {
 
-// Rows to all other ranks, as fast as the links take them. Of benchmarks alone.
+// Sends rows to all other ranks by bulk copies, as fast as the links carry them. Benchmarks alone
+// use it.
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
   return InstantiateCall<TransferState>(kBulkCopyCeilingTarget, CheckBulkCopyCeiling, attributes,
