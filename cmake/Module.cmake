@@ -36,14 +36,14 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/redispatch.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
-    ffi/kernels/matmul/activation_gradient.cu
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
     ffi/kernels/matmul/launch.cc
-    ffi/kernels/matmul/portable_16bit.cu
-    ffi/kernels/matmul/portable_float32.cu
+    ffi/kernels/matmul/portable/activation_gradient.cu
+    ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
+    ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul.cu
-    ffi/kernels/matmul/sm90/tensor_maps.cc
+    ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/probe.cu
     ffi/kernels/transfer/ceiling.cu
     ffi/kernels/transfer/combine.cu

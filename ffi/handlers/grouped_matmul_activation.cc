@@ -68,7 +68,7 @@ ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/
   buffers.pre_activation = in.Next();
   if (config.has_row_weights) buffers.row_weights = in.Next<float>();
   buffers.pre_activation_gradient = out.Next();
-  buffers.hidden = out.Next();
+  buffers.activations = out.Next();
   buffers.row_dots = out.Next<float>();
   status =
       LaunchGroupedMatmulActivationGradient(config, sizes, buffers, state->tile_counter, stream);

@@ -1,18 +1,18 @@
-// What the kernels are told of an activation.
+// The parameters of an activation, as the kernels take them.
 #ifndef JAX_EP_KERNELS_MATMUL_ACTIVATION_FUNCTION_H_
 #define JAX_EP_KERNELS_MATMUL_ACTIVATION_FUNCTION_H_
 
 #include <limits>
 
-#include "ffi/device/matmul/problem.h"
+#include "ffi/device/matmul/params.h"
 #include "ffi/runtime/config.h"
 
 namespace jax_ep {
 
-// gelu in its tanh form: x / 2 * (1 + tanh(u)) is x * sigmoid(2 * u), u = c * (x + 0.044715 * x^3)
-// with c the root of 2 / pi.
-inline ActivationFunction FunctionOf(Activation activation) {
-  constexpr float kTwiceRoot = 1.5957691216057308f;
+// Smooth activations are x * sigmoid(u). silu has u = x. gelu's tanh form, x / 2 * (1 + tanh(v))
+// with v = sqrt(2 / pi) * (x + 0.044715 * x^3), has u = 2 * v.
+inline ActivationFunction MakeActivationFunction(Activation activation) {
+  constexpr float kTwiceSqrtTwoOverPi = 1.5957691216057308f;
   ActivationFunction f = {};
   f.is_identity = activation == Activation::kNone;
   f.is_gated = IsGated(activation);
@@ -27,19 +27,20 @@ inline ActivationFunction FunctionOf(Activation activation) {
     case Activation::kSwiglu:
       f.is_smooth = true;
       f.linear = 1;
-      // Not 0: kernels multiply it by x^2, and 0 * infinity is NaN. No result shows it.
+      // Not 0: kernels multiply it by x^2, and 0 * infinity is NaN. It is too small to show in any
+      // result.
       f.cubic = std::numeric_limits<float>::min();
       break;
     case Activation::kGelu:
     case Activation::kGeglu:
       f.is_smooth = true;
-      f.linear = kTwiceRoot;
-      f.cubic = 0.044715f * kTwiceRoot;
+      f.linear = kTwiceSqrtTwoOverPi;
+      f.cubic = 0.044715f * kTwiceSqrtTwoOverPi;
       break;
   }
   constexpr float kLog2E = 1.4426950408889634f;
-  f.power_linear = -kLog2E * f.linear;
-  f.power_cubic = -kLog2E * f.cubic;
+  f.exp2_linear = -kLog2E * f.linear;
+  f.exp2_cubic = -kLog2E * f.cubic;
   return f;
 }
 

@@ -30,17 +30,17 @@ Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmu
   Status status = CheckGroupedMatmulLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
-  const int64_t rhs_pitch = config.transpose_rhs ? sizes.contracted : sizes.columns;
-  MatmulProblem problem = {};
-  problem.left = Operand(lhs, sizes.lhs_type, sizes.contracted);
-  problem.right = Operand(rhs, sizes.rhs_type, rhs_pitch);
-  problem.out = out;
-  problem.num_n = static_cast<int32_t>(sizes.columns);
-  problem.num_k = static_cast<int32_t>(sizes.contracted);
-  problem.rows = Rows(sizes, group_sizes, config.zero_tail);
-  problem.tile_counter = tile_counter;
+  const int64_t rhs_row_stride = config.transpose_rhs ? sizes.contracted : sizes.columns;
+  MatmulParams params = {};
+  params.a = MakeOperand(lhs, sizes.lhs_type, sizes.contracted);
+  params.b = MakeOperand(rhs, sizes.rhs_type, rhs_row_stride);
+  params.out = out;
+  params.shape_n = static_cast<int32_t>(sizes.columns);
+  params.shape_k = static_cast<int32_t>(sizes.contracted);
+  params.groups = MakeRowGroups(sizes, group_sizes, config.zero_tail);
+  params.tile_counter = tile_counter;
   return LaunchMatmul(config.transpose_rhs ? MatmulKind::kForwardTransposed : MatmulKind::kForward,
-                      sizes.lhs_type, sizes.result_type, config.num_sms, problem, stream);
+                      sizes.lhs_type, sizes.result_type, config.num_sms, params, stream);
 }
 
 Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
@@ -53,20 +53,20 @@ Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
     return status;
   }
 
-  // The transposed gradient is that of the operands in the other order.
-  MatmulOperand left = Operand(lhs, sizes.lhs_type, sizes.contracted);
-  MatmulOperand right = Operand(out_gradient, sizes.result_type, sizes.columns);
-  if (config.transpose_rhs) std::swap(left, right);
-  MatmulProblem problem = {};
-  problem.left = left;
-  problem.right = right;
-  problem.out = rhs_gradient;
-  problem.num_m = static_cast<int32_t>(left.pitch);
-  problem.num_n = static_cast<int32_t>(right.pitch);
-  problem.rows = Rows(sizes, group_sizes, false);
-  problem.tile_counter = tile_counter;
+  // Swapping the operands transposes the gradient.
+  MatmulOperand a = MakeOperand(lhs, sizes.lhs_type, sizes.contracted);
+  MatmulOperand b = MakeOperand(out_gradient, sizes.result_type, sizes.columns);
+  if (config.transpose_rhs) std::swap(a, b);
+  MatmulParams params = {};
+  params.a = a;
+  params.b = b;
+  params.out = rhs_gradient;
+  params.shape_m = static_cast<int32_t>(a.row_stride);
+  params.shape_n = static_cast<int32_t>(b.row_stride);
+  params.groups = MakeRowGroups(sizes, group_sizes, false);
+  params.tile_counter = tile_counter;
   return LaunchMatmul(MatmulKind::kRhsGradient, sizes.lhs_type, sizes.rhs_type, config.num_sms,
-                      problem, stream);
+                      params, stream);
 }
 
 }  // namespace jax_ep

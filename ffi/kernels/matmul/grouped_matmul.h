@@ -1,4 +1,4 @@
-// Launches grouped matmuls and the gradient of their right operand.
+// Launches grouped_matmul and grouped_matmul_rhs_gradient.
 #ifndef JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_H_
 #define JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_H_
 
@@ -12,23 +12,26 @@
 
 namespace jax_ep {
 
-// Whether the kernels take a call. To be asked when it is compiled; the launches ask again.
+// Check whether the kernels support a call. Called when XLA compiles it, and by the launches.
 Status CheckGroupedMatmulLaunch(const GroupedMatmulConfig& config, const GroupedMatmulSizes& sizes);
 Status CheckGroupedMatmulRhsGradientLaunch(const GroupedMatmulConfig& config,
                                            const GroupedMatmulSizes& sizes);
 
-// out[rows of group g] = lhs[rows of group g] * rhs[g], in one kernel on `stream`. Addresses are of
-// the current device; group_sizes is read by the kernel alone, so a launch can be captured.
-// Negative sizes count as 0 and sums past num_rows as num_rows. Neither lhs nor out is accessed
-// past the last group, but for the zeros that config.zero_tail writes to out.
+// Computes out[rows of group g] = lhs[rows of group g] * rhs[g], in one kernel on `stream`.
 //
-// bfloat16, float16 or float32; rhs and out may be float32 where lhs is not. Sums are float32.
+// Pointers are to memory of the current device. Only the kernel reads group_sizes, so the launch
+// can be captured. It reads negative sizes as 0 and clips the groups at num_rows. Rows past the
+// last group are not accessed, except for the zeros that config.zero_tail writes to out.
+//
+// lhs is bfloat16, float16 or float32; rhs and out have its type or float32. Accumulators are
+// float32. tile_counter comes from NewTileCounter (launch.h).
 Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmulSizes& sizes,
                            const void* lhs, const void* rhs, const int32_t* group_sizes, void* out,
                            int32_t tile_counter, cudaStream_t stream);
 
-// rhs_gradient[g] = transpose(lhs[rows of group g]) * out_gradient[rows of group g], transposed if
-// config.transpose_rhs; zeros for a group without rows. The rest is as above.
+// Computes rhs_gradient[g] = transpose(lhs[rows of group g]) * out_gradient[rows of group g], or
+// its transpose if config.transpose_rhs. Groups without rows get zeros. Otherwise like
+// LaunchGroupedMatmul.
 Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
                                       const GroupedMatmulSizes& sizes, const void* lhs,
                                       const void* out_gradient, const int32_t* group_sizes,

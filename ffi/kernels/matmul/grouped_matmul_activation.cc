@@ -4,6 +4,7 @@
 #include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
+
 Status CheckGroupedMatmulActivationLaunch(const GroupedMatmulActivationConfig& config,
                                           const GroupedMatmulSizes& sizes) {
   Status status = CheckMatmulLaunch(config.num_sms, sizes);
@@ -18,24 +19,24 @@ Status LaunchGroupedMatmulActivation(const GroupedMatmulActivationConfig& config
   Status status = CheckGroupedMatmulActivationLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
-  MatmulProblem problem = {};
-  problem.epilogue.activation = FunctionOf(config.activation);
-  problem.epilogue.bias = buffers.bias;
-  problem.epilogue.row_weights = buffers.row_weights;
-  problem.epilogue.pre_activation = buffers.pre_activation;
+  MatmulParams params = {};
+  params.epilogue.activation = MakeActivationFunction(config.activation);
+  params.epilogue.bias = buffers.bias;
+  params.epilogue.row_weights = buffers.row_weights;
+  params.epilogue.pre_activation = buffers.pre_activation;
   const bool is_gated = IsGated(config.activation);
-  problem.left = Operand(buffers.lhs, sizes.lhs_type, sizes.contracted);
-  problem.right = Operand(buffers.rhs, sizes.rhs_type, (is_gated ? 2 : 1) * sizes.columns);
+  params.a = MakeOperand(buffers.lhs, sizes.lhs_type, sizes.contracted);
+  params.b = MakeOperand(buffers.rhs, sizes.rhs_type, (is_gated ? 2 : 1) * sizes.columns);
   if (is_gated && sizes.columns * ElementBytes(sizes.rhs_type) % 16 != 0) {
-    problem.right.is_aligned = false;  // that the columns of gate and up begin at
+    params.b.is_aligned = false;  // the up columns begin at an unaligned address
   }
-  problem.out = buffers.out;
-  problem.num_n = static_cast<int32_t>(sizes.columns);
-  problem.num_k = static_cast<int32_t>(sizes.contracted);
-  problem.rows = Rows(sizes, buffers.group_sizes, false);
-  problem.tile_counter = tile_counter;
+  params.out = buffers.out;
+  params.shape_n = static_cast<int32_t>(sizes.columns);
+  params.shape_k = static_cast<int32_t>(sizes.contracted);
+  params.groups = MakeRowGroups(sizes, buffers.group_sizes, false);
+  params.tile_counter = tile_counter;
   return LaunchMatmul(MatmulKind::kActivation, sizes.lhs_type, sizes.lhs_type, config.num_sms,
-                      problem, stream);
+                      params, stream);
 }
 
 Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
@@ -48,21 +49,21 @@ Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig
   Status status = CheckGroupedMatmulActivationLaunch(config, sizes);
   if (!status.ok() || sizes.num_rows == 0 || sizes.columns == 0) return status;
 
-  MatmulProblem problem = {};
-  problem.epilogue.activation = FunctionOf(config.activation);
-  problem.epilogue.row_weights = buffers.row_weights;
-  problem.epilogue.pre_activation = const_cast<void*>(buffers.pre_activation);  // is only read
-  problem.epilogue.gradient = buffers.pre_activation_gradient;
-  problem.epilogue.row_dots = buffers.row_dots;
-  problem.left = Operand(buffers.out_gradient, sizes.lhs_type, sizes.contracted);
-  problem.right = Operand(buffers.rhs, sizes.rhs_type, sizes.contracted);
-  problem.out = buffers.hidden;
-  problem.num_n = static_cast<int32_t>(sizes.columns);
-  problem.num_k = static_cast<int32_t>(sizes.contracted);
-  problem.rows = Rows(sizes, buffers.group_sizes, false);
-  problem.tile_counter = tile_counter;
+  MatmulParams params = {};
+  params.epilogue.activation = MakeActivationFunction(config.activation);
+  params.epilogue.row_weights = buffers.row_weights;
+  params.epilogue.pre_activation = const_cast<void*>(buffers.pre_activation);  // only read
+  params.epilogue.pre_activation_gradient = buffers.pre_activation_gradient;
+  params.epilogue.row_dots = buffers.row_dots;
+  params.a = MakeOperand(buffers.out_gradient, sizes.lhs_type, sizes.contracted);
+  params.b = MakeOperand(buffers.rhs, sizes.rhs_type, sizes.contracted);
+  params.out = buffers.activations;
+  params.shape_n = static_cast<int32_t>(sizes.columns);
+  params.shape_k = static_cast<int32_t>(sizes.contracted);
+  params.groups = MakeRowGroups(sizes, buffers.group_sizes, false);
+  params.tile_counter = tile_counter;
   return LaunchMatmul(MatmulKind::kActivationGradient, sizes.lhs_type, sizes.lhs_type,
-                      config.num_sms, problem, stream);
+                      config.num_sms, params, stream);
 }
 
 }  // namespace jax_ep

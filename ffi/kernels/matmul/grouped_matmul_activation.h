@@ -1,4 +1,4 @@
-// Launches grouped matmuls with a bias, an activation and row weights, and their gradient.
+// Launches grouped_matmul_activation and grouped_matmul_activation_gradient.
 #ifndef JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_ACTIVATION_H_
 #define JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_ACTIVATION_H_
 
@@ -12,10 +12,6 @@
 
 namespace jax_ep {
 
-// Whether the kernels take a call, forward or gradient.
-Status CheckGroupedMatmulActivationLaunch(const GroupedMatmulActivationConfig& config,
-                                          const GroupedMatmulSizes& sizes);
-
 struct GroupedMatmulActivationBuffers {
   const void* lhs;
   const void* rhs;
@@ -26,13 +22,6 @@ struct GroupedMatmulActivationBuffers {
   void* pre_activation;  // or null
 };
 
-// pre = lhs * rhs[group] + bias[group], rounded; out = row weight * activation(pre). Without an
-// activation out is rounded once. Rows past the last group are neither read nor written.
-Status LaunchGroupedMatmulActivation(const GroupedMatmulActivationConfig& config,
-                                     const GroupedMatmulSizes& sizes,
-                                     const GroupedMatmulActivationBuffers& buffers,
-                                     int32_t tile_counter, cudaStream_t stream);
-
 struct GroupedMatmulActivationGradientBuffers {
   const void* out_gradient;
   const void* rhs;
@@ -40,12 +29,25 @@ struct GroupedMatmulActivationGradientBuffers {
   const void* pre_activation;
   const float* row_weights;  // or null
   void* pre_activation_gradient;
-  void* hidden;
+  void* activations;  // times the row weights
   float* row_dots;
 };
 
-// With d = out_gradient * transpose(rhs[group]) and h = activation(pre): the gradient of pre from
-// row weight * d, hidden = row weight * h, and the sums of h * d over blocks of 128 columns.
+// Checks whether the kernels support a call, forward or gradient. Called when XLA compiles it, and
+// by the launches.
+Status CheckGroupedMatmulActivationLaunch(const GroupedMatmulActivationConfig& config,
+                                          const GroupedMatmulSizes& sizes);
+
+// Computes pre = lhs * rhs[group] + bias[group], rounded, and out = row weight * activation(pre).
+// Without an activation only out is rounded. Rows past the last group are neither read nor written.
+Status LaunchGroupedMatmulActivation(const GroupedMatmulActivationConfig& config,
+                                     const GroupedMatmulSizes& sizes,
+                                     const GroupedMatmulActivationBuffers& buffers,
+                                     int32_t tile_counter, cudaStream_t stream);
+
+// Computes, with d = out_gradient * transpose(rhs[group]) and h = activation(pre), the gradient of
+// pre from row weight * d, activations = row weight * h, and the dot products of h and d per 128
+// columns.
 Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
                                              const GroupedMatmulSizes& sizes,
                                              const GroupedMatmulActivationGradientBuffers& buffers,

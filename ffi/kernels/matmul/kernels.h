@@ -1,45 +1,45 @@
-// The kernels of a grouped matmul, for the launch.
+// The kernels of a grouped matmul, as the launch sees them.
 #ifndef JAX_EP_KERNELS_MATMUL_KERNELS_H_
 #define JAX_EP_KERNELS_MATMUL_KERNELS_H_
 
-#include "ffi/device/matmul/problem.h"
+#include "ffi/device/matmul/params.h"
 #ifndef __CUDACC_RTC__
 #include "ffi/runtime/buffers.h"
 #endif
 
 namespace jax_ep {
 
-// Any number of blocks, or of clusters, gives the same result, one for each multiprocessor at most
-// the best time.
+// A persistent kernel. Every number of blocks gives the same result; one block per SM is fastest.
 struct MatmulKernel {
-  const void* address;  // of a kernel with MatmulTensorMaps, if it takes them, and MatmulProblem
+  const void* address;  // null: there is no such kernel
   int threads;
-  int cluster_blocks = 1;  // of a cluster: the grid is a multiple of it
+  int cluster_blocks = 1;  // blocks per cluster; the grid is a multiple of it
   int shared_bytes;
   int tile_m;
   int tile_n;
-  int stored_elements = 1;  // that a lane stores at once if MatmulProblem::out_is_aligned
-  int left_lines = 0;  // of a box of the left operand's tensor map, if the kernel takes such maps
-  int right_lines = 0;
-  int right_blocks = 1;  // side by side in a box, of kColumnsPerBlock each, if all blocks are whole
+  int store_elements = 1;  // elements that a thread stores at once if MatmulParams::out_is_aligned
+
+  // For kernels that take MatmulTensorMaps before MatmulParams: the TMA boxes of a and b.
+  int a_box_rows = 0;  // 0: the kernel takes MatmulParams only
+  int b_box_rows = 0;
+  int b_box_column_blocks = 1;  // used if the rows of b consist of whole column blocks
 };
 
 #ifndef __CUDACC_RTC__
-// Neither this nor SixteenBitMatmulKernel has kActivationGradient.
-MatmulKernel Float32MatmulKernel(MatmulKind kind);
-
-// On sm_90a: both operands as above, and of rows of more than nothing. With tensor maps of both,
-// and of the result in boxes of so many lines.
+// Returns the kernel for sm_90a. It takes aligned 16-bit operands with at least one row and column,
+// and tensor maps of both operands and of the result.
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
-inline constexpr int kColumnsPerBlock = 64;
-inline constexpr int kSm90LinesOfOut = 16;
+inline constexpr int kSm90ColumnBlock = 64;  // columns
+inline constexpr int kSm90OutBoxRows = 16;
 inline constexpr int kNumSm90TileCounters = 1 << 16;
 
-// `copied`: both operands are aligned and of 16 bits, which is faster.
-MatmulKernel SixteenBitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool copied);
+// Return the kernels for every GPU since sm_80; they have no kActivationGradient. use_cp_async is
+// faster. It requires that both operands are aligned and have 16-bit elements.
+MatmulKernel Portable16BitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool use_cp_async);
+MatmulKernel PortableFloat32MatmulKernel(MatmulKind kind);
 
-// What follows kForwardTransposed where no kernel has kActivationGradient: sm_90's has.
-MatmulKernel ActivationGradientKernelOf(ElementType type);
+// Returns the kernel that makes kActivationGradient of kForwardTransposed's result.
+MatmulKernel PortableActivationGradientKernel(ElementType type);
 #endif
 
 }  // namespace jax_ep

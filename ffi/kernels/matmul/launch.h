@@ -1,4 +1,4 @@
-// What the launches of grouped matmuls share: the choice of a kernel, and the launch.
+// Launches a grouped matmul of any kind: chooses the kernel, encodes tensor maps, sizes the grid.
 #ifndef JAX_EP_KERNELS_MATMUL_LAUNCH_H_
 #define JAX_EP_KERNELS_MATMUL_LAUNCH_H_
 
@@ -6,33 +6,36 @@
 
 #include <cstdint>
 
-#include "ffi/device/matmul/problem.h"
+#include "ffi/device/matmul/params.h"
 #include "ffi/runtime/buffers.h"
 #include "ffi/runtime/signatures.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
 
-// What the kernels take: sizes and types. rhs may be float32 where lhs is not.
-Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes);
-
-// That a type is lhs's or float32.
-Status CheckMatmulType(const char* name, ElementType type, ElementType lhs);
-
-MatmulOperand Operand(const void* data, ElementType type, int64_t pitch);
-GroupRows Rows(const GroupedMatmulSizes& sizes, const int32_t* group_sizes, bool with_tail);
-
-// `problem` is complete but for what depends on the kernel. num_sms: 0 for all.
-Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
-                    MatmulProblem problem, cudaStream_t stream);
-
-// Loads the kernels on the current device. To be called there once before the first launch, while
-// no kernel runs that waits for another GPU: loading code may wait for all of them.
+// Loads the kernels on the current device. Called there once before the first launch, while no
+// kernel runs that waits for another GPU: loading code may wait for all running kernels.
 Status LoadMatmulKernels();
 
-// A number for launches: every one that may run while another does, on the same device, has its
-// own. Negative once there are no more: slower, and as good.
+// Returns a number for MatmulParams::tile_counter. Launches that may run at the same time on a
+// device need different ones. When all are in use it returns -1: launches are then slower, with the
+// same results.
 int32_t NewTileCounter();
+
+// Checks that the kernels support the sizes and lhs's type.
+Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes);
+
+// Checks that a type is lhs's or float32.
+Status CheckMatmulType(const char* name, ElementType type, ElementType lhs);
+
+MatmulOperand MakeOperand(const void* data, ElementType type, int64_t row_stride);
+RowGroups MakeRowGroups(const GroupedMatmulSizes& sizes, const int32_t* group_sizes,
+                        bool zero_tail);
+
+// Launches on `stream`. `params` has its operands, shape, groups, epilogue and tile counter; the
+// launch fills in the rest. num_sms: 0 for all.
+Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
+                    MatmulParams params, cudaStream_t stream);
 
 }  // namespace jax_ep
 

@@ -15,7 +15,7 @@ bool IsClose(float got, double expected) {
 }
 
 // x * sigmoid(a) and its derivative in float64.
-void CheckNumber(bool is_gelu, float number, const Activated& got) {
+void CheckNumber(bool is_gelu, float number, const ActivationResult& got) {
   const double x = number;
   const double scale = is_gelu ? 1.5957691216057308 : 1;
   const double cubic = is_gelu ? 0.044715 : 0;
@@ -23,7 +23,7 @@ void CheckNumber(bool is_gelu, float number, const Activated& got) {
   const double sigmoid = 1 / (1 + std::exp(-a));
   const double rest = 1 / (1 + std::exp(a));  // 1 - sigmoid
   CHECK(IsClose(got.value, x * sigmoid));
-  CHECK(IsClose(got.slope, sigmoid * (1 + rest * x * scale * (1 + 3 * cubic * x * x))));
+  CHECK(IsClose(got.derivative, sigmoid * (1 + rest * x * scale * (1 + 3 * cubic * x * x))));
 }
 
 void TestNumbers(const ActivationFunction& f, bool is_gelu) {
@@ -42,9 +42,9 @@ void TestWhatIsNoNumber(const ActivationFunction& f) {
   CHECK(Activate(f, kInfinity).value == kInfinity);
   CHECK(ActivateFast<true>(f, kInfinity).value == kInfinity);
   const float nan = std::nanf("");
-  for (const Activated& got : {Activate(f, nan), ActivateFast<true>(f, nan)}) {
+  for (const ActivationResult& got : {Activate(f, nan), ActivateFast<true>(f, nan)}) {
     CHECK(std::isnan(got.value));
-    CHECK(std::isnan(got.slope));
+    CHECK(std::isnan(got.derivative));
   }
 }
 
@@ -55,7 +55,7 @@ int main() {
   using namespace jax_ep;
   for (Activation activation :
        {Activation::kSilu, Activation::kSwiglu, Activation::kGelu, Activation::kGeglu}) {
-    const ActivationFunction f = FunctionOf(activation);
+    const ActivationFunction f = MakeActivationFunction(activation);
     TestNumbers(f, activation == Activation::kGelu || activation == Activation::kGeglu);
     TestWhatIsNoNumber(f);
   }

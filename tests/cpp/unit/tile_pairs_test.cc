@@ -21,14 +21,14 @@ int32_t EagerBuffers(const PairedTile& tile) {
 void CheckPair(const Pairs& pairs, const PairedTile (&tiles)[2]) {
   CHECK(tiles[0].shared == tiles[1].shared);
   CHECK(tiles[0].num_m > 0 && tiles[1].num_m <= tiles[0].num_m);
-  if (tiles[0].shared == Shared::kRight) {
-    CHECK(tiles[0].n == tiles[1].n);
+  if (tiles[0].shared == SharedOperand::kB) {
+    CHECK(tiles[0].n_tile == tiles[1].n_tile);
   } else {
     CHECK(tiles[0].m == tiles[1].m && tiles[0].num_m == tiles[1].num_m);
-    CHECK(tiles[0].n + 1 == tiles[1].n);
+    CHECK(tiles[0].n_tile + 1 == tiles[1].n_tile);
   }
   for (const PairedTile& tile : tiles) {
-    CHECK(0 <= tile.n && tile.n < pairs.tiles_n);
+    CHECK(0 <= tile.n_tile && tile.n_tile < pairs.tiles_n);
     CHECK(tile.m % kHalfM == 0);
     const int32_t rest = pairs.num_m - tile.m;
     CHECK(tile.num_m == rest || tile.num_m == std::clamp(rest, 0, kHalfM));
@@ -45,11 +45,11 @@ void TestAllOnce() {
       std::vector<int> times(static_cast<size_t>(halves) * tiles_n);
       int32_t waited = 0;
       for (int64_t i = 0; i < pairs.Count(); ++i) {
-        const PairedTile tiles[2] = {pairs.Place(i, 0), pairs.Place(i, 1)};
+        const PairedTile tiles[2] = {pairs.At(i, 0), pairs.At(i, 1)};
         CheckPair(pairs, tiles);
         for (const PairedTile& tile : tiles) {
           for (int32_t half = 0; half < EagerBuffers(tile); ++half) {
-            ++times.at(static_cast<size_t>(tile.m / kHalfM + half) * tiles_n + tile.n);
+            ++times.at(static_cast<size_t>(tile.m / kHalfM + half) * tiles_n + tile.n_tile);
           }
         }
         waited += EagerBuffers(tiles[0]) - EagerBuffers(tiles[1]);
@@ -67,14 +67,14 @@ void TestAllOnce() {
 void TestOrder() {
   constexpr int32_t kBandM = 16 * kTileM;
   const Pairs pairs = {40 * kTileM, 12};
-  PairedTile last = pairs.Place(0, 0);
+  PairedTile last = pairs.At(0, 0);
   for (int64_t i = 0; i < pairs.Count(); ++i) {
-    const PairedTile first = pairs.Place(i, 0);
-    CHECK(pairs.Place(i, 1).m == first.m + kTileM);
+    const PairedTile first = pairs.At(i, 0);
+    CHECK(pairs.At(i, 1).m == first.m + kTileM);
     if (first.m / kBandM == last.m / kBandM) {
-      CHECK(first.n / 2 >= last.n / 2);
+      CHECK(first.n_tile / 2 >= last.n_tile / 2);
     } else {
-      CHECK(first.m / kBandM == last.m / kBandM + 1 && first.n == 0);
+      CHECK(first.m / kBandM == last.m / kBandM + 1 && first.n_tile == 0);
     }
     last = first;
   }
@@ -85,9 +85,9 @@ void TestLarge() {
   const Pairs pairs = {1 << 30, (1 << 29) / 128};
   CHECK(pairs.Count() == int64_t{1} << 44);
   for (int rank = 0; rank < 2; ++rank) {
-    const PairedTile last = pairs.Place(pairs.Count() - 1, rank);
+    const PairedTile last = pairs.At(pairs.Count() - 1, rank);
     CHECK(last.m == (1 << 30) - (2 - rank) * kTileM);
-    CHECK(last.n == pairs.tiles_n - 1);
+    CHECK(last.n_tile == pairs.tiles_n - 1);
   }
 }
 

@@ -1,184 +1,188 @@
-// What a warp makes of 16 rows of sums on their way to memory: activations (sm_90).
+// Activation epilogue (sm_90): one warp adds the bias to 16 x 256 accumulators, applies the
+// activation, and multiplies by row weights.
 //
-// A tile's end only rounds the sums to 16 bits, half of them into the stage. The rest comes in
-// steps between the matrix instructions of the next tile, as the two have different units; it takes
-// its words from the stage, so that the sums have the registers.
+// At the end of a tile the accumulators are rounded to the 16-bit pre-activation, half of it into
+// the staging buffer and half into registers. The slices (epilogue.cuh) store the pre-activation if
+// it is kept, and replace it in the staging buffer by the activations. They reread it from there,
+// which leaves the registers to the accumulators.
+//
+// If the activation is gated, a tile has 128 gate columns and the 128 up columns that they
+// multiply. Each half then stages 64 gate columns in box 0 and their up columns in box 1.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_ACTIVATION_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_ACTIVATION_CUH_
 
 #include "ffi/device/matmul/activation.cuh"
 #include "ffi/device/matmul/sm90/epilogue_staging.cuh"
-#include "ffi/device/matmul/sm90/tensor_map.h"
+#include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/tma.cuh"
 
-namespace jax_ep {
+namespace jax_ep::sm90 {
 
-// The weights of a lane's two rows.
+// The weights of the two rows that a lane has accumulators of.
 struct RowWeights {
-  float of[2];
+  float values[2];
 
-  __device__ void Read(const float* weights, const EpilogueCoordinates& place) {
+  __device__ void Load(const float* weights, const EpilogueCoordinates& at) {
     for (int half = 0; half < 2; ++half) {
       const int m = threadIdx.x % 32 / 4 + 8 * half;
-      of[half] = weights != nullptr && m < place.num_m ? weights[place.m + m] : 1.0f;
+      values[half] = weights != nullptr && m < at.num_m ? weights[at.m + m] : 1.0f;
     }
   }
 };
 
-// Of kActivation. Of gated sums the first half of the columns is the gate; the stage then has 64
-// columns of the gate and beside them those that they multiply.
 template <typename T>
 class ActivationEpilogue {
  public:
-  __device__ ActivationEpilogue(const MatmulProblem& problem, const MatmulTensorMaps& maps,
+  __device__ ActivationEpilogue(const MatmulParams& params, const MatmulTensorMaps& maps,
                                 uint32_t staging)
-      : epilogue_(problem.epilogue), columns_(problem.num_n), maps_(maps), stage_(staging) {}
+      : epilogue_(params.epilogue), columns_(params.shape_n), maps_(maps), staging_(staging) {}
 
-  __device__ void Store(const EpilogueCoordinates& place, float (&sums)[kResultN / 2]) {
-    place_ = place;
-    weights_.Read(epilogue_.row_weights, place);
-    if (epilogue_.bias != nullptr) AddBias(sums);
+  __device__ void Store(const MatmulParams& /*params*/, const EpilogueCoordinates& at,
+                        float (&accumulators)[kAccumulators]) {
+    at_ = at;
+    weights_.Load(epilogue_.row_weights, at);
+    if (epilogue_.bias != nullptr) AddBias(accumulators);
     if (epilogue_.activation.is_identity && epilogue_.row_weights != nullptr) {
-      // Rounded once: the weight comes before.
+      // Without an activation the result is rounded once, so the weight comes before rounding.
 #pragma unroll
-      for (int i = 0; i < kResultN / 2; ++i) sums[i] *= weights_.of[i / 2 % 2];
+      for (int i = 0; i < kAccumulators; ++i) accumulators[i] *= weights_.values[i / 2 % 2];
     }
-    // One branch instead of a choice for each sum: the matrix units wait meanwhile.
+    // Branches once, not for each accumulator: the tensor cores are waiting.
     if (epilogue_.activation.is_gated) {
-      Round<true>(sums);
+      Round<true>(accumulators);
     } else {
-      Round<false>(sums);
+      Round<false>(accumulators);
     }
     half_ = 0;
-    step_ = 0;
+    slice_ = 0;
   }
 
-  // The first half of a step: reads what Continue needs of the stage.
-  __device__ void Load() {
-    if (half_ == 2 || step_ == 0) return;
-    const int word = (step_ - 1) * kWordsPerStep;
-    stage_.ReadWords(word, words_);
-    if (epilogue_.activation.is_gated) stage_.ReadWords(kBoxWords + word, ups_);
+  __device__ void LoadSlice() {
+    if (half_ == 2 || slice_ == 0) return;
+    const int word = (slice_ - 1) * kSliceWords;
+    staging_.ReadWords(word, words_);
+    if (epilogue_.activation.is_gated) staging_.ReadWords(kBoxWords + word, up_words_);
   }
 
-  __device__ void Continue() {
+  // The first slice of a half stages and stores the pre-activation; the others compute kSliceWords
+  // words of activations each.
+  __device__ void RunSlice(int /*k*/ = 0) {
     if (half_ == 2) return;
     const ActivationFunction& f = epilogue_.activation;
-    const bool keeps = epilogue_.pre_activation != nullptr;
-    if (step_ == 0) {
-      if (half_ == 1) stage_.Replace(kept_);
-      if (keeps) SendPreActivations();
+    const bool keeps_pre_activation = epilogue_.pre_activation != nullptr;
+    if (slice_ == 0) {
+      if (half_ == 1) staging_.Replace(kept_);
+      if (keeps_pre_activation) StorePreActivation();
     } else {
-      if (step_ == 1 && keeps) stage_.Wait();
-      const int word = (step_ - 1) * kWordsPerStep;
-      MakeByKind(f, [&]<bool kIsGated, bool kIsSmooth>() { Make<kIsGated, kIsSmooth>(word); });
+      if (slice_ == 1 && keeps_pre_activation) staging_.WaitUntilRead();
+      const int word = (slice_ - 1) * kSliceWords;
+      SpecializeForActivation(
+          f, [&]<bool kIsGated, bool kIsSmooth>() { ActivateWords<kIsGated, kIsSmooth>(word); });
     }
-    if (++step_ <= NumWords() / kWordsPerStep) return;
-    stage_.Send<2>(&maps_.out, BoxOfRows(place_), f.is_gated ? 1 : kStagedBoxes);
-    place_.n += f.is_gated ? kStagedColumns / 2 : kStagedColumns;
-    step_ = 0;
+    if (++slice_ <= NumWords() / kSliceWords) return;
+    staging_.Store<2>(&maps_.out, PrefixBox(at_), f.is_gated ? 1 : kStagingBoxes);
+    at_.n += f.is_gated ? kStagingColumns / 2 : kStagingColumns;
+    slice_ = 0;
     ++half_;
   }
 
-  // To be called before the next Store.
   __device__ void Finish() {
 #pragma unroll 1
     while (half_ < 2) {
-      Load();
-      Continue();
+      LoadSlice();
+      RunSlice();
     }
   }
 
-  // To be called last, after Finish.
-  __device__ void Close() { stage_.Close(); }
+  __device__ void Close() { staging_.WaitUntilComplete(); }
 
  private:
-  static constexpr int kStagedColumns = kResultN / 2;
-  static constexpr int kWordsPerStep = 4;
+  static constexpr int kStagingColumns = kTileN / 2;
+  static constexpr int kSliceWords = 4;
 
-  // To be made, of a half.
+  // Returns the words of activations that each lane computes per half.
   __device__ int NumWords() const {
     const ActivationFunction& f = epilogue_.activation;
-    return f.is_identity ? 0 : f.is_gated ? kBoxWords : kStagedWords;
+    return f.is_identity ? 0 : f.is_gated ? kBoxWords : kStagingWords;
   }
 
-  // One half into the stage, the other into kept_.
+  // Rounds the first half into the staging buffer and the second into kept_.
   template <bool kIsGated>
-  __device__ void Round(const float (&sums)[kResultN / 2]) {
-    const auto round = [&](int half, uint32_t (&words)[kStagedWords]) {
+  __device__ void Round(const float (&accumulators)[kAccumulators]) {
+    const auto round = [&](int half, uint32_t (&words)[kStagingWords]) {
 #pragma unroll
-      for (int i = 0; i < kStagedWords; ++i) {
-        // Boxes 0 and 2 of the sums' four with box 1 and 3, or each with its neighbour.
+      for (int i = 0; i < kStagingWords; ++i) {
+        // A gated half takes box `half` and box 2 + half of the tile's four; a plain one two
+        // adjacent boxes.
         const int gated = (i / kBoxWords * 2 + half) * kBoxWords + i % kBoxWords;
-        const int plain = half * kStagedWords + i;
-        words[i] = T::Pack(sums + 2 * (kIsGated ? gated : plain));
+        const int plain = half * kStagingWords + i;
+        words[i] = T::Pack(accumulators + 2 * (kIsGated ? gated : plain));
       }
     };
-    uint32_t words[kStagedWords];
+    uint32_t words[kStagingWords];
     round(0, words);
-    stage_.Replace(words);
+    staging_.Replace(words);
     round(1, kept_);
   }
 
-  __device__ void SendPreActivations() const {
-    const TmaCoordinates at = BoxOfRows(place_);
-    if (!epilogue_.activation.is_gated) return stage_.Send<2>(maps_.pre_activation, at);
-    for (int box = 0; box < kStagedBoxes; ++box) {
-      stage_.Send<2>(&maps_.pre_activation[box], at, 1, box);
+  __device__ void StorePreActivation() const {
+    const TmaCoordinates box = PrefixBox(at_);
+    if (!epilogue_.activation.is_gated) return staging_.Store<2>(maps_.pre_activation, box);
+    for (int i = 0; i < kStagingBoxes; ++i) {
+      staging_.Store<2>(&maps_.pre_activation[i], box, 1, i);
     }
   }
 
-  // Words in the place of those that they are made of.
+  // Replaces words of the pre-activation by words of activations.
   template <bool kIsGated, bool kIsSmooth>
-  __device__ void Make(uint32_t first) {
+  __device__ void ActivateWords(uint32_t first_word) {
     const ActivationFunction& f = epilogue_.activation;
 #pragma unroll
-    for (int i = 0; i < kWordsPerStep; ++i) {
+    for (int i = 0; i < kSliceWords; ++i) {
       float values[2], up[2];
       T::Unpack(words_[i], values);
-      if constexpr (kIsGated) T::Unpack(ups_[i], up);
+      if constexpr (kIsGated) T::Unpack(up_words_[i], up);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         float value = ActivateFast<kIsSmooth>(f, values[x]).value;
         if constexpr (kIsGated) value *= up[x];
-        values[x] = weights_.of[i % 2] * value;
+        values[x] = weights_.values[i % 2] * value;
       }
       words_[i] = T::Pack(values);
     }
-    stage_.WriteWords(first, words_);
+    staging_.WriteWords(first_word, words_);
   }
 
-  __device__ void AddBias(float (&sums)[kResultN / 2]) const {
+  __device__ void AddBias(float (&accumulators)[kAccumulators]) const {
     const bool is_gated = epilogue_.activation.is_gated;
-    const float* const bias =
-        epilogue_.bias + int64_t{place_.group} * columns_ * (is_gated ? 2 : 1);
+    const float* const bias = epilogue_.bias + int64_t{at_.group} * columns_ * (is_gated ? 2 : 1);
 #pragma unroll
-    for (int i = 0; i < kResultN / 2; i += 4) {
-      const bool is_up = is_gated && i >= kResultN / 4;
-      const int column = place_.n + threadIdx.x % 4 * 2 + 2 * i - (is_up ? kResultN / 2 : 0);
+    for (int i = 0; i < kAccumulators; i += 4) {
+      const bool is_up = is_gated && i >= kAccumulators / 2;
+      const int column = at_.n + threadIdx.x % 4 * 2 + 2 * i - (is_up ? kHalfN : 0);
       if (column >= columns_) continue;
       const float2 pair = *reinterpret_cast<const float2*>(bias + column + (is_up ? columns_ : 0));
-      sums[i] += pair.x;
-      sums[i + 1] += pair.y;
-      sums[i + 2] += pair.x;
-      sums[i + 3] += pair.y;
+      accumulators[i] += pair.x;
+      accumulators[i + 1] += pair.y;
+      accumulators[i + 2] += pair.x;
+      accumulators[i + 3] += pair.y;
     }
   }
 
   const EpilogueParams& epilogue_;
   const int columns_;
   const MatmulTensorMaps& maps_;
-  const EpilogueStaging stage_;
-  EpilogueCoordinates place_ = {};
+  const EpilogueStaging staging_;
+  EpilogueCoordinates at_ = {};
   RowWeights weights_ = {};
-  int half_ = 2;  // that the stage has; 2: all is done
-  int step_ = 0;  // of this half: the first prepares, the others make words
-  uint32_t words_[kWordsPerStep] = {};
-  uint32_t ups_[kWordsPerStep] = {};
-  uint32_t kept_[kStagedWords] = {};
+  int half_ = 2;   // in the staging buffer; 2: all is done
+  int slice_ = 0;  // next one of this half
+  uint32_t words_[kSliceWords] = {};
+  uint32_t up_words_[kSliceWords] = {};
+  uint32_t kept_[kStagingWords] = {};  // the second half of the columns
 };
 
-}  // namespace jax_ep
+}  // namespace jax_ep::sm90
 
 #endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_ACTIVATION_CUH_

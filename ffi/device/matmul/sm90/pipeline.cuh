@@ -1,23 +1,32 @@
-// What leads from the warps that copy to those that multiply, in the two blocks of a cluster
-// (sm_90): rings of stages, which the copy engine fills, and of tiles, which say what the stages
-// are of.
+// Shared memory of the sm_90 matmul, and the barriers between the warps of a cluster.
 //
-// The two blocks compute a pair of tiles at a time, in steps of the same number. Of the operand
-// that these share each copies a half to both. A stage is full when the block's own warp that
-// copies has said what to expect, and all of it has come, from both blocks. (Bytes may come before
-// that is said: the phase waits for it.) It is empty when the warps that multiply have handed back
-// their stages of this number in both blocks, since who fills the one fills the other, too.
+// Each block has two rings in its shared memory. TMA fills the ring of operand stages. The
+// scheduler warp fills the ring of tile slots, which tells the other warps what the stages belong
+// to.
 //
-// No stage is copied to while it is read. An arrival may count for a phase before its own, as a
-// warp of the other block can be one use ahead. But it came there through its own full stage, asked
-// for by a copying warp that had found this use's phase complete in its block: the first phase to
-// be complete before all have read would need another one before it. For the same reason nobody is
-// two phases ahead of who waits for a parity. The last pair, of nothing, reaches all warps of both
-// blocks. Barriers of the cluster at the ends of the kernel keep each block there as long as the
-// other may reach for its shared memory.
+// The two blocks of a cluster compute a pair of tiles at a time, with the same number of k-blocks.
+// Each block loads half of the operand that the tiles share and multicasts it to both blocks.
+//
+//   full barrier    completes when the block's own producer has announced the bytes of the stage
+//   and
+//                   all of them have arrived, from both blocks. Bytes may arrive before they are
+//                   announced: the phase still waits for the announcement.
+//   empty barrier   completes when the consumers of both blocks have released their stage of this
+//                   index, because a producer's multicast writes to both blocks.
+//
+// No stage is overwritten while it is read. A consumer of the other block can be one use of the
+// stage ahead, so its release may count for an earlier phase than its own. But it first waited for
+// its own full barrier. Its producer had then found the empty barrier's phase for this use
+// complete. So the first phase to complete before all consumers have read would need another such
+// phase before it. For the same reason no warp is two phases ahead of a warp that waits for a
+// parity.
+//
+// The last pair is an empty one, which all warps of both blocks receive. Cluster barriers at both
+// ends of the kernel keep each block's shared memory alive while the other block may access it.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_PIPELINE_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_PIPELINE_CUH_
 
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/matmul/sm90/tile_pairs.h"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
@@ -25,15 +34,12 @@
 
 namespace jax_ep::sm90 {
 
-// Blocks of a cluster; the launch asks for as many.
-inline constexpr int kClusterBlocks = 2;
+// Returns lane 0's value; the compiler then knows that it is uniform across the warp.
+__device__ inline int WarpUniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// A block has one group of four warps for copies and tiles, and others that multiply.
-inline constexpr int kWarpgroupThreads = 128;
-
-// Where one is in a ring of `kCount`; both sides go round it in the same order.
+// A position in a ring. Producers and consumers advance through it in the same order.
 template <int kCount>
-struct Position {
+struct PipelineState {
   int index = 0;
   uint32_t parity = 0;
 
@@ -44,89 +50,105 @@ struct Position {
   }
 };
 
-// The value of lane 0, which the compiler then knows to be one for the warp.
-__device__ inline int WarpUniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-// A tile's part of the problem. No word is negative.
+// One block's tile of a pair. No member is negative.
 struct alignas(16) Tile {
   int32_t group;
-  int32_t m;      // first row of the result; of the gradient, in its group's matrix
+  int32_t m;      // first row of the result; for kRhsGradient, within the group's matrix
   int32_t n;      // first column of the result
-  int32_t num_m;  // rows of the result from there on; may reach past the tile; none: only copies
-  int32_t k;      // first of the contraction; past the operands' end where the result is zeros
-  int32_t num_k;  // the same for both of a pair; 0: there are no more
-  Shared shared;
+  int32_t num_m;  // valid rows from m on; may exceed the tile; 0: the block only loads
+  int32_t k;      // where k begins; past the end of the operands if the result is zeros
+  int32_t num_k;  // the same for both tiles of a pair; 0: there are no more pairs
+  SharedOperand shared;
   int32_t padding;
 
-  // True of every tile. The compiler cannot know it, so whoever asks waits for all words.
+  // Always true. The compiler cannot know that, so the caller waits for all words of the tile.
   __device__ bool IsLoaded() const {
     return (group | m | n | num_m | k | num_k | static_cast<int32_t>(shared)) >= 0;
   }
 };
 
-// The shared memory of one block: stages, staging of results, barriers, and tiles.
-template <int kStageBytes_, int kStages_, int kStagingBytes, int kConsumerWarps_>
+inline constexpr int kTileBytes = sizeof(Tile);
+static_assert(kTileBytes == 32, "a tile is sent as two vectors of 16 bytes");
+
+inline constexpr int kTileSlots = 2;
+inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 1;
+inline constexpr int kBarrierBytes = 8;
+
+// The shared memory of a block: byte offsets.
+struct SharedLayout {
+  static constexpr int kStaging = kStages * kStageBytes;
+  static constexpr int kBarriers = kStaging + kConsumerWarps * kWarpStagingBytes;
+  static constexpr int kTiles = kBarriers + CeilDivide(kNumBarriers * kBarrierBytes, 16) * 16;
+  static constexpr int kBytes = kTiles + kTileSlots * kTileBytes;
+  static_assert(kStaging % 1024 == 0 && kWarpStagingBytes % 1024 == 0,
+                "swizzle atoms begin at multiples of 1024 bytes");
+  static_assert(kBytes <= 227 * 1024, "the limit per block of sm_90");
+};
+
+// Addresses and barriers of a block's shared memory.
 class Pipeline {
  public:
-  static constexpr int kStageBytes = kStageBytes_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kConsumerWarps = kConsumerWarps_;
-  static constexpr int kTileSlots = 2;
-  static constexpr int kBarrierBytes = 8;                 // from one of a kind to the next
-  static constexpr int kStaging = kStages * kStageBytes;  // where it begins
-
- private:
-  static constexpr int kBarriers = kStaging + kStagingBytes;
-  static constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 1;
-  static constexpr int kTiles = kBarriers + (kNumBarriers + 1) / 2 * 16;
-  static constexpr int kSlotBytes = sizeof(Tile);
-  static_assert(kStageBytes % 1024 == 0 && kStagingBytes % 1024 == 0, "swizzle atoms are aligned");
-  static_assert(kSlotBytes == 32, "two chunks");
-
- public:
-  static constexpr int kSharedBytes = kTiles + kTileSlots * kSlotBytes;
-  static_assert(kSharedBytes <= 227 * 1024);
-
   __device__ explicit Pipeline(uint32_t shared) : shared_(shared) {}
 
   __device__ uint32_t Stage(int stage) const { return shared_ + stage * kStageBytes; }
-  __device__ uint32_t Staging() const { return shared_ + kStaging; }
+  __device__ uint32_t Staging(int consumer_warp) const {
+    return shared_ + SharedLayout::kStaging + consumer_warp * kWarpStagingBytes;
+  }
 
-  // That a stage has been filled, and that nobody in the cluster reads it any more.
-  __device__ uint32_t Full(int stage) const { return Barrier(stage); }
-  __device__ uint32_t Empty(int stage) const { return Barrier(kStages + stage); }
+  __device__ uint32_t FullBarrier(int stage) const { return Barrier(stage); }
+  __device__ uint32_t EmptyBarrier(int stage) const { return Barrier(kStages + stage); }
 
-  // That the block's tile of the next pair is there. Block 0's: that both have read theirs.
-  __device__ uint32_t TileFull(int slot) const { return Barrier(2 * kStages + slot); }
-  __device__ uint32_t TileEmpty(int slot) const { return Barrier(2 * kStages + kTileSlots + slot); }
+  // Completes when the scheduler warp has written this block's tile.
+  __device__ uint32_t TileFullBarrier(int slot) const { return Barrier(2 * kStages + slot); }
 
-  // Block 0's: that the next pair is to be found.
-  __device__ uint32_t TileWanted() const { return Barrier(kNumBarriers - 1); }
+  // Used in block 0 only: completes when all warps of both blocks have read their tile.
+  __device__ uint32_t TileEmptyBarrier(int slot) const {
+    return Barrier(2 * kStages + kTileSlots + slot);
+  }
 
-  // By one thread. A barrier of the cluster has to follow.
-  __device__ void Initialize() const {
+  // Used in block 0 only: completes when its producer asks for the next pair.
+  __device__ uint32_t TileRequestBarrier() const { return Barrier(kNumBarriers - 1); }
+
+  // Called by one thread; a cluster barrier has to follow.
+  __device__ void InitializeBarriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
-      MbarrierInit(Full(stage), 1);
-      MbarrierInit(Empty(stage), kClusterBlocks * kConsumerWarps);
+      MbarrierInit(FullBarrier(stage), 1);
+      MbarrierInit(EmptyBarrier(stage), kClusterBlocks * kConsumerWarps);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
-      MbarrierInit(TileFull(slot), 1);
-      MbarrierInit(TileEmpty(slot), kClusterBlocks * (kConsumerWarps + 1));
+      MbarrierInit(TileFullBarrier(slot), 1);
+      MbarrierInit(TileEmptyBarrier(slot), kClusterBlocks * (1 + kConsumerWarps));
     }
-    MbarrierInit(TileWanted(), 1);
+    MbarrierInit(TileRequestBarrier(), 1);
     FenceMbarrierInit();
   }
 
-  // Leaves a tile in a slot of a block of the cluster.
-  __device__ void SendTile(int slot, const Tile& tile, int rank) const {
-    const uint32_t to = MapToBlock(TileSlot(slot), rank);
-    const uint32_t full = MapToBlock(TileFull(slot), rank);
-    MbarrierArriveExpectTxRemote(full, kSlotBytes);
+  // Waits until the consumers of both blocks have released the stage. They release it after the
+  // wgmma instructions that read it have completed, so the barrier has no loads to order.
+  __device__ void ProducerAcquire(const PipelineState<kStages>& state) const {
+    MbarrierWait(EmptyBarrier(state.index), state.parity ^ 1);
+  }
+
+  // Waits until all bytes of the stage have arrived.
+  __device__ void ConsumerWait(const PipelineState<kStages>& state) const {
+    MbarrierWait(FullBarrier(state.index), state.parity);
+  }
+
+  // Returns whether they have arrived, without waiting; may miss that they just did.
+  __device__ bool ConsumerTest(const PipelineState<kStages>& state) const {
+    return IsComplete(FullBarrier(state.index), state.parity);
+  }
+
+  // Writes a tile to a slot of the given block and completes its full barrier.
+  __device__ void SendTile(int slot, const Tile& tile, int block_rank) const {
+    const uint32_t to = MapToBlock(TileSlot(slot), block_rank);
+    const uint32_t full = MapToBlock(TileFullBarrier(slot), block_rank);
+    MbarrierArriveExpectTxRemote(full, kTileBytes);
     StoreAsyncRemote(to, {tile.group, tile.m, tile.n, tile.num_m}, full);
     StoreAsyncRemote(to + 16, {tile.k, tile.num_k, static_cast<int32_t>(tile.shared), 0}, full);
   }
 
-  __device__ Tile ReadTile(int slot) const {
+  __device__ Tile LoadTile(int slot) const {
     const uint4 first = LoadShared(TileSlot(slot));
     const uint4 second = LoadShared(TileSlot(slot) + 16);
     const auto word = [](uint32_t value) { return static_cast<int32_t>(value); };
@@ -136,32 +158,33 @@ class Pipeline {
             word(first.w),
             word(second.x),
             word(second.y),
-            static_cast<Shared>(second.z)};
+            static_cast<SharedOperand>(second.z)};
   }
 
  private:
-  __device__ uint32_t Barrier(int number) const {
-    return shared_ + kBarriers + number * kBarrierBytes;
+  __device__ uint32_t Barrier(int index) const {
+    return shared_ + SharedLayout::kBarriers + index * kBarrierBytes;
   }
-  __device__ uint32_t TileSlot(int slot) const { return shared_ + kTiles + slot * kSlotBytes; }
+  __device__ uint32_t TileSlot(int slot) const {
+    return shared_ + SharedLayout::kTiles + slot * kTileBytes;
+  }
 
   uint32_t shared_;
 };
 
-// The ring of tiles as a warp reads it.
-template <typename Pipeline>
+// A warp's view of the ring of tile slots. Each producer and consumer warp has one.
 class TileReader {
  public:
   __device__ explicit TileReader(const Pipeline& pipeline) : pipeline_(pipeline) {}
 
-  // By whole warps.
+  // Called by whole warps. Waits for the next tile, loads it and releases its slot.
   __device__ Tile Next() {
-    MbarrierWait(pipeline_.TileFull(slot_.index), slot_.parity);
+    MbarrierWait(pipeline_.TileFullBarrier(slot_.index), slot_.parity);
     Tile tile = {};
-    bool has_read = false;
+    bool is_loaded = false;
     if (threadIdx.x % 32 == 0) {
-      tile = pipeline_.ReadTile(slot_.index);
-      has_read = tile.IsLoaded();
+      tile = pipeline_.LoadTile(slot_.index);
+      is_loaded = tile.IsLoaded();
     }
     tile = {WarpUniform(tile.group),
             WarpUniform(tile.m),
@@ -169,18 +192,18 @@ class TileReader {
             WarpUniform(tile.num_m),
             WarpUniform(tile.k),
             WarpUniform(tile.num_k),
-            static_cast<Shared>(WarpUniform(static_cast<int32_t>(tile.shared)))};
-    // An arrival does not wait for loads before it, and the other block may hear of it before they
-    // have read. Without a condition that needs their words, one in about 10^9 of them got what the
-    // slot was given next.
-    if (has_read) MbarrierArriveRemote(MapToBlock(pipeline_.TileEmpty(slot_.index), 0));
+            static_cast<SharedOperand>(WarpUniform(static_cast<int32_t>(tile.shared)))};
+    // An arrival does not wait for earlier loads: the scheduler warp may see it, and overwrite the
+    // slot, before this warp has read it. So the arrival depends on the loaded words. Without that
+    // dependency about one read in 10^9 returned the slot's next tile.
+    if (is_loaded) MbarrierArriveRemote(MapToBlock(pipeline_.TileEmptyBarrier(slot_.index), 0));
     slot_.Advance();
     return tile;
   }
 
  private:
   const Pipeline pipeline_;
-  Position<Pipeline::kTileSlots> slot_;
+  PipelineState<kTileSlots> slot_;
 };
 
 }  // namespace jax_ep::sm90

@@ -1,5 +1,5 @@
-// Which pairs of tiles a group's result has, and which tile of a pair is whose (sm_90). On both
-// sides, so that the host can check it.
+// Raster order of the sm_90 matmul: the pairs of tiles in one group's result, one pair per cluster.
+// For host and device, so that unit tests can check it.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_TILE_PAIRS_H_
 #define JAX_EP_DEVICE_MATMUL_SM90_TILE_PAIRS_H_
 
@@ -7,56 +7,61 @@
 
 namespace jax_ep {
 
-// The operand that the two tiles of a pair have in common.
-enum class Shared : int32_t {
-  kRight,  // they have the same columns, and other rows; the second may have none
-  kLeft    // the same rows, and other columns
+// The operand that both tiles of a pair read. Each block loads half of it and multicasts the half
+// to both.
+enum class SharedOperand : int32_t {
+  kB,  // the tiles have the same columns and different rows; the second may have no rows
+  kA   // the tiles have the same rows and adjacent columns
 };
 
 struct PairedTile {
-  Shared shared;
-  int32_t m;      // first row
-  int32_t n;      // first column, in tiles
-  int32_t num_m;  // rows from there to the end of the result, or of what is the tile's; may be none
+  SharedOperand shared;
+  int32_t m;       // first row
+  int32_t n_tile;  // first column, in tiles
+  int32_t num_m;   // valid rows from m on; may exceed the tile, and may be 0
 };
 
-// Tiles of kTileM rows. Two that follow each other along m are a pair, and if their number is odd
-// the last with that of the next column; where there is none, its halves are. So there is no pair
-// that shares nothing.
+// Pairs of tiles of kTileM rows. Two tiles that follow each other along m are a pair. If their
+// number is odd, the last one is paired with that of the next column. In the last column, if there
+// is no next one, the two halves of that tile are the pair. So the tiles of every pair share an
+// operand.
 template <int kTileM>
 struct TilePairs {
+  static_assert(kTileM % 2 == 0, "a tile may be split between the two blocks");
   static constexpr int kHalfM = kTileM / 2;
 
   int32_t num_m;    // rows of the result
-  int32_t tiles_n;  // columns, in tiles
+  int32_t tiles_n;  // tiles along n
 
   JAX_EP_HOST_DEVICE int64_t Count() const {
     return int64_t{TilesM() / 2} * tiles_n + TilesM() % 2 * CeilDivide(tiles_n, 2);
   }
 
-  // The tile of block `rank` of a cluster. Bands of at most kBand tiles along m, each from n = 0 to
-  // its end, in steps of two columns: pairs of the first, of the second, of both. Blocks that run
-  // at the same time then read the same operands.
-  JAX_EP_HOST_DEVICE PairedTile Place(int64_t index, int rank) const {
-    constexpr int32_t kBand = 16;
-    const int64_t pairs_of_band = int64_t{kBand / 2} * tiles_n;
+  // Returns the tile of the given block of a cluster. Pairs go through bands of at most kBandTiles
+  // tiles along m. Each band advances by two columns: first the pairs of one column, then those of
+  // the other, then the pair that spans both. Clusters that run at the same time then read the same
+  // operands.
+  JAX_EP_HOST_DEVICE PairedTile At(int64_t index, int block_rank) const {
+    constexpr int32_t kBandTiles = 16;
+    static_assert(kBandTiles % 2 == 0, "no pair spans two bands");
+    const int64_t pairs_of_band = int64_t{kBandTiles / 2} * tiles_n;
     const int32_t band = static_cast<int32_t>(index / pairs_of_band);
-    const int32_t first = band * kBand;
-    const int32_t height = Min(kBand, TilesM() - first);
+    const int32_t first = band * kBandTiles;
+    const int32_t height = Min(kBandTiles, TilesM() - first);
     const int32_t pairs_m = height / 2;
-    const int32_t of_two_columns = 2 * pairs_m + height % 2;
+    const int32_t pairs_of_two_columns = 2 * pairs_m + height % 2;
     const int32_t within = static_cast<int32_t>(index - band * pairs_of_band);
-    const int32_t n = within / of_two_columns * 2;
-    const int32_t at = within % of_two_columns;
-    const bool has_two = n + 1 < tiles_n;
-    if (at < (has_two ? 2 * pairs_m : pairs_m)) {
-      const int32_t m = (first + at % pairs_m * 2 + rank) * kTileM;
-      return {Shared::kRight, m, n + at / pairs_m, num_m - m};
+    const int32_t n_tile = within / pairs_of_two_columns * 2;
+    const int32_t pair = within % pairs_of_two_columns;
+    const bool has_two_columns = n_tile + 1 < tiles_n;
+    if (pair < (has_two_columns ? 2 * pairs_m : pairs_m)) {
+      const int32_t m = (first + pair % pairs_m * 2 + block_rank) * kTileM;
+      return {SharedOperand::kB, m, n_tile + pair / pairs_m, num_m - m};
     }
     const int32_t m = (first + 2 * pairs_m) * kTileM;
-    if (has_two) return {Shared::kLeft, m, n + rank, num_m - m};
-    const int32_t half = Min(num_m - m - rank * kHalfM, kHalfM);
-    return {Shared::kRight, m + rank * kHalfM, n, Max(half, 0)};
+    if (has_two_columns) return {SharedOperand::kA, m, n_tile + block_rank, num_m - m};
+    const int32_t half = Min(num_m - m - block_rank * kHalfM, kHalfM);
+    return {SharedOperand::kB, m + block_rank * kHalfM, n_tile, Max(half, 0)};
   }
 
  private:

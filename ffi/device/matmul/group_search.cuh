@@ -1,0 +1,96 @@
+// Finds the group that a work item belongs to. Work items, tiles or pairs of tiles, are numbered
+// through the results of all groups, one group after another.
+//
+// Group sizes are known on the device only. Each warp that needs items reads the sizes and searches
+// for itself; the sizes stay in the caches.
+#ifndef JAX_EP_DEVICE_MATMUL_GROUP_SEARCH_CUH_
+#define JAX_EP_DEVICE_MATMUL_GROUP_SEARCH_CUH_
+
+#include "ffi/device/matmul/params.h"
+
+namespace jax_ep {
+
+struct GroupItem {
+  int32_t group;
+  int32_t first_row;  // the group's rows are [first_row, end_row)
+  int32_t end_row;
+  int64_t index;  // of the item within its group
+};
+
+// A Raster is made from {rows of a group's result, tiles along n}. Its Count() is the number of
+// work items in that result.
+template <MatmulKind kKind, typename Raster>
+class GroupSearch {
+ public:
+  __device__ explicit GroupSearch(const MatmulParams& params)
+      : params_(params), tiles_n_(CeilDivide(params.shape_n, params.out_tile_n)) {}
+
+  __device__ Raster GroupRaster(const GroupItem& item) const {
+    return MakeRaster(item.end_row - item.first_row);
+  }
+
+  // Called by all lanes of a warp, with indices that never decrease. Returns false if there is no
+  // item with this index, and then none with a higher one.
+  __device__ bool Find(int64_t index, GroupItem* item) {
+    constexpr uint32_t kAllLanes = 0xffffffffu;
+    const RowGroups& groups = params_.groups;
+    const int32_t num_entries = groups.num_groups + (groups.zero_tail ? 1 : 0);
+    const int lane = threadIdx.x % 32;
+    for (; first_group_ < num_entries; first_group_ += 32) {
+      // Each lane has one group. Two prefix sums over the lanes give its rows and its items. Row
+      // numbers saturate at num_rows, which is below 2^31, so the sum of two fits 32 bits.
+      const int32_t group = first_group_ + lane;
+      uint32_t end = lane == 0 ? rows_before_ : 0;
+      end = min(end + ClippedSize(group), static_cast<uint32_t>(groups.num_rows));
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const uint32_t lower = __shfl_up_sync(kAllLanes, end, distance);
+        if (lane >= distance) end = min(end + lower, static_cast<uint32_t>(groups.num_rows));
+      }
+      uint32_t begin = __shfl_up_sync(kAllLanes, end, 1);
+      if (lane == 0) begin = rows_before_;
+
+      const int64_t items = group < num_entries ? MakeRaster(end - begin).Count() : 0;
+      int64_t items_end = (lane == 0 ? items_before_ : 0) + items;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int64_t lower = __shfl_up_sync(kAllLanes, items_end, distance);
+        if (lane >= distance) items_end += lower;
+      }
+
+      const uint32_t lanes_past = __ballot_sync(kAllLanes, index < items_end);
+      if (lanes_past != 0) {
+        const int owner = __ffs(lanes_past) - 1;
+        item->group = first_group_ + owner;
+        item->first_row = __shfl_sync(kAllLanes, begin, owner);
+        item->end_row = __shfl_sync(kAllLanes, end, owner);
+        item->index = index - __shfl_sync(kAllLanes, items_end - items, owner);
+        return true;
+      }
+      rows_before_ = __shfl_sync(kAllLanes, end, 31);
+      items_before_ = __shfl_sync(kAllLanes, items_end, 31);
+    }
+    return false;
+  }
+
+ private:
+  // Clips to [0, num_rows], because the sum of two sizes must fit 32 bits.
+  __device__ uint32_t ClippedSize(int32_t group) const {
+    const RowGroups& groups = params_.groups;
+    if (group < groups.num_groups) return min(max(groups.sizes[group], 0), groups.num_rows);
+    return group == groups.num_groups && groups.zero_tail ? groups.num_rows : 0;
+  }
+
+  // Each group's result has the group's rows, but in the gradient of rhs it is a whole matrix.
+  __device__ Raster MakeRaster(int32_t group_rows) const {
+    return {kIsRhsGradient<kKind> ? params_.shape_m : group_rows, tiles_n_};
+  }
+
+  const MatmulParams& params_;
+  const int32_t tiles_n_;
+  int32_t first_group_ = 0;  // of the 32 groups that the lanes hold
+  uint32_t rows_before_ = 0;
+  int64_t items_before_ = 0;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_MATMUL_GROUP_SEARCH_CUH_

@@ -1,0 +1,100 @@
+// Loads the k-blocks of both operands by TMA (sm_90).
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_OPERAND_LOADER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_OPERAND_LOADER_CUH_
+
+#include "ffi/device/matmul/params.h"
+#include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/prefix_maps.cuh"
+#include "ffi/device/matmul/sm90/tensor_maps.h"
+#include "ffi/device/ptx/mbarrier.cuh"
+#include "ffi/device/ptx/tma.cuh"
+
+namespace jax_ep::sm90 {
+
+// The operand source of the producer warp: rows of a that are all present when the kernel starts.
+template <MatmulKind kKind>
+struct OperandLoader {
+  const MatmulTensorMaps& maps;
+  const int block_rank;       // in the cluster
+  const int up_offset;        // columns of b from gate to up, or 0
+  const int b_column_blocks;  // in a box of b
+
+  // Waits until the tile's rows of a may be read.
+  __device__ void WaitForRows(const Tile& /*tile*/) const {}
+
+  // Called by one thread. Announces the bytes of the k-block at tile.k + k to the full barrier, and
+  // loads this block's share of it.
+  __device__ void LoadKBlock(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
+    // A consumer warpgroup without rows gets no half of a.
+    const bool has_first_half = tile.num_m > 0;
+    const bool has_both_halves = tile.num_m > kWarpgroupM;
+    MbarrierArriveExpectTx(full_barrier, kBBytes + (has_both_halves  ? kABytes
+                                                    : has_first_half ? kAHalfBytes
+                                                                     : 0));
+    if (tile.shared == SharedOperand::kB) {
+      LoadB<true>(tile, k, block_rank, stage, full_barrier);
+      if (has_first_half) LoadA<false>(tile, k, 0, stage, full_barrier);
+      if (has_both_halves) LoadA<false>(tile, k, 1, stage, full_barrier);
+    } else {
+      if (has_both_halves || block_rank == 0) LoadA<true>(tile, k, block_rank, stage, full_barrier);
+      LoadB<false>(tile, k, 0, stage, full_barrier);
+      LoadB<false>(tile, k, 1, stage, full_barrier);
+    }
+  }
+
+ private:
+  template <bool kMulticast>
+  __device__ static void Load(uint32_t to, const CUtensorMap* map, uint32_t full_barrier,
+                              const TmaCoordinates& coordinates) {
+    if constexpr (kMulticast) {
+      TmaLoadMulticast(to, map, full_barrier, coordinates, (1 << kClusterBlocks) - 1);
+    } else {
+      TmaLoad(to, map, full_barrier, coordinates);
+    }
+  }
+
+  // kRhsGradient: the group's rows at tile.k + k, which both operands contract.
+  __device__ static TmaCoordinates ContractedRows(const Tile& tile, int k, int column,
+                                                  int column_block = 0) {
+    return PrefixCoordinates(tile.k + tile.num_k, column, tile.k + k, column_block);
+  }
+
+  // Rows past the group's end are zeros. kRhsGradient would add the next group's rows to its
+  // accumulators. Other kinds would not store their results, but can save the reads.
+  template <bool kMulticast>
+  __device__ void LoadA(const Tile& tile, int k, int half, uint32_t stage,
+                        uint32_t full_barrier) const {
+    const int m = half * kWarpgroupM;
+    Load<kMulticast>(stage + half * kAHalfBytes, &maps.a, full_barrier,
+                     kIsRhsGradient<kKind>
+                         ? ContractedRows(tile, k, tile.m + m)
+                         : PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + m));
+  }
+
+  template <bool kMulticast>
+  __device__ void LoadB(const Tile& tile, int k, int half, uint32_t stage,
+                        uint32_t full_barrier) const {
+    const uint32_t to = stage + kABytes + half * kBHalfBytes;
+    // In a gated activation the second half has the up columns of the first half's gate columns.
+    const bool is_up = kIsActivation<kKind> && up_offset > 0 && half > 0;
+    const int n = tile.n + (is_up ? up_offset : half * kHalfN);
+    const auto coordinates = [&](int column, int column_block) -> TmaCoordinates {
+      if constexpr (kIsRhsGradient<kKind>) {
+        return ContractedRows(tile, k, column, column_block);
+      }
+      return {column, tile.k + k, column_block, tile.group};
+    };
+    if constexpr (kHasTransposedB<kKind>) {
+      Load<kMulticast>(to, &maps.b, full_barrier, {tile.k + k, n, 0, tile.group});
+    } else if (b_column_blocks > 1) {
+      Load<kMulticast>(to, &maps.b, full_barrier, coordinates(0, n / kColumnBlock));
+    } else {
+      Load<kMulticast>(to, &maps.b, full_barrier, coordinates(n, 0));
+      Load<kMulticast>(to + kSquareBytes, &maps.b, full_barrier, coordinates(n + kColumnBlock, 0));
+    }
+  }
+};
+
+}  // namespace jax_ep::sm90
+
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_OPERAND_LOADER_CUH_
