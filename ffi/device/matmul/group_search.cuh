@@ -14,7 +14,7 @@ struct GroupItem {
   int32_t group;
   int32_t first_row;  // the group's rows are [first_row, end_row)
   int32_t end_row;
-  int64_t index;  // of the item within its group
+  int64_t index;  // the item's index within its group
 };
 
 // A Raster is made from {rows of a group's result, tiles along n}. Its Count() is the number of
@@ -86,7 +86,7 @@ class GroupSearch {
 
   const MatmulParams& params_;
   const int32_t tiles_n_;
-  int32_t first_group_ = 0;  // of the 32 groups that the lanes hold
+  int32_t first_group_ = 0;  // the first of the 32 groups that the lanes hold
   uint32_t rows_before_ = 0;
   int64_t items_before_ = 0;
 };

@@ -49,7 +49,8 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   const int64_t rows = params.groups.num_rows;
   const int64_t groups = params.groups.num_groups;
   const int64_t columns = params.shape_n;
-  const int64_t b_rows = HasTransposedB(kind) ? columns : params.shape_k;  // of one group's matrix
+  const int64_t b_rows =
+      HasTransposedB(kind) ? columns : params.shape_k;  // rows of one group's matrix
   const auto prefixes = [rows](const void* base, ElementType element, int64_t row_stride) {
     return MappedTensor::Prefixes(base, element, row_stride, row_stride, rows);
   };

@@ -1,4 +1,4 @@
-// Activations in float64, and around them what kernels that compute in float32 may have.
+// Activations in float64, and bounds for kernels that compute them in float32.
 #ifndef JAX_EP_TESTS_CPP_GPU_ACTIVATION_BOUNDS_H_
 #define JAX_EP_TESTS_CPP_GPU_ACTIVATION_BOUNDS_H_
 
@@ -14,29 +14,29 @@ using jax_ep::Activation;
 
 struct ActivationBounds {
   Interval value;
-  Interval slope;
+  Interval derivative;
 };
 
-// x * sigmoid(a(x)) and its slope sigmoid * (1 + x * (1 - sigmoid) * a'(x)), with float32's errors
-// as far as they go in the first order, rounded up; all are counted in units of kRounding.
-inline ActivationBounds SmoothBounds(double x, double a, double a_slope) {
+// x * sigmoid(a(x)) and its derivative sigmoid * (1 + x * (1 - sigmoid) * a'(x)), with the first
+// order of float32's errors, rounded up, in units of kRounding.
+inline ActivationBounds SmoothBounds(double x, double a, double a_derivative) {
   const double sigmoid = 1 / (1 + std::exp(-a));
   const double rest = 1 / (1 + std::exp(a));  // 1 - sigmoid
-  // Five roundings of constants and four of operations are in a, which is an exponent, where what
-  // was relative is absolute; ex2.approx adds 4 (2 units in the last place). That is of the power,
-  // which has `rest` of the weight in the sum with 1; the sum adds 1, rcp.approx 2. A power that
-  // overflows, or a reciprocal that is denormal, makes zero of less than 2^-126.
+  // a has five roundings of constants and four of operations. It is an exponent, so its relative
+  // error becomes an absolute one; ex2.approx adds 4 (2 units in the last place). This is the error
+  // of the power, which has the weight `rest` in the sum with 1. The sum adds 1, rcp.approx 2. A
+  // power that overflows, or a reciprocal that is denormal, flushes values below 2^-126 to zero.
   const double sigmoid_error = sigmoid * (rest * (6 + 10 * std::abs(a)) + 4) * kRounding + 0x1p-126;
-  const double product = std::abs(x) * a_slope;
-  // An error of sigmoid is as large in the slope's sum, and at most so in sigmoid * (1 - sigmoid).
-  // Seven roundings are in a', four in the products; the sum is up to 1.2.
-  const double slope_error =
+  const double product = std::abs(x) * a_derivative;
+  // An error of sigmoid enters the derivative's sum in full, and sigmoid * (1 - sigmoid) at most in
+  // full. a' has seven roundings, the products four; the sum is up to 1.2.
+  const double derivative_error =
       sigmoid_error * (1 + product) + (12 * product * sigmoid + 2) * kRounding;
   return {Around(x * sigmoid, std::abs(x) * (sigmoid_error + sigmoid * kRounding)),
-          Around(sigmoid + x * sigmoid * rest * a_slope, slope_error)};
+          Around(sigmoid + x * sigmoid * rest * a_derivative, derivative_error)};
 }
 
-// At a number of 16 bits, whose square float32 has without error.
+// Bounds at a 16-bit number, whose square is exact in float32.
 inline ActivationBounds BoundsAt(Activation activation, double x) {
   const double positive = std::max(x, 0.0);
   switch (activation) {
@@ -60,8 +60,8 @@ inline ActivationBounds BoundsAt(Activation activation, double x) {
   return {Around(positive, 0), Around(x > 0 ? 1 : 0, 0)};
 }
 
-// On what is left open of a rounded sum. The value is least and most at the ends: it turns near
-// -1.3 or -0.75, but what it does between neighbors there is less than its error.
+// Bounds over an interval, from its ends. The activation has its minimum near -1.3 or -0.75, but
+// between 16-bit neighbors there it changes by less than its error.
 inline Interval ValueOn(Activation activation, const Interval& x) {
   const Interval at_low = BoundsAt(activation, x.low).value;
   return x.low == x.high ? at_low : Hull(at_low, BoundsAt(activation, x.high).value);

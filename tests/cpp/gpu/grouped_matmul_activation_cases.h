@@ -1,4 +1,4 @@
-// What is tested of the matmuls with an activation: kinds of launches, shapes, groups and options.
+// The test cases of grouped_matmul_activation: kinds of launches, shapes, groups and options.
 #ifndef JAX_EP_TESTS_CPP_GPU_GROUPED_MATMUL_ACTIVATION_CASES_H_
 #define JAX_EP_TESTS_CPP_GPU_GROUPED_MATMUL_ACTIVATION_CASES_H_
 
@@ -63,12 +63,12 @@ inline std::string Describe(const FusedCase& c) {
   return text;
 }
 
-// Case `i` of a kind. One of 44 consecutive has each pair of K and F, and two have rows that are no
-// multiples of 16 bytes: those go through the kernels that every GPU has.
+// Returns case `i` of a kind. 44 consecutive cases have every pair of K and F. Two of them have
+// rows that are no multiples of 16 bytes, which the portable kernels take.
 inline FusedCase MakeCase(uint64_t seed, int i) {
   constexpr int64_t kF[] = {8, 64, 72, 128, 136, 256, 264};
-  // Of steps of 64, with and without a rest: too few for what the tile before has left to do in
-  // between, just enough for some activations, and more than enough for all.
+  // k-blocks of 64, with and without a remainder: fewer than the slices of the previous tile's
+  // epilogue, just enough for some activations, and more than enough for all.
   constexpr int64_t kK[] = {64, 72, 128, 512, 1024, 1280};
   constexpr int64_t kM[] = {70, 130, 300, 513};
   constexpr int kGroups[] = {1, 5, 9, 40};
@@ -83,7 +83,7 @@ inline FusedCase MakeCase(uint64_t seed, int i) {
   c.keeps = options % 2 != 0;
   c.has_weights = options / 2 % 2 != 0;
   c.has_bias = options / 4 % 2 != 0;
-  // Of several tiles a block only the first does not depend on what the counter was left at.
+  // Several tiles per block: only the first is independent of the counter's value.
   constexpr int64_t kNumSms[] = {0, 1, 5};
   c.num_sms = kNumSms[Hash(seed, 5) % 3];
   c.tile_counter = i % 5 == 0 ? -1 : i % 7;

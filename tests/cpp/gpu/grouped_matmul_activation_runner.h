@@ -16,7 +16,7 @@
 
 namespace harness {
 
-// Buffers of one kind of launch, and what is in them.
+// The buffers of one kind of launch, and their contents.
 class FusedRunner {
  public:
   explicit FusedRunner(const FusedKind& kind)
@@ -50,8 +50,8 @@ class FusedRunner {
  private:
   static constexpr int64_t kColumnsPerDot = 128;
 
-  // NaN wherever nothing may be read, of other bits than the 0xff that results hold before: in them
-  // either shows what it comes from.
+  // NaN wherever nothing may be read, with other bits than the 0xff of unwritten results: the bits
+  // in a result tell where they come from.
   void Prepare() {
     const int64_t m = case_.m, k = case_.k, f = case_.f;
     const int64_t groups = static_cast<int64_t>(case_.pattern.sizes.size());
@@ -71,7 +71,7 @@ class FusedRunner {
       return values;
     };
     const auto lhs = draw(m * k, [&](int64_t i) { return i / k < rows_.end ? random(1, i) : NAN; });
-    // Sums of about 2, where activations are neither linear nor constant.
+    // Pre-activations of about 2, where activations are neither linear nor constant.
     const float scale = 6 / std::sqrt(static_cast<float>(k));
     const int64_t matrix = k * num_sums_;
     const auto rhs = draw(groups * matrix, [&](int64_t i) {
@@ -143,7 +143,7 @@ class FusedRunner {
         case_.tile_counter, nullptr);
   }
 
-  // A row's sums, with the bias, which is one more to add, as the kernel may have them.
+  // Bounds of a row's accumulators, with the bias as one more term.
   std::vector<Interval> Sums(int64_t row) const {
     const int64_t group = rows_.row_group[row];
     std::vector<double> sums(num_sums_), magnitudes(num_sums_);
@@ -174,8 +174,8 @@ class FusedRunner {
     return Element(kind_.type, bits.data(), i);
   }
 
-  // The activation reads rounded sums: those that were kept or, if none were, what the bounds leave
-  // open, which is mostly one number.
+  // The activation reads the rounded pre-activation: the one that was kept, otherwise the bounds,
+  // which are mostly one number.
   void CheckForwardRow(int64_t row, Tally* tally) const {
     std::vector<Interval> pre = Sums(row);
     const bool rounds = kind_.activation != Activation::kNone;
@@ -194,7 +194,7 @@ class FusedRunner {
     }
   }
 
-  // Sums are rounded before anything is made of them; they are in no result.
+  // Accumulators are rounded before they are used; no result has them.
   void CheckGradientRow(int64_t row, Tally* tally) const {
     const std::vector<Interval> sums = Sums(row);
     const Interval weight = Weight(row);
@@ -210,7 +210,7 @@ class FusedRunner {
       tally->Expect("hidden", row, n, At(out_bits_, row * case_.f + n),
                     Round(Times(weight, hidden)));
       tally->Expect("gradient", row, n, At(gradient_bits_, at),
-                    Round(Times(Times(weighted, up), bounds.slope)));
+                    Round(Times(Times(weighted, up), bounds.derivative)));
       if (is_gated_) {
         tally->Expect("gradient", row, n + case_.f, At(gradient_bits_, at + case_.f),
                       Round(Times(weighted, bounds.value)));
@@ -220,14 +220,14 @@ class FusedRunner {
       dot = {dot.low + term.low, dot.high + term.high};
       magnitudes[n / kColumnsPerDot] += term.Most();
     }
-    // In both kernels a term goes through less than 16 additions.
+    // In both kernels a term goes through fewer than 16 additions.
     for (int64_t i = 0; i < num_dots_; ++i) {
       const double got = Element(kF32, dot_bits_.data(), row * num_dots_ + i);
       tally->Expect("row_dots", row, i, got, dots[i].Widened(16 * kRounding * magnitudes[i]));
     }
   }
 
-  // What no group has is as it was, and so is what is read.
+  // Rows outside of all groups, and all inputs, are unchanged.
   void CheckRest(Tally* tally) const {
     const auto expect_tail = [&](const char* what, const std::vector<uint8_t>& bytes) {
       const auto end = bytes.begin() + bytes.size() / case_.m * rows_.end;

@@ -1,7 +1,7 @@
 // Compares the kernels of ffi/kernels/matmul/grouped_matmul_activation.h with loops in float64 on
 // the host, on the current GPU.
 //
-//   fused_matmul_test [MODE [CASES [SEED]]]
+//   grouped_matmul_activation_test [MODE [CASES [SEED]]]
 //
 //   check   every check (the default). CASES of each kind, of two launches each; 44 have all shapes
 //   small   39 small launches, each buffer an allocation of its own: for compute-sanitizer
@@ -17,8 +17,8 @@ namespace {
 
 int failures = 0;
 
-// What does not go with the kind is left out. The second launch has other numbers and the same
-// counter, which the first has to leave at zero.
+// Runs a case twice, without the options that its kind lacks. The second launch has other numbers
+// and the same counter, which the first must have reset to zero.
 void CheckKind(const FusedKind& kind, const std::vector<FusedCase>& cases, int launches) {
   FusedRunner runner(kind);
   Tally total;
@@ -58,7 +58,7 @@ int Main(const std::string& mode, int num_cases, uint64_t seed) {
   int index = 0;
   for (const FusedKind& kind : FusedKinds()) {
     std::vector<FusedCase> cases;
-    // One type of each, by turns.
+    // One type of each, in turn.
     const bool is_odd = (static_cast<int>(kind.activation) + kind.is_gradient) % 2 != 0;
     if (is_small && is_odd != (kind.type == kF16)) continue;
     for (int i = 0; i < (is_small ? 3 : num_cases); ++i, ++index) {
@@ -67,7 +67,8 @@ int Main(const std::string& mode, int num_cases, uint64_t seed) {
     }
     CheckKind(kind, cases, is_small ? 1 : 2);
   }
-  std::printf("%s fused_matmul_test: %s\n", failures == 0 ? "PASS" : "FAIL", mode.c_str());
+  std::printf("%s grouped_matmul_activation_test: %s\n", failures == 0 ? "PASS" : "FAIL",
+              mode.c_str());
   return failures == 0 ? 0 : 1;
 }
 

@@ -177,7 +177,7 @@ void CheckGraph() {
   Report(ok, "a captured launch follows the group sizes", "");
 }
 
-// Of so large a result some elements are checked.
+// Checks a sample of so large a result.
 Case Sampled(const Kind& kind, int64_t m, int64_t k, int64_t n, const std::vector<int32_t>& sizes) {
   return {.kind = kind, .m = m, .k = k, .n = n, .sizes = sizes, .num_samples = 1 << 18};
 }
@@ -191,21 +191,21 @@ void CheckCase(const char* what, const Case& c) {
   Report(outcome.ok, what, text);
 }
 
-// Many steps a tile, and group sizes on both sides of a tile's.
+// Many k-blocks per tile, and group sizes on both sides of a tile's.
 void CheckUneven() {
-  // More steps than stages, and tiles of a pair of which one has a half, or nothing.
+  // More k-blocks than stages, and pairs in which one tile has a half, or nothing.
   std::vector<int32_t> uneven;
   for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
   const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
   CheckCase("uneven", Sampled(kForward, rows, 2304, 1288, uneven));
   CheckCase("uneven gradient", Sampled(kRhsGradient, rows, 576, 1200, uneven));
-  // Many more steps than stages, and a last one that is not whole.
+  // Many more k-blocks than stages, and a last one that is not whole.
   CheckCase("long gradient", Sampled(kRhsGradient, 6000, 576, 1200,
                                      {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900}));
 }
 
-// Some 10^8 tiles of one or two steps. What goes wrong between two warps of a cluster once in 10^8
-// times shows here if they then wait for ever; a wrong result, in the last launch of a round.
+// Some 10^8 tiles of one or two k-blocks, to find rare races between warps of a cluster. A deadlock
+// shows in any launch; a wrong result shows in the last launch of a round.
 void CheckManyTiles() {
   std::vector<int32_t> sizes;
   for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
@@ -255,7 +255,7 @@ int Main(const std::string& mode, int every) {
         {3}, std::max(every, 4));
     CheckEmptyShapes();
   } else if (checks) {
-    // Multiples of 16 bytes, with few and with many rows a group, an odd and an even number of
+    // Multiples of 16 bytes, with few and with many rows per group, an odd and an even number of
     // tiles both ways, the last a half or more; whole tiles; nothing even; single elements;
     // misaligned addresses.
     CheckPatterns({{300, 64, 72, false},

@@ -1,4 +1,4 @@
-// Results compared with bounds: what float32 arithmetic may give, rounded as results are.
+// Compares results with the bounds of float32 arithmetic, rounded as results are.
 #ifndef JAX_EP_TESTS_CPP_GPU_INTERVALS_H_
 #define JAX_EP_TESTS_CPP_GPU_INTERVALS_H_
 
@@ -14,7 +14,7 @@
 
 namespace harness {
 
-// From the first to the last number that a kernel may have somewhere.
+// The numbers that a kernel's result may be.
 struct Interval {
   double low;
   double high;
@@ -29,7 +29,7 @@ inline Interval Hull(const Interval& a, const Interval& b) {
   return {std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
-inline constexpr double kRounding = 0x1p-24;  // to float32, of what is rounded
+inline constexpr double kRounding = 0x1p-24;  // the relative error of rounding to float32
 
 inline Interval Times(const Interval& a, const Interval& b) {
   const auto [low, high] =
@@ -38,18 +38,18 @@ inline Interval Times(const Interval& a, const Interval& b) {
   return product.Widened(kRounding * product.Most());
 }
 
-// Rounding keeps the order, so two numbers round to bounds of what is between them. Often these are
-// one number: results are then known to the bit.
+// Rounding is monotonic, so the rounded ends are the bounds. Often they are one number: the result
+// is then known to the bit.
 inline Interval Rounded(ElementType type, const Interval& exact) {
   return {RoundTo(type, exact.low), RoundTo(type, exact.high)};
 }
 
-// What was compared.
+// Counts of comparisons, and the first problem.
 struct Tally {
   int64_t numbers = 0;
-  int64_t certain = 0;  // of which only one value was right
+  int64_t certain = 0;  // results with one legal value
   int64_t wrong = 0;
-  std::string problem;  // the first
+  std::string problem;  // the first one
 
   void Fail(const std::string& what) {
     if (wrong++ == 0) problem = what;
@@ -74,7 +74,7 @@ struct Tally {
   }
 };
 
-// By all processors: sums in float64 take longer than the kernels.
+// Runs on all processors: sums in float64 take longer than the kernels.
 template <typename Function>
 Tally ForEachRow(int64_t rows, const Function& check) {
   std::vector<Tally> tallies(std::max(1u, std::thread::hardware_concurrency()));

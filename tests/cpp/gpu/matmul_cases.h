@@ -1,4 +1,4 @@
-// What is tested: operations and types, and group sizes of many kinds.
+// The test cases: operations and types, and group sizes of many kinds.
 #ifndef JAX_EP_TESTS_CPP_GPU_MATMUL_CASES_H_
 #define JAX_EP_TESTS_CPP_GPU_MATMUL_CASES_H_
 
@@ -17,7 +17,7 @@ struct Pattern {
   std::vector<int32_t> sizes;
 };
 
-// Sizes with the given sum, cut at random places.
+// Returns random sizes with the given sum.
 inline std::vector<int32_t> Cut(int64_t sum, int groups, uint64_t seed) {
   std::vector<int64_t> cuts = {0, sum};
   for (int i = 1; i < groups; ++i) cuts.push_back(Hash(seed, i) % (sum + 1));
@@ -54,7 +54,7 @@ inline std::vector<Pattern> Patterns(int64_t rows, int groups) {
   return patterns;
 }
 
-// Where the groups' rows are, by the definition.
+// The rows of each group, by the definition.
 struct Rows {
   std::vector<int32_t> begins, ends, counts, row_group;
   int64_t end = 0;

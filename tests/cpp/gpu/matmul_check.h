@@ -23,18 +23,18 @@ HARNESS_FUNCTION uint32_t Hash(uint64_t seed, uint64_t i) {
   return static_cast<uint32_t>((x ^ x >> 31) >> 16);
 }
 
-// In [-1, 1).
+// Returns a number in [-1, 1).
 HARNESS_FUNCTION float RandomNumber(uint64_t seed, uint64_t i) {
   return static_cast<float>(static_cast<int32_t>(Hash(seed, i))) * 0x1p-31f;
 }
 
-// Of a type of 16 bits.
+// Reads a 16-bit number.
 HARNESS_FUNCTION uint16_t ToBits(ElementType type, float value) {
   return type == kBF16 ? ToBFloat16(value) : ToFloat16(value);
 }
 
-// What a sum in float32 of so many products may be off by, of the sum of their magnitudes. Tensor
-// cores, which 16-bit operands go through, cut where plain additions round.
+// Returns the tolerance of a float32 sum of so many products, relative to the sum of their
+// magnitudes. Tensor cores, which 16-bit operands use, truncate where plain additions round.
 HARNESS_FUNCTION double SumError(ElementType type, int64_t count) {
   return (type == kF32 ? 0x1p-24 : 0x1p-22) * (4 + sqrt(static_cast<double>(count)));
 }
@@ -73,8 +73,8 @@ HARNESS_FUNCTION double RoundTo(ElementType type, double value) {
   return type == kBF16 ? FromBFloat16(ToBFloat16(single)) : FromFloat16(ToFloat16(single));
 }
 
-// The worst of all elements. The upper half of each is the bits of a float32, so that a maximum of
-// integers is one of numbers.
+// The worst of all elements. The upper half of each word is the bits of a positive float32, so that
+// a maximum of integers is a maximum of numbers.
 struct Worst {
   unsigned long long excess;  // error / tolerance, and the element's index
   unsigned long long error;   // error / sum of absolute products
@@ -85,14 +85,14 @@ struct CheckFunction {
   bool transpose;
   bool zero_tail;
   ElementType lhs_type;
-  ElementType right_type;  // rhs or out_gradient
+  ElementType b_type;  // rhs or out_gradient
   ElementType out_type;
   int64_t k, n;
   const void* lhs;
   const void* right;
   const void* out;
-  const int32_t* row_group;  // of each row; -1: the tail
-  const int32_t* begins;     // of each group's rows
+  const int32_t* row_group;  // the group of each row; -1: the tail
+  const int32_t* begins;     // the begin of each group's rows
   const int32_t* ends;
   int64_t num_elements;
   int64_t num_samples;  // 0: all elements
@@ -117,7 +117,7 @@ struct CheckFunction {
       const int64_t at_k = transpose ? column : row;
       const int64_t at_n = transpose ? row : column;
       for (int64_t m = begins[group]; m < ends[group]; ++m) {
-        add(Element(lhs_type, lhs, m * k + at_k), Element(right_type, right, m * n + at_n));
+        add(Element(lhs_type, lhs, m * k + at_k), Element(b_type, right, m * n + at_n));
       }
     } else {
       const int64_t m = i / n;
@@ -126,8 +126,7 @@ struct CheckFunction {
       is_tail = group < 0;
       for (int64_t at = 0; !is_tail && at < k; ++at) {
         const int64_t element = group * k * n + (transpose ? column * k + at : at * n + column);
-        add(Element(lhs_type, lhs, m * k + at),
-            RoundTo(lhs_type, Element(right_type, right, element)));
+        add(Element(lhs_type, lhs, m * k + at), RoundTo(lhs_type, Element(b_type, right, element)));
       }
     }
     Report(i, is_tail, sum, magnitude, count);

@@ -15,8 +15,8 @@ namespace harness {
 
 struct Outcome {
   bool ok = true;
-  double excess = 0;  // the worst error, of its tolerance
-  double error = 0;   // the worst error, of the sum of absolute products
+  double excess = 0;  // the worst error, relative to its tolerance
+  double error = 0;   // the worst error, relative to the sum of absolute products
   std::string problem;
 };
 
@@ -83,7 +83,7 @@ class Runner {
     sizes.contracted = case_.k;
     sizes.columns = case_.n;
     sizes.lhs_type = kind.lhs;
-    // The gradient's names are those of the forward call: its result is of rhs's type.
+    // The names are the forward call's: the gradient's result has rhs's type.
     sizes.rhs_type = kind.is_gradient ? kind.out : kind.right;
     sizes.result_type = kind.is_gradient ? kind.right : kind.out;
     const auto* group_sizes = reinterpret_cast<const int32_t*>(sizes_.data());

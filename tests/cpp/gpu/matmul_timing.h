@@ -13,7 +13,7 @@
 
 namespace harness {
 
-// What a kernel must read and write once.
+// The bytes that a kernel must read and write at least.
 inline double BytesOf(const Case& c) {
   const double rows = static_cast<double>(c.m);
   const double matrices = static_cast<double>(c.sizes.size()) * c.k * c.n;
@@ -33,8 +33,8 @@ inline int CountSets(const Case& c) {
   return 2 + static_cast<int>(4.0 * l2_bytes / BytesOf(c));
 }
 
-// In milliseconds, after two launches that are not counted. Launches follow each other without a
-// wait, so that what is between two events is the kernel.
+// Returns milliseconds, after two launches that do not count. Launches are enqueued without a wait,
+// so that only the kernel is between two events.
 inline std::vector<float> TimeLaunches(const Case& c, int iterations) {
   std::vector<std::unique_ptr<Runner>> sets;
   for (int i = CountSets(c); i > 0; --i) sets.push_back(std::make_unique<Runner>(c));
@@ -70,7 +70,7 @@ inline void Time(const Case& c, const char* groups, int iterations = 20) {
   std::fflush(stdout);
 }
 
-// Sizes as `rows` choices among groups leave them: each group equally likely, or with
+// Returns the sizes of `rows` random draws of groups: each group equally likely, or with
 // probabilities that fall as rank^-exponent, the ranks in a random order.
 inline std::vector<int32_t> Draw(int64_t rows, int groups, double exponent) {
   std::vector<double> ends;

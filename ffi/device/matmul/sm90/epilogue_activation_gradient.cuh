@@ -202,12 +202,12 @@ class ActivationGradientEpilogue {
   const int pre_columns_;  // columns of the pre-activation
   const void* const out_map_;
   const EpilogueStaging staging_;
-  EpilogueCoordinates at_ = {};  // of the half in the staging buffer
+  EpilogueCoordinates at_ = {};  // the half in the staging buffer
   int64_t first_index_ = 0;      // this lane's first element of the pre-activation
   int num_rows_ = 0;             // valid ones from there on
   int num_columns_ = 0;
   uint32_t slice_ = 2 * kHalfSlices;  // next one, through both halves of the columns
-  int64_t index_ = 0;                 // of the slice in the pre-activation
+  int64_t index_ = 0;                 // the slice's first element of the pre-activation
   bool is_inside_ = false;            // the slice has valid elements for this lane
   uint32_t gate_words_[kLaneWords] = {};
   uint32_t up_words_[kLaneWords] = {};

@@ -7,8 +7,7 @@
 // The two blocks of a cluster compute a pair of tiles at a time, with the same number of k-blocks.
 // Each block loads half of the operand that the tiles share and multicasts it to both blocks.
 //
-//   full barrier    completes when the block's own producer has announced the bytes of the stage
-//   and
+//   full barrier    completes when the block's own producer has announced the stage's bytes, and
 //                   all of them have arrived, from both blocks. Bytes may arrive before they are
 //                   announced: the phase still waits for the announcement.
 //   empty barrier   completes when the consumers of both blocks have released their stage of this

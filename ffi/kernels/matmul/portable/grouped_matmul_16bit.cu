@@ -3,11 +3,9 @@
 // A persistent kernel: each block computes every gridDim.x-th tile of 128 x 256 with 8 warps, 2 x 4
 // of 64 x 64 each. Per tile:
 //
-//   1. All threads fill a ring of kStages stages in shared memory, one k-block of a and b per
-//   stage,
-//      with cp.async or, for unaligned or float32 operands, through registers.
-//   2. Each warp loads fragments with ldmatrix, one ahead of the mma.sync instructions that use
-//   them.
+//   1. All threads fill a ring of kStages stages in shared memory with cp.async or, for unaligned
+//      or float32 operands, through registers. A stage holds one k-block of a and b.
+//   2. Each warp loads fragments with ldmatrix, ahead of the mma.sync instructions that use them.
 //   3. The epilogue stores the accumulators from registers to global memory.
 //
 // A warp's tile is as large as registers allow. Each 16 of k take 4 KB of shared memory reads,

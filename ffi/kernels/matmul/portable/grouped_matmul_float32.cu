@@ -3,9 +3,8 @@
 // A persistent kernel: each block computes every gridDim.x-th tile of 128 x 128, each of its
 // threads 8 x 8 of it. Per tile:
 //
-//   1. All threads fill a ring of kStages stages in shared memory with cp.async, one k-block of a
-//   and
-//      b per stage, both as [k][m or n].
+//   1. All threads fill a ring of kStages stages in shared memory with cp.async. A stage holds one
+//      k-block of a and b, both as [k][m or n].
 //   2. Each thread multiplies its 8 rows by its 8 columns, one k after another.
 //   3. The epilogue stores the accumulators from registers to global memory.
 #include "ffi/device/matmul/portable/epilogue.cuh"
