@@ -1,5 +1,5 @@
-// Division by a number that the host knows before the launch: three instructions instead of two
-// dozen, which a call of few tokens would have to fetch.
+// Division by a divisor that is known at launch: three instructions instead of two dozen, whose
+// fetch would add to the latency of a low-latency kernel.
 #ifndef JAX_EP_DEVICE_COMMON_FAST_DIVMOD_H_
 #define JAX_EP_DEVICE_COMMON_FAST_DIVMOD_H_
 
@@ -7,8 +7,8 @@
 
 namespace jax_ep {
 
-// Of numbers from 0 to 2^31 - 1, by 1 to 2^31 - 1. T. Granlund, P. Montgomery: "Division by
-// Invariant Integers using Multiplication", PLDI 1994, figure 4.1.
+// Divides 0 to 2^31 - 1 by 1 to 2^31 - 1. T. Granlund, P. Montgomery: "Division by Invariant
+// Integers using Multiplication", PLDI 1994, figure 4.1.
 class FastDivmod {
  public:
   FastDivmod() = default;

@@ -1,9 +1,9 @@
-// What code needs that the host compiler, nvcc and NVRTC all read: fixed-size integers, a mark for
-// functions that run on both sides, and arithmetic that the language lacks.
+// Basics of code that the host compiler, nvcc and NVRTC all compile: fixed-size integers, the
+// JAX_EP_HOST_DEVICE specifier, and constexpr arithmetic.
 #ifndef JAX_EP_DEVICE_COMMON_INTEGERS_H_
 #define JAX_EP_DEVICE_COMMON_INTEGERS_H_
 
-#ifdef __CUDACC_RTC__  // has no standard headers
+#ifdef __CUDACC_RTC__  // NVRTC has no standard headers
 using int32_t = int;
 using int64_t = long long;
 using uint8_t = unsigned char;
@@ -22,14 +22,13 @@ using uint64_t = unsigned long long;
 
 namespace jax_ep {
 
-// Rounded up. Of integers that are not negative; the result is of the wider type.
+// Divides non-negative integers and rounds up. The result has the wider type.
 template <typename Value, typename Divisor>
 JAX_EP_HOST_DEVICE constexpr auto CeilDivide(Value value, Divisor divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-// The smaller and the larger of two. Of integers that are both signed or both not; the result is of
-// the wider type.
+// Minimum and maximum of two integers, both signed or both unsigned. The result has the wider type.
 template <typename First, typename Second>
 JAX_EP_HOST_DEVICE constexpr auto Min(First first, Second second) {
   return second < first ? second : first;

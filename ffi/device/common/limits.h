@@ -6,19 +6,19 @@
 
 namespace jax_ep {
 
-// Ranks of a group: a set of ranks is a 64-bit mask.
+// Ranks per group: a set of ranks is a 64-bit mask.
 inline constexpr int kMaxRanks = 64;
 
-// Assignments per token: each lane of a warp owns two.
+// Experts per token (top-k): each lane of a warp holds up to two assignments.
 inline constexpr int kMaxTopK = 64;
 
-// Experts of all ranks: a count per expert and warp fits into a block's shared memory.
+// Experts of all ranks: one count per expert and warp fits into shared memory.
 inline constexpr int kMaxExperts = 2048;
 
-// Rows, assignments, columns: they are counted in 32 bits, with room to count past the end.
+// Rows, assignments, columns: 32-bit counters, with room to count past the end.
 inline constexpr int kMaxItems = 1 << 30;
 
-// Rows move in vectors of 16 bytes.
+// The unit in which rows are moved: 16 bytes.
 inline constexpr int64_t kVectorBytes = 16;
 
 }  // namespace jax_ep

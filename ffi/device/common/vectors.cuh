@@ -1,4 +1,4 @@
-// The 16-byte chunks of a row as float32 numbers.
+// Conversion between 16-byte vectors of row elements and float32 values.
 #ifndef JAX_EP_DEVICE_COMMON_VECTORS_CUH_
 #define JAX_EP_DEVICE_COMMON_VECTORS_CUH_
 
@@ -6,15 +6,16 @@
 
 namespace jax_ep {
 
+// Elements per 16-byte vector.
 template <typename Type>
 inline constexpr int kPerVector = 4 * Type::kPerWord;
 
 template <typename Type>
-__device__ inline void UnpackVector(uint4 chunk, float (&values)[kPerVector<Type>]) {
-  Type::Unpack(chunk.x, values);
-  Type::Unpack(chunk.y, values + Type::kPerWord);
-  Type::Unpack(chunk.z, values + 2 * Type::kPerWord);
-  Type::Unpack(chunk.w, values + 3 * Type::kPerWord);
+__device__ inline void UnpackVector(uint4 vector, float (&values)[kPerVector<Type>]) {
+  Type::Unpack(vector.x, values);
+  Type::Unpack(vector.y, values + Type::kPerWord);
+  Type::Unpack(vector.z, values + 2 * Type::kPerWord);
+  Type::Unpack(vector.w, values + 3 * Type::kPerWord);
 }
 
 template <typename Type>

@@ -1,4 +1,4 @@
-// Barriers of some threads of a block, and the election of one thread of a warp.
+// Barriers of a subset of a block's threads, and election of one thread per warp.
 #ifndef JAX_EP_DEVICE_PTX_BARRIER_CUH_
 #define JAX_EP_DEVICE_PTX_BARRIER_CUH_
 
@@ -6,9 +6,9 @@
 
 namespace jax_ep {
 
-// One thread of a warp, always the same. The compiler knows that it is one, and keeps its addresses
-// and coordinates in the registers that copies take them from: a copy is 4 instructions then
-// instead of 13.
+// Returns true in one thread of a warp, always the same one. The compiler then knows that the
+// branch is taken by a single thread and keeps addresses and coordinates in uniform registers: a
+// TMA copy is 4 instructions instead of 13.
 __device__ inline bool ElectOne() {
   uint32_t is_elected;
   asm volatile(
@@ -19,7 +19,7 @@ __device__ inline bool ElectOne() {
   return is_elected != 0;
 }
 
-// Of `threads` threads of the block, by number 1 to 15.
+// Waits for `threads` threads of the block at barrier `number`, 1 to 15.
 __device__ inline void NamedBarrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }

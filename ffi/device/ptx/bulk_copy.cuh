@@ -1,6 +1,5 @@
-// Bulk copies of consecutive bytes, and bulk async-groups (sm_90). Addresses and sizes are
-// multiples of
-// 16. Each function is called by one thread.
+// Bulk copies of consecutive bytes (cp.async.bulk), and bulk async-groups (sm_90). Addresses and
+// sizes are multiples of 16. Each function is called by one thread.
 #ifndef JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 #define JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 
@@ -8,7 +7,7 @@
 
 namespace jax_ep {
 
-// From memory to shared memory; completes the bytes at the barrier.
+// Copies global to shared memory, and completes `bytes` of the mbarrier's transaction count.
 __device__ inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -17,25 +16,25 @@ __device__ inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, u
       : "memory");
 }
 
-// From shared memory; belongs to the thread's next BulkCommitGroup.
+// Copies shared to global memory, as part of this thread's next bulk group.
 __device__ inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
 
-// What this thread knows to have happened to memory, by an acquire of its own or a barrier after
-// another's, comes before the copies that it begins from here on; and copies that it knows to be
-// complete before its own accesses.
+// Orders generic-proxy and async-proxy accesses of this thread. Accesses that it has observed, by
+// its own acquire or by a barrier after another thread's acquire, come before the bulk copies that
+// it issues from here on. Bulk copies that it has waited for come before its later accesses.
 __device__ inline void FenceProxyAsync() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Closes a batch of this thread's copies to tensors.
+// Closes the bulk group of this thread's stores.
 __device__ inline void BulkCommitGroup() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits for all of this thread's batches but the last kPending: until their shared memory may be
-// written again, or until they are complete.
+// Wait for all bulk groups of this thread but the latest kPending: until their shared memory may be
+// reused (Read), or until their stores are complete.
 template <int kPending>
 __device__ inline void BulkWaitGroupRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -45,7 +44,7 @@ __device__ inline void BulkWaitGroup() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// What this thread stored to shared memory is seen by copies that follow.
+// Makes this thread's stores to shared memory visible to the bulk copies that follow.
 __device__ inline void FenceProxyAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,5 +1,4 @@
-// Clusters: blocks that run at the same time on neighbouring SMs and reach each other's shared
-// memory (sm_90).
+// Thread block clusters and distributed shared memory (sm_90).
 #ifndef JAX_EP_DEVICE_PTX_CLUSTER_CUH_
 #define JAX_EP_DEVICE_PTX_CLUSTER_CUH_
 
@@ -7,14 +6,14 @@
 
 namespace jax_ep {
 
-// This block's number in its cluster.
+// Returns this block's rank in its cluster.
 __device__ inline int ClusterRank() {
   int rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// By all threads of all blocks, whole warps together.
+// Called by all threads of all blocks of the cluster, whole warps together.
 __device__ inline void ClusterBarrier() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -22,18 +21,18 @@ __device__ inline void ClusterBarrier() {
           : "memory");
 }
 
-// An address of the shared space, as it is here, in a block of the cluster. The functions below
-// take such addresses.
+// Maps a shared address of this block to the same address in block `rank` of the cluster. The
+// functions below take such addresses.
 __device__ inline uint32_t MapToBlock(uint32_t address, int rank) {
   uint32_t result;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
 }
 
-// Of the scope of a block, as CUTLASS has it: one of the cluster is a fence of all memory. So it
-// tells the other block nothing of what this thread has read or written. Whoever hands memory back
-// by it has waited, until matrix instructions had read it, or used the words that it loaded
-// (TileReader).
+// Arrives at a barrier of another block. The scope is the block, as in CUTLASS: cluster scope would
+// be a fence of all memory. So the arrival orders nothing that this thread has read or written.
+// Before a consumer releases a buffer this way, it has waited until WGMMA has read the buffer, or
+// has used the words that it loaded (TileReader).
 __device__ inline void MbarrierArriveRemote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -43,8 +42,8 @@ __device__ inline void MbarrierArriveExpectTxRemote(uint32_t barrier, uint32_t b
                : "memory");
 }
 
-// Stores 16 bytes; the barrier, of the same block, counts them when they are there. (A plain store
-// and an arrival that releases it cost a fence of all memory, half a microsecond.)
+// Stores 16 bytes to another block, and completes them at a barrier of that block. (A plain store
+// followed by a releasing arrival costs a fence of all memory, half a microsecond.)
 __device__ inline void StoreAsyncRemote(uint32_t to, const int32_t (&words)[4], uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "

@@ -1,4 +1,4 @@
-// cp.async: copies from global to shared memory that run while the thread goes on.
+// cp.async: asynchronous copies from global to shared memory.
 #ifndef JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 #define JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 
@@ -6,15 +6,15 @@
 
 namespace jax_ep {
 
-// Copies kBytes. If !valid it writes zeros instead and reads nothing, wherever `from` points. Both
-// addresses are multiples of kBytes.
+// Copies kBytes; both addresses are multiples of kBytes. If !valid, it writes zeros and does not
+// dereference `from`.
 template <int kBytes>
 __device__ inline void CpAsync(uint32_t to, const void* from, bool valid) {
-  static_assert(kBytes == 4 || kBytes == 16, "of the sizes there are, those that are used");
+  static_assert(kBytes == 4 || kBytes == 16, "only copies of 4 and of 16 bytes are implemented");
   const int bytes = valid ? kBytes : 0;
   if constexpr (kBytes == 16) {
-    // Not through L1, where nobody looks for the data again. L2 takes the whole line, because lines
-    // of 64 bytes are read in two steps.
+    // Bypasses L1, since the data is read only once. L2 fetches the whole 128-byte line: rows of
+    // 64 bytes read it in two steps.
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(bytes)
                  : "memory");
@@ -24,10 +24,11 @@ __device__ inline void CpAsync(uint32_t to, const void* from, bool valid) {
   }
 }
 
-// Closes a batch of this thread's copies.
+// Closes the group of this thread's copies.
 __device__ inline void CpAsyncCommitGroup() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for this thread's batches but the last kPending. Other threads' need a barrier after it.
+// Waits for all groups of this thread but the latest kPending. A barrier after it covers the groups
+// of other threads.
 template <int kPending>
 __device__ inline void CpAsyncWaitGroup() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

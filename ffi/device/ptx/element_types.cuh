@@ -1,4 +1,4 @@
-// Element types: how words of 32 bits become float32 numbers, and how these are rounded to them.
+// Element types: unpacking 32-bit words to float32, and rounding float32 to packed words.
 #ifndef JAX_EP_DEVICE_PTX_ELEMENT_TYPES_CUH_
 #define JAX_EP_DEVICE_PTX_ELEMENT_TYPES_CUH_
 

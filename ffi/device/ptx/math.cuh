@@ -1,4 +1,4 @@
-// Functions that one instruction approximates, to about 22 bits.
+// Approximations of one instruction each, accurate to about 22 bits.
 #ifndef JAX_EP_DEVICE_PTX_MATH_CUH_
 #define JAX_EP_DEVICE_PTX_MATH_CUH_
 

@@ -1,5 +1,5 @@
-// mbarrier: barriers in shared memory that count arrivals of threads and bytes of bulk copies
-// (sm_90).
+// mbarrier: barriers in shared memory that count thread arrivals and bytes of async copies (sm_90).
+// All addresses are shared addresses (SharedAddress).
 #ifndef JAX_EP_DEVICE_PTX_MBARRIER_CUH_
 #define JAX_EP_DEVICE_PTX_MBARRIER_CUH_
 
@@ -7,28 +7,27 @@
 
 namespace jax_ep {
 
-// All addresses are of the shared space.
 __device__ inline void MbarrierInit(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// After MbarrierInit, before other threads and the copy engine see the barriers.
+// Makes MbarrierInit visible to the async proxy and the cluster. A barrier of the threads follows.
 __device__ inline void FenceMbarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Does not wait for loads before it whose words are not used.
-__device__ inline void Arrive(uint32_t barrier) {
+// Does not wait for earlier loads whose values are unused.
+__device__ inline void MbarrierArrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and makes the phase wait for so many bytes of copies.
+// Arrives, and adds `bytes` of copies to what the phase waits for.
 __device__ inline void MbarrierArriveExpectTx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Returns when the phase of this parity is complete: what was copied for it can be read.
+// Waits until the phase of this parity is complete. The copied data can be read then.
 __device__ inline void MbarrierWait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -41,8 +40,9 @@ __device__ inline void MbarrierWait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// Whether that phase is complete; may also say so of none, late.
-__device__ inline bool IsComplete(uint32_t barrier, uint32_t parity) {
+// Returns whether the phase of this parity is complete, without waiting. May return false
+// spuriously.
+__device__ inline bool MbarrierTestWait(uint32_t barrier, uint32_t parity) {
   uint32_t is_complete;
   asm volatile(
       "{\n.reg .pred done;\n"

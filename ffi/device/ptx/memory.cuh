@@ -1,5 +1,5 @@
-// Memory operations that C++ does not have: with scope and order, and never through the read-only
-// cache, which keeps what a peer has since overwritten.
+// Memory operations with a scope and an order. None goes through the read-only cache, which would
+// keep data that a peer has since overwritten.
 #ifndef JAX_EP_DEVICE_PTX_MEMORY_CUH_
 #define JAX_EP_DEVICE_PTX_MEMORY_CUH_
 
@@ -94,7 +94,8 @@ __device__ inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expe
   return before;
 }
 
-// 16 bytes at once, aligned: who sees a part sees the whole. Nothing else is ordered by them.
+// Store and load 16 aligned bytes at once: a load sees all of a store or none of it. They order no
+// other accesses.
 __device__ inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
   asm volatile(
       "{\n.reg .b128 value;\nmov.b128 value, {%1, %2};\n"
@@ -112,8 +113,9 @@ __device__ inline void LoadRelaxedSystem(const void* address, uint64_t* low, uin
       : "memory");
 }
 
-// Data of my workspace, which peers store: ordered by a wait before, so the load itself is weak.
-// Volatile, because the compiler must neither move it across the gate nor make it an .nc load.
+// Loads data that peers store into this rank's workspace. An earlier wait orders it, so the load
+// itself is weak. It is volatile: the compiler must neither move it across the wait nor use
+// ld.global.nc.
 __device__ inline uint4 LoadGlobalNoAllocate(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -142,7 +144,8 @@ __device__ inline float LoadGlobalNoAllocate(const float* address) {
   return value;
 }
 
-__device__ inline uint64_t Nanoseconds() {
+// Returns the time in nanoseconds.
+__device__ inline uint64_t GlobalTimer() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;

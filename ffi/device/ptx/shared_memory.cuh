@@ -1,4 +1,4 @@
-// The shared memory of a block: its addresses, and loads and stores of the shared state space.
+// Shared memory of a block: its addresses, and ld.shared and st.shared.
 #ifndef JAX_EP_DEVICE_PTX_SHARED_MEMORY_CUH_
 #define JAX_EP_DEVICE_PTX_SHARED_MEMORY_CUH_
 
@@ -6,20 +6,20 @@
 
 namespace jax_ep {
 
-// What the launch asked for.
+// Returns the dynamic shared memory of the launch.
 __device__ inline uint8_t* DynamicSharedMemory() {
   extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
   return dynamic_shared_memory;
 }
 
-// The address as the instructions of the shared space want it.
+// Returns the address in the shared state space, as ld.shared, mbarrier and TMA take it.
 __device__ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ inline void StoreShared(uint32_t to, uint4 chunk) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y),
-               "r"(chunk.z), "r"(chunk.w)
+__device__ inline void StoreShared(uint32_t to, uint4 vector) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(vector.x), "r"(vector.y),
+               "r"(vector.z), "r"(vector.w)
                : "memory");
 }
 
@@ -29,12 +29,12 @@ __device__ inline void StoreShared(uint32_t to, const float* values) {
 }
 
 __device__ inline uint4 LoadShared(uint32_t from) {
-  uint4 chunk;
+  uint4 vector;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
+               : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
                : "r"(from)
                : "memory");
-  return chunk;
+  return vector;
 }
 
 }  // namespace jax_ep

@@ -1,4 +1,4 @@
-// TMA: copies of boxes of a tensor, described by a tensor map, to and from shared memory (sm_90).
+// TMA: copies of boxes of a tensor map to and from shared memory (sm_90).
 #ifndef JAX_EP_DEVICE_PTX_TMA_CUH_
 #define JAX_EP_DEVICE_PTX_TMA_CUH_
 
@@ -6,18 +6,18 @@
 
 namespace jax_ep {
 
-// Where a box of a tensor map begins; `column` is the innermost. Of maps whose boxes have several
-// blocks of columns side by side, `block` is the first one's number, else 0.
+// The first element of a box; `column` is innermost. In maps whose boxes hold several blocks of
+// columns side by side, `block` is the index of the first one, else 0.
 struct TmaCoordinates {
   int column;
   int row;
   int block;
   int matrix;
-  int round = 0;  // kPrefixRows in a map of prefixes, which takes addresses back by as many rows
+  int round = 0;  // kPrefixRows in a prefix map, which moves addresses back by as many rows
 };
 
-// Copies a box. What is outside of the tensor becomes zeros and counts as bytes, too. By one
-// thread.
+// Called by one thread. Copies a box to shared memory; elements outside of the tensor are zero, and
+// count as bytes at the barrier.
 __device__ inline void TmaLoad(uint32_t to, const void* tensor_map, uint32_t barrier,
                                const TmaCoordinates& at) {
   asm volatile(
@@ -28,7 +28,7 @@ __device__ inline void TmaLoad(uint32_t to, const void* tensor_map, uint32_t bar
       : "memory");
 }
 
-// Copies a box to a tensor; what is outside of it is left out. By one thread.
+// Called by one thread. Copies a box to global memory, except elements outside of the tensor.
 __device__ inline void TmaStore(const void* tensor_map, uint32_t from, const TmaCoordinates& at) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
@@ -37,7 +37,8 @@ __device__ inline void TmaStore(const void* tensor_map, uint32_t from, const Tma
       : "memory");
 }
 
-// TmaLoad to the same place in all blocks; the barrier at the same place of each counts its bytes.
+// TmaLoad into the same shared address of all `blocks` of the cluster (a bit each). In each block
+// the barrier at the same address counts the bytes.
 __device__ inline void TmaLoadMulticast(uint32_t to, const void* tensor_map, uint32_t barrier,
                                         const TmaCoordinates& at, uint16_t blocks) {
   asm volatile(

@@ -1,4 +1,4 @@
-// Matrix instructions of four warps together on tiles in shared memory (sm_90a).
+// wgmma: asynchronous matrix instructions of a warpgroup on tiles in shared memory (sm_90a).
 #ifndef JAX_EP_DEVICE_PTX_WGMMA_CUH_
 #define JAX_EP_DEVICE_PTX_WGMMA_CUH_
 
@@ -6,64 +6,66 @@
 
 namespace jax_ep {
 
-// How a tile lies in shared memory. Both ways, lines of 64 elements (128 bytes) whose chunks of 16
-// bytes are permuted as tensor maps with a swizzle of 128 bytes do it; atoms of 8 lines begin at
-// multiples of 1024 bytes.
+// The layout of an operand tile in shared memory. Both layouts have lines of 64 elements (128
+// bytes) with the 128-byte swizzle of tensor maps, and atoms of 8 lines aligned to 1024 bytes.
 enum class MajorMode {
-  kMajorK,  // a line has 64 elements along k; lines follow along m or n
-  kMajorMN  // a line has 64 elements along m or n; lines follow along k. Blocks of 64 m or n follow
+  kMajorK,  // a line is 64 elements along k; lines follow each other along m or n
+  kMajorMN  // a line is 64 elements along m or n; lines follow along k, then blocks of 64 m or n
 };
 
-// What an instruction knows of a tile: where it is, in units of 16 bytes, and from 64 elements of m
-// or n to the next, if these are in another block (kMajorMN). The rest is the same for all.
+// Returns the lower word of a tile's matrix descriptor: its address and, for kMajorMN, the distance
+// between blocks of 64 elements of m or n, both in units of 16 bytes. The upper word is constant.
 __device__ inline uint32_t SharedMemoryDescriptor(uint32_t address, uint32_t block_bytes) {
   return block_bytes >> 4 << 16 | (address & 0x3ffff) >> 4;
 }
 
-// Before the first instruction, and before one that uses registers which other code has changed.
+// Called before the first Wgmma, and before one whose registers other code has changed.
 __device__ inline void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Closes a batch of instructions.
+// Closes the group of Wgmma instructions.
 __device__ inline void WgmmaCommitGroup() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits for all batches but the last kPending.
+// Waits for all groups but the latest kPending.
 template <int kPending>
 __device__ inline void WgmmaWaitGroup() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Nothing moves across it that uses the sums, which the waits above do not name.
-__device__ inline void FenceAccumulators(float (&sums)[128]) {
+// Keeps the compiler from moving uses of the accumulators across it: the waits above do not name
+// them.
+__device__ inline void FenceAccumulators(float (&accumulators)[128]) {
 #pragma unroll
-  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+  for (float& value : accumulators) asm volatile("" : "+f"(value)::"memory");
 }
 
-// sums[64 x 256] = left[64 x 16] * right[16 x 256], plus sums if `add`. Of lane l in warp w of the
-// four, sums[4 * j + 2 * h + i] is row 16 * w + 8 * h + l / 4, column 8 * j + 2 * (l % 4) + i.
-template <typename T, MajorMode kLeft, MajorMode kRight>
-__device__ void Wgmma(float (&sums)[128], uint32_t left, uint32_t right, bool add);
+// accumulators[64x256] = a[64x16] * b[16x256], plus accumulators if `accumulate`. In lane l of warp
+// w of the warpgroup, accumulators[4 * j + 2 * h + i] is row 16 * w + 8 * h + l / 4, column 8 * j +
+// 2 * (l % 4) + i. `a` and `b` are from SharedMemoryDescriptor.
+template <typename T, MajorMode kMajorA, MajorMode kMajorB>
+__device__ void Wgmma(float (&accumulators)[128], uint32_t a, uint32_t b, bool accumulate);
 
-// The upper half of a descriptor: atoms of 1024 bytes, and the swizzle of 128 bytes.
+// The upper word of a descriptor: 1024 bytes between atoms, 128-byte swizzle.
 #define JAX_EP_DESCRIPTOR "0x40000040"
 
-#define JAX_EP_ACCUMULATORS8(i)                                                              \
-  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
-      "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define JAX_EP_ACCUMULATORS8(i)                                                        \
+  "+f"(accumulators[i]), "+f"(accumulators[i + 1]), "+f"(accumulators[i + 2]),         \
+      "+f"(accumulators[i + 3]), "+f"(accumulators[i + 4]), "+f"(accumulators[i + 5]), \
+      "+f"(accumulators[i + 6]), "+f"(accumulators[i + 7])
 #define JAX_EP_ACCUMULATORS32(i)                                                      \
   JAX_EP_ACCUMULATORS8(i), JAX_EP_ACCUMULATORS8(i + 8), JAX_EP_ACCUMULATORS8(i + 16), \
       JAX_EP_ACCUMULATORS8(i + 24)
 
-#define JAX_EP_WGMMA(TYPE, NAME, LEFT, RIGHT)                                                    \
+#define JAX_EP_WGMMA(TYPE, NAME, MAJOR_A, MAJOR_B)                                               \
   template <>                                                                                    \
-  __device__ inline void Wgmma<TYPE, MajorMode::LEFT, MajorMode::RIGHT>(                         \
-      float (&sums)[128], uint32_t left, uint32_t right, bool add) {                             \
+  __device__ inline void Wgmma<TYPE, MajorMode::MAJOR_A, MajorMode::MAJOR_B>(                    \
+      float (&accumulators)[128], uint32_t a, uint32_t b, bool accumulate) {                     \
     asm volatile(                                                                                \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n.reg .b64 left, right;\n"                \
-        "mov.b64 left, {%128, " JAX_EP_DESCRIPTOR                                                \
+        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n.reg .b64 a, b;\n"         \
+        "mov.b64 a, {%128, " JAX_EP_DESCRIPTOR                                                   \
         "};\n"                                                                                   \
-        "mov.b64 right, {%129, " JAX_EP_DESCRIPTOR                                               \
+        "mov.b64 b, {%129, " JAX_EP_DESCRIPTOR                                                   \
         "};\n"                                                                                   \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." NAME "." NAME                             \
         " {"                                                                                     \
@@ -77,12 +79,12 @@ __device__ void Wgmma(float (&sums)[128], uint32_t left, uint32_t right, bool ad
         "%111, "                                                                                 \
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
         "%126, %127 "                                                                            \
-        "}, left, right, add, 1, 1, %131, %132;\n}"                                              \
+        "}, a, b, accumulate, 1, 1, %131, %132;\n}"                                              \
         : JAX_EP_ACCUMULATORS32(0), JAX_EP_ACCUMULATORS32(32), JAX_EP_ACCUMULATORS32(64),        \
           JAX_EP_ACCUMULATORS32(96)                                                              \
-        : "r"(left), "r"(right), "r"(static_cast<int>(add)),                                     \
-          "n"(MajorMode::LEFT == MajorMode::kMajorMN),                                           \
-          "n"(MajorMode::RIGHT == MajorMode::kMajorMN));                                         \
+        : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)),                                     \
+          "n"(MajorMode::MAJOR_A == MajorMode::kMajorMN),                                        \
+          "n"(MajorMode::MAJOR_B == MajorMode::kMajorMN));                                       \
   }
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorK)
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorMN)
@@ -95,7 +97,7 @@ JAX_EP_WGMMA(Float16, "f16", kMajorMN, kMajorMN)
 #undef JAX_EP_ACCUMULATORS32
 #undef JAX_EP_ACCUMULATORS8
 
-// How many registers a thread of these four warps has from here on: a multiple of 8.
+// Set the number of registers per thread of the calling warpgroup, a multiple of 8.
 template <int kCount>
 __device__ inline void WarpgroupRegisterAlloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));

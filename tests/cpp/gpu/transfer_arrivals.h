@@ -26,14 +26,14 @@ struct ReaderStage {
 // One thread calls it. It ends ten seconds after `start` at the latest.
 __device__ inline void AwaitArrivals(const uint32_t* counter, uint32_t number, uint64_t start) {
   while (jax_ep::LoadAcquireDevice(counter) < number &&
-         jax_ep::Nanoseconds() - start < 10'000'000'000) {
+         jax_ep::GlobalTimer() - start < 10'000'000'000) {
     __nanosleep(100);
   }
 }
 
 // Copies rows in the order of their counters.
 __global__ void ReadArrivals(const __grid_constant__ ReaderStage stage) {
-  const uint64_t start = jax_ep::Nanoseconds();
+  const uint64_t start = jax_ep::GlobalTimer();
   if (threadIdx.x == 0 && stage.waits_for_groups) AwaitArrivals(&stage.arrivals[0], 1, start);
   __syncthreads();
   const int32_t end = jax_ep::LoadGlobalNoAllocate(stage.end);
