@@ -45,7 +45,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/grouped_matmul.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/probe.cu
-    ffi/kernels/transfer/ceiling.cu
+    ffi/kernels/transfer/bulk_copy_ceiling.cu
     ffi/kernels/transfer/combine.cu
     ffi/kernels/transfer/dispatch.cu
     ffi/kernels/transfer/launch.cc

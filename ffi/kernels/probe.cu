@@ -54,7 +54,7 @@ ProbedDevice ProbeDevice(int ordinal) {
     device.architecture = ArchitectureText(compiled);
     return device;
   }
-  static_cast<void>(cudaGetLastError());  // not to be found by whoever asks next
+  static_cast<void>(cudaGetLastError());  // clears it, so that a later query does not report it
   const bool no_image =
       error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction;
   device.error =

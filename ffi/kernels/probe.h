@@ -12,7 +12,7 @@ struct ProbedDevice {
   std::string name;
   std::string compute_capability;  // "9.0"
   std::string driver_version;      // the newest CUDA the driver supports, "13.0"
-  std::string architecture;        // of the code that ran, "sm_90a"; empty if none did
+  std::string architecture;        // the code that ran, "sm_90a"; empty if none did
   std::string error;               // why none did; empty if it did
 };
 

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <limits>
 
-#include "ffi/device/transfer/low_latency/layout.h"
+#include "ffi/device/transfer/eager_layout.h"
 #include "ffi/device/transfer/token_chunks.h"
 #include "ffi/runtime/config.h"
 
@@ -81,7 +81,7 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
   const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
 
   const struct {
-    Buffer buffer;
+    WorkspaceBufferId buffer;
     const char* name;
     Bytes bytes;
   } needs[] = {
@@ -93,7 +93,7 @@ Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
       // Peers store to these. In a dispatch, received_rows is the receive ring of every peer; in a
       // combine it has the partial sums of this rank's tokens, min(K, R) for each.
       {kReceivedRows, "received_rows",
-       Bytes({std::max((ranks - 1) * chunks.window, tokens * std::min(shape.top_k, ranks)),
+       Bytes({std::max((ranks - 1) * chunks.ring_slots, tokens * std::min(shape.top_k, ranks)),
               row.value()})},
       {kRoutes, "routes", Bytes({ranks, assignments, sizeof(Route)})},
       {kReceivedWeights, "received_weights", Bytes({ranks, assignments, kScalarBytes})},

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "ffi/device/protocol/call.h"
+#include "ffi/device/protocol/call_params.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
@@ -27,7 +27,7 @@ struct WorkspaceBuffer {
 };
 
 struct WorkspaceLayout {
-  std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by Buffer
+  std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by WorkspaceBufferId
   int64_t bytes = 0;
 };
 

@@ -66,7 +66,7 @@
  * loads the abort word before it sends counts or segments or signals entry, and waits for `entry` before it
  * sends anything else.
  *
- * A low-latency call, with few tokens, stores everything without waiting. Each of its segments has a flag in
+ * A low-latency call stores everything without waiting. Each of its segments has a flag in
  * the workspace, beside the data. I compare it by == with a tag of this very call:
  *
  *   segment  the peer has stored this segment
@@ -170,9 +170,9 @@
 #define NO_WAIT_ENTRY 1
 #define NO_WAIT_CHUNK 2
 #define NO_WAIT_SEGMENT 3
-#define NO_WAIT_LOCAL 4             /* of this rank's prologue, before its results are used here */
-#define NO_WAIT_TILES 5             /* of lower tiles, before the counts are sent */
-#define NO_WAIT_ITEMS 6             /* of this rank's prologue, before a dispatch's SIGNAL_CHUNK */
+#define NO_WAIT_LOCAL 4             /* the prologue of this rank, before its results are used here */
+#define NO_WAIT_TILES 5             /* the counts of lower tiles, before the sums are sent */
+#define NO_WAIT_ITEMS 6             /* the prologue of this rank, before a dispatch's SIGNAL_CHUNK */
 #define LOCAL_LAST 7                /* WAIT_CHUNK comes before WAIT_LOCAL */
 #define NO_SIGNAL_ENTRY 8
 #define NO_SIGNAL_CHUNK 9
@@ -259,7 +259,7 @@ hidden byte content; /* the tag of that datum */
 #define FROM(peer) (me * RANKS + peer) /* at me */
 #define TO(peer) ((peer) * RANKS + me) /* at the peer */
 #define PAIRS (RANKS * RANKS)
-byte entry[2 * PAIRS];       /* double-buffered by parity */
+byte entry[2 * PAIRS];       /* double-buffered */
 byte fingerprint[2 * PAIRS]; /* a tag; likewise */
 byte chunk[CHUNKS * PAIRS];
 #if HAS_RING
@@ -268,7 +268,7 @@ byte credits[CHUNKS * PAIRS];
 bool abort[RANKS];
 
 #define PARITY(broken) ((BROKEN != broken) * (MY_SEQUENCE % 2))
-#define ENTRY_BASE (PARITY(SINGLE_ENTRY_BUFFER) * PAIRS) /* of this call */
+#define ENTRY_BASE (PARITY(SINGLE_ENTRY_BUFFER) * PAIRS) /* this call's */
 #define ENTRY_FROM(peer) entry[ENTRY_BASE + FROM(peer)]
 #define FINGERPRINT_FROM(peer) fingerprint[ENTRY_BASE + FROM(peer)]
 #define CHUNK_FROM(peer) chunk[(BROKEN != ONLY_CHUNK_0) * READ_CHUNK * PAIRS + FROM(peer)]
@@ -518,7 +518,7 @@ inline store_item() {
   if
   :: HAS_COUNTS && ticket == ITEMS - 1 && (outcome == arrived || BROKEN == NO_ABORT_CHECK) &&
      BROKEN != NO_SIGNAL_SEGMENT ->
-     read_datum(ROWS, me, me, FIRST_ITEM, MY_TAG); /* of the lower tile */
+     read_datum(ROWS, me, me, FIRST_ITEM, MY_TAG); /* the lower tile's */
      store_at_all(COUNTS, 0, true, MY_TAG) /* SIGNAL_SEGMENT */
   :: else
   fi;
@@ -783,8 +783,8 @@ inline compare_fingerprints() {
 
 /* Any other wait ends at an abort or at the peers' flags; the abort word is loaded last. */
 #define ABORT_SEEN (abort[me] && !(BROKEN == CREDIT_IGNORES_ABORT && at == wait_credit))
-#define WAIT_ENDS(condition) (signal == none && (ABORT_SEEN || (condition)))
-#define WAIT_OUTCOME(condition) (abort[me] && !(BROKEN == FLAGS_FIRST && (condition)) -> aborted : arrived)
+#define ENDS_WAITING(condition) (signal == none && (ABORT_SEEN || (condition)))
+#define OUTCOME_OF_WAIT(condition) (abort[me] && !(BROKEN == FLAGS_FIRST && (condition)) -> aborted : arrived)
 
 /* Records a failure for the last block. An abort is not replaced by a peer's poisoned plan. A prologue item
  * counts as finished all the same. */
@@ -921,11 +921,11 @@ proctype Resident(byte me, resident; bool sends) {
 #endif
   byte operation = (sends -> RING : 0);
   byte i, p;
-  byte number; /* of the block, in a low-latency call */
+  byte number; /* the block's, in a low-latency call */
   byte ticket = NO_TICKET;
-  mtype outcome = unknown; /* of its latest check or wait */
+  mtype outcome = unknown; /* its latest check's or wait's */
   mtype signal = none;     /* the next to send */
-  byte told;               /* by SIGNAL_CHUNK: a bit for each chunk */
+  byte told;               /* set by SIGNAL_CHUNK: a bit for each chunk */
   bool has_counts;         /* whether it has read a dispatch's counts and routes */
   bool must_abort;
   byte late; /* LATE_CREDIT: a chunk plus 1; OWN_TICKETS: whether its ticket is taken */
@@ -982,8 +982,8 @@ proctype Resident(byte me, resident; bool sends) {
 
   /* WAIT_ENTRY: all ranks are in this call, and it is the same call. Fingerprints are compared after the abort
    * word is loaded. */
-  :: d_step { at == wait_entry && LOCAL_BEFORE_ENTRY && WAIT_ENDS(ALL_ENTRY) ->
-       outcome = WAIT_OUTCOME(ALL_ENTRY);
+  :: d_step { at == wait_entry && LOCAL_BEFORE_ENTRY && ENDS_WAITING(ALL_ENTRY) ->
+       outcome = OUTCOME_OF_WAIT(ALL_ENTRY);
        if
        :: outcome != arrived -> see_abort()
        :: outcome == arrived && SEPARATE -> at = compare
@@ -998,8 +998,8 @@ proctype Resident(byte me, resident; bool sends) {
      }
 
   /* WAIT_CHUNK: all ranks' rows of this chunk are here, and in a dispatch all routes and counts. */
-  :: d_step { at == wait_chunk && LOCAL_BEFORE_CHUNK && WAIT_ENDS(ALL_CHUNKS) ->
-       outcome = WAIT_OUTCOME(ALL_CHUNKS);
+  :: d_step { at == wait_chunk && LOCAL_BEFORE_CHUNK && ENDS_WAITING(ALL_CHUNKS) ->
+       outcome = OUTCOME_OF_WAIT(ALL_CHUNKS);
        if
        :: outcome == arrived -> then_read()
        :: else -> see_abort()
@@ -1008,7 +1008,7 @@ proctype Resident(byte me, resident; bool sends) {
 
 #if HAS_RING
   /* WAIT_CREDIT: all ranks have read the previous contents of this chunk's slots. */
-  :: d_step { at == wait_credit && WAIT_ENDS(ALL_CREDIT) ->
+  :: d_step { at == wait_credit && ENDS_WAITING(ALL_CREDIT) ->
        outcome = (ABORT_SEEN && BROKEN != FAILED_SENDS -> aborted : arrived);
        if
        :: outcome != arrived -> see_abort()

@@ -23,8 +23,8 @@ using uint64_t = unsigned long long;
 namespace jax_ep {
 
 // Divides non-negative integers and rounds up. The result has the wider type.
-template <typename Value, typename Divisor>
-JAX_EP_HOST_DEVICE constexpr auto CeilDivide(Value value, Divisor divisor) {
+template <typename Value, typename Other>
+JAX_EP_HOST_DEVICE constexpr auto CeilDivide(Value value, Other divisor) {
   return (value + divisor - 1) / divisor;
 }
 

@@ -1,4 +1,4 @@
-// ThreadGroup that do something together.
+// A group of cooperating threads: the grid, a block, or the first threads of a block.
 #ifndef JAX_EP_DEVICE_COMMON_THREAD_GROUP_CUH_
 #define JAX_EP_DEVICE_COMMON_THREAD_GROUP_CUH_
 
@@ -6,24 +6,23 @@
 
 namespace jax_ep {
 
-// This one's number among them, and how many there are.
 struct ThreadGroup {
-  int64_t number;
-  int64_t count;
+  int64_t index;  // this thread's index
+  int64_t size;
 
   __device__ static ThreadGroup Grid() {
     return {int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x};
   }
   __device__ static ThreadGroup Block() { return {threadIdx.x, blockDim.x}; }
-  // The first ones of the block; this is one of them.
-  __device__ static ThreadGroup FirstThreads(int count) { return {threadIdx.x, count}; }
+  // Called by the first `size` threads of the block.
+  __device__ static ThreadGroup FirstThreads(int size) { return {threadIdx.x, size}; }
 
-  // All threads of a block, or its first ones.
+  // Synchronizes the threads of a block, or its first threads, with barrier 1.
   __device__ void Sync() const {
-    if (count == blockDim.x) {
+    if (size == blockDim.x) {
       __syncthreads();
     } else {
-      NamedBarrier(1, static_cast<int>(count));
+      NamedBarrier(1, static_cast<int>(size));
     }
   }
 };

@@ -1,6 +1,6 @@
-// The control block of one device in one group: the one address that transfer kernels receive.
-// Device memory, mapped by all peers, allocated once and never moved or freed before exit, because
-// captured graphs keep the address for ever. Everything else is found through it at run time.
+// The control block of one device in one group of ranks: the only address that transfer kernels
+// receive. It is device memory, mapped by all peers, and never moved or freed before exit, because
+// captured CUDA graphs keep the address. Kernels find everything else through it at run time.
 #ifndef JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 #define JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 
@@ -11,59 +11,60 @@ namespace jax_ep {
 
 enum class Operation : uint32_t { kDispatch, kRedispatch, kCombine, kBulkCopyCeiling };
 
-// The points of a call where ranks wait for each other, and what a rank waits for there.
+// The points of a call at which a rank waits for all of its peers.
 enum class WaitPoint : uint32_t {
   kEntry,   // every peer has entered this call
-  kChunk,   // every peer has sent what it has for me of a part of its tokens, or of mine
-  kCredit,  // every peer has brought a part of my tokens, whose places others take then
+  kChunk,   // every peer has sent its rows of a token chunk
+  kCredit,  // every peer has expanded a token chunk of this rank, so its ring slots may be reused
 };
 
-// How a wait_point was passed; also the value of the abort word and, if not kPoisoned, of
-// plan.status.
+// The result of a wait; also the value of the abort word and, except kPoisoned, of plan.status. A
+// poisoned plan is one whose status is not 0: it comes from a call that failed.
 enum class Outcome : uint32_t {
   kArrived = 0,
-  kTimeout = 1,      // a peer missed a deadline, here or elsewhere in the group
-  kMismatch = 2,     // a peer runs another operation, or the same with other shapes
+  kTimeout = 1,      // a rank of the group has missed a deadline
+  kMismatch = 2,     // a peer runs another operation, or the same one with other shapes
   kNoWorkspace = 3,  // the workspace was released, or is too small for this call
-  kPoisoned = 4,     // a peer was given a plan whose status is not 0; ends no later call
+  kPoisoned = 4,     // a rank was given a poisoned plan; later calls are not affected
 };
 
-// What a peer writes into my block, alone in its cache line so that polls do not collide.
+// Written by one peer. Each peer has a cache line of its own, so that polls do not collide.
 struct alignas(128) EntryFlags {
   uint64_t sequence;     // written last, with release
-  uint64_t fingerprint;  // of the call; ready lines only
-  uint64_t poisoned;     // 1 if the peer's plan has a status; ready lines only
+  uint64_t fingerprint;  // the call's; valid once `sequence` has arrived
+  uint64_t poisoned;     // 1 if the peer's plan is poisoned; likewise
 };
 
-// Tiles of choices that are counted by one block each.
+// Tiles of assignments, counted by one block each.
 inline constexpr int kMaxTiles = 128;
 
-// Chunks of a rank's tokens: these, or their partial rows, are used as soon as all of a chunk are
-// there.
+// Chunks of a rank's tokens. A receiver uses the rows of a chunk as soon as the chunk is complete.
 inline constexpr int kMaxChunks = 32;
 
-// Epochs, of each rank's chunks or of what each rank does with mine.
+// Sequence numbers by peer and chunk.
 using ChunkFlags = uint64_t[kMaxRanks][kMaxChunks];
 
-// Parts of a call that one kernel hands out to its blocks, counted. All zero between kernels.
+// Work counters of the running kernel. All are zero between kernels.
 struct Progress {
-  uint32_t tickets;                                 // handed out to blocks
-  uint32_t finished;                                // of these tickets
-  uint32_t warp_tickets;                            // handed out to warps
-  uint32_t send_tickets;                            // and to those that send, in a dispatch
-  uint32_t fill_tickets;                            // and of what is filled
-  uint32_t senders;                                 // warps that came to send
-  uint32_t failure;                                 // an Outcome: of a wait of any warp
-  uint32_t chunks_finished[kMaxRanks][kMaxChunks];  // parts of what goes to a rank, or all (0)
-  uint32_t chunks_expanded[kMaxChunks];             // tokens of what comes from all ranks
+  uint32_t block_tickets;   // prologue items handed out to blocks
+  uint32_t items_finished;  // prologue items
+  uint32_t warp_tickets;    // items handed out to warps
+  uint32_t send_tickets;    // tokens handed out to sending warps
+  uint32_t fill_tickets;    // items of FillEmptyRows
+  uint32_t sender_tickets;  // warps that asked to become senders
+  uint32_t failure;         // an Outcome, recorded by any warp
+  uint32_t chunk_items_finished[kMaxRanks]
+                               [kMaxChunks];   // sends, by destination; dispatch: [0] for all
+  uint32_t chunk_tokens_expanded[kMaxChunks];  // tokens of all peers
 };
 
-// Host-mapped memory: whom a rank waits for, or why it gave up. The device writes one of the second
-// kind at most once a generation, and one of the first kind when the host has read the last.
+// Host-mapped memory that describes a wait. As `report` it is why a call was aborted, at most once
+// per generation. As `warning` it is a wait that takes long, rewritten once the host has read the
+// last one.
 struct AbortRecord {
   uint32_t posted;  // written last, with release
-  int32_t rank;     // that waits, or waited
-  int32_t peer;     // that it waited for; itself if the outcome is kNoWorkspace
+  int32_t rank;     // the waiting rank
+  int32_t peer;     // the missing peer; `rank` itself if the outcome is kNoWorkspace
   Operation operation;
   WaitPoint wait_point;
   Outcome outcome;
@@ -79,38 +80,40 @@ struct Peer {
 };
 
 struct ControlBlock {
-  // Written by the host while no kernel of the group runs. A new generation starts with everything
-  // below this section zero on all ranks, before any of them launches.
+  // Written by the host while no kernel of the group runs. A new generation zeroes the rest on all
+  // ranks before any of them launches.
   uint64_t generation;
   int32_t rank;
   int32_t num_ranks;
-  uint64_t workspace_bytes;  // of every rank; 0 while there is none
+  uint64_t workspace_bytes;  // every rank's; 0 if there is none
   uint64_t entry_deadline_ns;
   uint64_t progress_deadline_ns;
-  uint64_t warning_ns;    // a wait that takes longer is told to the host, and goes on
-  uint64_t max_delay_ns;  // for tests: waits and signals are late by up to this; 0 normally
+  uint64_t warning_ns;    // a wait that takes longer is reported to the host, and continues
+  uint64_t max_delay_ns;  // test only: random delay before waits and signals; 0 otherwise
   AbortRecord* report;    // or null
   AbortRecord* warning;   // or null
-  Peer peers[kMaxRanks];  // by rank, mine included
+  Peer peers[kMaxRanks];  // indexed by rank, this one included
 
   // Written by kernels of this device.
-  alignas(128) uint64_t sequence;         // calls completed; the running call is one more
-  alignas(128) uint32_t blocks_finished;  // of the running kernel; 0 between kernels
-  alignas(128) uint64_t warned;  // the latest wait_point and sequence that the host was told of
+  alignas(128) uint64_t sequence;         // the last completed call's
+  alignas(128) uint32_t blocks_finished;  // in the running kernel; 0 between kernels
+  alignas(128) uint64_t warned;           // sequence and wait point of the latest warning
   alignas(128) Progress progress;
-  alignas(128) uint64_t tiles_counted[kMaxTiles];  // the latest sequence in which each was
+  alignas(128) uint64_t tiles_counted[kMaxTiles];  // sequence of the latest call that counted each
 
-  // Written by peers; the abort word by this device, too. An Outcome, 0 while all is well; sticky.
+  // Written by peers, and the abort word by this device, too: an Outcome, 0 while there is no
+  // failure. It is sticky.
   alignas(128) uint32_t abort;
-  // By the sequence's parity: nobody waits before it signals, and its peers may still compare the
-  // last call's line.
+  // Double-buffered by the sequence number, modulo 2. A rank signals before it waits, so it may
+  // signal entry of the next call while its peers still compare the flags of this one.
   EntryFlags entry[2][kMaxRanks];
-  alignas(128) ChunkFlags chunks_sent;  // by each rank
-  alignas(128) ChunkFlags credits;      // by each rank, of what I sent
+  alignas(128) ChunkFlags chunks_sent;  // to this rank, by each peer
+  alignas(128) ChunkFlags credits;      // for chunks of this rank, from each peer
 };
 
-static_assert(sizeof(EntryFlags) == 128);
-static_assert(sizeof(ControlBlock) % 128 == 0);
+static_assert(sizeof(EntryFlags) == 128, "each peer's entry flags have a cache line of their own");
+static_assert(sizeof(ControlBlock) % 128 == 0, "the control block is whole cache lines");
+static_assert(sizeof(Progress) % 4 == 0, "FinishCall zeroes Progress word by word");
 
 }  // namespace jax_ep
 

@@ -1,7 +1,8 @@
-// Parts of a kernel's work, handed out in order to whichever block comes next.
+// Work items of a kernel, handed out in order by ticket counters.
 //
-// A block may wait for what the holders of lower tickets do, as these are running, and for remote
-// flags; for nothing else. So any number of blocks makes progress, whenever they start.
+// A block may wait for flags of peers, and for the holders of lower tickets, which are running. It
+// waits for nothing else, so a kernel makes progress with any number of blocks, whenever they
+// start.
 #ifndef JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 
@@ -10,55 +11,72 @@
 
 namespace jax_ep {
 
-// The next part for these threads of a block.
+// Called by a thread group of a block. Returns the group's next ticket.
 __device__ inline int NextTicket(uint32_t* tickets, const ThreadGroup& threads) {
   __shared__ int ticket;
-  threads.Sync();  // the previous one has been read
-  if (threads.number == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
+  threads.Sync();  // the previous ticket has been read
+  if (threads.index == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
   threads.Sync();
   return ticket;
 }
 
-// Until all of `total` lower tickets are finished. By one thread.
+// Called by the thread group that did a work item. Counts the item as finished. `stores_to_peers`:
+// the item stored to peers.
+__device__ inline void FinishItem(uint32_t* finished, bool stores_to_peers,
+                                  const ThreadGroup& threads) {
+  threads.Sync();  // the group's accesses happen before what its first thread does next
+  if (threads.index == 0) {
+    // The fence performs this block's stores to peers at system scope. The last block's release
+    // would cover them by causality (counter: release here, acquire there). With a fence in each
+    // block, one SM's fence does not have to wait for another SM's stores. Stores to this device's
+    // memory need only the counter.
+    if (stores_to_peers) FenceSystem();
+    AddAcquireReleaseDevice(finished, 1);
+  }
+}
+
+// Called by one thread. Waits until `total` items are finished, which lower tickets hold.
 __device__ inline void WaitForItems(const uint32_t* finished, uint32_t total) {
   while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
 }
 
-// The same by a block. What their blocks did is seen by the first thread, and by all of a block
-// after its next barrier.
+// Called by a block. The first thread waits, and the block's next barrier makes the results of the
+// items visible to all of its threads.
 __device__ inline void WaitForItemsOfBlock(const uint32_t* finished, uint32_t total) {
   if (threadIdx.x == 0) WaitForItems(finished, total);
 }
 
-// The next part for this warp.
+// Called by one warp. Returns the warp's next ticket.
 __device__ inline int NextWarpTicket(uint32_t* tickets) {
   int ticket = 0;
   if (threadIdx.x % 32 == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
   return __shfl_sync(0xffffffffu, ticket, 0);
 }
 
-// The same, asked for one ahead: where a part waits for nothing that a higher ticket, which may be
-// this warp's next, has to do. A dispatch's tokens wait for what is earlier by a chunk.
+// Tickets of one warp, requested one ahead. Used where no item waits for a higher ticket, since
+// that ticket may be this warp's next. In a dispatch, a token waits only for tokens of earlier
+// chunks.
 class WarpTicketPrefetch {
  public:
-  __device__ explicit WarpTicketPrefetch(uint32_t* tickets, bool has_use = true)
+  // Requests no ticket if !is_used.
+  __device__ explicit WarpTicketPrefetch(uint32_t* tickets, bool is_used = true)
       : tickets_(tickets) {
-    if (has_use) Ask();
+    if (is_used) Request();
   }
 
   __device__ int Next() {
-    const int ticket = __shfl_sync(0xffffffffu, asked_, 0);
-    Ask();
+    const int ticket = __shfl_sync(0xffffffffu, requested_, 0);
+    Request();
     return ticket;
   }
 
  private:
-  __device__ void Ask() {
-    if (threadIdx.x % 32 == 0) asked_ = static_cast<int>(atomicAdd(tickets_, 1u));
+  __device__ void Request() {
+    if (threadIdx.x % 32 == 0) requested_ = static_cast<int>(atomicAdd(tickets_, 1u));
   }
 
   uint32_t* const tickets_;
-  int asked_ = 0;  // in lane 0
+  int requested_ = 0;  // in lane 0
 };
 
 }  // namespace jax_ep

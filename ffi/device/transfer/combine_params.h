@@ -1,18 +1,18 @@
-// What both kernels of combine are given.
+// The parameters that the combine kernels share.
 #ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_PARAMS_H_
 #define JAX_EP_DEVICE_TRANSFER_COMBINE_PARAMS_H_
 
-#include "ffi/device/protocol/call.h"
+#include "ffi/device/protocol/call_params.h"
 #include "ffi/device/transfer/combine_schedule.h"
 #include "ffi/device/transfer/plan.h"
 
 namespace jax_ep {
 
 struct CombineParams {
-  Call call;
+  CallParams call;
   bool has_weights;
   bool has_scalars;
-  CombineSchedule tickets;
+  CombineSchedule schedule;
   PlanOperands plan;
   const void* y;              // rows[M]
   const float* row_weights;   // [M]

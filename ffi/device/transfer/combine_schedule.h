@@ -1,15 +1,15 @@
-// In which order combine sends and adds up: chunk by chunk of the ranks' tokens.
+// The order in which combine sends partial sums and reduces them: by token chunks of the ranks.
 //
-//   step 0       send chunk 0 of all ranks' tokens
+//   step 0              send chunk 0 of all ranks' tokens
 //   ...
-//   step lag     send chunk lag, add up chunk 0 of this rank's
+//   step lag            send chunk lag, reduce chunk 0 of this rank's tokens
 //   ...
-//   step chunks  add up chunk chunks - lag
+//   step num_chunks     reduce chunk num_chunks - lag
 //   ...
 //
-// A warp that adds up a chunk waits for those that send it, here and on the peers. These are in an
-// earlier step, and wait for earlier steps only: there is progress in any order of launches, with
-// any number of warps.
+// A warp that reduces a chunk waits for the warps that send it, here and on the peers. Those have
+// items of an earlier step, and wait for earlier steps only. So a combine makes progress with any
+// number of warps, whatever the order in which ranks launch.
 #ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_SCHEDULE_H_
 #define JAX_EP_DEVICE_TRANSFER_COMBINE_SCHEDULE_H_
 
@@ -17,12 +17,12 @@
 
 namespace jax_ep {
 
-// Chunks [first, end) of the row of one of a rank's tokens.
+// Vectors [first, end) of the row of one of a rank's tokens.
 struct CombineItem {
-  bool is_sum;  // to be added up, of this rank; else to be sent
+  bool is_reduce;  // reduce on this rank, else send to `rank`
   int32_t chunk;
-  int32_t rank;
-  int32_t token;  // -1: there is nothing to do
+  int32_t rank;   // the token's rank
+  int32_t token;  // -1: nothing to do
   int32_t first;
   int32_t end;
 };
@@ -31,103 +31,110 @@ class CombineSchedule {
  public:
   CombineSchedule() = default;
   JAX_EP_HOST_DEVICE CombineSchedule(int32_t num_tokens, int32_t num_ranks, int32_t row_vectors,
-                                     int32_t most_chunks, int32_t num_warps)
+                                     int32_t max_chunks, int32_t num_warps)
       : num_tokens_(num_tokens),
         num_ranks_(num_ranks),
-        row_chunks_(row_vectors),
-        tokens_of_chunk_(CeilDivide(num_tokens, most_chunks)),
-        num_chunks_(num_tokens == 0 ? 0 : CeilDivide(num_tokens, tokens_of_chunk_)) {
-    const int64_t shared_by_all = int64_t{num_tokens} * num_ranks * row_vectors / kItemsInFlight;
-    const int64_t units = CeilDivide(shared_by_all, kPieceUnit);
-    send_pieces_ = Pieces(Max(units, 1) * kPieceUnit, row_vectors);
-    // Where warps are few, sums are many anyway: 649 us with whole rows, 814 with small pieces.
-    const int64_t cuts = num_tokens == 0 ? 0 : int64_t{kSumsOfWarp} * num_warps / num_tokens;
-    const int64_t sum = CeilDivide(row_vectors / Max(cuts, 1), kPieceUnit);
-    sum_pieces_ = Pieces(Max(sum, 2) * kPieceUnit, row_vectors);
-    if (send_pieces_.size < sum_pieces_.size) sum_pieces_ = send_pieces_;
-    const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kItemsAhead, SendsOfStep());
+        row_vectors_(row_vectors),
+        chunk_tokens_(CeilDivide(num_tokens, max_chunks)),
+        num_chunks_(num_tokens == 0 ? 0 : CeilDivide(num_tokens, chunk_tokens_)) {
+    const int64_t vectors_per_item = int64_t{num_tokens} * num_ranks * row_vectors / kItemsInFlight;
+    const int64_t units = CeilDivide(vectors_per_item, kSegmentUnit);
+    send_segments_ = Segments(Max(units, 1) * kSegmentUnit, row_vectors);
+    // Few warps have many reductions each anyway: 649 us with whole rows, 814 with small segments.
+    const int64_t cuts = num_tokens == 0 ? 0 : int64_t{kReducesPerWarp} * num_warps / num_tokens;
+    const int64_t reduce_units = CeilDivide(row_vectors / Max(cuts, 1), kSegmentUnit);
+    reduce_segments_ = Segments(Max(reduce_units, 2) * kSegmentUnit, row_vectors);
+    if (send_segments_.vectors < reduce_segments_.vectors) reduce_segments_ = send_segments_;
+    const int32_t lag = num_chunks_ == 0 ? 0 : CeilDivide(kItemsAhead, SendsPerStep());
     lag_ = Min(lag, num_chunks_);
   }
 
   JAX_EP_HOST_DEVICE int32_t num_chunks() const { return num_chunks_; }
 
-  // In the last chunk some have nothing to do.
-  JAX_EP_HOST_DEVICE int32_t Count() const { return num_chunks_ * (SendsOfStep() + SumsOfStep()); }
-
-  // Tickets that send a chunk of a rank's tokens.
-  JAX_EP_HOST_DEVICE int32_t TicketsOf(int32_t chunk) const {
-    const int32_t left = num_tokens_ - chunk * tokens_of_chunk_;
-    return Min(left, tokens_of_chunk_) * send_pieces_.count;
+  // Some items of the last chunk have nothing to do.
+  JAX_EP_HOST_DEVICE int32_t num_items() const {
+    return num_chunks_ * (SendsPerStep() + ReducesPerStep());
   }
 
-  // `rank` is this one.
-  JAX_EP_HOST_DEVICE CombineItem At(int32_t number, int32_t rank) const {
-    const int32_t sends = SendsOfStep();
-    const int32_t sums = SumsOfStep();
-    if (number < lag_ * sends) return Send(number / sends, number % sends, rank);
-    number -= lag_ * sends;
-    const int32_t step = number / (sends + sums);
+  // Returns the number of items that send a chunk of one rank's tokens.
+  JAX_EP_HOST_DEVICE int32_t NumSends(int32_t chunk) const {
+    const int32_t tokens_left = num_tokens_ - chunk * chunk_tokens_;
+    return Min(tokens_left, chunk_tokens_) * send_segments_.count;
+  }
+
+  // Returns the item of a ticket on this `rank`.
+  JAX_EP_HOST_DEVICE CombineItem Item(int32_t ticket, int32_t rank) const {
+    const int32_t sends = SendsPerStep();
+    const int32_t reduces = ReducesPerStep();
+    if (ticket < lag_ * sends) return Send(ticket / sends, ticket % sends, rank);
+    ticket -= lag_ * sends;
+    const int32_t step = ticket / (sends + reduces);
     if (step >= num_chunks_ - lag_) {
-      number -= (num_chunks_ - lag_) * (sends + sums);
-      return Sum(num_chunks_ - lag_ + number / sums, number % sums, rank);
+      ticket -= (num_chunks_ - lag_) * (sends + reduces);
+      return Reduce(num_chunks_ - lag_ + ticket / reduces, ticket % reduces, rank);
     }
-    const int32_t within = number % (sends + sums);
-    return within < sends ? Send(lag_ + step, within, rank) : Sum(step, within - sends, rank);
+    const int32_t index = ticket % (sends + reduces);
+    return index < sends ? Send(lag_ + step, index, rank) : Reduce(step, index - sends, rank);
   }
 
  private:
-  // Tickets from those that send a chunk to those that add it up: more than warps hold at once, or
-  // these wait for each other instead of filling the links (177 to 166 us at H = 4096, K = 2).
+  // Items between the sends and the reductions of a chunk. With fewer items than warps hold at
+  // once, warps wait for each other instead of filling the links (177 to 166 us at H = 4096, K =
+  // 2).
   static constexpr int32_t kItemsAhead = 6144;
-  // What a warp does at once, and how many of a GPU do something at once: a few tokens' rows are
-  // cut into pieces for all of them.
-  static constexpr int32_t kPieceUnit = 64;
+  // A warp processes kSegmentUnit vectors at once, and a GPU has about kItemsInFlight items in
+  // flight. Rows are cut into segments for all of them.
+  static constexpr int32_t kSegmentUnit = 64;
   static constexpr int32_t kItemsInFlight = 4096;
-  // The last sums come when there is nothing else to do: small ones, for many warps (506 to 490 us
-  // at T = 4096, H = 7168 on 4 H200).
-  static constexpr int32_t kSumsOfWarp = 6;
+  // Nothing else is left to do during the last reductions, so they are small and spread over many
+  // warps (506 to 490 us at T = 4096, H = 7168 on 4 H200).
+  static constexpr int32_t kReducesPerWarp = 6;
 
-  // How rows are cut.
-  struct Pieces {
-    int32_t size;  // in chunks of 16 bytes
+  // The segments of a row.
+  struct Segments {
+    int32_t vectors;  // per segment
     int32_t count;
 
-    Pieces() = default;
-    JAX_EP_HOST_DEVICE Pieces(int64_t wanted, int32_t row_vectors)
-        : size(static_cast<int32_t>(Min(wanted, row_vectors))),
-          count(size == 0 ? 1 : CeilDivide(row_vectors, size)) {}
+    Segments() = default;
+    JAX_EP_HOST_DEVICE Segments(int64_t wanted, int32_t row_vectors)
+        : vectors(static_cast<int32_t>(Min(wanted, row_vectors))),
+          count(vectors == 0 ? 1 : CeilDivide(row_vectors, vectors)) {}
   };
 
-  JAX_EP_HOST_DEVICE int32_t SendsOfStep() const {
-    return tokens_of_chunk_ * send_pieces_.count * num_ranks_;
+  JAX_EP_HOST_DEVICE int32_t SendsPerStep() const {
+    return chunk_tokens_ * send_segments_.count * num_ranks_;
   }
-  JAX_EP_HOST_DEVICE int32_t SumsOfStep() const { return tokens_of_chunk_ * sum_pieces_.count; }
-
-  // The first peer is the next rank, so that all links carry data at once.
-  JAX_EP_HOST_DEVICE CombineItem Send(int32_t chunk, int32_t within, int32_t rank) const {
-    return Of(false, chunk, within / num_ranks_, (within + rank + 1) % num_ranks_, send_pieces_);
+  JAX_EP_HOST_DEVICE int32_t ReducesPerStep() const {
+    return chunk_tokens_ * reduce_segments_.count;
   }
 
-  JAX_EP_HOST_DEVICE CombineItem Sum(int32_t chunk, int32_t within, int32_t rank) const {
-    return Of(true, chunk, within, rank, sum_pieces_);
+  // Each rank begins with the next rank, so that all links carry data at once.
+  JAX_EP_HOST_DEVICE CombineItem Send(int32_t chunk, int32_t index, int32_t rank) const {
+    return Segment(false, chunk, index / num_ranks_, (index + rank + 1) % num_ranks_,
+                   send_segments_);
   }
 
-  JAX_EP_HOST_DEVICE CombineItem Of(bool is_sum, int32_t chunk, int32_t within, int32_t rank,
-                                    const Pieces& pieces) const {
-    const int32_t token = chunk * tokens_of_chunk_ + within / pieces.count;
-    const int32_t first = within % pieces.count * pieces.size;
-    const int32_t end = first + pieces.size;
-    return {is_sum, chunk, rank, token < num_tokens_ ? token : -1, first, Min(end, row_chunks_)};
+  JAX_EP_HOST_DEVICE CombineItem Reduce(int32_t chunk, int32_t index, int32_t rank) const {
+    return Segment(true, chunk, index, rank, reduce_segments_);
+  }
+
+  JAX_EP_HOST_DEVICE CombineItem Segment(bool is_reduce, int32_t chunk, int32_t index, int32_t rank,
+                                         const Segments& segments) const {
+    const int32_t token = chunk * chunk_tokens_ + index / segments.count;
+    const int32_t first = index % segments.count * segments.vectors;
+    const int32_t end = first + segments.vectors;
+    return {
+        is_reduce, chunk, rank, token < num_tokens_ ? token : -1, first, Min(end, row_vectors_)};
   }
 
   int32_t num_tokens_;
   int32_t num_ranks_;
-  int32_t row_chunks_;
-  int32_t tokens_of_chunk_;
+  int32_t row_vectors_;
+  int32_t chunk_tokens_;
   int32_t num_chunks_;
-  Pieces send_pieces_;
-  Pieces sum_pieces_;
-  int32_t lag_;  // steps from sending to adding up
+  Segments send_segments_;
+  Segments reduce_segments_;
+  int32_t lag_;  // steps from the sends to the reductions of a chunk
 };
 
 }  // namespace jax_ep

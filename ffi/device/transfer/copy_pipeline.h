@@ -1,86 +1,94 @@
-// How the shared memory of a block is cut into rings of stages for rows on their way.
+// The shared memory pipelines of row copies (row_copies.cuh): each warp has a ring of stages, and a
+// row in flight occupies one or several of them.
 #ifndef JAX_EP_DEVICE_TRANSFER_COPY_PIPELINE_H_
 #define JAX_EP_DEVICE_TRANSFER_COPY_PIPELINE_H_
 
 #include "ffi/device/common/integers.h"
+#include "ffi/device/common/limits.h"
 
 namespace jax_ep {
 
 inline constexpr int kMaxCopyStages = 8;
 
-// Of each of some warps of a block.
+// The pipelines of some warps of a block, one after another in shared memory.
 struct CopyPipeline {
-  int32_t first_byte;  // of shared memory: before it is something else
+  int32_t shared_offset;  // in bytes: where they begin
   int32_t num_warps;
-  int32_t num_stages;     // 3 or more; 0: there are none, rows go through registers
-  int32_t stage_vectors;  // of 16 bytes
-  int32_t num_places;     // that a row goes to, at most
+  int32_t num_stages;        // per warp, 3 or more; 0: no pipeline, rows go through registers
+  int32_t stage_vectors;     // 16-byte vectors per stage
+  int32_t max_destinations;  // per row
 };
 
-// What is in each stage. Of one warp, after its stages; the places of each stage's row follow.
+// The state of one warp's pipeline. It follows the stages in shared memory. The addresses of each
+// stage's destinations follow it.
 struct alignas(16) CopyPipelineState {
-  uint64_t loaded[kMaxCopyStages];  // barriers
-  int32_t first[kMaxCopyStages];    // chunk of the row
-  int32_t count[kMaxCopyStages];
-  int32_t num_places[kMaxCopyStages];
+  uint64_t full[kMaxCopyStages];         // mbarriers: the stage is loaded
+  int32_t first_vector[kMaxCopyStages];  // within the row
+  int32_t num_vectors[kMaxCopyStages];
+  int32_t num_destinations[kMaxCopyStages];
 };
 
-// Bytes of shared memory of a warp.
-JAX_EP_HOST_DEVICE constexpr int32_t CopyPipelineBytes(const CopyPipeline& ring) {
-  if (ring.num_stages == 0) return 0;
-  const int32_t bytes = ring.num_stages * (ring.stage_vectors * 16 + ring.num_places * 8) +
+// Returns the bytes of shared memory per warp.
+JAX_EP_HOST_DEVICE constexpr int32_t CopyPipelineBytes(const CopyPipeline& pipeline) {
+  if (pipeline.num_stages == 0) return 0;
+  const auto stage_bytes = static_cast<int32_t>(pipeline.stage_vectors * kVectorBytes);
+  const int32_t bytes = pipeline.num_stages * (stage_bytes + pipeline.max_destinations * 8) +
                         static_cast<int32_t>(sizeof(CopyPipelineState));
   return CeilDivide(bytes, 128) * 128;
 }
 
-// With stages halved until it fits, or down to so few chunks.
-constexpr CopyPipeline ShrinkStages(CopyPipeline ring, int32_t fewest_chunks,
+// Halves the stages until the pipelines fit, but not below `min_vectors`.
+constexpr CopyPipeline ShrinkStages(CopyPipeline pipeline, int32_t min_vectors,
                                     int32_t shared_bytes) {
-  while (ring.stage_vectors > fewest_chunks &&
-         ring.num_warps * CopyPipelineBytes(ring) > shared_bytes) {
-    ring.stage_vectors = Max(CeilDivide(ring.stage_vectors, 2), fewest_chunks);
+  while (pipeline.stage_vectors > min_vectors &&
+         pipeline.num_warps * CopyPipelineBytes(pipeline) > shared_bytes) {
+    pipeline.stage_vectors = Max(CeilDivide(pipeline.stage_vectors, 2), min_vectors);
   }
-  return ring;
+  return pipeline;
 }
 
-// For rows of so many chunks: whole rows if they are short, else parts of them, and then as many
-// warps, and stages, as fit.
-constexpr CopyPipeline PlanCopyPipeline(int64_t row_vectors, int32_t num_places, int32_t most_warps,
-                                        int32_t shared_bytes) {
-  constexpr int32_t kMostStageChunks = 512;  // 8 KB
-  constexpr int32_t kFewestStages = 3;
-  CopyPipeline ring = {0, 1, kFewestStages, 1, num_places};
-  const int64_t parts = CeilDivide(row_vectors, kMostStageChunks);
-  if (parts > 0) ring.stage_vectors = static_cast<int32_t>(CeilDivide(row_vectors, parts));
-  ring = ShrinkStages(ring, 1, shared_bytes);
-  while (ring.num_warps < most_warps &&
-         (ring.num_warps + 1) * CopyPipelineBytes(ring) <= shared_bytes) {
-    ++ring.num_warps;
+// Plans for throughput: a stage is a whole row, or an equal share of a long row. Then as many warps
+// as fit, then as many stages.
+constexpr CopyPipeline PlanCopyPipeline(int64_t row_vectors, int32_t max_destinations,
+                                        int32_t max_warps, int32_t shared_bytes) {
+  constexpr int32_t kMaxStageVectors = 512;  // 8 KB
+  constexpr int32_t kMinStages = 3;
+  CopyPipeline pipeline = {0, 1, kMinStages, 1, max_destinations};
+  const int64_t stages_per_row = CeilDivide(row_vectors, kMaxStageVectors);
+  if (stages_per_row > 0) {
+    pipeline.stage_vectors = static_cast<int32_t>(CeilDivide(row_vectors, stages_per_row));
   }
-  while (ring.num_stages < kMaxCopyStages) {
-    CopyPipeline longer = ring;
-    ++longer.num_stages;
-    if (longer.num_warps * CopyPipelineBytes(longer) > shared_bytes) break;
-    ring = longer;
+  pipeline = ShrinkStages(pipeline, 1, shared_bytes);
+  while (pipeline.num_warps < max_warps &&
+         (pipeline.num_warps + 1) * CopyPipelineBytes(pipeline) <= shared_bytes) {
+    ++pipeline.num_warps;
   }
-  return ring;
+  while (pipeline.num_stages < kMaxCopyStages) {
+    CopyPipeline deeper = pipeline;
+    ++deeper.num_stages;
+    if (deeper.num_warps * CopyPipelineBytes(deeper) > shared_bytes) break;
+    pipeline = deeper;
+  }
+  return pipeline;
 }
 
-// For so many warps, if they fit, that have one row on its way at a time: cut in four, or smaller.
-constexpr CopyPipeline PlanSendPipeline(int64_t row_vectors, int32_t num_places, int32_t num_warps,
-                                        int32_t shared_bytes) {
-  constexpr int32_t kFewestStageChunks = 192;  // 3 KB
-  constexpr int64_t kMostStageChunks = 1024;
-  const auto quarter = static_cast<int32_t>(Min(CeilDivide(row_vectors, 4), kMostStageChunks));
-  CopyPipeline ring = {0, num_warps, 3, quarter, num_places};
-  if (ring.stage_vectors < kFewestStageChunks) {
-    ring.stage_vectors = static_cast<int32_t>(Min(row_vectors, kFewestStageChunks));
+// Plans for `num_warps` warps, or fewer if they do not fit, that have one row in flight each. A
+// stage is a quarter of a row, or less if it does not fit.
+constexpr CopyPipeline PlanSendPipeline(int64_t row_vectors, int32_t max_destinations,
+                                        int32_t num_warps, int32_t shared_bytes) {
+  constexpr int32_t kMinStageVectors = 192;  // 3 KB
+  constexpr int64_t kMaxStageVectors = 1024;
+  const auto quarter = static_cast<int32_t>(Min(CeilDivide(row_vectors, 4), kMaxStageVectors));
+  CopyPipeline pipeline = {0, num_warps, 3, quarter, max_destinations};
+  if (pipeline.stage_vectors < kMinStageVectors) {
+    pipeline.stage_vectors = static_cast<int32_t>(Min(row_vectors, kMinStageVectors));
   }
-  ring = ShrinkStages(ring, kFewestStageChunks, shared_bytes);
-  while (ring.num_warps > 1 && ring.num_warps * CopyPipelineBytes(ring) > shared_bytes) {
-    --ring.num_warps;
+  pipeline = ShrinkStages(pipeline, kMinStageVectors, shared_bytes);
+  while (pipeline.num_warps > 1 &&
+         pipeline.num_warps * CopyPipelineBytes(pipeline) > shared_bytes) {
+    --pipeline.num_warps;
   }
-  return ShrinkStages(ring, 1, shared_bytes);
+  return ShrinkStages(pipeline, 1, shared_bytes);
 }
 
 }  // namespace jax_ep

@@ -1,83 +1,83 @@
-// All ranks' counts of choices, as they come (choices.cuh).
+// The counts that all ranks send (assignment_tile.cuh), read as they arrive.
 #ifndef JAX_EP_DEVICE_TRANSFER_INCOMING_COUNTS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_INCOMING_COUNTS_CUH_
 
-#include "ffi/device/transfer/eager_buffer.cuh"
+#include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/quotas.cuh"
 
 namespace jax_ep {
 
-// By threads of a block. A packet with the tag of this call is right at once; and when a chunk of
-// each peer's tokens has come, all are there.
+// Used by a thread group of a block; each thread collects a share of the pairs. A packet with the
+// tag of this call is valid at once. All packets are there when one chunk of each peer has arrived.
 class IncomingCounts {
  public:
-  __device__ IncomingCounts(const Call& call, const EagerBuffers& halves,
+  __device__ IncomingCounts(const CallParams& call, const EagerBuffers& eager,
                             const ThreadGroup& threads)
       : call_(call),
-        tag_(halves.tag()),
+        tag_(eager.tag()),
         num_pairs_(CountPairs(call.num_experts)),
-        packets_(halves.Mine().counts()),
-        num_threads_(static_cast<int>(threads.count)),
-        next_(static_cast<int>(threads.number)) {}
+        packets_(eager.Local().counts()),
+        num_threads_(static_cast<int>(threads.size)),
+        next_pair_(static_cast<int>(threads.index)) {}
 
-  // Gives this thread's share to `quotas`: all of it if all are there, or what comes in a few
-  // looks.
+  // Passes this thread's remaining share to `quotas`, or what arrives of it within kPolls polls.
   __device__ void Collect(Quotas* quotas) {
 #pragma unroll 1
-    for (int looks = kLooks; next_ < num_pairs_; next_ += num_threads_) {
+    for (int polls = kPolls; next_pair_ < num_pairs_; next_pair_ += num_threads_) {
 #pragma unroll 1
-      while (!TryPair(next_, quotas)) {
-        if (--looks == 0) return;
+      while (!TryCollect(next_pair_, quotas)) {
+        if (--polls == 0) return;
       }
     }
   }
 
-  // When all are there.
-  __device__ int32_t Of(int source, int bin) const {
+  // Returns a count, once all are there.
+  __device__ int32_t Count(int source, int bin) const {
     uint64_t counts;
     uint64_t tag;
     Load(source, bin / 2, &counts, &tag);
-    return Count(counts, bin % 2);
+    return Unpack(counts, bin % 2);
   }
 
  private:
-  static constexpr int kLooks = 64;
-  static constexpr int kAtOnce = 4;  // sources
+  static constexpr int kPolls = 64;
+  static constexpr int kSourcesInFlight = 4;
 
   __device__ void Load(int source, int pair, uint64_t* counts, uint64_t* tag) const {
     *counts = 0;
     *tag = tag_;
-    // Who has no tokens sends no chunk either, which would say that its counts have come.
+    // A call without tokens has no chunks either, which would show that the counts have arrived.
     if (call_.num_tokens == 0) return;
     LoadRelaxedSystem(&packets_[source * num_pairs_ + pair], counts, tag);
   }
 
-  // Checked like every index.
-  __device__ int32_t Count(uint64_t counts, int which) const {
+  // Counts of peers are checked like every index.
+  __device__ int32_t Unpack(uint64_t counts, int which) const {
     const auto count = static_cast<int32_t>(which == 0 ? counts : counts >> 32);
     return max(0, min(count, call_.num_assignments()));
   }
 
-  __device__ bool TryPair(int pair, Quotas* quotas) {
+  // Collects one pair of bins of all ranks, or returns false.
+  __device__ bool TryCollect(int pair, Quotas* quotas) {
     int32_t demands[2] = {0, 0};
 #pragma unroll 1
-    for (int first = 0; first < call_.num_ranks; first += kAtOnce) {
-      uint64_t counts[kAtOnce];
-      bool is_there = true;
+    for (int first = 0; first < call_.num_ranks; first += kSourcesInFlight) {
+      uint64_t counts[kSourcesInFlight];
+      bool has_arrived = true;
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < kSourcesInFlight; ++j) {
         uint64_t tag;
         if (first + j >= call_.num_ranks) continue;
         Load(first + j, pair, &counts[j], &tag);
-        is_there &= tag == tag_;
+        has_arrived &= tag == tag_;
       }
-      if (!is_there) return false;
+      if (!has_arrived) return false;
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < kSourcesInFlight; ++j) {
         if (first + j >= call_.num_ranks) continue;
         for (int which = 0; which < 2; ++which) {
           const int bin = 2 * pair + which;
-          const int32_t count = Count(counts[j], which);
+          const int32_t count = Unpack(counts[j], which);
           demands[which] += count;
           quotas->SetCount(first + j, bin, count);
         }
@@ -90,12 +90,12 @@ class IncomingCounts {
     return true;
   }
 
-  const Call& call_;
+  const CallParams& call_;
   const uint64_t tag_;
   const int num_pairs_;
   const CountPacket* const packets_;  // [R][pairs]
   const int num_threads_;
-  int next_;  // of this thread's share
+  int next_pair_;  // this thread's
 };
 
 }  // namespace jax_ep

@@ -1,4 +1,5 @@
-// The arrays of a plan on the device. R ranks, L local experts, T tokens, K choices, M rows.
+// The arrays of a plan on the device. R ranks, E experts, L local experts, T tokens per rank, top-k
+// K, M rows.
 #ifndef JAX_EP_DEVICE_TRANSFER_PLAN_H_
 #define JAX_EP_DEVICE_TRANSFER_PLAN_H_
 
@@ -6,29 +7,35 @@
 
 namespace jax_ep {
 
-// What dispatch writes, in the order of its results.
+// Written by dispatch, in the order of its results.
 struct PlanResults {
-  int32_t* group_sizes;        // [L]
-  int32_t* real_group_sizes;   // [L]
-  int32_t* row_offsets;        // [L + 1]
-  int32_t* row_source;         // [M, 3]
-  int32_t* partial_sum_index;  // [M]
-  bool* kept;                  // [T, K]
-  int32_t* destination;        // [T, K]
-  int32_t* num_received;       // [1]
-  int32_t* num_dropped;        // [1]
-  int32_t* num_bad_ids;        // [1]
-  int32_t* status;             // [1]
+  int32_t* group_sizes;       // [L], padded
+  int32_t* real_group_sizes;  // [L]
+  int32_t* row_offsets;       // [L + 1]
+  int32_t* row_source;        // [M, 3]: rank, token, top-k index; -1 for padding and tail
+  int32_t*
+      partial_sum_index;  // [M]: this rank's index among the ranks that the row's token goes to
+  bool* kept;             // [T, K]
+  int32_t* destination;   // [T, K]: rank; -1 if unrouted or dropped
+  int32_t* num_received;  // [1]
+  int32_t* num_dropped;   // [1]
+  int32_t* num_bad_ids;   // [1]
+  int32_t* status;        // [1]
 };
 
-// What dispatch_by_plan and combine read of it.
+// Read by redispatch and combine.
 struct PlanOperands {
   const int32_t* row_offsets;
   const int32_t* row_source;
   const int32_t* partial_sum_index;  // combine only
-  const int32_t* destination;        // of this rank's choices
+  const int32_t* destination;
   const int32_t* status;
 };
+
+// The shared memory of Quotas (quotas.cuh), in 32-bit words.
+constexpr int64_t QuotaWords(int64_t num_ranks, int64_t num_experts) {
+  return 3 * num_experts + 3 * (num_experts / num_ranks) + 5;
+}
 
 }  // namespace jax_ep
 

@@ -1,4 +1,5 @@
-// Moves rows, each read once and stored to all of its places, here and at peers. By single warps.
+// Copies rows: each is read once and stored to all of its destinations, on this rank and its peers.
+// Each warp copies for itself.
 #ifndef JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
 #define JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
 
@@ -10,56 +11,58 @@
 
 namespace jax_ep {
 
-// By the copy engine (sm_90): one lane has all of a warp's copies on their way, so that a few warps
-// keep the links busy. While a stage is loaded, so are the num_stages - 3 before it, and the stores
-// of one more may still read theirs.
+// Bulk copies through shared memory (sm_90). One lane issues all copies of a warp, so that few
+// warps keep the links busy. Up to num_stages - 2 stages load at once, and the stores of one more
+// may still read theirs.
 class BulkRowCopies {
  public:
-  // In the block's dynamic shared memory. `warp` is this one's number among those that have a ring,
-  // or beyond these.
-  __device__ BulkRowCopies(const CopyPipeline& ring, int warp, int32_t row_vectors)
-      : num_stages_(ring.num_stages),
-        stage_chunks_(ring.stage_vectors),
-        num_places_(ring.num_places),
-        row_chunks_(row_vectors) {
-    if (warp >= ring.num_warps) return;
+  // The pipelines are in the block's dynamic shared memory. `warp` is the warp's index among those
+  // that have a pipeline; warps from num_warps on have none.
+  __device__ BulkRowCopies(const CopyPipeline& pipeline, int warp, int32_t row_vectors)
+      : num_stages_(pipeline.num_stages),
+        stage_vectors_(pipeline.stage_vectors),
+        max_destinations_(pipeline.max_destinations),
+        row_vectors_(row_vectors) {
+    if (warp >= pipeline.num_warps) return;
     uint8_t* const shared =
-        DynamicSharedMemory() + ring.first_byte + warp * CopyPipelineBytes(ring);
+        DynamicSharedMemory() + pipeline.shared_offset + warp * CopyPipelineBytes(pipeline);
     stages_ = SharedAddress(shared);
-    state_ = reinterpret_cast<CopyPipelineState*>(shared + num_stages_ * stage_chunks_ * 16);
-    places_ = reinterpret_cast<uint4**>(state_ + 1);
+    state_ = reinterpret_cast<CopyPipelineState*>(shared + num_stages_ * stage_vectors_ * 16);
+    destinations_ = reinterpret_cast<uint4**>(state_ + 1);
     if (IsLeader()) {
-      for (int stage = 0; stage < num_stages_; ++stage) MbarrierInit(Loaded(stage), 1);
+      for (int stage = 0; stage < num_stages_; ++stage) MbarrierInit(FullBarrier(stage), 1);
       FenceMbarrierInit();
     }
     __syncwarp();
   }
 
-  // After a gate: what it has acquired comes before this lane's copies.
+  // Called after a wait: orders what it has acquired before this lane's bulk copies.
   __device__ void Begin() {
     if (IsLeader()) FenceProxyAsync();
   }
 
-  // A row to each of the places that the lanes have, two at most a lane, null where there is none.
-  // `has_place` has a bit for each: lane l's are l and l + 32. By the whole warp, like the others.
-  __device__ void Add(const uint4* from, uint64_t has_place, uint4* const (&places)[2]) {
-    for (int first = 0; first < row_chunks_; first += stage_chunks_) {
-      Load(from, first, has_place, places);
+  // Adds a row, to be stored to all lanes' destinations: each lane has two, which may be null.
+  // `has_destination` has a bit for each: l and l + 32 for lane l. Called by the whole warp, like
+  // the functions below.
+  __device__ void Add(const uint4* from, uint64_t has_destination,
+                      uint4* const (&destinations)[2]) {
+    for (int first = 0; first < row_vectors_; first += stage_vectors_) {
+      Load(from, first, has_destination, destinations);
       if (num_loaded_ - num_stored_ > num_stages_ - 2) StoreOldest();
     }
   }
 
-  // How many parts of rows have been added.
+  // Returns the number of row segments, one per stage, that have been added.
   __device__ int num_added() const { return num_loaded_; }
 
-  // Sends what was added first to its places: it has been read then, as this warp's first lane
-  // knows.
+  // Issues the stores of the first `num_added` segments. Their sources have been read then, as the
+  // warp's first lane knows.
   __device__ void Store(int num_added) {
     while (num_stored_ < num_added) StoreOldest();
   }
   __device__ void StoreAll() { Store(num_loaded_); }
 
-  // All is complete when it returns, and a release by any lane of this warp covers it.
+  // Waits until all stores are complete. A release by any lane of this warp then covers them.
   __device__ void Finish() {
     StoreAll();
     if (IsLeader()) {
@@ -71,93 +74,96 @@ class BulkRowCopies {
 
  private:
   __device__ static bool IsLeader() { return threadIdx.x % 32 == 0; }
-  __device__ uint32_t Stage(int stage) const { return stages_ + stage * stage_chunks_ * 16; }
-  __device__ uint32_t Loaded(int stage) const { return SharedAddress(&state_->loaded[stage]); }
+  __device__ uint32_t Stage(int stage) const { return stages_ + stage * stage_vectors_ * 16; }
+  __device__ uint32_t FullBarrier(int stage) const { return SharedAddress(&state_->full[stage]); }
 
-  // The stage's earlier stores were sent two rows ago: one batch may follow them.
-  __device__ void Load(const uint4* from, int first, uint64_t has_place,
-                       uint4* const (&places)[2]) {
+  // The stage's previous stores are at least two bulk groups old, so one group may be pending.
+  __device__ void Load(const uint4* from, int first, uint64_t has_destination,
+                       uint4* const (&destinations)[2]) {
     const int stage = num_loaded_ % num_stages_;
-    for (int half = 0; half < 2; ++half) {
-      if (places[half] == nullptr) continue;
-      const uint64_t lower = (uint64_t{1} << (threadIdx.x % 32 + 32 * half)) - 1;
-      places_[stage * num_places_ + __popcll(has_place & lower)] = places[half];
+    for (int i = 0; i < 2; ++i) {
+      if (destinations[i] == nullptr) continue;
+      const uint64_t lower = (uint64_t{1} << (threadIdx.x % 32 + 32 * i)) - 1;
+      destinations_[stage * max_destinations_ + __popcll(has_destination & lower)] =
+          destinations[i];
     }
     if (IsLeader()) {
-      const int count = min(stage_chunks_, row_chunks_ - first);
-      state_->first[stage] = first;
-      state_->count[stage] = count;
-      state_->num_places[stage] = __popcll(has_place);
+      const int count = min(stage_vectors_, row_vectors_ - first);
+      state_->first_vector[stage] = first;
+      state_->num_vectors[stage] = count;
+      state_->num_destinations[stage] = __popcll(has_destination);
       BulkWaitGroupRead<1>();
-      MbarrierArriveExpectTx(Loaded(stage), count * 16);
-      BulkLoad(Stage(stage), from + first, count * 16, Loaded(stage));
+      MbarrierArriveExpectTx(FullBarrier(stage), count * 16);
+      BulkLoad(Stage(stage), from + first, count * 16, FullBarrier(stage));
     }
-    __syncwarp();  // before the leader reads the places
+    __syncwarp();  // before the leader reads the destinations
     ++num_loaded_;
   }
 
   __device__ void StoreOldest() {
     if (IsLeader()) {
       const int stage = num_stored_ % num_stages_;
-      MbarrierWait(Loaded(stage), num_stored_ / num_stages_ % 2);
-      for (int i = 0; i < state_->num_places[stage]; ++i) {
-        BulkStore(places_[stage * num_places_ + i] + state_->first[stage], Stage(stage),
-                  state_->count[stage] * 16);
+      MbarrierWait(FullBarrier(stage), num_stored_ / num_stages_ % 2);
+      for (int i = 0; i < state_->num_destinations[stage]; ++i) {
+        BulkStore(destinations_[stage * max_destinations_ + i] + state_->first_vector[stage],
+                  Stage(stage), state_->num_vectors[stage] * 16);
       }
       BulkCommitGroup();
     }
-    __syncwarp();  // before other lanes write new places
+    __syncwarp();  // before other lanes write new destinations
     ++num_stored_;
   }
 
   const int num_stages_;
-  const int stage_chunks_;
-  const int num_places_;
-  const int row_chunks_;
+  const int stage_vectors_;
+  const int max_destinations_;
+  const int row_vectors_;
   uint32_t stages_;
   CopyPipelineState* state_;
-  uint4** places_;
+  uint4** destinations_;
   int num_loaded_ = 0;
   int num_stored_ = 0;
 };
 
-// Through registers, by all lanes.
+// Copies through registers, with all lanes.
 class RegisterRowCopies {
  public:
-  __device__ RegisterRowCopies(const CopyPipeline& /*ring*/, int /*warp*/, int32_t row_vectors)
-      : row_chunks_(row_vectors) {}
+  __device__ RegisterRowCopies(const CopyPipeline& /*pipeline*/, int /*warp*/, int32_t row_vectors)
+      : row_vectors_(row_vectors) {}
 
-  __device__ void Add(const uint4* from, uint64_t has_place, uint4* const (&places)[2]) {
+  __device__ void Add(const uint4* from, uint64_t has_destination,
+                      uint4* const (&destinations)[2]) {
     const int lane = threadIdx.x % 32;
-    for (int base = lane; base - lane < row_chunks_; base += 32 * kLoads) {
-      uint4 chunks[kLoads];
+    for (int base = lane; base - lane < row_vectors_; base += 32 * kLoads) {
+      uint4 vectors[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        if (base + 32 * i < row_chunks_) chunks[i] = LoadGlobalNoAllocate(&from[base + 32 * i]);
+        if (base + 32 * i < row_vectors_) vectors[i] = LoadGlobalNoAllocate(&from[base + 32 * i]);
       }
-      for (uint64_t left = has_place; left != 0; left &= left - 1) {
-        const int place = __ffsll(left) - 1;
-        const auto mine = reinterpret_cast<uint64_t>(place < 32 ? places[0] : places[1]);
-        uint4* const to = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, mine, place % 32));
+      for (uint64_t left = has_destination; left != 0; left &= left - 1) {
+        const int destination = __ffsll(left) - 1;
+        const auto mine =
+            reinterpret_cast<uint64_t>(destination < 32 ? destinations[0] : destinations[1]);
+        uint4* const to = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, mine, destination % 32));
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          if (base + 32 * i < row_chunks_) to[base + 32 * i] = chunks[i];
+          if (base + 32 * i < row_vectors_) to[base + 32 * i] = vectors[i];
         }
       }
     }
   }
 
   __device__ void Begin() {}
-  // Add() has used all that it has loaded.
+  // Add() stores all that it has loaded.
   __device__ int num_added() const { return 0; }
   __device__ void Store(int /*num_added*/) { __syncwarp(); }
   __device__ void StoreAll() {}
   __device__ void Finish() { __syncwarp(); }
 
  private:
-  static constexpr int kLoads = 8;  // chunks in flight of a lane
+  static constexpr int kLoads = 8;  // vectors in flight per lane
 
-  const int row_chunks_;
+  const int row_vectors_;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

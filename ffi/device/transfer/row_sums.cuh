@@ -1,4 +1,4 @@
-// Sums of rows in float32, as combine needs them: of one rank's experts, and of ranks.
+// Weighted sums of rows in float32, for combine's partial sums and their reduction.
 #ifndef JAX_EP_DEVICE_TRANSFER_ROW_SUMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_ROW_SUMS_CUH_
 
@@ -9,56 +9,58 @@
 
 namespace jax_ep {
 
-// A warp's ring in shared memory, in which rows are on their way while others are added: with few
-// multiprocessors, what is on its way decides how fast it goes. A lane has the same chunks of every
-// row, so what it copies it reads itself, and lanes need not wait for each other.
+// A warp's pipeline in shared memory: rows are loaded while others are added. On few SMs the bytes
+// in flight determine the speed. A lane has the same vectors of every row. It reads only what it
+// copied itself, so lanes need not synchronize.
 template <int kStages>
 struct SumPipeline {
-  static constexpr int kLoads = 2;  // chunks of a lane and row at once: a stage
+  static constexpr int kLoads = 2;  // vectors per lane and stage
   static constexpr int kVectorBytes = 16;
   static constexpr int kPitch = 32 * kVectorBytes;  // 32 lanes side by side: no bank conflicts
   static constexpr int kStageBytes = kLoads * kPitch;
   static constexpr int kBytes = kStages * kStageBytes;
 };
 
-// Rows and their weights, spread over a warp (AssignmentValue).
-template <int kHalves>
+// Rows and their weights, spread over a warp (lane_assignments.cuh).
+template <int kPerLane>
 struct SumTerms {
-  uint64_t which;          // a bit for each that there is
-  uint64_t rows[kHalves];  // addresses of the first chunks
-  float weights[kHalves];
+  uint64_t assignments;     // the set of terms
+  uint64_t rows[kPerLane];  // addresses of the first vectors
+  float weights[kPerLane];
 };
 
-// to[i] = the sum of weight * row[i] over the terms, in order, for chunks i in [first, end). The
-// sum of none is zero. Nothing is stored if `to` is null. By one warp.
-template <typename Type, int kStages, int kHalves>
-__device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int end, uint4* to) {
-  using Ring = SumPipeline<kStages>;
-  constexpr int kStep = 32 * Ring::kLoads;
+// Called by one warp. Stores to[i], the sum of weight * row[i] over the terms in order, for the
+// vectors i of [first, end). An empty sum is zero. Stores nothing if `to` is null.
+template <typename Type, int kStages, int kPerLane>
+__device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int end, uint4* to) {
+  using Pipeline = SumPipeline<kStages>;
+  constexpr int kStep = 32 * Pipeline::kLoads;
   const int lane = threadIdx.x % 32;
-  const uint32_t ring = SharedAddress(DynamicSharedMemory()) + threadIdx.x / 32 * Ring::kBytes +
-                        lane * Ring::kVectorBytes;
+  const uint32_t pipeline = SharedAddress(DynamicSharedMemory()) +
+                            threadIdx.x / 32 * Pipeline::kBytes + lane * Pipeline::kVectorBytes;
   const auto next = [](uint32_t stage) { return (stage + 1) % kStages; };
 
   uint32_t load_stage = 0;
   int load_base = first;
-  uint64_t load_left = terms.which;
-  // One batch each time, an empty one after the last, so that what to wait for is a constant.
+  uint64_t load_left = terms.assignments;
+  // Commits one group per call, empty after the last load, so that the count to wait for is
+  // constant.
   const auto load = [&] {
     if (load_left != 0 && load_base < end) {
       const auto* const from =
           reinterpret_cast<const uint4*>(AssignmentValue(terms.rows, __ffsll(load_left) - 1));
 #pragma unroll
-      for (int i = 0; i < Ring::kLoads; ++i) {
-        const int chunk = load_base + lane + 32 * i;
-        if (chunk >= end) continue;
-        CpAsync<Ring::kVectorBytes>(ring + load_stage * Ring::kStageBytes + i * Ring::kPitch,
-                                    from + chunk, true);
+      for (int i = 0; i < Pipeline::kLoads; ++i) {
+        const int vector = load_base + lane + 32 * i;
+        if (vector >= end) continue;
+        CpAsync<Pipeline::kVectorBytes>(
+            pipeline + load_stage * Pipeline::kStageBytes + i * Pipeline::kPitch, from + vector,
+            true);
       }
       load_stage = next(load_stage);
       load_left &= load_left - 1;
       if (load_left == 0) {
-        load_left = terms.which;
+        load_left = terms.assignments;
         load_base += kStep;
       }
     }
@@ -70,18 +72,19 @@ __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int en
   uint32_t stage = 0;
 #pragma unroll 1
   for (int base = first; base < end; base += kStep) {
-    float sums[Ring::kLoads][kPerVector<Type>] = {};
+    float sums[Pipeline::kLoads][kPerVector<Type>] = {};
 #pragma unroll 1
-    for (uint64_t left = terms.which; left != 0; left &= left - 1) {
-      // Into the stage whose chunks were added last: the lane has them in registers.
+    for (uint64_t left = terms.assignments; left != 0; left &= left - 1) {
+      // Reuses the stage that was added last: the lane has its vectors in registers.
       load();
       CpAsyncWaitGroup<kStages - 1>();
       const float weight = AssignmentValue(terms.weights, __ffsll(left) - 1);
 #pragma unroll
-      for (int i = 0; i < Ring::kLoads; ++i) {
+      for (int i = 0; i < Pipeline::kLoads; ++i) {
         if (base + lane + 32 * i >= end) continue;
         float values[kPerVector<Type>];
-        UnpackVector<Type>(LoadShared(ring + stage * Ring::kStageBytes + i * Ring::kPitch), values);
+        UnpackVector<Type>(
+            LoadShared(pipeline + stage * Pipeline::kStageBytes + i * Pipeline::kPitch), values);
 #pragma unroll
         for (int j = 0; j < kPerVector<Type>; ++j) {
           sums[i][j] = __fmaf_rn(weight, values[j], sums[i][j]);
@@ -90,9 +93,9 @@ __device__ inline void SumRows(const SumTerms<kHalves>& terms, int first, int en
       stage = next(stage);
     }
 #pragma unroll
-    for (int i = 0; i < Ring::kLoads; ++i) {
-      const int chunk = base + lane + 32 * i;
-      if (to != nullptr && chunk < end) to[chunk] = PackVector<Type>(sums[i]);
+    for (int i = 0; i < Pipeline::kLoads; ++i) {
+      const int vector = base + lane + 32 * i;
+      if (to != nullptr && vector < end) to[vector] = PackVector<Type>(sums[i]);
     }
   }
 }

@@ -1,98 +1,99 @@
-// The receiving half of both dispatches: each token that visits this rank is stored to all of its
-// rows, when it has come; rows that come from no token are filled.
+// The expand warps of dispatch and redispatch. They store each token that has arrived on this rank
+// to all of its rows, and fill the rows that come from no token.
 #ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_EXPANSION_CUH_
 #define JAX_EP_DEVICE_TRANSFER_TOKEN_EXPANSION_CUH_
 
 #include "ffi/device/transfer/dispatch_results.cuh"
-#include "ffi/device/transfer/token_sends.cuh"
+#include "ffi/device/transfer/token_sender.cuh"
 
 namespace jax_ep {
 
-// Parts of what is filled, up to `most` for this warp.
-struct FillTickets {
+// The items of FillEmptyRows, up to max_items for this warp.
+struct FillItems {
   uint32_t* tickets;
-  int most;
+  int max_items;
 
-  __device__ int operator()() { return most-- > 0 ? NextWarpTicket(tickets) : kMaxItems; }
+  __device__ int operator()() { return max_items-- > 0 ? NextWarpTicket(tickets) : kMaxItems; }
 };
 
-// Passes the gate, and waits until this rank's parts are finished and the first chunk of each peer
-// has come: with it all of that one's counts, routes and weights. By threads of a block, that
-// return the same.
-__device__ inline Outcome WaitForFirstChunks(const TokenParams& stage, const ThreadGroup& threads,
+// Called by a thread group; all of it returns the same. Waits for entry, for this rank's prologue
+// items, and for the first chunk of each peer, which covers the peer's counts, routes and weights.
+__device__ inline Outcome WaitForFirstChunks(const TokenParams& params, const ThreadGroup& threads,
                                              uint64_t sequence) {
-  const Call& call = stage.call;
-  return WaitForAll(call, sequence, threads, [&] {
+  const CallParams& call = params.call;
+  return WaitByFirstWarp(call, sequence, threads, [&] {
     const Outcome outcome = WaitForEntry(call, sequence);
     if (outcome != Outcome::kArrived) return outcome;
-    if (threads.number == 0) WaitForItems(&call.control->progress.finished, call.num_parts);
+    if (threads.index == 0)
+      WaitForItems(&call.control->progress.items_finished, call.num_prologue_items);
     __syncwarp();
     if (call.num_tokens == 0) return outcome;
     return WaitForChunk(call, WaitPoint::kChunk, 0, sequence);  // WAIT_CHUNK
   });
 }
 
-// All ranks' tokens, handed out to the warps that do not send, chunk by chunk. This rank's own,
-// which nobody waits for, are some chunks ahead.
+// Used by an expand warp. The tokens of all ranks are handed out chunk by chunk. This rank's own
+// tokens need no wait, and are some chunks ahead.
 class TokenExpansion {
  public:
-  // What needs no peer. By the first warps of a block, when nothing else is in the ring's memory.
-  __device__ explicit TokenExpansion(const TokenParams& stage)
-      : stage_(stage),
+  // Needs no peer. Called by the expand warps, the first warps of a block, when the pipelines'
+  // shared memory is free.
+  __device__ explicit TokenExpansion(const TokenParams& params)
+      : params_(params),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        num_reused_(stage.chunks.num_chunks - stage.chunks.ring_chunks),
-        copies_(stage.expansions, warp_, stage.call.row_vectors),
-        has_ring_(warp_ < stage.expansions.num_warps),
-        tickets_(&stage.call.control->progress.warp_tickets, has_ring_) {}
+        num_reused_(params.chunks.num_chunks - params.chunks.ring_chunks),
+        copies_(params.expand_pipeline, warp_, params.call.row_vectors),
+        has_pipeline_(warp_ < params.expand_pipeline.num_warps),
+        tickets_(&params.call.control->progress.warp_tickets, has_pipeline_) {}
 
-  // By the warps that do not send, when routes and weights of all ranks are here. `finder` finds a
-  // token's rows in two steps, because what it reads is far: Load(source, token) and, one token
-  // later, Rows(source, token, loaded). fill(most) is other work, in parts: one when this warp's
-  // first row is on its way, and what is left when all are. Each warp's outcome is its own.
+  // Called after WaitForFirstChunks. Each warp returns its own outcome. `finder` finds a token's
+  // rows in two steps, to hide the latency of its loads: Load(source, token) and, one token later,
+  // Rows(source, token, loaded). fill(max_items) does other work: one item when the warp's first
+  // row is in flight, and the rest when all rows are.
   template <typename Finder, typename Fill>
   __device__ Outcome Run(uint64_t sequence, const Finder& finder, Fill fill) {
-    const Call& call = stage_.call;
+    const CallParams& call = params_.call;
     const int lane = threadIdx.x % 32;
     const int rank = call.control->rank;
-    const float* const received_weights = call.Of<float>(rank, kReceivedWeights);
+    const float* const received_weights = call.WorkspaceBuffer<float>(rank, kReceivedWeights);
     float next_weights[2] = {};
-    typename Finder::Loaded next = {};
+    typename Finder::Loaded next_loaded = {};
     const auto load = [&](const Item& item) {
       if (item.token < 0) return;
       const int source = call.RankAfter(rank, item.distance);
-      next = finder.Load(source, item.token);
+      next_loaded = finder.Load(source, item.token);
       const float* const weights = item.distance == 0
-                                       ? stage_.topk_weights
+                                       ? params_.topk_weights
                                        : received_weights + source * call.num_assignments();
-      for (int half = 0; stage_.has_weights && half < 2; ++half) {
-        const int k = lane + 32 * half;
+      for (int i = 0; params_.has_weights && i < 2; ++i) {
+        const int k = lane + 32 * i;
         if (k < call.top_k)
-          next_weights[half] = LoadGlobalNoAllocate(&weights[item.token * call.top_k + k]);
+          next_weights[i] = LoadGlobalNoAllocate(&weights[item.token * call.top_k + k]);
       }
     };
-    if (has_ring_) copies_.Begin();
+    if (has_pipeline_) copies_.Begin();
     const int num_items = NumItems();
-    int following = has_ring_ ? tickets_.Next() : num_items;
-    Item following_item = At(following);
-    load(following_item);
-    int num_chunks = 0;  // that have come
+    int next_ticket = has_pipeline_ ? tickets_.Next() : num_items;
+    Item next_item = ItemOf(next_ticket);
+    load(next_item);
+    int num_chunks = 0;  // arrived chunks
     auto outcome = Outcome::kArrived;
     bool is_first = true;
 #pragma unroll 1
-    while (following < num_items) {
-      const Item item = following_item;
-      const typename Finder::Loaded loaded = next;
+    while (next_ticket < num_items) {
+      const Item item = next_item;
+      const typename Finder::Loaded loaded = next_loaded;
       const float weights[2] = {next_weights[0], next_weights[1]};
-      following = tickets_.Next();
-      following_item = At(following);
-      load(following_item);
+      next_ticket = tickets_.Next();
+      next_item = ItemOf(next_ticket);
+      load(next_item);
       if (item.token < 0) continue;
       const TokenRows found = finder.Rows(call.RankAfter(rank, item.distance), item.token, loaded);
-      const int chunk = item.token / stage_.chunks.tokens;
+      const int chunk = item.token / params_.chunks.tokens;
       if (item.distance > 0 && chunk >= num_chunks) {
-        num_chunks = CountChunks(call, sequence);
+        num_chunks = CountArrivedChunks(call, sequence);
         if (chunk >= num_chunks) {
-          copies_.StoreAll();  // it may take a while
+          copies_.StoreAll();  // the wait may be long
           ReturnCredit(sequence);
           outcome = WaitForChunk(call, WaitPoint::kChunk, chunk, sequence);  // WAIT_CHUNK
           if (outcome != Outcome::kArrived) break;
@@ -100,29 +101,29 @@ class TokenExpansion {
         }
         copies_.Begin();
       }
-      if (found.choices != 0) {
-        uint4* places[2] = {};
-        for (int half = 0; half < 2; ++half) {
-          const int32_t row = found.rows[half];
+      if (found.assignments != 0) {
+        uint4* rows[2] = {};
+        for (int i = 0; i < 2; ++i) {
+          const int32_t row = found.rows[i];
           if (row < 0) continue;
-          if (stage_.has_weights) stage_.row_weights[row] = weights[half];
-          places[half] = static_cast<uint4*>(stage_.rows) + int64_t{row} * call.row_vectors;
+          if (params_.has_weights) params_.row_weights[row] = weights[i];
+          rows[i] = static_cast<uint4*>(params_.rows) + int64_t{row} * call.row_vectors;
         }
         const uint4* const from =
             item.distance == 0
-                ? static_cast<const uint4*>(stage_.x) + int64_t{item.token} * call.row_vectors
-                : ReceivedRows(stage_, rank, item.distance) + PlaceOf(stage_, item.token);
-        copies_.Add(from, found.choices, places);
-        if (stage_.arrivals != nullptr) {
+                ? static_cast<const uint4*>(params_.x) + int64_t{item.token} * call.row_vectors
+                : ReceivedRows(params_, rank, item.distance) + SlotOffset(params_, item.token);
+        copies_.Add(from, found.assignments, rows);
+        if (params_.arrivals != nullptr) {
           copies_.Finish();
           for (const int32_t row : found.rows) {
-            if (row >= 0) CountArrival(stage_, row);
+            if (row >= 0) CountArrival(params_, row);
           }
         }
       }
       if (item.distance > 0 && chunk < num_reused_) {
-        if (chunk != brought_.chunk) ReturnCredit(sequence);
-        brought_ = {chunk, brought_.tokens + 1, copies_.num_added()};
+        if (chunk != expanded_.chunk) ReturnCredit(sequence);
+        expanded_ = {chunk, expanded_.tokens + 1, copies_.num_added()};
       }
       if (is_first) fill(1);
       is_first = false;
@@ -131,57 +132,58 @@ class TokenExpansion {
       ReturnCredit(sequence);
       fill(kMaxItems);
     }
-    if (has_ring_) copies_.Finish();
+    if (has_pipeline_) copies_.Finish();
     return outcome;
   }
 
  private:
-  // A token of the rank that is `distance` further on; -1 if there is none.
+  // A token of the rank `distance` after this one; -1 if there is none.
   struct Item {
     int distance;
     int token;
   };
   static constexpr int kChunksAhead = 4;
 
-  // This warp's tokens of peers, of the chunk that it is at.
+  // This warp's tokens of peers in the current chunk.
   struct ExpandedTokens {
     int chunk;
     int tokens;
-    int num_added;  // parts of rows, with the last of them
+    int num_added;  // segments added to copies_, up to the last of these tokens
   };
 
-  // They have been read. The last warp of a chunk tells the peers: they may overwrite it.
+  // Releases the ring slots of the expanded tokens. The last warp of a chunk returns the credit:
+  // peers may then overwrite the slots.
   __device__ void ReturnCredit(uint64_t sequence) {
-    const Call& call = stage_.call;
-    const ExpandedTokens brought = brought_;
-    brought_.tokens = 0;
-    if (brought.tokens == 0) return;
-    copies_.Store(brought.num_added);
+    const CallParams& call = params_.call;
+    const ExpandedTokens expanded = expanded_;
+    expanded_.tokens = 0;
+    if (expanded.tokens == 0) return;
+    copies_.Store(expanded.num_added);
     bool is_last = false;
     if (threadIdx.x % 32 == 0) {
-      // Relaxed: what is counted are loads, whose values have come, so no later store changes them.
-      // A release would wait for all that is on its way from this multiprocessor's senders.
-      const auto tokens = static_cast<uint32_t>(brought.tokens);
+      // Relaxed: only loads precede the count, and their values have arrived, so no later store can
+      // change them. A release would wait for all stores in flight from this SM's send warps.
+      const auto tokens = static_cast<uint32_t>(expanded.tokens);
       const uint32_t before =
-          atomicAdd(&call.control->progress.chunks_expanded[brought.chunk], tokens);
-      const int all = (call.num_ranks - 1) * TokensOf(stage_, brought.chunk);
+          atomicAdd(&call.control->progress.chunk_tokens_expanded[expanded.chunk], tokens);
+      const int all = (call.num_ranks - 1) * ChunkTokens(params_, expanded.chunk);
       is_last = before + tokens == static_cast<uint32_t>(all);
     }
     // SIGNAL_CREDIT
-    SignalIfLast(call, is_last, WaitPoint::kCredit, brought.chunk, sequence, 6);
+    SignalChunkIfLast(call, is_last, WaitPoint::kCredit, expanded.chunk, sequence, 6);
   }
 
-  __device__ int NumAhead() const { return kChunksAhead * stage_.chunks.tokens; }
-  // Every token of a peer comes with one of this rank's, which is ahead.
+  __device__ int NumAhead() const { return kChunksAhead * params_.chunks.tokens; }
+  // Every token of a peer has a token of this rank, some chunks ahead, beside it.
   __device__ int NumItems() const {
-    return NumAhead() + stage_.call.num_tokens * stage_.call.num_ranks;
+    return NumAhead() + params_.call.num_tokens * params_.call.num_ranks;
   }
-  __device__ Item At(int number) const {
-    const Call& call = stage_.call;
+  __device__ Item ItemOf(int ticket) const {
+    const CallParams& call = params_.call;
     const int num_ahead = NumAhead();
-    Item item = {0, number};
-    if (number >= num_ahead) {
-      const int later = number - num_ahead;
+    Item item = {0, ticket};
+    if (ticket >= num_ahead) {
+      const int later = ticket - num_ahead;
       item.token = later / call.num_ranks;
       item.distance = call.num_ranks - 1 - later % call.num_ranks;
       if (item.distance == 0) item.token += num_ahead;
@@ -190,12 +192,12 @@ class TokenExpansion {
     return item;
   }
 
-  const TokenParams& stage_;
-  const int warp_;        // among those that do not send
-  const int num_reused_;  // chunks, the first ones, whose places peers wait for
+  const TokenParams& params_;
+  const int warp_;        // among the expand warps
+  const int num_reused_;  // the first chunks, whose slots are used again
   RowCopies copies_;
-  const bool has_ring_;
-  ExpandedTokens brought_ = {};
+  const bool has_pipeline_;
+  ExpandedTokens expanded_ = {};
   WarpTicketPrefetch tickets_;
 };
 

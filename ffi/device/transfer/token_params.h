@@ -1,21 +1,22 @@
-// What both dispatches are given for their tokens, see token_sends.cuh and token_expansion.cuh.
+// The parameters that dispatch and redispatch share: how tokens are sent (token_sender.cuh) and
+// expanded into rows (token_expansion.cuh).
 #ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_PARAMS_H_
 #define JAX_EP_DEVICE_TRANSFER_TOKEN_PARAMS_H_
 
-#include "ffi/device/protocol/call.h"
+#include "ffi/device/protocol/call_params.h"
 #include "ffi/device/transfer/copy_pipeline.h"
 #include "ffi/device/transfer/token_chunks.h"
 
 namespace jax_ep {
 
-// Rows that a counter of arrivals is for: a tile of a matmul reads one or two.
+// Rows per counter of `arrivals`. A matmul tile reads one or two such ranges.
 inline constexpr int kArrivalRows = 128;
 
 struct TokenParams {
-  Call call;
-  CopyPipeline expansions;  // of the first warps of a block
-  CopyPipeline sends;       // of the last
-  int32_t num_senders;      // warps of the grid that send
+  CallParams call;
+  CopyPipeline expand_pipeline;  // for the expand warps, the first of a block
+  CopyPipeline send_pipeline;    // for the send warps, the last of a block
+  int32_t num_senders;           // warps of the grid that send
   TokenChunks chunks;
   bool zero_tail;
   bool has_weights;
@@ -23,7 +24,7 @@ struct TokenParams {
   const float* topk_weights;  // [T, K]
   void* rows;                 // rows[M]
   float* row_weights;         // [M]
-  uint32_t* arrivals;         // [1 + ceil(M / kArrivalRows)], or null; see transfer.h
+  uint32_t* arrivals;         // [1 + ceil(M / kArrivalRows)], or null; see launch.h
 };
 
 }  // namespace jax_ep

@@ -1,9 +1,14 @@
-// combine in one kernel. Its parts are handed out in order:
+// combine in one kernel. Every block
 //
-//   parts of the plan   inverted, so that each token finds its rows
-//   tokens              of all ranks, chunk by chunk, in pieces if there are few: their rows here
-//                       are summed and sent to their rank; and, some chunks later, those of this
-//                       rank, which are added up from what all ranks sent
+//   1. takes prologue items: ranges of the plan, which it inverts, so that each token finds its
+//      rows;
+//   2. waits for entry;
+//   3. takes items of CombineSchedule, one per warp. A send item sums this rank's rows of a token,
+//      or a segment of them, and stores the partial sum to the token's rank. A reduce item, some
+//      chunks later, reduces the partial sums of a token of this rank.
+//
+// Shared memory: a SumPipeline per warp.
+#include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/combine_schedule.h"
@@ -16,65 +21,65 @@ namespace {
 constexpr int kSumStages = 8;
 static_assert(SumPipeline<kSumStages>::kBytes == kSumPipelineBytes);
 
-// This rank's rows of a token of a rank, weighted and summed, to the slot there that is this
-// rank's: a piece of them. By one warp.
+// Called by one warp. Sums this rank's rows of a token, and sends the partial sum.
 template <typename Type>
-__device__ void SendPiece(const CombineParams& stage, int32_t end, const CombineItem& ticket) {
-  const Call& call = stage.call;
-  SendPartialSum(stage, RowsOfToken(call, stage.plan, end, ticket.rank, ticket.token),
-                 {ticket.token, ticket.first, ticket.end},
-                 call.Of<uint4>(ticket.rank, kReceivedRows),
-                 call.Of<float>(ticket.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
+__device__ void SendItem(const CombineParams& params, int32_t end, const CombineItem& item) {
+  const CallParams& call = params.call;
+  SendPartialSum(
+      params, FindRows(call, params.plan, end, item.rank, item.token),
+      {item.token, item.first, item.end}, call.WorkspaceBuffer<uint4>(item.rank, kReceivedRows),
+      call.WorkspaceBuffer<float>(item.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
 }
 
-// Adds up what the ranks sent for a token of this rank, in rank order: a piece of it. By one warp.
+// Called by one warp. Reduces the partial sums of a token of this rank.
 template <typename Type>
-__device__ void AddPiece(const CombineParams& stage, const CombineItem& ticket,
-                         const KeptAssignments<2>& choices) {
-  const Call& call = stage.call;
-  ReducePartialSums(stage, choices, {ticket.token, ticket.first, ticket.end},
-                    call.Of<uint4>(ticket.rank, kReceivedRows),
-                    call.Of<float>(ticket.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
+__device__ void ReduceItem(const CombineParams& params, const CombineItem& item,
+                           const KeptAssignments<2>& kept) {
+  const CallParams& call = params.call;
+  ReducePartialSums(params, kept, {item.token, item.first, item.end},
+                    call.WorkspaceBuffer<uint4>(item.rank, kReceivedRows),
+                    call.WorkspaceBuffer<float>(item.rank, kAssignmentScalars),
+                    SumRows<Type, kSumStages, 2>);
 }
 
-// This warp's part of a chunk of a rank's tokens is stored there; the last one says so.
-__device__ void FinishReduce(const CombineParams& stage, const CombineItem& ticket,
-                             uint64_t sequence) {
-  ControlBlock* const control = stage.call.control;
+// Called by one warp after SendItem. The last item of a chunk signals the tokens' rank.
+__device__ void FinishSend(const CombineParams& params, const CombineItem& item,
+                           uint64_t sequence) {
+  ControlBlock* const control = params.call.control;
   __syncwarp();
   if (threadIdx.x % 32 != 0) return;
   // As in FinishItem: this warp's stores are performed at system scope before they are counted.
   FenceSystem();
   const uint32_t before =
-      AddAcquireReleaseDevice(&control->progress.chunks_finished[ticket.rank][ticket.chunk], 1);
-  if (before + 1 != static_cast<uint32_t>(stage.tickets.TicketsOf(ticket.chunk))) return;
+      AddAcquireReleaseDevice(&control->progress.chunk_items_finished[item.rank][item.chunk], 1);
+  if (before + 1 != static_cast<uint32_t>(params.schedule.NumSends(item.chunk))) return;
   // SIGNAL_CHUNK
-  StoreReleaseSystem(&control->peers[ticket.rank].control->chunks_sent[control->rank][ticket.chunk],
+  StoreReleaseSystem(&control->peers[item.rank].control->chunks_sent[control->rank][item.chunk],
                      sequence);
 }
 
-// By all warps, until there are no more tickets.
+// Called by all warps. Runs items until there are no more.
 template <typename Type>
-__device__ Outcome CombineTokens(const CombineParams& stage, uint64_t sequence) {
-  const Call& call = stage.call;
+__device__ Outcome CombineTokens(const CombineParams& params, uint64_t sequence) {
+  const CallParams& call = params.call;
   Progress& progress = call.control->progress;
-  const int32_t end = EndOfRows(call, stage.plan);
-  int number;
-  while ((number = NextWarpTicket(&progress.warp_tickets)) < stage.tickets.Count()) {
-    const CombineItem ticket = stage.tickets.At(number, call.control->rank);
-    if (ticket.token < 0) continue;
-    if (ticket.is_sum) {
-      const KeptAssignments<2> choices(stage, ticket.token);
+  const int32_t end = EndOfRows(call, params.plan);
+  int ticket;
+  while ((ticket = NextWarpTicket(&progress.warp_tickets)) < params.schedule.num_items()) {
+    const CombineItem item = params.schedule.Item(ticket, call.control->rank);
+    if (item.token < 0) continue;
+    if (item.is_reduce) {
+      const KeptAssignments<2> kept(params, item.token);
       // WAIT_LOCAL: lower tickets of this device.
-      const uint64_t* const mine = &call.control->chunks_sent[ticket.rank][ticket.chunk];
+      const uint64_t* const mine = &call.control->chunks_sent[item.rank][item.chunk];
       while (LoadAcquireDevice(mine) < sequence) __nanosleep(20);
       // WAIT_CHUNK
-      const Outcome outcome = WaitForChunk(call, WaitPoint::kChunk, ticket.chunk, sequence);
+      const Outcome outcome = WaitForChunk(call, WaitPoint::kChunk, item.chunk, sequence);
       if (outcome != Outcome::kArrived) return outcome;
-      AddPiece<Type>(stage, ticket, choices);
+      ReduceItem<Type>(params, item, kept);
     } else {
-      SendPiece<Type>(stage, end, ticket);
-      FinishReduce(stage, ticket, sequence);
+      SendItem<Type>(params, end, item);
+      FinishSend(params, item, sequence);
     }
   }
   return Outcome::kArrived;
@@ -84,46 +89,46 @@ __device__ Outcome CombineTokens(const CombineParams& stage, uint64_t sequence) 
 
 template <typename Type>
 __global__ void __launch_bounds__(kCombineThreads, 2)
-    CombineKernel(const __grid_constant__ CombineParams stage) {
-  const Call& call = stage.call;
+    CombineKernel(const __grid_constant__ CombineParams params) {
+  const CallParams& call = params.call;
   Progress& progress = call.control->progress;
   const uint64_t sequence = CurrentSequence(call);
-  const bool poisoned = *stage.plan.status != 0;
+  const bool poisoned = *params.plan.status != 0;
 
   const bool has_workspace = HasWorkspace(call);
   const ThreadGroup threads = ThreadGroup::Block();
-  for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
+  for (int ticket;
+       (ticket = NextTicket(&progress.block_tickets, threads)) < call.num_prologue_items;) {
     if (has_workspace) {
-      // A poisoned rank sends no sums, so its peers must not add up what their slots happen to
-      // hold.
+      // A poisoned rank sends no partial sums, so its peers must not reduce old ones.
       SignalEntryOnFirstTicket(call, sequence, ticket, poisoned, threads);
-      IndexRows(call, stage.plan, ticket, call.num_parts, threads);
+      InvertRows(call, params.plan, ticket, call.num_prologue_items, threads);
     }
-    FinishItem(&progress.finished, false, threads);
+    FinishItem(&progress.items_finished, false, threads);
   }
-  WaitForItemsOfBlock(&progress.finished, call.num_parts);
+  WaitForItemsOfBlock(&progress.items_finished, call.num_prologue_items);
   Outcome outcome = WaitForEntry(call, sequence, threads);
   if (outcome == Outcome::kArrived && !poisoned) {
-    outcome = CombineTokens<Type>(stage, sequence);
+    outcome = CombineTokens<Type>(params, sequence);
   } else {
-    FillWithNan(stage, ThreadGroup::Grid());
+    FillWithNan(params, ThreadGroup::Grid());
   }
-  const BlockEnd end = CountBlock(call, outcome);
+  const BlockEnd end = FinishBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FailureOutcome(call, end);
+  const Outcome failure = KernelOutcome(call, end);
   FinishCall(call, sequence);
-  // Of a poisoned peer all blocks have heard at the gate.
+  // After a poisoned peer all blocks have failed at WaitForEntry, and have written NaN.
   if (failure == Outcome::kArrived || failure == Outcome::kPoisoned) return;
-  FillWithNan(stage, ThreadGroup::Block());
+  FillWithNan(params, ThreadGroup::Block());
 }
 
-template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineParams stage);
-template __global__ void CombineKernel<Float16>(const __grid_constant__ CombineParams stage);
-template __global__ void CombineKernel<Float32>(const __grid_constant__ CombineParams stage);
+template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineParams params);
+template __global__ void CombineKernel<Float16>(const __grid_constant__ CombineParams params);
+template __global__ void CombineKernel<Float32>(const __grid_constant__ CombineParams params);
 
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
 
 namespace jax_ep {
 

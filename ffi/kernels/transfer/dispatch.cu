@@ -1,10 +1,16 @@
-// dispatch in one kernel. Its parts are handed out in order:
+// dispatch in one kernel. A block has kDispatchThreads threads of expand warps, and send warps.
 //
-//   tiles of choices   counted; the counts go to all ranks, and when these have entered the call
-//                      the routes and weights, too
+//   expand warps   1. take prologue items: tiles of assignments. They count a tile, send the counts
+//                     to all ranks without a wait, and after WaitForEntry send the tile's routes
+//                     and weights;
+//                  2. wait for the counts and the first chunk of all ranks, and compute quotas and
+//                     groups from the counts, each block for itself;
+//                  3. expand tokens of all ranks into rows as chunks arrive (TokenExpansion), and
+//                     fill the rows that come from no token.
+//   send warps     after WaitForEntry, send this rank's tokens chunk by chunk (TokenSender).
 //
-// Then they work out of the counts what fits and where the groups begin, and bring all ranks'
-// tokens to their rows as they come, while the last warps of each block send this rank's tokens.
+// Shared memory: the tiles' counts, later the quotas in their place; the pipelines of both roles.
+#include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/transfer/assignment_tile.cuh"
@@ -17,87 +23,89 @@
 namespace jax_ep {
 namespace {
 
-// Where a token has its rows, by the routes that its rank sent.
+// Finds a token's rows by the routes that its rank has sent.
 class ReceivedRoutes {
  public:
   struct Loaded {
-    Route routes[2];  // of choices l and l + 32
+    Route routes[2];  // top-k indices l and l + 32
   };
 
-  __device__ ReceivedRoutes(const Call& call, const RowPlacement& placing)
+  __device__ ReceivedRoutes(const CallParams& call, const RowPlacement& placement)
       : call_(call),
-        placing_(placing),
-        routes_(reinterpret_cast<const int2*>(call.Of<Route>(call.control->rank, kRoutes))) {}
+        placement_(placement),
+        routes_(reinterpret_cast<const int2*>(
+            call.WorkspaceBuffer<Route>(call.control->rank, kRoutes))) {}
 
   __device__ Loaded Load(int source, int token) const {
     Loaded loaded;
-    for (int half = 0; half < 2; ++half) {
-      const int k = threadIdx.x % 32 + 32 * half;
-      loaded.routes[half] = {-1, 0};
+    for (int i = 0; i < 2; ++i) {
+      const int k = threadIdx.x % 32 + 32 * i;
+      loaded.routes[i] = {-1, 0};
       if (k >= call_.top_k) continue;
       const int2 route =
           LoadGlobalNoAllocate(&routes_[(source * call_.num_tokens + token) * call_.top_k + k]);
-      loaded.routes[half] = {route.x, route.y};
+      loaded.routes[i] = {route.x, route.y};
     }
     return loaded;
   }
 
   __device__ TokenRows Rows(int source, int token, const Loaded& loaded) const {
-    const RowPlacement::Token<2> placed = placing_.Place(source, loaded.routes);
-    placing_.Write(source, token, placed);
+    const RowPlacement::PlacedToken<2> placed = placement_.Place(source, loaded.routes);
+    placement_.Write(source, token, placed);
     return placed.found;
   }
 
  private:
-  const Call& call_;
-  const RowPlacement& placing_;
+  const CallParams& call_;
+  const RowPlacement& placement_;
   const int2* const routes_;  // [R][T * K]
 };
 
-// What the warps do that do not send.
-__device__ Outcome ExpandAndFill(const DispatchParams& stage, uint64_t sequence,
+// Called by the expand warps.
+__device__ Outcome ExpandAndFill(const DispatchParams& params, uint64_t sequence,
                                  const ThreadGroup& threads) {
-  const TokenParams& tokens = stage.tokens;
-  const Call& call = tokens.call;
+  const TokenParams& tokens = params.tokens;
+  const CallParams& call = tokens.call;
   Progress& progress = call.control->progress;
-  const EagerBuffers halves(call, sequence);
+  const EagerBuffers eager(call, sequence);
   const bool has_workspace = HasWorkspace(call);
-  for (int ticket; (ticket = NextTicket(&progress.tickets, threads)) < call.num_parts;) {
+  for (int ticket;
+       (ticket = NextTicket(&progress.block_tickets, threads)) < call.num_prologue_items;) {
     if (has_workspace) {
       SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
-      AssignmentTile<kDispatchThreads / 32> tile(call, stage.topk_ids, ticket);
-      tile.Count(halves, sequence, threads);
+      AssignmentTile<kDispatchThreads / 32> tile(call, params.topk_ids, ticket);
+      tile.Count(eager, sequence, threads);
       if (WaitForEntry(call, sequence, threads) == Outcome::kArrived) {
         tile.SendRoutes();
-        SendWeights(tokens, ticket, call.num_parts, threads);
+        SendWeights(tokens, ticket, call.num_prologue_items, threads);
       }
     }
-    FinishItem(&progress.finished, true, threads);
+    FinishItem(&progress.items_finished, true, threads);
   }
   ReleaseSenders();
-  // In shared memory, where the tiles' counts were: this block has none any more.
-  Quotas quotas(call, stage.row_align, halves.rank(),
+  // The quotas replace the tiles' counts in shared memory: this block has no more tiles.
+  Quotas quotas(call, params.row_align, eager.rank(),
                 reinterpret_cast<int32_t*>(DynamicSharedMemory()));
   TokenExpansion expansion(tokens);
-  IncomingCounts counts(call, halves, threads);
+  IncomingCounts counts(call, eager, threads);
   if (has_workspace) counts.Collect(&quotas);
   const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
   if (outcome != Outcome::kArrived) return outcome;
   counts.Collect(&quotas);
   threads.Sync();
-  quotas.Find(threads, [&](int source, int expert) { return counts.Of(source, expert); });
+  quotas.Compute(threads, [&](int source, int expert) { return counts.Count(source, expert); });
   threads.Sync();
   if (blockIdx.x == 0) {
-    quotas.WriteGroups(stage.plan, threads);
+    quotas.WriteGroups(params.plan, threads);
     if (tokens.arrivals != nullptr) FinishItem(&tokens.arrivals[0], false, threads);
   }
-  const PlanResults plan = quotas.WithGroups(stage.plan);
-  const RowPlacement placing(call, plan, quotas, halves.rank());
-  return expansion.Run(sequence, ReceivedRoutes(call, placing), [&](int most) {
-    const FillTickets tickets = {&progress.fill_tickets, most};
-    FillEmptyRows(tokens, plan.row_offsets[call.num_local], tickets, [&](int row) {
+  const PlanResults plan = quotas.PlanWithGroups(params.plan);
+  const RowPlacement placement(call, plan, quotas, eager.rank());
+  return expansion.Run(sequence, ReceivedRoutes(call, placement), [&](int max_items) {
+    const FillItems next_item = {&progress.fill_tickets, max_items};
+    FillEmptyRows(tokens, plan.row_offsets[call.num_local_experts], next_item, [&](int row) {
       if (!IsEmptyRow(call, plan, row)) return false;
-      SetRow(plan, row, -1, -1, -1, -1);
+      WriteRowSource(plan, row, -1, -1, -1, -1);
       return true;
     });
   });
@@ -105,33 +113,33 @@ __device__ Outcome ExpandAndFill(const DispatchParams& stage, uint64_t sequence,
 
 }  // namespace
 
-__global__ void __launch_bounds__(kMostDispatchThreads, 1)
-    DispatchKernel(const __grid_constant__ DispatchParams stage) {
-  const TokenParams& tokens = stage.tokens;
-  const Call& call = tokens.call;
+__global__ void __launch_bounds__(kMaxDispatchThreads, 1)
+    DispatchKernel(const __grid_constant__ DispatchParams params) {
+  const TokenParams& tokens = params.tokens;
+  const CallParams& call = tokens.call;
   const uint64_t sequence = CurrentSequence(call);
-  auto outcome = Outcome::kArrived;  // of this thread's warp
+  auto outcome = Outcome::kArrived;  // this warp's
   if (threadIdx.x < kDispatchThreads) {
-    outcome = ExpandAndFill(stage, sequence, ThreadGroup::FirstThreads(kDispatchThreads));
+    outcome = ExpandAndFill(params, sequence, ThreadGroup::FirstThreads(kDispatchThreads));
   } else {
-    outcome = SendTokens(tokens, sequence, false, [&](int choice) {
-      const int32_t expert = stage.topk_ids[choice];
+    outcome = SendTokens(tokens, sequence, false, [&](int assignment) {
+      const int32_t expert = params.topk_ids[assignment];
       const bool is_expert = 0 <= expert && expert < call.num_experts;
-      return is_expert ? call.by_num_local.Quotient(expert) : -1;
+      return is_expert ? call.RankOfExpert(expert) : -1;
     });
   }
-  const BlockEnd end = CountBlock(call, outcome);
+  const BlockEnd end = FinishBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FailureOutcome(call, end);
+  const Outcome failure = KernelOutcome(call, end);
   FinishCall(call, sequence);
   if (failure == Outcome::kArrived) return;
-  WriteSafeGroups(call, stage.plan, failure);
-  WriteSafeResults(tokens, stage.plan, ThreadGroup::Block());
+  WriteSafeGroups(call, params.plan, failure);
+  WriteSafeResults(tokens, params.plan, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
 
 namespace jax_ep {
 

@@ -19,86 +19,87 @@ RowType ToRowType(ElementType type) {
   return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
 }
 
-constexpr int32_t kMostPipelineBytes = 216 * 1024;
-constexpr int32_t kLeastSharedBytes = 96 * 1024;  // of sm_86, the least there is
+constexpr int32_t kMaxPipelineBytes = 216 * 1024;
+constexpr int32_t kMinSharedBytes = 96 * 1024;  // sm_86 has the least shared memory
 constexpr int32_t kCombineSharedBytes = kWarps * kSumPipelineBytes;
-static_assert(kCombineSharedBytes <= kLeastSharedBytes);
+static_assert(kCombineSharedBytes <= kMinSharedBytes);
 constexpr int32_t kLowLatencyCombineSharedBytes =
     kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes +
     kMaxLowLatencyAssignments * int32_t{sizeof(int32_t)};
-static_assert(kLowLatencyCombineSharedBytes <= kLeastSharedBytes);
+static_assert(kLowLatencyCombineSharedBytes <= kMinSharedBytes);
 
-// What the current device has for rows on their way.
+// The current device's support for row copies.
 struct RowCopySupport {
-  bool copies_rows = false;  // by itself (sm_90); before, rows go through registers
-  int32_t shared_bytes = 0;  // that a block of dispatch may ask for
+  bool has_bulk_copies = false;  // since sm_90; rows go through registers before
+  int32_t shared_bytes = 0;      // the dynamic shared memory of a dispatch block
 };
 
-Status FindRowCopySupport(RowCopySupport* engine) {
-  constexpr int kFixedBytes = 3 * 1024;  // that the kernels have beside it
+Status FindRowCopySupport(RowCopySupport* support) {
+  constexpr int kFixedBytes = 3 * 1024;  // static shared memory of the kernels
   int major = 0;
   int most = 0;
   Status status = FindComputeCapabilityMajor(&major);
   if (status.ok()) status = FindSharedBytes(&most);
-  *engine = {major >= 9, most - kFixedBytes};
+  *support = {major >= 9, most - kFixedBytes};
   return status;
 }
 
 constexpr int32_t kDispatchWarps = kDispatchThreads / 32;
-constexpr int32_t kMostSendingWarps = (kMostDispatchThreads - kDispatchThreads) / 32;
+constexpr int32_t kMaxSendWarps = (kMaxDispatchThreads - kDispatchThreads) / 32;
 
-// What a dispatch has in shared memory: quotas, and the ring after them; or before, where both will
-// be, the counts of a tile.
+// The shared memory of a dispatch has the quotas, followed by the pipelines. Earlier it has the
+// counts of a tile in their place.
 constexpr int64_t TileCountBytes(int64_t num_experts) {
   return kDispatchWarps * CountPairs(static_cast<int32_t>(num_experts)) * int64_t{sizeof(int2)};
 }
 constexpr int64_t QuotaBytes(int64_t num_ranks, int64_t num_experts) {
   return CeilDivide(QuotaWords(num_ranks, num_experts), 32) * 128;
 }
-static_assert(TileCountBytes(kMaxExperts) <= kLeastSharedBytes * 3 / 4);
-static_assert(QuotaBytes(1, kMaxExperts) <= kLeastSharedBytes * 3 / 4);
+static_assert(TileCountBytes(kMaxExperts) <= kMinSharedBytes * 3 / 4);
+static_assert(QuotaBytes(1, kMaxExperts) <= kMinSharedBytes * 3 / 4);
 
-// With what is before it.
-int64_t PipelineBytes(const CopyPipeline& ring) {
-  return ring.first_byte + int64_t{ring.num_warps} * CopyPipelineBytes(ring);
+// Returns the shared memory up to the end of the pipeline.
+int64_t PipelineBytes(const CopyPipeline& pipeline) {
+  return pipeline.shared_offset + int64_t{pipeline.num_warps} * CopyPipelineBytes(pipeline);
 }
 
-// So many warps send that a few MB are on their way, which keeps the links busy. More would make
-// what everybody waits for queue behind them.
-int64_t CountSenders(const Call& call) {
-  constexpr double kBytesOnWay = 3.5 * (1 << 20);
+// Returns the number of send warps: they have a few MB in flight, which keeps the links busy. With
+// more, the flags and counts that all ranks wait for would queue behind the rows.
+int64_t CountSenders(const CallParams& call) {
+  constexpr double kBytesInFlight = 3.5 * (1 << 20);
   if (call.num_ranks == 1) return 0;
-  // The other ranks that a token visits, if routing is uniform.
+  // The expected number of peers per token, for uniform routing.
   const double peers = (call.num_ranks - 1) * (1 - std::pow(1 - 1.0 / call.num_ranks, call.top_k));
   const double bytes = static_cast<double>(call.row_vectors * kVectorBytes) * peers;
-  return static_cast<int64_t>(std::ceil(std::min(kBytesOnWay / bytes, 1e6)));
+  return static_cast<int64_t>(std::ceil(std::min(kBytesInFlight / bytes, 1e6)));
 }
 
-// The parts of both dispatches that are alike. Their rings follow what is in shared memory before
-// them; and those of senders, who begin sooner, the counts of a tile, too.
+// Makes the parameters that dispatch and redispatch share. Pipelines begin at `shared_offset`. The
+// send pipelines also lie behind the counts of a tile, because send warps begin before these are
+// free.
 template <typename DispatchCall>
-TokenParams Tokens(const Launcher& launcher, const RowCopySupport& engine, int64_t first_byte,
-                   const DispatchCall& dispatch) {
-  const Call& call = launcher.call();
-  const int64_t bytes = std::min(engine.shared_bytes, kMostPipelineBytes) - first_byte;
+TokenParams MakeTokenParams(const Launcher& launcher, const RowCopySupport& support,
+                            int64_t shared_offset, const DispatchCall& dispatch) {
+  const CallParams& call = launcher.call();
+  const int64_t bytes = std::min(support.shared_bytes, kMaxPipelineBytes) - shared_offset;
   const int64_t senders = CountSenders(call);
-  const auto sending_warps = static_cast<int32_t>(
-      std::min<int64_t>(CeilDivide(senders, launcher.num_sms()), kMostSendingWarps));
-  CopyPipeline expansions = {0, kDispatchWarps, 0, 0, 0};
-  CopyPipeline sends = {0, sending_warps, 0, 0, 0};
-  if (engine.copies_rows) {
-    sends = PlanSendPipeline(call.row_vectors, call.num_ranks, sending_warps,
-                             static_cast<int32_t>(bytes / 4));
-    expansions =
+  const auto send_warps = static_cast<int32_t>(
+      std::min<int64_t>(CeilDivide(senders, launcher.num_sms()), kMaxSendWarps));
+  CopyPipeline expand = {0, kDispatchWarps, 0, 0, 0};
+  CopyPipeline send = {0, send_warps, 0, 0, 0};
+  if (support.has_bulk_copies) {
+    send = PlanSendPipeline(call.row_vectors, call.num_ranks, send_warps,
+                            static_cast<int32_t>(bytes / 4));
+    expand =
         PlanCopyPipeline(call.row_vectors, call.top_k, kDispatchWarps,
-                         static_cast<int32_t>(bytes) - sends.num_warps * CopyPipelineBytes(sends));
+                         static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send));
   }
-  expansions.first_byte = static_cast<int32_t>(first_byte);
-  sends.first_byte =
-      static_cast<int32_t>(std::max(PipelineBytes(expansions), TileCountBytes(call.num_experts)));
+  expand.shared_offset = static_cast<int32_t>(shared_offset);
+  send.shared_offset =
+      static_cast<int32_t>(std::max(PipelineBytes(expand), TileCountBytes(call.num_experts)));
   return {.call = call,
-          .expansions = expansions,
-          .sends = sends,
+          .expand_pipeline = expand,
+          .send_pipeline = send,
           .num_senders = static_cast<int32_t>(senders),
           .chunks = PlanTokenChunks(call.num_tokens, call.row_vectors * kVectorBytes,
                                     call.num_ranks, call.top_k, dispatch.transfer.ring_chunks),
@@ -111,44 +112,44 @@ TokenParams Tokens(const Launcher& launcher, const RowCopySupport& engine, int64
           .arrivals = dispatch.arrivals};
 }
 
-// Of a call that is small, else none.
-RowSegments SegmentsOf(const TransferCall& call) {
+// Returns the segments of a low-latency call, otherwise none.
+RowSegments PlanSegments(const TransferCall& call) {
   if (!call.allow_low_latency) return {};
   return PlanRowSegments(call.num_ranks, call.num_tokens, call.top_k,
                          call.hidden * ElementBytes(call.row_type) / kVectorBytes);
 }
 
-// The kernels for few tokens count no arrivals.
-RowSegments SegmentsOf(const RedispatchCall& call) {
-  return call.arrivals == nullptr ? SegmentsOf(call.transfer) : RowSegments();
+// The low-latency kernels do not count arrivals.
+RowSegments PlanSegments(const RedispatchCall& call) {
+  return call.arrivals == nullptr ? PlanSegments(call.transfer) : RowSegments();
 }
 
-RowSegments SegmentsOf(const DispatchCall& call) {
+RowSegments PlanSegments(const DispatchCall& call) {
   const TransferCall& sizes = call.transfer;
-  const RowSegments pieces = SegmentsOf(sizes);
-  if (pieces.count() == 0 || call.arrivals != nullptr) return {};
-  const int64_t choices = sizes.num_tokens * sizes.top_k;
+  const RowSegments segments = PlanSegments(sizes);
+  if (segments.count() == 0 || call.arrivals != nullptr) return {};
+  const int64_t assignments = sizes.num_tokens * sizes.top_k;
   const bool fits =
-      BlockPlanBytes(sizes.num_ranks, choices, sizes.num_experts) <= kLeastSharedBytes;
-  return fits ? pieces : RowSegments();
+      BlockPlanBytes(sizes.num_ranks, assignments, sizes.num_experts) <= kMinSharedBytes;
+  return fits ? segments : RowSegments();
 }
 
-// As many as there is work for at once: for each warp a piece of a row on its way, or 32 rows to be
-// filled.
-int64_t LowLatencyBlocks(const Launcher& launcher, const RowSegments& pieces, int64_t num_on_way,
-                         int64_t num_filled) {
-  const int64_t num_parts = num_on_way * pieces.count() + CeilDivide(num_filled, 32);
-  return launcher.Grid({CeilDivide(num_parts, kLowLatencyThreads / 32)}, 1);
+// Returns as many blocks as have work at once: each warp has a segment in flight, or 32 rows to
+// fill.
+int64_t LowLatencyBlocks(const Launcher& launcher, const RowSegments& segments, int64_t num_rows,
+                         int64_t num_filled_rows) {
+  const int64_t num_items = num_rows * segments.count() + CeilDivide(num_filled_rows, 32);
+  return launcher.Grid({CeilDivide(num_items, kLowLatencyThreads / 32)}, 1);
 }
 
 int DispatchThreads(const TokenParams& tokens) {
-  return kDispatchThreads + 32 * tokens.sends.num_warps;
+  return kDispatchThreads + 32 * tokens.send_pipeline.num_warps;
 }
 
 int64_t DispatchBlocks(const Launcher& launcher, const TokenParams& tokens) {
-  const Call& call = tokens.call;
-  return launcher.Grid({call.num_parts, CeilDivide(call.num_tokens, kMostSendingWarps),
-                        CeilDivide(call.num_all_tokens(), tokens.expansions.num_warps),
+  const CallParams& call = tokens.call;
+  return launcher.Grid({call.num_prologue_items, CeilDivide(call.num_tokens, kMaxSendWarps),
+                        CeilDivide(call.num_all_tokens(), tokens.expand_pipeline.num_warps),
                         CeilDivide(call.num_rows, 32 * kDispatchWarps)},
                        1);
 }
@@ -156,13 +157,13 @@ int64_t DispatchBlocks(const Launcher& launcher, const TokenParams& tokens) {
 }  // namespace
 
 Status LoadTransferKernels() {
-  RowCopySupport engine;
-  Status status = FindRowCopySupport(&engine);
+  RowCopySupport support;
+  Status status = FindRowCopySupport(&support);
   std::vector<std::pair<const void*, int>> kernels = {
-      {DispatchKernelAddress(), engine.shared_bytes},
-      {RedispatchKernelAddress(), engine.shared_bytes},
-      {BulkCopyCeilingKernelAddress(), engine.shared_bytes},
-      {LowLatencyDispatchKernelAddress(), kLeastSharedBytes},
+      {DispatchKernelAddress(), support.shared_bytes},
+      {RedispatchKernelAddress(), support.shared_bytes},
+      {BulkCopyCeilingKernelAddress(), support.shared_bytes},
+      {LowLatencyDispatchKernelAddress(), kMinSharedBytes},
       {LowLatencyRedispatchKernelAddress(), 0}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
     kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
@@ -174,7 +175,7 @@ Status LoadTransferKernels() {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "loading kernels");
     if (!status.ok()) return status;
-    cudaFuncAttributes attributes;  // setting one may load nothing
+    cudaFuncAttributes attributes;  // setting an attribute may not load the kernel
     status = FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading kernels");
   }
   return status;
@@ -183,72 +184,76 @@ Status LoadTransferKernels() {
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {
   const int64_t align = call.row_align;
   if (align < 1 || align > kMaxItems) return InvalidArgument("row_align is ", align);
-  const RowSegments pieces = SegmentsOf(call);
+  const RowSegments segments = PlanSegments(call);
   Launcher launcher(
-      call.transfer, Operation::kDispatch, {.of_assignments = true},
-      {align, call.zero_tail, call.has_weights, pieces.count(), call.transfer.ring_chunks}, stream);
-  RowCopySupport engine;
+      call.transfer, Operation::kDispatch, {.tiles = true},
+      {align, call.zero_tail, call.has_weights, segments.count(), call.transfer.ring_chunks},
+      stream);
+  RowCopySupport support;
   Status status = launcher.status();
-  if (status.ok()) status = FindRowCopySupport(&engine);
+  if (status.ok()) status = FindRowCopySupport(&support);
   if (!status.ok()) return status;
-  const Call& sizes = launcher.call();
+  const CallParams& sizes = launcher.call();
   const int64_t quota_bytes = QuotaBytes(sizes.num_ranks, sizes.num_experts);
-  const DispatchParams stage = {Tokens(launcher, engine, quota_bytes, call),
-                                FastDivmod(static_cast<int32_t>(align)), call.topk_ids, call.plan};
-  if (pieces.count() > 0) {
-    const LowLatencyDispatchParams small = {
-        stage, pieces, PlanAssignmentRanges(sizes.num_ranks, sizes.num_assignments()),
+  const DispatchParams params = {MakeTokenParams(launcher, support, quota_bytes, call),
+                                 FastDivmod(static_cast<int32_t>(align)), call.topk_ids, call.plan};
+  if (segments.count() > 0) {
+    const LowLatencyDispatchParams low_latency = {
+        params, segments, PlanAssignmentRanges(sizes.num_ranks, sizes.num_assignments()),
         FastDivmod(sizes.num_ranks), FastDivmod(std::max(1, sizes.num_ranks - 1))};
     launcher.Launch("low-latency dispatch", LowLatencyDispatchKernelAddress(),
-                    LowLatencyBlocks(launcher, pieces, sizes.num_all_tokens(), sizes.num_rows),
-                    kLowLatencyThreads, small,
+                    LowLatencyBlocks(launcher, segments, sizes.num_all_tokens(), sizes.num_rows),
+                    kLowLatencyThreads, low_latency,
                     BlockPlanBytes(sizes.num_ranks, sizes.num_assignments(), sizes.num_experts));
     return launcher.status();
   }
-  launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, stage.tokens),
-                  DispatchThreads(stage.tokens), stage, PipelineBytes(stage.tokens.sends));
+  launcher.Launch("dispatch", DispatchKernelAddress(), DispatchBlocks(launcher, params.tokens),
+                  DispatchThreads(params.tokens), params,
+                  PipelineBytes(params.tokens.send_pipeline));
   return launcher.status();
 }
 
 Status LaunchRedispatch(const RedispatchCall& call, cudaStream_t stream) {
-  const RowSegments pieces = SegmentsOf(call);
+  const RowSegments segments = PlanSegments(call);
   Launcher launcher(
-      call.transfer, Operation::kRedispatch, {.of_assignments = call.has_weights, .of_plan = true},
-      {call.zero_tail, call.has_weights, pieces.count(), call.transfer.ring_chunks}, stream);
-  RowCopySupport engine;
+      call.transfer, Operation::kRedispatch, {.tiles = call.has_weights, .plan = true},
+      {call.zero_tail, call.has_weights, segments.count(), call.transfer.ring_chunks}, stream);
+  RowCopySupport support;
   Status status = launcher.status();
-  if (status.ok()) status = FindRowCopySupport(&engine);
+  if (status.ok()) status = FindRowCopySupport(&support);
   if (!status.ok()) return status;
-  const Call& sizes = launcher.call();
-  const int32_t num_weight_parts = call.has_weights ? sizes.num_tiles : 0;
-  const RedispatchParams stage = {Tokens(launcher, engine, 0, call), call.plan, num_weight_parts};
-  if (pieces.count() > 0) {
-    const LowLatencyRedispatchParams small = {
-        stage, pieces, FastDivmod(std::max(1, sizes.num_ranks - 1)), FastDivmod(sizes.top_k)};
-    // As many as there are of all ranks' tokens, or here on average.
+  const CallParams& sizes = launcher.call();
+  const int32_t num_weight_items = call.has_weights ? sizes.num_tiles : 0;
+  const RedispatchParams params = {MakeTokenParams(launcher, support, 0, call), call.plan,
+                                   num_weight_items};
+  if (segments.count() > 0) {
+    const LowLatencyRedispatchParams low_latency = {
+        params, segments, FastDivmod(std::max(1, sizes.num_ranks - 1)), FastDivmod(sizes.top_k)};
+    // All ranks' tokens, or the average number of rows here.
     const int64_t rows = std::max(sizes.num_all_tokens(), sizes.num_assignments());
     launcher.Launch("low-latency redispatch", LowLatencyRedispatchKernelAddress(),
-                    LowLatencyBlocks(launcher, pieces, rows, sizes.num_rows), kLowLatencyThreads,
-                    small);
+                    LowLatencyBlocks(launcher, segments, rows, sizes.num_rows), kLowLatencyThreads,
+                    low_latency);
     return launcher.status();
   }
-  launcher.Launch("redispatch", RedispatchKernelAddress(), DispatchBlocks(launcher, stage.tokens),
-                  DispatchThreads(stage.tokens), stage, PipelineBytes(stage.tokens.sends));
+  launcher.Launch("redispatch", RedispatchKernelAddress(), DispatchBlocks(launcher, params.tokens),
+                  DispatchThreads(params.tokens), params,
+                  PipelineBytes(params.tokens.send_pipeline));
   return launcher.status();
 }
 
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
-  const RowSegments pieces = SegmentsOf(call.transfer);
-  Launcher launcher(call.transfer, Operation::kCombine, {.of_plan = true},
-                    {call.has_weights, call.has_scalars, pieces.count()}, stream);
+  const RowSegments segments = PlanSegments(call.transfer);
+  Launcher launcher(call.transfer, Operation::kCombine, {.plan = true},
+                    {call.has_weights, call.has_scalars, segments.count()}, stream);
   if (!launcher.status().ok()) return launcher.status();
-  const Call& sizes = launcher.call();
-  const CombineParams stage = {
+  const CallParams& sizes = launcher.call();
+  const CombineParams params = {
       sizes,
       call.has_weights,
       call.has_scalars,
       CombineSchedule(sizes.num_tokens, sizes.num_ranks, sizes.row_vectors, kMaxChunks,
-                      static_cast<int32_t>(kWarps * launcher.MostBlocks(2))),
+                      static_cast<int32_t>(kWarps * launcher.MaxBlocks(2))),
       call.plan,
       call.y,
       call.row_weights,
@@ -256,16 +261,16 @@ Status LaunchCombine(const CombineCall& call, cudaStream_t stream) {
       call.out,
       call.assignment_scalars};
   const RowType type = ToRowType(call.transfer.row_type);
-  if (pieces.count() > 0) {
-    const LowLatencyCombineParams small = {stage, pieces, FastDivmod(sizes.num_ranks)};
+  if (segments.count() > 0) {
+    const LowLatencyCombineParams low_latency = {params, segments, FastDivmod(sizes.num_ranks)};
     launcher.Launch("low-latency combine", LowLatencyCombineKernelAddress(type),
-                    LowLatencyBlocks(launcher, pieces, sizes.num_all_tokens(), 0),
-                    kLowLatencyThreads, small, kLowLatencyCombineSharedBytes);
+                    LowLatencyBlocks(launcher, segments, sizes.num_all_tokens(), 0),
+                    kLowLatencyThreads, low_latency, kLowLatencyCombineSharedBytes);
     return launcher.status();
   }
   const int64_t blocks =
-      launcher.Grid({sizes.num_parts, CeilDivide(stage.tickets.Count(), kWarps)}, 2);
-  launcher.Launch("combine", CombineKernelAddress(type), blocks, kCombineThreads, stage,
+      launcher.Grid({sizes.num_prologue_items, CeilDivide(params.schedule.num_items(), kWarps)}, 2);
+  launcher.Launch("combine", CombineKernelAddress(type), blocks, kCombineThreads, params,
                   kCombineSharedBytes);
   return launcher.status();
 }
@@ -275,21 +280,21 @@ Status LaunchBulkCopyCeiling(const BulkCopyCeilingCall& call, cudaStream_t strea
     return InvalidArgument("repeats is ", call.repeats);
   }
   Launcher launcher(call.transfer, Operation::kBulkCopyCeiling, {}, {call.repeats}, stream);
-  RowCopySupport engine;
+  RowCopySupport support;
   Status status = launcher.status();
-  if (status.ok()) status = FindRowCopySupport(&engine);
+  if (status.ok()) status = FindRowCopySupport(&support);
   if (!status.ok()) return status;
-  const Call& sizes = launcher.call();
-  CopyPipeline ring = {0, kDispatchWarps, 0, 0, 0};
-  if (engine.copies_rows) {
-    ring = PlanCopyPipeline(sizes.row_vectors, 1, kDispatchWarps,
-                            std::min(engine.shared_bytes, kMostPipelineBytes));
+  const CallParams& sizes = launcher.call();
+  CopyPipeline pipeline = {0, kDispatchWarps, 0, 0, 0};
+  if (support.has_bulk_copies) {
+    pipeline = PlanCopyPipeline(sizes.row_vectors, 1, kDispatchWarps,
+                                std::min(support.shared_bytes, kMaxPipelineBytes));
   }
-  const BulkCopyCeilingParams stage = {sizes, ring, static_cast<int32_t>(call.repeats), call.x,
-                                       call.status};
+  const BulkCopyCeilingParams params = {sizes, pipeline, static_cast<int32_t>(call.repeats), call.x,
+                                        call.status};
   launcher.Launch("bulk_copy_ceiling", BulkCopyCeilingKernelAddress(),
-                  launcher.Grid({CeilDivide(sizes.num_tokens, stage.ring.num_warps)}, 1),
-                  kDispatchThreads, stage, PipelineBytes(stage.ring));
+                  launcher.Grid({CeilDivide(sizes.num_tokens, params.pipeline.num_warps)}, 1),
+                  kDispatchThreads, params, PipelineBytes(params.pipeline));
   return launcher.status();
 }
 

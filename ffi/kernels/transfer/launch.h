@@ -1,5 +1,5 @@
-// Dispatch, dispatch by plan, and combine: launches of kernels on one device, and nothing else. A
-// CUDA graph may record and replay them. Errors come before the first launch of a call, or from it.
+// Launches dispatch, redispatch and combine on one device. Each call launches one kernel and does
+// nothing else, so CUDA graphs can capture it. Errors are returned before the launch, or by it.
 //
 // All calls of one control block must be in one order, the same on every rank of the group, by
 // stream order on each device. Within that, any sequence of calls is safe.
@@ -18,10 +18,10 @@
 
 namespace jax_ep {
 
-// What all ranks of a group give alike, but for the address.
+// The arguments that all transfers share. All but `control` and `num_sms` are equal on all ranks.
 struct TransferCall {
-  ControlBlock* control = nullptr;  // of this device and group; the only address kept by kernels
-  uint64_t call_site = 0;           // differs between calls; operation and sizes are added here
+  ControlBlock* control = nullptr;  // this device's, in its group
+  uint64_t call_site = 0;           // distinguishes calls; the launch adds operation and sizes
   int64_t num_tokens = 0;           // T, of one rank
   int64_t hidden = 0;               // H
   int64_t top_k = 0;                // K
@@ -29,22 +29,20 @@ struct TransferCall {
   int64_t num_ranks = 0;            // R
   int64_t num_rows = 0;             // M
   ElementType row_type = kOther;    // kBF16, kF16 or kF32
-  int64_t num_sms = 0;              // to run on; 0: all. May differ between ranks
-  bool allow_low_latency = true;    // else it takes the way of calls of many tokens
-  // Of a dispatch, at most (token_chunks.h), and 1 at least: fewer than there is memory for in
-  // tests.
+  int64_t num_sms = 0;              // 0: all. May differ between ranks
+  bool allow_low_latency = true;    // false: the general kernels are used
+  // Bounds the receive rings of a dispatch (token_chunks.h), for tests; 1 or more.
   int64_t ring_chunks = kMaxChunks;
 };
 
-// Addresses are of this device's operands and results. A buffer without elements may be null.
+// The addresses are this device's operands and results. A buffer without elements may be null.
 //
-// If there are `arrivals`, on all ranks or on none, a kernel that runs at the same time may read
-// results before the call ends. All are 0 before. Once arrivals[0] is 1, a dispatch's group sizes
-// and row offsets are there. arrivals[1 + i] counts those rows of [128 * i, 128 * (i + 1)) that are
-// complete, with their weights, up to the end of all groups, padding included: who acquires it at
-// their number may read them (by the copy engine after a fence of the proxies). A call that fails
-// may count less, and overwrites what it has counted. The reader has to leave room for the call:
-// one multiprocessor at least.
+// With `arrivals`, which all ranks give or none, a concurrent kernel may read results before the
+// call ends. The caller zeroes them. arrivals[0] becomes 1 when a dispatch's group sizes and row
+// offsets are written. arrivals[1 + i] counts the complete rows of [128 * i, 128 * (i + 1)), with
+// their weights, up to the end of all groups, padding included. A reader that acquires the full
+// count may read these rows (by TMA after a proxy fence). A call that fails may count fewer rows,
+// and overwrites rows that it has counted. The reader must leave at least one SM to the call.
 struct DispatchCall {
   TransferCall transfer;
   int64_t row_align = 1;
@@ -68,7 +66,7 @@ struct RedispatchCall {
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
-  uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)], the first stays 0
+  uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays 0
 };
 
 struct CombineCall {
@@ -83,8 +81,8 @@ struct CombineCall {
   float* assignment_scalars = nullptr;  // [T, K]
 };
 
-// What the links can do, for benchmarks: each rank stores its rows into the other ranks'
-// workspaces, in turn, with nothing to find and nobody to wait for in between; `repeats` times.
+// Measures the bandwidth of bulk copies, for benchmarks: each rank stores its rows to its peers'
+// workspaces in turn, `repeats` times, without waits in between.
 struct BulkCopyCeilingCall {
   TransferCall transfer;
   int64_t repeats = 1;
@@ -92,12 +90,12 @@ struct BulkCopyCeilingCall {
   int32_t* status = nullptr;  // [1]
 };
 
-// The workspace shape of a call, and whether the kernels take it: Unimplemented names the size that
-// they do not. To be asked before a workspace is allocated; the launches ask again.
+// Returns the workspace shape of a call. The error Unimplemented names a size that the kernels do
+// not support. Called before a workspace is allocated, and by the launches.
 Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape);
 
-// Loads all kernels on the current device. Without it the first launch does, which waits for the
-// device while a peer may be spinning: a deadlock.
+// Loads all kernels on the current device. Otherwise the first launch would load them, and wait for
+// the device, where a kernel may be waiting for this launch: a deadlock.
 Status LoadTransferKernels();
 
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream);

@@ -48,25 +48,25 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape) {
   const struct {
     const char* name;
     int64_t value;
-    int64_t most;
-  } items[] = {
+    int64_t max;
+  } limits[] = {
       {"num_rows", call.num_rows, kMaxItems},
-      // combine's tickets are some more than twice as many
+      // combine has a little more than twice as many items
       {"num_tokens", call.num_tokens, kMaxItems / 4},
       {"num_experts", call.num_experts, kMaxExperts},
       {"num_ranks * num_tokens * top_k", call.num_ranks * call.num_tokens * call.top_k, kMaxItems},
-      {"the number of 16-byte pieces of a row", call.hidden * element_bytes / kVectorBytes,
+      {"the number of 16-byte vectors of a row", call.hidden * element_bytes / kVectorBytes,
        kMaxItems},
   };
-  for (const auto& item : items) {
-    if (item.value > item.most) {
-      return Unimplemented(item.name, " is ", item.value, "; the kernels take up to ", item.most);
+  for (const auto& limit : limits) {
+    if (limit.value > limit.max) {
+      return Unimplemented(limit.name, " is ", limit.value, "; the kernels take up to ", limit.max);
     }
   }
   return {};
 }
 
-Launcher::Launcher(const TransferCall& call, Operation operation, const FirstParts& parts,
+Launcher::Launcher(const TransferCall& call, Operation operation, const PrologueItems& prologue,
                    std::initializer_list<int64_t> flags, cudaStream_t stream)
     : num_sms_(call.num_sms), stream_(stream) {
   WorkspaceShape shape;
@@ -86,31 +86,31 @@ Launcher::Launcher(const TransferCall& call, Operation operation, const FirstPar
   call_.num_tokens = static_cast<int32_t>(call.num_tokens);
   call_.top_k = static_cast<int32_t>(call.top_k);
   call_.num_experts = static_cast<int32_t>(call.num_experts);
-  call_.num_local = static_cast<int32_t>(call.num_experts / call.num_ranks);
-  call_.by_num_local = FastDivmod(call_.num_local);
+  call_.num_local_experts = static_cast<int32_t>(call.num_experts / call.num_ranks);
+  call_.local_experts_divmod = FastDivmod(call_.num_local_experts);
   call_.num_ranks = static_cast<int32_t>(call.num_ranks);
   call_.num_rows = static_cast<int32_t>(call.num_rows);
   call_.row_vectors =
       static_cast<int32_t>(call.hidden * ElementBytes(call.row_type) / kVectorBytes);
   call_.num_partial_sums = std::min(call_.top_k, call_.num_ranks);
-  const int64_t choices = call.num_tokens * call.top_k;
-  const int64_t tile = CeilDivide(std::max<int64_t>(choices, 1), kMaxTiles);
+  const int64_t assignments = call.num_tokens * call.top_k;
+  const int64_t tile = CeilDivide(std::max<int64_t>(assignments, 1), kMaxTiles);
   call_.tile_assignments =
       static_cast<int32_t>(CeilDivide(tile, kTileAssignments) * kTileAssignments);
-  const int64_t tiles = std::max<int64_t>(1, CeilDivide(choices, call_.tile_assignments));
-  // What precedes the exchange is short. A plan's rows are spread over all blocks, as each takes a
-  // thread the way to memory and back.
-  const int64_t spread = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
+  const int64_t tiles = std::max<int64_t>(1, CeilDivide(assignments, call_.tile_assignments));
+  // The prologue is short. The plan's rows are spread over all blocks, because a row costs a thread
+  // the latency of memory.
+  const int64_t plan_ranges = std::clamp<int64_t>(CeilDivide(call.num_rows, 32), 1, num_sms_);
   call_.num_tiles = static_cast<int32_t>(tiles);
-  call_.num_parts =
-      static_cast<int32_t>((parts.of_assignments ? tiles : 0) + (parts.of_plan ? spread : 0));
+  call_.num_prologue_items =
+      static_cast<int32_t>((prologue.tiles ? tiles : 0) + (prologue.plan ? plan_ranges : 0));
   call_.nan_word = NanWord(call.row_type);
   call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
-  for (int i = 0; i < kNumBuffers; ++i) call_.offsets[i] = layout.buffers[i].offset;
+  for (int i = 0; i < kNumBuffers; ++i) call_.buffer_offsets[i] = layout.buffers[i].offset;
 }
 
 int64_t Launcher::Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
-  return std::clamp<int64_t>(std::max(blocks), 1, MostBlocks(blocks_per_sm));
+  return std::clamp<int64_t>(std::max(blocks), 1, MaxBlocks(blocks_per_sm));
 }
 
 void Launcher::LaunchKernel(const char* name, const void* kernel, int64_t blocks, int threads,

@@ -1,4 +1,4 @@
-// The kernels of the transfers: what each is given, and its address for the launch.
+// The parameters of each transfer kernel, and its address for the launch.
 #ifndef JAX_EP_KERNELS_TRANSFER_PARAMS_H_
 #define JAX_EP_KERNELS_TRANSFER_PARAMS_H_
 
@@ -9,21 +9,21 @@
 
 namespace jax_ep {
 
-// ThreadGroup of a block. Two of combine fit on a multiprocessor, one of dispatch.
+// Threads per block. Two blocks of combine fit on an SM, and one of dispatch.
 inline constexpr int kCombineThreads = 384;
-inline constexpr int kDispatchThreads = 256;  // besides those that send
-inline constexpr int kMostDispatchThreads = kDispatchThreads + 128;
+inline constexpr int kDispatchThreads = 256;  // the expand warps; send warps follow
+inline constexpr int kMaxDispatchThreads = kDispatchThreads + 128;
 
-// Of the kernels for small calls.
+// Threads per block of the low-latency kernels.
 inline constexpr int kLowLatencyThreads = 512;
 
-// Of shared memory, for each warp of combine (row_sums.cuh), and of a small one.
+// Shared memory per warp of combine (row_sums.cuh), and of low-latency combine.
 inline constexpr int kSumPipelineBytes = 8 * 1024;
 inline constexpr int kLowLatencySumPipelineBytes = 4 * 1024;
 
-// Choices of a tile: as many for each warp, some for each lane.
+// A tile has a multiple of this many assignments.
 inline constexpr int kTileAssignments = 1024;
-static_assert(kTileAssignments % kDispatchThreads == 0);
+static_assert(kTileAssignments % kDispatchThreads == 0, "all lanes have equally many");
 
 struct DispatchParams {
   TokenParams tokens;
@@ -35,12 +35,12 @@ struct DispatchParams {
 struct RedispatchParams {
   TokenParams tokens;
   PlanOperands plan;
-  int32_t num_weight_parts;  // of the call's parts, the first
+  int32_t num_weight_items;  // the first of the call's prologue items
 };
 
 struct BulkCopyCeilingParams {
-  Call call;
-  CopyPipeline ring;
+  CallParams call;
+  CopyPipeline pipeline;
   int32_t repeats;
   const void* x;    // rows[T]
   int32_t* status;  // [1]
@@ -48,23 +48,23 @@ struct BulkCopyCeilingParams {
 
 struct LowLatencyDispatchParams {
   DispatchParams dispatch;
-  RowSegments pieces;
-  AssignmentRanges stretches;
-  FastDivmod by_num_ranks;
-  FastDivmod by_num_peers;  // R - 1, or 1
+  RowSegments segments;
+  AssignmentRanges ranges;
+  FastDivmod num_ranks_divmod;
+  FastDivmod num_peers_divmod;  // divides by R - 1, or 1
 };
 
 struct LowLatencyRedispatchParams {
   RedispatchParams dispatch;
-  RowSegments pieces;
-  FastDivmod by_num_peers;
-  FastDivmod by_top_k;
+  RowSegments segments;
+  FastDivmod num_peers_divmod;
+  FastDivmod top_k_divmod;
 };
 
 struct LowLatencyCombineParams {
   CombineParams combine;
-  RowSegments pieces;
-  FastDivmod by_num_ranks;
+  RowSegments segments;
+  FastDivmod num_ranks_divmod;
 };
 
 enum class RowType { kBFloat16, kFloat16, kFloat32 };

@@ -1,11 +1,16 @@
-// dispatch_by_plan in one kernel: the same rows as a dispatch before, without ids and counts. Its
-// parts are handed out in order:
+// redispatch in one kernel: dispatch with a known plan, without ids and counts. A block has
+// kDispatchThreads threads of expand warps, and send warps.
 //
-//   parts of the plan   inverted, so that each token finds its rows; and of the weights, which go
-//                       to all ranks when these have entered the call
+//   expand warps   1. take prologue items: ranges of the weights, which they send after
+//                     WaitForEntry, then ranges of the plan, which they invert, so that each token
+//                     finds its rows;
+//                  2. wait for the first chunk of all ranks;
+//                  3. expand tokens of all ranks into rows as chunks arrive (TokenExpansion), and
+//                     fill the rows that come from no token.
+//   send warps     after WaitForEntry, send this rank's tokens chunk by chunk (TokenSender).
 //
-// Then they bring all ranks' tokens to their rows as they come, while the last warps of each block
-// send this rank's tokens.
+// Shared memory: the pipelines of both roles.
+#include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/transfer/token_expansion.cuh"
 #include "ffi/kernels/transfer/params.h"
@@ -13,89 +18,91 @@
 namespace jax_ep {
 namespace {
 
-// Finds a token's rows in the plan.
+// Finds a token's rows in the inverted plan.
 class PlannedRows {
  public:
   struct Loaded {
-    int32_t guesses[2];  // of choices l and l + 32
+    int32_t unchecked[2];  // top-k indices l and l + 32
   };
 
-  __device__ PlannedRows(const Call& call, const PlanOperands& plan, int32_t end)
+  __device__ PlannedRows(const CallParams& call, const PlanOperands& plan, int32_t end)
       : call_(call), plan_(plan), end_(end) {}
 
   __device__ Loaded Load(int source, int token) const {
-    return {{GuessRow(call_, source, token, 0), GuessRow(call_, source, token, 1)}};
+    return {{LoadUncheckedRow(call_, source, token, 0), LoadUncheckedRow(call_, source, token, 1)}};
   }
 
   __device__ TokenRows Rows(int source, int token, const Loaded& loaded) const {
-    return CheckRows(call_, plan_, end_, source, token, loaded.guesses);
+    return CheckRows(call_, plan_, end_, source, token, loaded.unchecked);
   }
 
  private:
-  const Call& call_;
+  const CallParams& call_;
   const PlanOperands& plan_;
   const int32_t end_;
 };
 
-// What the warps do that do not send. Of a poisoned plan no token has a row.
-__device__ Outcome ExpandAndFill(const RedispatchParams& stage, uint64_t sequence, bool poisoned,
+// Called by the expand warps. In a poisoned plan no token has a row.
+__device__ Outcome ExpandAndFill(const RedispatchParams& params, uint64_t sequence, bool poisoned,
                                  const ThreadGroup& threads) {
-  const TokenParams& tokens = stage.tokens;
-  const Call& call = tokens.call;
+  const TokenParams& tokens = params.tokens;
+  const CallParams& call = tokens.call;
   Progress& progress = call.control->progress;
   const bool has_workspace = HasWorkspace(call);
-  int ticket = NextTicket(&progress.tickets, threads);
+  int ticket = NextTicket(&progress.block_tickets, threads);
   if (has_workspace) SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
-  for (; ticket < stage.num_weight_parts; ticket = NextTicket(&progress.tickets, threads)) {
+  for (; ticket < params.num_weight_items; ticket = NextTicket(&progress.block_tickets, threads)) {
     if (has_workspace && WaitForEntry(call, sequence, threads) == Outcome::kArrived) {
-      SendWeights(tokens, ticket, stage.num_weight_parts, threads);
+      SendWeights(tokens, ticket, params.num_weight_items, threads);
     }
-    FinishItem(&progress.finished, true, threads);
+    FinishItem(&progress.items_finished, true, threads);
   }
   ReleaseSenders();
-  for (; ticket < call.num_parts; ticket = NextTicket(&progress.tickets, threads)) {
+  for (; ticket < call.num_prologue_items; ticket = NextTicket(&progress.block_tickets, threads)) {
     if (has_workspace) {
-      IndexRows(call, stage.plan, ticket - stage.num_weight_parts,
-                call.num_parts - stage.num_weight_parts, threads);
+      InvertRows(call, params.plan, ticket - params.num_weight_items,
+                 call.num_prologue_items - params.num_weight_items, threads);
     }
-    FinishItem(&progress.finished, false, threads);
+    FinishItem(&progress.items_finished, false, threads);
   }
   TokenExpansion expansion(tokens);
   const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
   if (outcome != Outcome::kArrived) return outcome;
-  const int32_t end = poisoned ? 0 : EndOfRows(call, stage.plan);
-  return expansion.Run(sequence, PlannedRows(call, stage.plan, end), [&](int most) {
+  const int32_t end = poisoned ? 0 : EndOfRows(call, params.plan);
+  return expansion.Run(sequence, PlannedRows(call, params.plan, end), [&](int max_items) {
     if (poisoned) return;
-    const FillTickets tickets = {&progress.fill_tickets, most};
-    FillEmptyRows(tokens, end, tickets, [&](int row) {
-      int choice;
-      return row >= end || !SourceOfRow(call, stage.plan, row, &choice);
+    const FillItems next_item = {&progress.fill_tickets, max_items};
+    FillEmptyRows(tokens, end, next_item, [&](int row) {
+      int assignment;
+      return row >= end || !FindAssignment(call, params.plan, row, &assignment);
     });
   });
 }
 
 }  // namespace
 
-__global__ void __launch_bounds__(kMostDispatchThreads, 1)
-    RedispatchKernel(const __grid_constant__ RedispatchParams stage) {
-  const TokenParams& tokens = stage.tokens;
-  const Call& call = tokens.call;
+__global__ void __launch_bounds__(kMaxDispatchThreads, 1)
+    RedispatchKernel(const __grid_constant__ RedispatchParams params) {
+  const TokenParams& tokens = params.tokens;
+  const CallParams& call = tokens.call;
   const uint64_t sequence = CurrentSequence(call);
-  // What peers get of this rank does not depend on it: then they get all tokens.
-  const bool poisoned = *stage.plan.status != 0;
-  auto outcome = Outcome::kArrived;  // of this thread's warp
+  // Peers that wait for a token must get it, so a rank with a poisoned plan sends all of its
+  // tokens.
+  const bool poisoned = *params.plan.status != 0;
+  auto outcome = Outcome::kArrived;  // this warp's
   if (threadIdx.x < kDispatchThreads) {
-    outcome = ExpandAndFill(stage, sequence, poisoned, ThreadGroup::FirstThreads(kDispatchThreads));
+    outcome =
+        ExpandAndFill(params, sequence, poisoned, ThreadGroup::FirstThreads(kDispatchThreads));
   } else {
-    outcome = SendTokens(tokens, sequence, poisoned, [&](int choice) {
-      const int32_t destination = stage.plan.destination[choice];
+    outcome = SendTokens(tokens, sequence, poisoned, [&](int assignment) {
+      const int32_t destination = params.plan.destination[assignment];
       return destination < call.num_ranks ? destination : -1;
     });
   }
   if (poisoned) FillWithNan(tokens, ThreadGroup::Grid());
-  const BlockEnd end = CountBlock(call, outcome);
+  const BlockEnd end = FinishBlock(call, outcome);
   if (!end.is_last) return;
-  const Outcome failure = FailureOutcome(call, end);
+  const Outcome failure = KernelOutcome(call, end);
   FinishCall(call, sequence);
   if (failure == Outcome::kArrived) return;
   FillWithNan(tokens, ThreadGroup::Block());
@@ -103,7 +110,7 @@ __global__ void __launch_bounds__(kMostDispatchThreads, 1)
 
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
 
 namespace jax_ep {
 

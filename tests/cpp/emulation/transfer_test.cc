@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "ffi/kernels/transfer/ceiling.cu"
+#include "ffi/kernels/transfer/bulk_copy_ceiling.cu"
 #include "ffi/kernels/transfer/combine.cu"
 #include "ffi/kernels/transfer/dispatch.cu"
 #include "ffi/kernels/transfer/low_latency/combine.cu"

@@ -55,7 +55,7 @@ inline Shape FaultShape(int ranks, const Options& options, bool allow_low_latenc
   shape.hidden = 64;
   shape.num_sms = options.shared ? 2 : 0;
   shape.allow_low_latency = allow_low_latency;
-  shape.ring_chunks = 2;  // of 14: senders wait for credits, too
+  shape.ring_chunks = 2;  // 2 of 14 chunks: senders wait for credits, too
   return shape;
 }
 

@@ -65,7 +65,7 @@ void TestEagerBuffersDoNotDependOnTheShape() {
                           .num_ranks = 1,
                           .element_bytes = 2},
                          &tiny));
-  for (const Buffer buffer : {kEagerRows, kEagerPackets, kEagerFlags}) {
+  for (const WorkspaceBufferId buffer : {kEagerRows, kEagerPackets, kEagerFlags}) {
     CHECK(large.buffers[buffer].offset == tiny.buffers[buffer].offset);
     CHECK(large.buffers[buffer].bytes == tiny.buffers[buffer].bytes);
   }

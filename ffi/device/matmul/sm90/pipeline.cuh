@@ -135,7 +135,7 @@ class Pipeline {
 
   // Returns whether they have arrived, without waiting; may miss that they just did.
   __device__ bool ConsumerTest(const PipelineState<kStages>& state) const {
-    return IsComplete(FullBarrier(state.index), state.parity);
+    return MbarrierTestWait(FullBarrier(state.index), state.parity);
   }
 
   // Writes a tile to a slot of the given block and completes its full barrier.

@@ -25,7 +25,7 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
       pipeline.ProducerAcquire(state);
       if (ElectOne()) {
         loader.LoadKBlock(tile, k, pipeline.Stage(state.index), pipeline.FullBarrier(state.index));
-        if (requests_tiles && k == request_at) Arrive(pipeline.TileRequestBarrier());
+        if (requests_tiles && k == request_at) MbarrierArrive(pipeline.TileRequestBarrier());
       }
       __syncwarp();
       state.Advance();

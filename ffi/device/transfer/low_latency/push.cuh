@@ -1,5 +1,5 @@
-// What small dispatches send: packets of choices to all ranks, pieces of tokens to those that they
-// visit (small.h). By single warps.
+// The sends of low-latency dispatch and redispatch: packets of assignments to all ranks, and
+// segments of tokens to the ranks that they go to. Each warp sends for itself.
 #ifndef JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_PUSH_CUH_
 #define JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_PUSH_CUH_
 
@@ -10,80 +10,82 @@
 
 namespace jax_ep {
 
-// Packets are handed out to warps in parts of 32 choices, one a lane.
+// A packet item has 32 assignments, one per lane.
 JAX_EP_HOST_DEVICE constexpr int32_t NumPacketItems(int32_t num_assignments) {
   return CeilDivide(num_assignments, 32);
 }
 
-// Without weights they are 0; `expert_of(choice)` says the rest of a packet.
+// Sends one packet item to all ranks. expert_of(assignment) returns the packet's expert; weights
+// are 0 if there are none.
 template <typename ExpertOf>
-__device__ inline void PushPackets(const TokenParams& stage, const EagerBuffers& halves, int number,
+__device__ inline void PushPackets(const TokenParams& params, const EagerBuffers& eager, int item,
                                    ExpertOf expert_of) {
-  const Call& call = stage.call;
-  const int rank = halves.rank();
-  const int choice = 32 * number + threadIdx.x % 32;
-  if (choice >= call.num_assignments()) return;
-  const auto expert = static_cast<uint32_t>(expert_of(choice));
+  const CallParams& call = params.call;
+  const int rank = eager.rank();
+  const int assignment = 32 * item + threadIdx.x % 32;
+  if (assignment >= call.num_assignments()) return;
+  const auto expert = static_cast<uint32_t>(expert_of(assignment));
   const uint32_t weight =
-      stage.topk_weights == nullptr ? 0 : __float_as_uint(stage.topk_weights[choice]);
+      params.topk_weights == nullptr ? 0 : __float_as_uint(params.topk_weights[assignment]);
 #pragma unroll 1
   for (int i = 1; i <= call.num_ranks; ++i) {
-    AssignmentPacket* const packets = halves.Of(call.RankAfter(rank, i)).packets();
+    AssignmentPacket* const packets = eager.At(call.RankAfter(rank, i)).packets();
     // SIGNAL_SEGMENT
-    StoreRelaxedSystem(&packets[rank * call.num_assignments() + choice],
-                       expert | uint64_t{weight} << 32, halves.tag());
+    StoreRelaxedSystem(&packets[rank * call.num_assignments() + assignment],
+                       expert | uint64_t{weight} << 32, eager.tag());
   }
 }
 
-// A piece of a token to a peer, if `is_for(peer, choice)` of any of its choices. A peer that has no
-// row of the token does not wait for the flag, so it may be left out; with `flags_all` it comes
-// anyway.
+// Sends a segment of a token to a peer, if is_for(peer, assignment) for any of its assignments. A
+// peer without a row of the token does not wait for the flag; with `flags_all` it gets the flag,
+// too.
 template <typename IsFor>
-__device__ inline void PushSegment(const TokenParams& stage, const EagerBuffers& halves,
-                                   const RowSegments& pieces, const SegmentItem& part, IsFor is_for,
-                                   bool flags_all, SegmentFlags* flags) {
-  const Call& call = stage.call;
-  const int rank = halves.rank();
-  const int peer = call.RankAfter(rank, 1 + part.peer);
+__device__ inline void PushSegment(const TokenParams& params, const EagerBuffers& eager,
+                                   const RowSegments& segments, const SegmentItem& item,
+                                   IsFor is_for, bool flags_all, SegmentFlags* flags) {
+  const CallParams& call = params.call;
+  const int rank = eager.rank();
+  const int peer = call.RankAfter(rank, 1 + item.peer);
   const int lane = threadIdx.x % 32;
-  const bool is_mine = lane < call.top_k && is_for(peer, part.token * call.top_k + lane);
+  const bool is_for_peer = lane < call.top_k && is_for(peer, item.token * call.top_k + lane);
   const uint4* const from =
-      static_cast<const uint4*>(stage.x) + int64_t{part.token} * call.row_vectors;
-  const int place = rank * call.num_tokens + part.token;
-  uint4* const to = halves.Of(peer).rows() + int64_t{place} * call.row_vectors;
-  SegmentCopy copy(pieces, part.piece, call.row_vectors);
+      static_cast<const uint4*>(params.x) + int64_t{item.token} * call.row_vectors;
+  const int row = rank * call.num_tokens + item.token;
+  uint4* const to = eager.At(peer).rows() + int64_t{row} * call.row_vectors;
+  SegmentCopy copy(segments, item.segment, call.row_vectors);
   copy.Load(from);
-  // Asked for after the loads, whose wait is the same.
-  const bool visits = __any_sync(kFullWarp, is_mine);
-  if (!visits && !flags_all) return;
-  if (visits) copy.Store(to);
-  flags->Add(&halves.Of(peer).flags()[place * pieces.count() + part.piece]);
+  // After the loads, so that both latencies overlap.
+  const bool is_sent = __any_sync(kFullWarp, is_for_peer);
+  if (!is_sent && !flags_all) return;
+  if (is_sent) copy.Store(to);
+  flags->Add(&eager.At(peer).flags()[row * segments.count() + item.segment]);
 }
 
-// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
-// ahead. `stage`: that of a small dispatch, with or without a plan.
-template <typename Stage, typename ExpertOf, typename IsFor>
-__device__ inline void Push(const Stage& stage, const EagerBuffers& halves, uint64_t sequence,
-                            int num_packet_parts, ExpertOf expert_of, IsFor is_for,
+// Sends everything of this rank. No item waits for another one, so tickets are prefetched. `Params`
+// is LowLatencyDispatchParams or LowLatencyRedispatchParams.
+template <typename Params, typename ExpertOf, typename IsFor>
+__device__ inline void Push(const Params& params, const EagerBuffers& eager, uint64_t sequence,
+                            int num_packet_items, ExpertOf expert_of, IsFor is_for,
                             bool flags_all) {
-  const TokenParams& tokens = stage.dispatch.tokens;
-  const Call& call = tokens.call;
-  const int num_pieces = (call.num_ranks - 1) * call.num_tokens * stage.pieces.count();
-  const int num_parts = num_packet_parts + num_pieces;
+  const TokenParams& tokens = params.dispatch.tokens;
+  const CallParams& call = tokens.call;
+  const int num_segment_items = (call.num_ranks - 1) * call.num_tokens * params.segments.count();
+  const int num_items = num_packet_items + num_segment_items;
   WarpTicketPrefetch tickets(&call.control->progress.warp_tickets);
-  SegmentFlags flags(halves);
+  SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
   if (!MayStoreToPeers(call)) return;
 #pragma unroll 1
-  for (int number; (number = tickets.Next()) < num_parts;) {
-    if (number < num_packet_parts) {
-      PushPackets(tokens, halves, number, expert_of);
+  for (int item; (item = tickets.Next()) < num_items;) {
+    if (item < num_packet_items) {
+      PushPackets(tokens, eager, item, expert_of);
     } else {
-      const SegmentItem part = stage.pieces.At(number - num_packet_parts, stage.by_num_peers);
-      PushSegment(tokens, halves, stage.pieces, part, is_for, flags_all, &flags);
+      const SegmentItem segment =
+          params.segments.Item(item - num_packet_items, params.num_peers_divmod);
+      PushSegment(tokens, eager, params.segments, segment, is_for, flags_all, &flags);
     }
-    // With the first part: peers that run another call shall know.
-    if (number == 0) SignalEntry(call, sequence, false);
+    // With the first item: peers that run another call detect the mismatch.
+    if (item == 0) SignalEntry(call, sequence, false);
   }
   flags.Signal();
 }

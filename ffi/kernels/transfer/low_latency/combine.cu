@@ -1,8 +1,12 @@
-// combine of few tokens in one kernel, see small.h:
+// Low-latency combine in one kernel (low_latency/layout.h). Every block
 //
-//   index   each block inverts the plan by itself
-//   push    handed out in order: the sums of this rank's rows go to the tokens' ranks
-//   add     what all ranks sent for the tokens of this one
+//   1. inverts the plan in its shared memory;
+//   2. takes items, one per warp: sums a segment of this rank's rows of a token, and pushes the
+//      partial sum to the token's rank, with a flag;
+//   3. reduces the partial sums of this rank's tokens, segment by segment, as flags arrive.
+//
+// Shared memory: a SumPipeline per warp, then the inverted plan.
+#include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
@@ -16,16 +20,16 @@ namespace {
 constexpr int kLowLatencySumStages = 4;
 static_assert(SumPipeline<kLowLatencySumStages>::kBytes == kLowLatencySumPipelineBytes);
 
-// Of both kinds: its instructions are fetched once.
+// Not inlined: both sums share its instructions, which are then fetched once.
 template <typename Type>
 __device__ __noinline__ void SumSegment(const SumTerms<1>& terms, int first, int end, uint4* to) {
   SumRows<Type, kLowLatencySumStages, 1>(terms, first, end, to);
 }
 
-// The row of each choice of each rank's tokens here, -1 if there is none: [R][T][K], in shared
-// memory behind the warps' rings. By all threads of a block.
-__device__ const int32_t* IndexBlock(const LowLatencyCombineParams& stage) {
-  const Call& call = stage.combine.call;
+// Called by all threads of a block. Inverts the plan: returns the row of each assignment, or -1, as
+// [R][T][K] in shared memory after the warps' pipelines.
+__device__ const int32_t* InvertPlan(const LowLatencyCombineParams& params) {
+  const CallParams& call = params.combine.call;
   int32_t* const rows = reinterpret_cast<int32_t*>(
       DynamicSharedMemory() + kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes);
 #pragma unroll 1
@@ -33,93 +37,93 @@ __device__ const int32_t* IndexBlock(const LowLatencyCombineParams& stage) {
     rows[i] = -1;
   }
   __syncthreads();
-  const int32_t end = EndOfRows(call, stage.combine.plan);
+  const int32_t end = EndOfRows(call, params.combine.plan);
 #pragma unroll 1
   for (int row = threadIdx.x; row < end; row += kLowLatencyThreads) {
-    int choice;
-    if (SourceOfRow(call, stage.combine.plan, row, &choice)) rows[choice] = row;
+    int assignment;
+    if (FindAssignment(call, params.combine.plan, row, &assignment)) rows[assignment] = row;
   }
   __syncthreads();
   return rows;
 }
 
-__device__ RowSegment SegmentOf(const LowLatencyCombineParams& stage, const SegmentItem& part) {
-  return {part.token, stage.pieces.FirstOf(part.piece),
-          stage.pieces.EndOf(part.piece, stage.combine.call.row_vectors)};
+__device__ TokenSegment Segment(const LowLatencyCombineParams& params, const SegmentItem& item) {
+  return {item.token, params.segments.First(item.segment),
+          params.segments.End(item.segment, params.combine.call.row_vectors)};
 }
 
-// Where the flags of all ranks stand for a piece of a token.
-__device__ int FlagOf(const LowLatencyCombineParams& stage, const SegmentItem& part) {
-  return (part.token * stage.pieces.count() + part.piece) * stage.combine.call.num_ranks;
+// Returns the index of rank 0's flag for a segment of a token; the other ranks' follow it.
+__device__ int FirstFlag(const LowLatencyCombineParams& params, const SegmentItem& item) {
+  return (item.token * params.segments.count() + item.segment) * params.combine.call.num_ranks;
 }
 
-// A piece of what this rank has for a token of a rank, itself among them. The flag comes even if
-// that is nothing: a plan may be wrong, and nobody shall wait for ever. By one warp.
+// Called by one warp. Sends a segment of this rank's partial sum of a token, its own tokens
+// included. It sets the flag even if there are no rows: with a wrong plan the receiver must not
+// wait forever.
 template <typename Type>
-__device__ void PushSum(const LowLatencyCombineParams& stage, const EagerBuffers& halves,
-                        const int32_t* rows, int number, SegmentFlags* flags) {
-  const Call& call = stage.combine.call;
-  const int rank = halves.rank();
-  const SegmentItem part = stage.pieces.At(number, stage.by_num_ranks);
-  const int owner = call.RankAfter(rank, 1 + part.peer);
+__device__ void SendSum(const LowLatencyCombineParams& params, const EagerBuffers& eager,
+                        const int32_t* rows, int index, SegmentFlags* flags) {
+  const CallParams& call = params.combine.call;
+  const int rank = eager.rank();
+  const SegmentItem item = params.segments.Item(index, params.num_ranks_divmod);
+  const int owner = call.RankAfter(rank, 1 + item.peer);
   const int k = threadIdx.x % 32;
-  const int first = (owner * call.num_tokens + part.token) * call.top_k;
+  const int first = (owner * call.num_tokens + item.token) * call.top_k;
   TokenRowsPerLane<1> found;
   found.rows[0] = k < call.top_k ? rows[first + k] : -1;
-  found.choices = __ballot_sync(kFullWarp, found.rows[0] >= 0);
-  SendPartialSum(stage.combine, found, SegmentOf(stage, part), halves.Of(owner).rows(),
-                 halves.Of(owner).scalars(), SumSegment<Type>);
-  flags->Add(&halves.Of(owner).flags()[FlagOf(stage, part) + rank]);
+  found.assignments = __ballot_sync(kFullWarp, found.rows[0] >= 0);
+  SendPartialSum(params.combine, found, Segment(params, item), eager.At(owner).rows(),
+                 eager.At(owner).scalars(), SumSegment<Type>);
+  flags->Add(&eager.At(owner).flags()[FirstFlag(params, item) + rank]);
 }
 
-// All that this rank sends. Nobody waits here for others, so each warp asks for its next part
-// ahead.
+// Sends all partial sums of this rank. No item waits for another one, so tickets are prefetched.
 template <typename Type>
-__device__ void Push(const LowLatencyCombineParams& stage, const EagerBuffers& halves,
-                     uint64_t sequence, bool poisoned) {
-  const Call& call = stage.combine.call;
-  const int num_parts = call.num_all_tokens() * stage.pieces.count();
+__device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffers& eager,
+                         uint64_t sequence, bool poisoned) {
+  const CallParams& call = params.combine.call;
+  const int num_items = call.num_all_tokens() * params.segments.count();
   WarpTicketPrefetch tickets(&call.control->progress.warp_tickets);
-  SegmentFlags flags(halves);
+  SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
   const bool may_push = MayStoreToPeers(call);
-  const int32_t* const rows = IndexBlock(stage);
+  const int32_t* const rows = InvertPlan(params);
   if (!may_push) return;
 #pragma unroll 1
-  for (int number; (number = tickets.Next()) < num_parts;) {
-    if (!poisoned) PushSum<Type>(stage, halves, rows, number, &flags);
-    // With the first part: peers that run another call shall know, or have nothing to wait for.
-    if (number == 0) SignalEntry(call, sequence, poisoned);
+  for (int ticket; (ticket = tickets.Next()) < num_items;) {
+    if (!poisoned) SendSum<Type>(params, eager, rows, ticket, &flags);
+    // With the first item: peers detect a mismatch, or a poisoned plan that sends nothing.
+    if (ticket == 0) SignalEntry(call, sequence, poisoned);
   }
   flags.Signal();
 }
 
-// What the ranks sent for this one's tokens. By all warps, each in its turn.
+// Called by all warps. Reduces the partial sums of this rank's tokens, in a static order.
 template <typename Type>
-__device__ Outcome ReduceTokens(const LowLatencyCombineParams& stage, const EagerBuffers& halves,
+__device__ Outcome ReduceTokens(const LowLatencyCombineParams& params, const EagerBuffers& eager,
                                 uint64_t sequence) {
-  const Call& call = stage.combine.call;
-  const int num_parts = call.num_tokens * stage.pieces.count();
+  const CallParams& call = params.combine.call;
+  const int num_items = call.num_tokens * params.segments.count();
   const int num_warps = gridDim.x * (kLowLatencyThreads / 32);
 #pragma unroll 1
-  for (int number = threadIdx.x / 32 * gridDim.x + blockIdx.x; number < num_parts;
-       number += num_warps) {
-    const SegmentItem part = stage.pieces.At(number, FastDivmod());
-    const KeptAssignments<1> choices(stage.combine, part.token);
-    const uint64_t* const flags = &halves.Mine().flags()[FlagOf(stage, part)];
+  for (int index = threadIdx.x / 32 * gridDim.x + blockIdx.x; index < num_items;
+       index += num_warps) {
+    const SegmentItem item = params.segments.Item(index, FastDivmod());
+    const KeptAssignments<1> kept(params.combine, item.token);
+    const uint64_t* const flags = &eager.Local().flags()[FirstFlag(params, item)];
     const Outcome outcome = WaitForSegments(call, sequence, [&] {  // WAIT_SEGMENT
       uint32_t missing = kMaxRanks;
 #pragma unroll 1
       for (int peer = threadIdx.x % 32; peer < call.num_ranks; peer += 32) {
-        if (LoadAcquireSystem(&flags[peer]) != halves.tag()) {
+        if (LoadAcquireSystem(&flags[peer]) != eager.tag()) {
           missing = min(missing, static_cast<uint32_t>(peer));
         }
       }
       return missing;
     });
     if (outcome != Outcome::kArrived) return outcome;
-    ReducePartialSums(stage.combine, choices, SegmentOf(stage, part), halves.Mine().rows(),
-                      halves.Mine().scalars(), SumSegment<Type>);
+    ReducePartialSums(params.combine, kept, Segment(params, item), eager.Local().rows(),
+                      eager.Local().scalars(), SumSegment<Type>);
   }
   return Outcome::kArrived;
 }
@@ -128,30 +132,30 @@ __device__ Outcome ReduceTokens(const LowLatencyCombineParams& stage, const Eage
 
 template <typename Type>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
-    LowLatencyCombineKernel(const __grid_constant__ LowLatencyCombineParams stage) {
-  const Call& call = stage.combine.call;
+    LowLatencyCombineKernel(const __grid_constant__ LowLatencyCombineParams params) {
+  const CallParams& call = params.combine.call;
   const uint64_t sequence = CurrentSequence(call);
-  const EagerBuffers halves(call, sequence);
-  Outcome outcome = PlanOutcome(call, stage.combine.plan.status);  // of this thread's warp
+  const EagerBuffers eager(call, sequence);
+  Outcome outcome = PlanOutcome(call, params.combine.plan.status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
-    Push<Type>(stage, halves, sequence, poisoned);
-    if (!poisoned) outcome = ReduceTokens<Type>(stage, halves, sequence);
+    SendSums<Type>(params, eager, sequence, poisoned);
+    if (!poisoned) outcome = ReduceTokens<Type>(params, eager, sequence);
   }
   const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(stage.combine, ThreadGroup::Block());
+  if (failure != Outcome::kArrived) FillWithNan(params.combine, ThreadGroup::Block());
 }
 
 template __global__ void LowLatencyCombineKernel<BFloat16>(
-    const __grid_constant__ LowLatencyCombineParams stage);
+    const __grid_constant__ LowLatencyCombineParams params);
 template __global__ void LowLatencyCombineKernel<Float16>(
-    const __grid_constant__ LowLatencyCombineParams stage);
+    const __grid_constant__ LowLatencyCombineParams params);
 template __global__ void LowLatencyCombineKernel<Float32>(
-    const __grid_constant__ LowLatencyCombineParams stage);
+    const __grid_constant__ LowLatencyCombineParams params);
 
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
 
 namespace jax_ep {
 

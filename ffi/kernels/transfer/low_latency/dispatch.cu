@@ -1,8 +1,13 @@
-// dispatch of few tokens in one kernel, see small.h:
+// Low-latency dispatch in one kernel (low_latency/layout.h). In every block
 //
-//   push     handed out in order: choices go to all ranks, tokens to those that they visit
-//   number   meanwhile each block counts the choices of all ranks, and finds all rows by itself
-//   place    tokens that are here go to their rows; rows that come from no token are filled
+//   1. the last kCountingWarps warps collect and count the assignments of all ranks. The others
+//      take items: packets of assignments, pushed to all ranks, and segments of tokens, pushed to
+//      the ranks that they go to;
+//   2. all warps compute the plan (BlockPlan), each block for itself;
+//   3. warps expand segments into rows as flags arrive, and fill the rows that come from no token.
+//
+// Shared memory: the BlockPlan.
+#include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/transfer/low_latency/block_plan.cuh"
 #include "ffi/device/transfer/low_latency/push.cuh"
@@ -12,125 +17,130 @@
 namespace jax_ep {
 namespace {
 
-// Choices to all ranks, tokens to those that have an expert of one of their choices.
-__device__ void PushByIds(const LowLatencyDispatchParams& stage, const EagerBuffers& halves,
+// Sends packets to all ranks, and tokens to the ranks of their experts.
+__device__ void SendByIds(const LowLatencyDispatchParams& params, const EagerBuffers& eager,
                           uint64_t sequence) {
-  const Call& call = stage.dispatch.tokens.call;
-  const int32_t* const ids = stage.dispatch.topk_ids;
-  const auto expert_of = [&](int choice) { return ids[choice]; };
-  const auto is_for = [&](int peer, int choice) {
-    const int first_expert = peer * call.num_local;
-    return first_expert <= ids[choice] && ids[choice] < first_expert + call.num_local;
+  const CallParams& call = params.dispatch.tokens.call;
+  const int32_t* const ids = params.dispatch.topk_ids;
+  const auto expert_of = [&](int assignment) { return ids[assignment]; };
+  const auto is_for = [&](int peer, int assignment) {
+    const int first_expert = peer * call.num_local_experts;
+    return first_expert <= ids[assignment] &&
+           ids[assignment] < first_expert + call.num_local_experts;
   };
-  Push(stage, halves, sequence, NumPacketItems(call.num_assignments()), expert_of, is_for, false);
+  Push(params, eager, sequence, NumPacketItems(call.num_assignments()), expert_of, is_for, false);
 }
 
-// A piece of a token, to its rows. By one warp.
-__device__ Outcome PlaceRow(const LowLatencyDispatchParams& stage, const EagerBuffers& halves,
-                            uint64_t sequence, const BlockPlan<kLowLatencyThreads>& small_plan,
-                            const RowPlacement& placing, int number) {
-  const TokenParams& tokens = stage.dispatch.tokens;
-  const Call& call = tokens.call;
-  const int rank = halves.rank();
+// Called by one warp. Stores a segment of a token to all of its rows.
+__device__ Outcome ExpandSegment(const LowLatencyDispatchParams& params, const EagerBuffers& eager,
+                                 uint64_t sequence, const BlockPlan<kLowLatencyThreads>& block_plan,
+                                 const RowPlacement& placement, int index) {
+  const TokenParams& tokens = params.dispatch.tokens;
+  const CallParams& call = tokens.call;
+  const int rank = eager.rank();
   const int lane = threadIdx.x % 32;
-  const SegmentItem part = stage.pieces.At(number, stage.by_num_ranks);
-  const int source = call.RankAfter(rank, 1 + part.peer);
-  const int piece = part.piece;
-  const int token = part.token;
+  const SegmentItem item = params.segments.Item(index, params.num_ranks_divmod);
+  const int source = call.RankAfter(rank, 1 + item.peer);
+  const int segment = item.segment;
+  const int token = item.token;
   Route routes[1] = {{-1, 0}};
-  if (lane < call.top_k) routes[0] = small_plan.RouteOf(source, token * call.top_k + lane);
-  const RowPlacement::Token<1> placed = placing.Place(source, routes);
-  const int place = source * call.num_tokens + token;
-  if (piece == 0) {
-    placing.Write(source, token, placed);
+  if (lane < call.top_k) routes[0] = block_plan.AssignmentRoute(source, token * call.top_k + lane);
+  const RowPlacement::PlacedToken<1> placed = placement.Place(source, routes);
+  const int source_row = source * call.num_tokens + token;
+  if (segment == 0) {
+    placement.Write(source, token, placed);
     const int32_t row = placed.found.rows[0];
     if (tokens.has_weights && row >= 0) {
-      const AssignmentPacket* const packets = halves.Mine().packets() + place * call.top_k;
+      const AssignmentPacket* const packets = eager.Local().packets() + source_row * call.top_k;
       tokens.row_weights[row] = LoadGlobalNoAllocate(&packets[lane].weight);
     }
   }
-  if (placed.found.choices == 0) return Outcome::kArrived;
+  if (placed.found.assignments == 0) return Outcome::kArrived;
   const uint4* from = static_cast<const uint4*>(tokens.x) + int64_t{token} * call.row_vectors;
   if (source != rank) {
-    const uint64_t* const flag = &halves.Mine().flags()[place * stage.pieces.count() + piece];
+    const uint64_t* const flag =
+        &eager.Local().flags()[source_row * params.segments.count() + segment];
     const Outcome outcome = WaitForSegments(call, sequence, [&] {  // WAIT_SEGMENT
-      return static_cast<uint32_t>(LoadAcquireSystem(flag) == halves.tag() ? kMaxRanks : source);
+      return static_cast<uint32_t>(LoadAcquireSystem(flag) == eager.tag() ? kMaxRanks : source);
     });
     if (outcome != Outcome::kArrived) return outcome;
-    from = halves.Mine().rows() + int64_t{place} * call.row_vectors;
+    from = eager.Local().rows() + int64_t{source_row} * call.row_vectors;
   }
-  SegmentCopy copy(stage.pieces, piece, call.row_vectors);
+  SegmentCopy copy(params.segments, segment, call.row_vectors);
   copy.Load(from);
 #pragma unroll 1
-  for (auto left = static_cast<uint32_t>(placed.found.choices); left != 0; left &= left - 1) {
-    const int32_t row = placed.found.RowOf(__ffs(left) - 1);
+  for (auto left = static_cast<uint32_t>(placed.found.assignments); left != 0; left &= left - 1) {
+    const int32_t row = placed.found.Row(__ffs(left) - 1);
     copy.Store(static_cast<uint4*>(tokens.rows) + int64_t{row} * call.row_vectors);
   }
   return Outcome::kArrived;
 }
 
-// Tokens piece by piece, and then the rows that come from none. By all warps, each in its turn.
-__device__ Outcome PlaceRows(const LowLatencyDispatchParams& stage, const EagerBuffers& halves,
-                             uint64_t sequence, const BlockPlan<kLowLatencyThreads>& small_plan) {
-  const Call& call = stage.dispatch.tokens.call;
-  const PlanResults plan = small_plan.quotas().WithGroups(stage.dispatch.plan);
-  const RowPlacement placing(call, plan, small_plan.quotas(), halves.rank());
-  const int num_parts = call.num_all_tokens() * stage.pieces.count();
+// Called by all warps. Expands all segments, then fills the rows that come from no token, in a
+// static order.
+__device__ Outcome ExpandAndFill(const LowLatencyDispatchParams& params, const EagerBuffers& eager,
+                                 uint64_t sequence,
+                                 const BlockPlan<kLowLatencyThreads>& block_plan) {
+  const CallParams& call = params.dispatch.tokens.call;
+  const PlanResults plan = block_plan.quotas().PlanWithGroups(params.dispatch.plan);
+  const RowPlacement placement(call, plan, block_plan.quotas(), eager.rank());
+  const int num_items = call.num_all_tokens() * params.segments.count();
   const int num_warps = static_cast<int>(gridDim.x) * (kLowLatencyThreads / 32);
-  int number = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+  int index = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
 #pragma unroll 1
-  for (; number < num_parts; number += num_warps) {
-    const Outcome outcome = PlaceRow(stage, halves, sequence, small_plan, placing, number);
+  for (; index < num_items; index += num_warps) {
+    const Outcome outcome = ExpandSegment(params, eager, sequence, block_plan, placement, index);
     if (outcome != Outcome::kArrived) return outcome;
   }
-  const auto next_fill = [&] {
-    const int fill = number - num_parts;
-    number += num_warps;
-    return fill;
+  const auto next_item = [&] {
+    const int item = index - num_items;
+    index += num_warps;
+    return item;
   };
-  FillEmptyRows(stage.dispatch.tokens, plan.row_offsets[call.num_local], next_fill, [&](int row) {
-    if (!IsEmptyRow(call, plan, row)) return false;
-    SetRow(plan, row, -1, -1, -1, -1);
-    return true;
-  });
+  FillEmptyRows(params.dispatch.tokens, plan.row_offsets[call.num_local_experts], next_item,
+                [&](int row) {
+                  if (!IsEmptyRow(call, plan, row)) return false;
+                  WriteRowSource(plan, row, -1, -1, -1, -1);
+                  return true;
+                });
   return Outcome::kArrived;
 }
 
 }  // namespace
 
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
-    LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams stage) {
-  const TokenParams& tokens = stage.dispatch.tokens;
-  const Call& call = tokens.call;
+    LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams params) {
+  const TokenParams& tokens = params.dispatch.tokens;
+  const CallParams& call = tokens.call;
   const uint64_t sequence = CurrentSequence(call);
-  const EagerBuffers halves(call, sequence);
-  BlockPlan<kLowLatencyThreads> small_plan(call, stage.stretches, stage.dispatch.row_align,
-                                           halves.rank());
-  auto outcome = Outcome::kArrived;  // of this thread's warp
+  const EagerBuffers eager(call, sequence);
+  BlockPlan<kLowLatencyThreads> block_plan(call, params.ranges, params.dispatch.row_align,
+                                           eager.rank());
+  auto outcome = Outcome::kArrived;  // this warp's
   if (HasWorkspace(call)) {
-    if (small_plan.IsCounter()) {
-      outcome = small_plan.Collect(halves, sequence);
+    if (block_plan.IsCounter()) {
+      outcome = block_plan.Collect(eager, sequence);
     } else {
-      PushByIds(stage, halves, sequence);
+      SendByIds(params, eager, sequence);
     }
     if (!__syncthreads_or(outcome != Outcome::kArrived)) {
-      small_plan.Number();
+      block_plan.Compute();
       __syncthreads();
       if (blockIdx.x == 0) {
-        small_plan.quotas().WriteGroups(stage.dispatch.plan, ThreadGroup::Block());
+        block_plan.quotas().WriteGroups(params.dispatch.plan, ThreadGroup::Block());
       }
-      outcome = PlaceRows(stage, halves, sequence, small_plan);
+      outcome = ExpandAndFill(params, eager, sequence, block_plan);
     }
   }
   const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
   if (failure == Outcome::kArrived) return;
-  WriteSafeGroups(call, stage.dispatch.plan, failure);
-  WriteSafeResults(tokens, stage.dispatch.plan, ThreadGroup::Block());
+  WriteSafeGroups(call, params.dispatch.plan, failure);
+  WriteSafeResults(tokens, params.dispatch.plan, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep
 
-#ifndef __CUDACC_RTC__  // a compile check of the device code alone stops here
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
 
 namespace jax_ep {
 

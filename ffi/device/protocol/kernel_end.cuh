@@ -1,0 +1,78 @@
+// The end of a kernel: blocks count themselves, and the last one ends the call.
+#ifndef JAX_EP_DEVICE_PROTOCOL_KERNEL_END_CUH_
+#define JAX_EP_DEVICE_PROTOCOL_KERNEL_END_CUH_
+
+#include "ffi/device/protocol/wait.cuh"
+
+namespace jax_ep {
+
+struct BlockEnd {
+  bool is_last;     // the last block of the kernel
+  bool has_failed;  // this block, or one that has ended before
+};
+
+// Called exactly once by all threads of all blocks, after their work is done and all their stores
+// to peers are performed. `outcome` is the outcome of this thread's work. Block counts fit 16 bits.
+__device__ inline BlockEnd FinishBlock(const CallParams& call, Outcome outcome) {
+  __shared__ uint32_t sum;
+  const bool has_failed = __syncthreads_or(outcome != Outcome::kArrived);
+  if (threadIdx.x == 0) {
+    const uint32_t own = has_failed ? 0x10001u : 1u;
+    sum = own + AddAcquireReleaseDevice(&call.control->blocks_finished, own);
+  }
+  __syncthreads();
+  return {(sum & 0xffffu) == gridDim.x, sum >> 16 != 0};
+}
+
+// Called by all threads of the last block. Returns the outcome of the whole kernel.
+__device__ inline Outcome KernelOutcome(const CallParams& call, const BlockEnd& end) {
+  if (!end.has_failed) return Outcome::kArrived;
+  const auto failure = static_cast<Outcome>(LoadAcquireDevice(&call.control->progress.failure));
+  __syncthreads();  // before it is reset
+  return failure;
+}
+
+// Called by the last block. Completes this sequence number, and resets the counters for the next
+// kernel of the stream or the next graph replay.
+__device__ inline void FinishCall(const CallParams& call, uint64_t sequence) {
+  ControlBlock* const control = call.control;
+  if (threadIdx.x == 0) {
+    control->sequence = sequence;
+    control->blocks_finished = 0;
+  }
+  uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x) {
+    words[i] = 0;
+  }
+}
+
+// Called by all threads of all blocks of a low-latency kernel; `outcome` is that of this thread's
+// warp. Ends the call. Returns the failure in the block that has to make the results safe, else
+// kArrived.
+__device__ inline Outcome FinishLowLatencyCall(const CallParams& call, uint64_t sequence,
+                                               Outcome outcome) {
+  // In every call all ranks wait until all have entered it: the double buffering of the eager
+  // buffers relies on it. The last warp of the last block waits, because it has the least other
+  // work.
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
+    const Outcome entry = WaitForEntry(call, sequence);
+    if (entry != Outcome::kArrived) outcome = entry;
+  }
+  const BlockEnd end = FinishBlock(call, outcome);
+  if (!end.is_last) return Outcome::kArrived;
+  const Outcome failure = KernelOutcome(call, end);
+  // FinishCall for the counters that these kernels use: 18 instructions less.
+  if (threadIdx.x == 0) {
+    ControlBlock* const control = call.control;
+    control->sequence = sequence;
+    control->blocks_finished = 0;
+    control->progress.warp_tickets = 0;
+    control->progress.failure = 0;
+  }
+  return failure;
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PROTOCOL_KERNEL_END_CUH_

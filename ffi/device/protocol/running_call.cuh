@@ -1,0 +1,50 @@
+// The running call: its sequence number, fingerprint, workspace and peers.
+#ifndef JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
+#define JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
+
+#include "ffi/device/protocol/call_params.h"
+#include "ffi/device/ptx/memory.cuh"
+
+namespace jax_ep {
+
+inline constexpr uint32_t kFullWarp = 0xffffffffu;
+
+// Returns the sequence number of the running call. It is stable while the kernel runs: the last
+// block advances it after all other blocks have finished.
+__device__ inline uint64_t CurrentSequence(const CallParams& call) {
+  return call.control->sequence + 1;
+}
+
+// Returns the fingerprint that ranks compare. It includes the generation.
+__device__ inline uint64_t CurrentFingerprint(const CallParams& call) {
+  return call.fingerprint ^ (call.control->generation * 0x9e3779b97f4a7c15ull);
+}
+
+// Returns whether the workspace is large enough for the call, and the group is the one it is for.
+__device__ inline bool HasWorkspace(const CallParams& call) {
+  const ControlBlock* const control = call.control;
+  return call.workspace_bytes <= control->workspace_bytes && call.num_ranks == control->num_ranks;
+}
+
+// Called by one warp. Calls use(peer) for every rank but this one, in different lanes.
+template <typename Use>
+__device__ inline void ForEachPeer(const ControlBlock* control, Use use) {
+#pragma unroll 1
+  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
+    if (peer != control->rank) use(peer);
+  }
+}
+
+// Test only: delays the caller at random, to provoke rare interleavings.
+__device__ inline void InjectDelay(const CallParams& call, uint64_t sequence, uint32_t salt) {
+  const uint64_t max_delay = call.control->max_delay_ns;
+  if (max_delay == 0) return;
+  uint64_t hash = (sequence * 64 + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
+  hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9ull;
+  const uint64_t delay = (hash >> 33) % max_delay;
+  for (const uint64_t start = GlobalTimer(); GlobalTimer() - start < delay;) __nanosleep(200);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_

@@ -1,0 +1,165 @@
+// The send warps of dispatch and redispatch. They store each token of this rank once to every peer
+// that it goes to, into the peer's receive ring, chunk by chunk.
+#ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_SENDER_CUH_
+#define JAX_EP_DEVICE_TRANSFER_TOKEN_SENDER_CUH_
+
+#include "ffi/device/protocol/signal.cuh"
+#include "ffi/device/protocol/work_items.cuh"
+#include "ffi/device/transfer/row_copies.cuh"
+#include "ffi/device/transfer/token_params.h"
+
+namespace jax_ep {
+
+// Called once by all threads of a block. The send warps wait here until the other warps have
+// finished their prologue items: the fence of such an item would wait for all stores in flight from
+// this SM.
+__device__ inline void ReleaseSenders() { __syncthreads(); }
+
+// Returns the receive ring on `rank` for the tokens of the rank `distance` after it.
+__device__ inline uint4* ReceivedRows(const TokenParams& params, int rank, int distance) {
+  const CallParams& call = params.call;
+  return call.WorkspaceBuffer<uint4>(rank, kReceivedRows) +
+         int64_t{distance - 1} * params.chunks.ring_slots * call.row_vectors;
+}
+
+// Returns the offset of a token's slot in a receive ring, in vectors.
+__device__ inline int64_t SlotOffset(const TokenParams& params, int token) {
+  return int64_t{token % params.chunks.ring_slots} * params.call.row_vectors;
+}
+
+// Returns the number of tokens of a chunk.
+__device__ inline int ChunkTokens(const TokenParams& params, int chunk) {
+  return min(params.chunks.tokens, params.call.num_tokens - chunk * params.chunks.tokens);
+}
+
+// Called by a thread group after WaitForEntry. Sends range `item` of `num_items` of this rank's
+// weights to the peers.
+__device__ inline void SendWeights(const TokenParams& params, int64_t item, int64_t num_items,
+                                   const ThreadGroup& threads) {
+  const CallParams& call = params.call;
+  if (!params.has_weights) return;
+  const int rank = call.control->rank;
+  const int64_t assignments = call.num_assignments();
+  const int64_t end = assignments * (item + 1) / num_items;
+#pragma unroll 1
+  for (int64_t i = assignments * item / num_items + threads.index; i < end; i += threads.size) {
+    const float weight = params.topk_weights[i];
+#pragma unroll 1
+    for (int distance = 1; distance < call.num_ranks; ++distance) {
+      call.WorkspaceBuffer<float>(call.RankAfter(rank, distance),
+                                  kReceivedWeights)[rank * assignments + i] = weight;
+    }
+  }
+}
+
+// Used by a send warp, which sends one token at a time.
+class TokenSender {
+ public:
+  // `warp` is the warp's index among the send warps of the block.
+  __device__ TokenSender(const TokenParams& params, int warp, uint64_t sequence)
+      : params_(params),
+        x_(static_cast<const uint4*>(params.x)),
+        sequence_(sequence),
+        copies_(params.send_pipeline, warp, params.call.row_vectors) {}
+
+  // Called after WaitForEntry. destination_of(assignment) returns the rank that an assignment goes
+  // to, or -1. If `to_all`, all tokens go to all ranks instead.
+  template <typename DestinationOf>
+  __device__ Outcome Run(bool to_all, DestinationOf destination_of) {
+    const CallParams& call = params_.call;
+    const int rank = call.control->rank;
+    const int num_peers = call.num_ranks - 1;
+    const int lane = threadIdx.x % 32;
+    if (num_peers == 0) return Outcome::kArrived;
+    // Peer i is the rank i + 1 after this one: each rank begins with the next rank, so that all
+    // links carry data at once. Lane l holds the rings of peers l and l + 32.
+    uint4* received_rows[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      const int peer = lane + 32 * i;
+      if (peer >= num_peers) continue;
+      received_rows[i] =
+          ReceivedRows(params_, call.RankAfter(rank, peer + 1), call.num_ranks - 1 - peer);
+    }
+    WarpTicketPrefetch tickets(&call.control->progress.send_tickets);
+    int32_t next_destinations[2] = {-1, -1};
+    const auto load = [&](int token) {
+      for (int i = 0; i < 2; ++i) {
+        const int k = lane + 32 * i;
+        next_destinations[i] =
+            token < call.num_tokens && k < call.top_k ? destination_of(token * call.top_k + k) : -1;
+      }
+    };
+    const int ring_chunks = params_.chunks.ring_chunks;
+    int num_chunks = ring_chunks;  // chunks that have slots
+    copies_.Begin();
+    int next = tickets.Next();
+    load(next);
+#pragma unroll 1
+    while (next < call.num_tokens) {
+      const int token = next;
+      const uint64_t ranks = to_all ? ~uint64_t{0} : DestinationRanks(next_destinations);
+      // Rotates ranks to peers; this rank would be the last bit.
+      const uint64_t peers =
+          (ranks >> 1 >> rank | ranks << (num_peers - rank)) & ((uint64_t{1} << num_peers) - 1);
+      const int chunk = token / params_.chunks.tokens;
+      if (chunk >= num_chunks) {
+        // WAIT_CREDIT
+        const Outcome outcome =
+            WaitForChunk(call, WaitPoint::kCredit, chunk - ring_chunks, sequence_);
+        if (outcome != Outcome::kArrived) return outcome;
+        num_chunks = chunk + 1;
+        copies_.Begin();
+      }
+      uint4* slots[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        if (!(peers >> (lane + 32 * i) & 1)) continue;
+        slots[i] = received_rows[i] + SlotOffset(params_, token);
+      }
+      if (peers != 0) copies_.Add(x_ + int64_t{token} * call.row_vectors, peers, slots);
+      next = tickets.Next();
+      load(next);
+      if (peers != 0) copies_.Finish();
+      FinishToken(chunk);
+    }
+    return Outcome::kArrived;
+  }
+
+ private:
+  // Counts a token whose stores are complete. The last token of a chunk signals the peers.
+  __device__ void FinishToken(int chunk) {
+    const CallParams& call = params_.call;
+    Progress& progress = call.control->progress;
+    bool is_last = false;
+    if (threadIdx.x % 32 == 0) {
+      const uint32_t before = AddAcquireReleaseDevice(&progress.chunk_items_finished[0][chunk], 1);
+      is_last = before + 1 == static_cast<uint32_t>(ChunkTokens(params_, chunk));
+      // The signal also covers this rank's counts, routes and weights.
+      if (is_last) WaitForItems(&progress.items_finished, call.num_prologue_items);
+    }
+    SignalChunkIfLast(call, is_last, WaitPoint::kChunk, chunk, sequence_, 4);  // SIGNAL_CHUNK
+  }
+
+  const TokenParams& params_;
+  const uint4* const x_;
+  const uint64_t sequence_;
+  RowCopies copies_;
+};
+
+// Called by the send warps, the last warps of a block.
+template <typename DestinationOf>
+__device__ inline Outcome SendTokens(const TokenParams& params, uint64_t sequence, bool to_all,
+                                     DestinationOf destination_of) {
+  const int first = static_cast<int>(blockDim.x) / 32 - params.send_pipeline.num_warps;
+  // The first warps to ask are the senders, because these are surely running.
+  const int sender = NextWarpTicket(&params.call.control->progress.sender_tickets);
+  TokenSender sends(params, static_cast<int>(threadIdx.x) / 32 - first, sequence);
+  InjectDelay(params.call, sequence, 5);
+  const Outcome outcome = WaitForEntry(params.call, sequence);
+  ReleaseSenders();
+  if (outcome != Outcome::kArrived || sender >= params.num_senders) return outcome;
+  return sends.Run(to_all, destination_of);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TRANSFER_TOKEN_SENDER_CUH_

@@ -1,0 +1,79 @@
+// The bandwidth of bulk copies, as a baseline for benchmarks: each row of this rank is stored to
+// the workspace of one peer. All warps copy; there is nothing to find and nothing to wait for in
+// between.
+#include "ffi/device/protocol/kernel_end.cuh"
+#include "ffi/device/protocol/signal.cuh"
+#include "ffi/device/protocol/work_items.cuh"
+#include "ffi/device/transfer/row_copies.cuh"
+#include "ffi/kernels/transfer/params.h"
+
+namespace jax_ep {
+namespace {
+
+// Row t of rank r goes to row t of rank r + 1 + t % (R - 1), so no two ranks write the same row.
+__device__ void SendRows(const BulkCopyCeilingParams& params) {
+  const CallParams& call = params.call;
+  const int warp = threadIdx.x / 32;
+  if (warp >= params.pipeline.num_warps) return;
+  const int num_peers = max(call.num_ranks - 1, 1);
+  const int stride = params.pipeline.num_warps * gridDim.x;
+  RowCopies copies(params.pipeline, warp, call.row_vectors);
+  copies.Begin();
+  for (int repeat = 0; repeat < params.repeats; ++repeat) {
+    for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
+      const int peer = (call.control->rank + 1 + row % num_peers) % call.num_ranks;
+      const int64_t first = int64_t{row} * call.row_vectors;
+      uint4* destinations[2] = {};
+      if (threadIdx.x % 32 == 0)
+        destinations[0] = call.WorkspaceBuffer<uint4>(peer, kReceivedRows) + first;
+      copies.Add(static_cast<const uint4*>(params.x) + first, 1, destinations);
+    }
+  }
+  copies.Finish();
+}
+
+// Called by the last block, with the outcome of all blocks. Signals this rank's rows as one chunk,
+// and waits for all ranks' chunks. The first warp returns the outcome of the call.
+__device__ Outcome WaitForRows(const CallParams& call, uint64_t sequence, Outcome outcome) {
+  if (threadIdx.x < 32 && outcome == Outcome::kArrived) {
+    // The release covers the rows of all blocks, which FinishBlock has ordered before it.
+    SignalChunk(call, WaitPoint::kChunk, 0, sequence);             // SIGNAL_CHUNK
+    outcome = WaitForChunk(call, WaitPoint::kChunk, 0, sequence);  // WAIT_CHUNK
+  }
+  __syncthreads();  // before the recorded failure is reset
+  return outcome;
+}
+
+}  // namespace
+
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    BulkCopyCeilingKernel(const __grid_constant__ BulkCopyCeilingParams params) {
+  const CallParams& call = params.call;
+  const uint64_t sequence = CurrentSequence(call);
+  const ThreadGroup threads = ThreadGroup::Block();
+  const int ticket = NextTicket(&call.control->progress.block_tickets, threads);
+  if (HasWorkspace(call)) SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
+  const Outcome outcome = WaitForEntry(call, sequence, threads);
+  if (outcome == Outcome::kArrived) SendRows(params);
+  // The rows are performed at system scope before the blocks are counted.
+  if (threadIdx.x % 32 == 0) FenceSystem();
+  const BlockEnd end = FinishBlock(call, outcome);
+  if (!end.is_last) return;
+  const Outcome failure = WaitForRows(call, sequence, KernelOutcome(call, end));
+  FinishCall(call, sequence);
+  if (threadIdx.x == 0) *params.status = static_cast<int32_t>(failure);
+}
+
+}  // namespace jax_ep
+
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
+
+namespace jax_ep {
+
+const void* BulkCopyCeilingKernelAddress() {
+  return reinterpret_cast<const void*>(BulkCopyCeilingKernel);
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__
