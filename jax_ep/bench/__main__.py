@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-# Each has `add_arguments(parser)` and `run(arguments) -> exit status`.
+# Each has a `BENCHMARK`.
 COMMANDS = {
     "matmul": "grouped_matmul beside dense and grouped matmuls of others",
     "transfer": "dispatch and combine beside the collectives of JAX",
@@ -20,6 +20,7 @@ def main() -> int:
     for name, summary in COMMANDS.items():
         try:
             module = importlib.import_module(f"jax_ep.bench.{name}")
+            harness = importlib.import_module("jax_ep.bench.harness")
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in ("rich", "matplotlib"):
                 raise
@@ -30,10 +31,10 @@ def main() -> int:
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        harness.add_arguments(command, module.BENCHMARK)
+        command.set_defaults(run=harness.run, benchmark=module.BENCHMARK)
     arguments = parser.parse_args()
-    return int(arguments.run(arguments))
+    return int(arguments.run(arguments.benchmark, arguments))
 
 
 if __name__ == "__main__":

@@ -3,189 +3,214 @@
 Matmuls run at the GPU's power limit, which is kept on average. After a pause their rate swings
 around that at which it settles, with a period of a second: on an H200 quarters of a second differ
 by 17 % at first, by 2 % after five seconds. While matmuls follow each other without a pause it does
-not swing. So a time is the mean of a second of calls, and jax_ep and the dense matmul are measured
-in turns, of which the first does not count: after the pause of compilation it can be some percent
-fast. The others have one turn.
-
-Writes DIR/matmul.json (times, ratios, and the versions of all) after every measurement, so that a
-run that is stopped leaves what it had, and at its end DIR/matmul.png. A result counts only if every
-contender was there: the report says who is missing, and why.
-
-Exit status: 0, 1 if --require-all was given and somebody is missing, 2 if there is no GPU.
+not swing. So a time is the mean of a second of calls, and jax_ep and the dense matmul are
+interleaved, in rounds of which the first does not count. The others have one round.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
-from typing import Any
+import functools
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
+import numpy as np
 
-from jax_ep.bench import cases, matmul_report, options, report, timing
-from jax_ep.bench.cases import Case, Operands
-from jax_ep.bench.contenders import Contender, Dense, Ours, RaggedDot
-from jax_ep.bench.measure import Started, measure
-from jax_ep.bench.peers import TokamaxMosaic, TokamaxTriton, Torch
+from jax_ep.bench import harness, matmul_providers, timing
+from jax_ep.bench.harness import Required, Started
+from jax_ep.bench.report import OURS, Figure, Record
 
-# In this order. A kernel that faults leaves nothing to those after it, so what is tuned is last.
-CONTENDERS: tuple[type[Contender], ...] = (
-    Dense,
-    Ours,
-    RaggedDot,
-    Torch,
-    TokamaxTriton,
-    TokamaxMosaic,
-)
-NAMES = tuple(contender.name for contender in CONTENDERS)
-ITERATIONS = 100  # of 10 ms or little more: about a period
-ROUNDS = 2  # of jax_ep; the first does not count
+DISTRIBUTIONS = ("balanced", "multinomial", "zipf")
+ZIPF_EXPONENT = 1.2
+FEW_ROWS = 64  # per group, up to which reading the weights takes longer than multiplying
+ROUNDED_TO = 64  # rows per group, for the comparison of uneven with balanced groups
 COPIED_BYTES = 2**31
-LARGEST_DIFFERENCE = 0.02  # of a result's norm; bfloat16 results of float32 sums differ far less
+MAX_DIFFERENCE = 0.02  # of a result's norm; bfloat16 results of float32 sums differ far less
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
-    parser.add_argument(
-        "--shape",
-        type=cases.parse_shape,
-        action="append",
-        metavar="ROWS,K,N,GROUPS",
-        help="may be repeated (default: five of training and one of decoding)",
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """[rows, k] times [groups, k, n]."""
+
+    rows: int
+    k: int
+    n: int
+    groups: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}, {self.k} -> {self.n}, {self.groups}"
+
+
+SHAPES = (
+    Shape(32768, 7168, 4096, 64),
+    Shape(32768, 2048, 7168, 64),
+    Shape(32768, 2048, 1536, 32),
+    Shape(32768, 768, 2048, 32),
+    Shape(8192, 4096, 28672, 2),
+    Shape(512, 7168, 4096, 64),
+)
+SMOKE_SHAPES = (Shape(256, 64, 96, 4), Shape(96, 32, 64, 3))
+
+
+class Operands(NamedTuple):
+    """The arrays of the operations: bfloat16 but for the sizes."""
+
+    lhs: jax.Array  # [rows, k]
+    rhs: jax.Array  # [groups, k, n]
+    out_gradient: jax.Array  # [rows, n]
+    sizes: jax.Array  # int32[groups]
+
+
+class Problem(list[Operands]):
+    """Sets of operands, for calls in turn."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Values for the record of a case."""
+        return {"group_sizes": np.asarray(self[0].sizes).tolist()}
+
+
+class MatmulBenchmark(harness.Benchmark):
+    """Configures the harness."""
+
+    name = "matmul"
+    operations = matmul_providers.OPERATIONS
+    # A kernel that faults leaves nothing to those after it, so what is tuned is last.
+    providers = matmul_providers.PROVIDERS
+    shape_type = Shape
+    shapes = SHAPES
+    smoke_shapes = SMOKE_SHAPES
+    variants = DISTRIBUTIONS
+    variant_option = "groups"
+    figures = (
+        Figure("tflops", "TFLOP/s"),
+        Figure("rounded_up_tflops", f"balanced, to {ROUNDED_TO} rows"),
+        Figure("of_copy", "weights, of a copy", ".2f"),
     )
-    parser.add_argument(
-        "--groups",
-        choices=cases.DISTRIBUTIONS,
-        action="append",
-        help="may be repeated (default: balanced, and all three for the first shape)",
-    )
-    options.add_arguments(parser, cases.OPERATIONS, NAMES, ITERATIONS)
+    average = "mean"  # the power limit is kept on average
+    rounds = 2
+    interleaved = "dense"
+    iterations = 100  # of 10 ms or little more: about a period
+    warm_up_seconds = 0
+
+    def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+        """Measures a copy, which reading weights is compared with."""
+        copied = 2**20 if arguments.smoke else COPIED_BYTES
+        results["copy_bytes_per_second"] = copy_bytes_per_second(copied)
+
+    def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> Problem:
+        """Random operands."""
+        return make_operands(shape, group_sizes(shape, variant), rotated_bytes)
+
+    def check(self, started: Started, name: str, ours: Started | None) -> None:
+        """Compares a result with that of jax_ep. The dense matmul computes something else."""
+        if ours is None or name in (OURS, "dense"):
+            return
+        result, expected = (s.to_jax(s.call(s.arguments[0])) for s in (started, ours))
+        difference = float(relative_difference(result, expected))
+        started.facts["relative_difference"] = difference
+        if not difference <= MAX_DIFFERENCE:  # NaN is not
+            raise ArithmeticError(f"its result differs from that of jax_ep by {difference:.2g}")
+
+    def required(self, record: Record) -> Required:
+        """One of tokamax's implementations is enough."""
+        tokamax = ("tokamax mosaic", "tokamax triton")
+        return (("dense",), (OURS,), ("lax.ragged_dot",), tokamax, ("torch",))
+
+    def add_figures(self, results: dict[str, Any]) -> None:
+        """Adds the figures.
+
+        of_copy, for shapes of decoding: the weights' bytes per second over those of a copy.
+        rounded_up_tflops, for uneven groups: the balanced rate times rows, over the rows when
+          each group is rounded up to 64; none where the balanced case was not measured.
+        """
+        balanced: dict[tuple[str, str], float] = {}
+        for record in results["cases"]:
+            shape = Shape(**record["sizes"])
+            balanced_key = f"{record['operation']}/{shape}/balanced"
+            for name, measurement in record["measurements"].items():
+                if "seconds" not in measurement:
+                    continue
+                seconds = measurement["seconds"]
+                measurement["tflops"] = 2 * shape.rows * shape.k * shape.n / seconds / 1e12
+                if record["key"] == balanced_key:
+                    balanced[balanced_key, name] = measurement["tflops"]
+                elif (balanced_key, name) in balanced and name != "dense":
+                    sizes = record["group_sizes"]
+                    rounded_up = sum(-(-size // ROUNDED_TO) * ROUNDED_TO for size in sizes)
+                    rate = balanced[balanced_key, name] * shape.rows / rounded_up
+                    measurement["rounded_up_tflops"] = rate
+                if shape.rows <= FEW_ROWS * shape.groups and name != "dense":
+                    weights = 2 * shape.groups * shape.k * shape.n
+                    measurement["of_copy"] = weights / seconds / results["copy_bytes_per_second"]
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measures, and writes and prints the report."""
-    console = options.new_console()
-    if not options.can_measure(arguments, console):
-        return 2
-    shapes = tuple(arguments.shape or (cases.SMOKE_SHAPES if arguments.smoke else cases.SHAPES))
-    results = options.new_results("matmul", arguments)
-    results["copy_bytes_per_second"] = copy_bytes_per_second(
-        2**20 if arguments.smoke else COPIED_BYTES
-    )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    measure_all(
-        results,
-        cases.choose_cases(shapes, arguments.groups, arguments.operation),
-        [make() for make in CONTENDERS if make.name in (arguments.contender or NAMES)],
-        arguments,
-        console,
-    )
-    matmul_report.plot(results, arguments.out / "matmul.png")
-    matmul_report.show(results, console)
-    console.print(f"{arguments.out}/matmul.json and matmul.png are written.")
-    return 1 if arguments.require_all and results["missing"] else 0
+BENCHMARK = MatmulBenchmark()
 
 
-def measure_all(
-    results: dict[str, Any],
-    chosen: list[Case],
-    contenders: list[Contender],
-    arguments: argparse.Namespace,
-    console: Console,
-) -> None:
-    """Adds a record for each case to `results`, and writes them as they come."""
-    iterations = options.iterations(arguments)
-    turns = in_turn(contenders)
-    with report.progress_bar(console) as progress:
-        task = progress.add_task("measuring", total=len(chosen) * len(turns), info="")
-        for (shape, distribution), of_shape in itertools.groupby(chosen, lambda case: case[:2]):
-            sizes = cases.group_sizes(shape, distribution)
-            operands = cases.make_operands(
-                shape, sizes, 0 if arguments.smoke else cases.ROTATED_BYTES
-            )
-            for case in of_shape:
-                record = matmul_report.new_record(case, sizes)
-                results["cases"].append(record)
-                comparison = Comparison(case, operands, iterations, record["measurements"])
-                for contender in turns:
-                    progress.update(task, info=f"{case}, {case.operation}, {contender.name}")
-                    comparison.measure(contender)
-                    matmul_report.add_figures(results)
-                    report.write(results, arguments.out / "matmul.json")
-                    progress.advance(task)
-            del operands, comparison  # before the next are made: these are gigabytes
+# ---- operands
 
 
-def in_turn(contenders: list[Contender]) -> list[Contender]:
-    """Their order in a case: jax_ep `ROUNDS` times, dense before and after each."""
-    dense = [contender for contender in contenders if isinstance(contender, Dense)]
-    turns: list[Contender] = []
-    for contender in contenders:
-        if isinstance(contender, Ours):
-            for _ in range(ROUNDS):
-                turns += [contender, *dense]
-        else:
-            turns.append(contender)
-    return turns
+def group_sizes(shape: Shape, distribution: str) -> np.ndarray:
+    """Returns int32[groups] that sum to rows, the same in every run.
 
-
-@dataclasses.dataclass
-class Comparison:
-    """The measurements of one case.
-
-    Attributes:
-      case: what is computed.
-      operands: sets of them.
-      iterations: see `timing.device_times`.
-      measurements: by the name of the contender; what `measure` adds to.
+    Args:
+      shape: of the matmul.
+      distribution: "balanced" (sizes differ by one at most), "multinomial" (each row picks a group
+        uniformly) or "zipf" (see `probabilities`).
     """
+    if distribution == "balanced":
+        bounds = np.arange(shape.groups + 1) * shape.rows // shape.groups
+        return np.diff(bounds).astype(np.int32)
+    random = np.random.default_rng(0)
+    sizes = random.multinomial(shape.rows, probabilities(shape.groups, distribution, random))
+    return sizes.astype(np.int32)
 
-    case: Case
-    operands: list[Operands]
-    iterations: int
-    measurements: dict[str, Any]
-    _started: dict[str, Started] = dataclasses.field(default_factory=dict[str, Started])
-    _ours: jax.Array | None = None
 
-    def measure(self, contender: Contender) -> None:
-        """Measures a contender, or records its error. A second time adds to the first."""
+def probabilities(groups: int, distribution: str, random: np.random.Generator) -> np.ndarray:
+    """Returns each group's probability; "zipf" has rank^-1.2, with the ranks in random order."""
+    if distribution != "zipf":
+        return np.full(groups, 1 / groups)
+    weights = random.permutation(np.arange(1, groups + 1) ** -ZIPF_EXPONENT)
+    return weights / weights.sum()
 
-        def start() -> Started:
-            if contender.name not in self._started:
-                self._started[contender.name] = self._start(contender)
-            return self._started[contender.name]
 
-        measure(self.measurements, contender.name, start, self.iterations, warm_up_seconds=0)
+def make_operands(shape: Shape, sizes: np.ndarray, rotated_bytes: float) -> Problem:
+    """Makes sets of operands, two at least: every provider reads `rotated_bytes` of them in all."""
+    pairs = (shape.rows * shape.k, shape.k * shape.n, shape.rows * shape.n)
+    fewest = 2 * (sum(pairs) - max(pairs))  # the dense matmul reads one matrix for all groups
+    number = max(2, math.ceil(rotated_bytes / fewest))
+    on_device = jnp.asarray(sizes)
+    sets = [_random_operands(jax.random.key(seed), shape, on_device) for seed in range(number)]
+    return Problem(jax.block_until_ready(sets))
 
-    def _start(self, contender: Contender) -> Started:
-        """Starts it, and compares its result with that of jax_ep."""
-        started = contender.start(self.case.operation, self.operands)
-        if isinstance(contender, Ours):
-            self._ours = started.call(started.arguments[0])
-        elif self._ours is not None and not isinstance(contender, Dense):
-            result = started.to_jax(started.call(started.arguments[0]))
-            difference = float(relative_difference(result, self._ours))
-            started.facts["relative_difference"] = difference
-            if not difference <= LARGEST_DIFFERENCE:  # NaN is not
-                raise ArithmeticError(f"its result differs from that of jax_ep by {difference:.2g}")
-        return started
+
+@functools.partial(jax.jit, static_argnums=1)
+def _random_operands(key: jax.Array, shape: Shape, sizes: jax.Array) -> Operands:
+    def normal(key: jax.Array, *dimensions: int) -> jax.Array:
+        return jax.random.normal(key, dimensions, jnp.bfloat16)
+
+    for_lhs, for_rhs, for_out = jax.random.split(key, 3)
+    return Operands(
+        lhs=normal(for_lhs, shape.rows, shape.k),
+        rhs=normal(for_rhs, shape.groups, shape.k, shape.n),
+        out_gradient=normal(for_out, shape.rows, shape.n),
+        sizes=sizes,
+    )
 
 
 @jax.jit
 def relative_difference(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The norm of a - b over that of b; fused, on GPUs, so that sums alone take memory (1 MB)."""
+    """Returns the norm of a - b over that of b; fused, on GPUs, so that only sums take memory."""
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(b**2))
 
 
 def copy_bytes_per_second(nbytes: int) -> float:
-    """Bytes read and written by a copy on the device: what reading weights is compared with.
-
-    By the median, after warming up.
-    """
+    """Returns the bytes per second that a copy on the device reads and writes: the median."""
     source = jax.random.bits(jax.random.key(0), (nbytes // 4,), "uint32")
     copy = jax.jit(jnp.copy).lower(source).compile()
     seconds = timing.device_times(copy, [source], timing.ITERATIONS)

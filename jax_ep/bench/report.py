@@ -1,16 +1,17 @@
-"""What every report has: versions, seconds, who is missing, JSON, and the bars of plots."""
+"""Reports of all benchmarks: versions, JSON, a table, and plots."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import pathlib
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from rich.console import Console
 from rich.progress import (
@@ -21,6 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 import jax_ep
 
@@ -40,14 +42,27 @@ PACKAGES = (
     "torch",
     "triton",
 )
+MIN_SWEEP = 3  # values of a size, from which on a line is drawn over them
 
-# The contenders without which a case does not count; of several in one tuple, one is enough.
-Required = tuple[tuple[str, ...], ...]
 Record = dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A number of a measurement: its key, its heading, and its format."""
+
+    key: str
+    heading: str
+    format: str = ".3g"
+
+    def cell(self, measurement: dict[str, Any]) -> str:
+        """Returns the text in a table."""
+        value = measurement.get(self.key)
+        return "" if value is None else format(value, self.format)
+
+
 def versions() -> dict[str, str | None]:
-    """Of everything that decides a time; None for what is not installed."""
+    """Returns the version of everything that affects a time; None for what is not installed."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         OURS: jax_ep.__version__,
@@ -60,65 +75,11 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def add_seconds(records: list[Record], summary: str) -> None:
-    """Adds what all benchmarks tell of a measurement.
-
-    seconds: the "median" or "mean", as `summary` says; the mean of those of several rounds, without
-      the first, before which the device may have been idle.
-    jax_ep_speedup: its seconds over those of jax_ep, if it was measured.
-    """
-    for record in records:
-        measurements = record["measurements"]
-        for measurement in measurements.values():
-            if "error" not in measurement:
-                rounds = measurement["rounds"]
-                seconds = [times[summary] for times in rounds[1:] or rounds]
-                measurement["seconds"] = sum(seconds) / len(seconds)
-        ours = measurements.get(OURS, {}).get("seconds")
-        for measurement in measurements.values():
-            if ours is not None and "seconds" in measurement:
-                measurement["jax_ep_speedup"] = measurement["seconds"] / ours
-
-
-def add_missing(results: dict[str, Any], required: Callable[[Record], Required]) -> None:
-    """Adds who is missing, and whether the results count."""
-    results["missing"] = missing(results["cases"], required)
-    results["counts"] = bool(results["cases"]) and not results["missing"] and not results["smoke"]
-
-
-def missing(records: list[Record], required: Callable[[Record], Required]) -> list[dict[str, Any]]:
-    """The required contenders without a time, why, and in how many of the cases."""
-    counts: dict[tuple[str, str], int] = {}
-    for record in records:
-        for names in required(record):
-            measurements = [record["measurements"].get(name, {}) for name in names]
-            if any("rounds" in measurement for measurement in measurements):
-                continue
-            for name, measurement in zip(names, measurements, strict=True):
-                key = name, measurement.get("error", "it was not run")
-                counts[key] = counts.get(key, 0) + 1
-    return [
-        {"contender": name, "reason": reason, "cases": count}
-        for (name, reason), count in counts.items()
-    ]
-
-
 def write(results: dict[str, Any], path: pathlib.Path) -> None:
     """Writes the results so far, in one step: a reader never sees half of them."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(results, indent=1) + "\n")
     temporary.replace(path)
-
-
-# ---- what people see
-
-
-def by_operation(records: list[Record]) -> dict[str, list[Record]]:
-    """The records of each operation, in the order in which they come."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record["operation"], []).append(record)
-    return found
 
 
 def progress_bar(console: Console) -> Progress:
@@ -134,11 +95,16 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def show_missing(results: dict[str, Any], console: Console) -> None:
-    """Prints who is missing, and whether the results count."""
+# ---- tables
+
+
+def show(results: dict[str, Any], figures: tuple[Figure, ...], console: Console) -> None:
+    """Prints a table for each operation, what is missing, and whether this is a result."""
+    for operation, records in by_operation(results["cases"]).items():
+        console.print(_table(records, figures, f"{operation} on {where(results)}"))
     for gap in results["missing"]:
         console.print(
-            f"missing in {gap['cases']} of {len(results['cases'])} cases: {gap['contender']}: "
+            f"missing in {gap['cases']} of {len(results['cases'])} cases: {gap['provider']}: "
             f"{gap['reason']}",
             style="yellow",
             markup=False,
@@ -149,18 +115,133 @@ def show_missing(results: dict[str, Any], console: Console) -> None:
         )
 
 
-def contender_names(records: list[Record]) -> list[str]:
-    """All that were tried, in the order of the first record that has them."""
+def _table(records: list[Record], figures: tuple[Figure, ...], title: str) -> Table:
+    table = Table(title=title)
+    table.add_column("case")
+    table.add_column("provider")
+    for heading in ("µs", "fastest", "slowest", *(f.heading for f in figures), "jax_ep is faster"):
+        table.add_column(heading, justify="right")
+    for record in records:
+        case = record["key"].partition("/")[2]
+        for name, measurement in record["measurements"].items():
+            table.add_row(case, name, *_cells(name, measurement, figures))
+            case = ""  # once
+        table.add_section()
+    return table
+
+
+def _cells(name: str, measurement: dict[str, Any], figures: tuple[Figure, ...]) -> list[str]:
+    if "error" in measurement:
+        return ["error"]
+    seconds = (
+        measurement["seconds"],
+        min(times["minimum"] for times in measurement["rounds"]),
+        max(times["maximum"] for times in measurement["rounds"]),
+    )
+    speedup = measurement.get("jax_ep_speedup")
+    return [
+        *(f"{s * 1e6:.1f}" for s in seconds),
+        *(figure.cell(measurement) for figure in figures),
+        "" if speedup is None or name == OURS else f"{speedup:.2f}x",
+    ]
+
+
+def where(results: dict[str, Any]) -> str:
+    """Returns the number and the name of the devices."""
+    return f"{results['num_devices']} x {results['device']}"
+
+
+def by_operation(records: list[Record]) -> dict[str, list[Record]]:
+    """Returns the records of each operation, in their order."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["operation"], []).append(record)
+    return found
+
+
+def provider_names(records: list[Record]) -> list[str]:
+    """Returns all providers, in the order of the first record that has them."""
     return list(dict.fromkeys(name for record in records for name in record["measurements"]))
 
 
-def draw_bars(
-    panel: Axes, records: list[Record], names: list[str], figure: str, labels: list[str]
-) -> None:
-    """A group of bars for each record: `figure` of each contender, 0 for one without it."""
+# ---- plots
+
+
+def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathlib.Path) -> None:
+    """Writes panels for each operation: bars of cases, and lines over the size `sweep`."""
+    records = results["cases"]
+    operations = by_operation(records)
+    swept = {family for family in _families(records, sweep) if family is not None}
+    num_columns = 1 + bool(swept)
+    canvas, panels = plt.subplots(
+        len(operations),
+        num_columns,
+        figsize=(11 * num_columns, 3.5 * len(operations)),
+        squeeze=False,
+        layout="constrained",
+    )
+    names = provider_names(records)
+    for row, (operation, members) in zip(panels, operations.items(), strict=True):
+        families = _families(members, sweep)
+        bars = [r for r, f in zip(members, families, strict=True) if f not in swept]
+        lines = [r for r, f in zip(members, families, strict=True) if f in swept]
+        draw_bars(row[0], bars, names, figure)
+        if swept and sweep is not None:
+            draw_lines(row[1], lines, names, figure, sweep)
+        for panel in row:
+            panel.set(ylabel=figure.heading, title=operation.replace("_", " "))
+            panel.set_ylim(bottom=0)
+    handles = {
+        label: handle
+        for panel in panels.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    canvas.suptitle(f"{results['benchmark']} on {where(results)}")
+    canvas.savefig(path, dpi=120)
+    plt.close(canvas)
+
+
+def _families(records: list[Record], sweep: str | None) -> list[tuple[Any, ...] | None]:
+    """Returns for each record the sizes that it shares with a line, or None outside of lines."""
+    if sweep is None:
+        return [None] * len(records)
+    fixed = [
+        (r["variant"], *((k, v) for k, v in r["sizes"].items() if k != sweep)) for r in records
+    ]
+    values: dict[Any, set[Any]] = {}
+    for record, family in zip(records, fixed, strict=True):
+        values.setdefault(family, set()).add(record["sizes"][sweep])
+    return [family if len(values[family]) >= MIN_SWEEP else None for family in fixed]
+
+
+def draw_bars(panel: Axes, records: list[Record], names: list[str], figure: Figure) -> None:
+    """Draws a group of bars for each record, one for each provider."""
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
-        heights = [r["measurements"].get(name, {}).get(figure, 0.0) for r in records]
-        places = np.arange(len(records)) + (index - (len(names) - 1) / 2) * width
-        panel.bar(places, heights, width, label=name, color=f"C{index}")
+        heights = [r["measurements"].get(name, {}).get(figure.key) or 0.0 for r in records]
+        positions = np.arange(len(records)) + (index - (len(names) - 1) / 2) * width
+        panel.bar(positions, heights, width, label=name, color=f"C{index}")
+    labels = [r["key"].partition("/")[2].replace("/", "\n") for r in records]
     panel.set_xticks(range(len(records)), labels, fontsize=8)
+
+
+def draw_lines(
+    panel: Axes, records: list[Record], names: list[str], figure: Figure, sweep: str
+) -> None:
+    """Draws a line for each provider, dashed where calls are chained."""
+    for index, name in enumerate(names):
+        for is_chained, style in ((False, "o-"), (True, "o--")):
+            points = sorted(
+                (record["sizes"][sweep], record["measurements"][name][figure.key])
+                for record in records
+                if (record["chained"] > 1) == is_chained
+                and record["measurements"].get(name, {}).get(figure.key) is not None
+            )
+            if points:
+                label = f"{name}, chained" if is_chained else name
+                panel.plot(*zip(*points, strict=True), style, color=f"C{index}", label=label)
+    panel.set_xscale("log", base=2)
+    values = sorted({record["sizes"][sweep] for record in records})
+    panel.set_xticks(values, list(map(str, values)))
+    panel.set_xlabel(sweep)

@@ -1,4 +1,4 @@
-"""`python -m jax_ep.bench`, in the process of a test."""
+"""`python -m jax_ep.bench` in the process of a test, and a small problem of its transfers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 
 from jax_ep.bench import __main__ as bench
 from jax_ep.bench import timing
+from jax_ep.bench.transfer_problem import Problem, Shape, make_mesh, make_problem
 
+SHAPE = Shape(tokens=9, hidden=16, experts=8, top_k=3)
 QUICK = {"WARM_UP_SECONDS": 0, "BURST_SECONDS": 0.001}
 
 
@@ -37,3 +39,8 @@ def smoke(command: str, *arguments: str) -> tuple[int, str, dict[str, Any]]:
         plot = pathlib.Path(folder, f"{command}.png").read_bytes()
     assert plot.startswith(b"\x89PNG")
     return status, output, results
+
+
+def transfer_problem_of(ranks: int = 4, routing: str = "zipf", shape: Shape = SHAPE) -> Problem:
+    """A small problem, with two sets of operands."""
+    return make_problem(make_mesh(ranks), shape, routing, 0)

@@ -1,0 +1,381 @@
+"""The harness of all benchmarks: cases, providers, interleaved rounds, and a report.
+
+A provider is one implementation that is measured: jax_ep, or a baseline. A `Benchmark` configures
+the cases, the providers, and the figures that follow from the times. DIR/NAME.json is written after
+every measurement, so that a run that is stopped leaves what it had:
+
+  benchmark, started, command, smoke, device, num_devices, versions, timing: how it was measured
+  cases: each with key "operation/shape/variant", operation, sizes, and measurements by provider:
+    {"facts", "rounds": [timing.Times], "seconds", "jax_ep_speedup", the figures} or {"error"}
+  missing: the required providers without a time, why, and in how many cases
+  counts: whether this is a result: no required provider is missing, and it is no smoke test
+"""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import collections
+import dataclasses
+import datetime
+import functools
+import itertools
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Protocol
+
+import jax
+from rich.console import Console
+
+from jax_ep.bench import report, timing
+from jax_ep.bench.report import OURS, Figure, Record
+
+SMOKE_ITERATIONS = 2
+ROTATED_BYTES = 100e6  # that operands of successive calls span: twice the 50 MB L2 of an H100
+
+# Providers without which a case does not count; of several in one tuple, one is enough.
+Required = tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A compiled operation that is ready to be timed.
+
+    Attributes:
+      call: enqueues it with one of `arguments` and returns its result.
+      arguments: for calls in turn.
+      completion: how to wait for a result.
+      to_jax: the result as a JAX array.
+      repeats: how often one call does the operation.
+      facts: JSON values for the report.
+    """
+
+    call: Callable[[Any], Any]
+    arguments: list[Any]
+    completion: timing.Completion = timing.jax_completion
+    to_jax: Callable[[Any], jax.Array] = lambda result: result
+    repeats: int = 1
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One comparison: all providers do this.
+
+    Attributes:
+      operation: one of the benchmark's.
+      shape: a dataclass of ints, of the benchmark's type.
+      variant: one of the benchmark's: how rows are distributed.
+      chained: how many calls, each waiting for the one before, one compiled program makes.
+    """
+
+    operation: str
+    shape: Any
+    variant: str
+    chained: int = 1
+
+    def record(self) -> Record:
+        """Returns its key and its sizes."""
+        chained = f"/{self.chained} chained" if self.chained > 1 else ""
+        return {
+            "key": f"{self.operation}/{self.shape}/{self.variant}{chained}",
+            "operation": self.operation,
+            "variant": self.variant,
+            "chained": self.chained,
+            "sizes": dataclasses.asdict(self.shape),
+        }
+
+
+class Provider(Protocol):
+    """One way to do some operations; `name` is for reports and --provider."""
+
+    name: str
+    operations: tuple[str, ...]
+
+    def start(self, case: Case, problem: Any) -> Started:
+        """Compiles the case's operation; raises where it cannot run."""
+        ...
+
+
+class Benchmark(abc.ABC):
+    """The configuration of a benchmark.
+
+    Attributes:
+      shape_type: a dataclass of ints, given as --shape.
+      variants: how rows are distributed, "balanced" first; `variant_option` is their option.
+      average: of the iterations of a round, "mean" or "median".
+      rounds: of jax_ep, of which the first does not count if there are several.
+      interleaved: the provider that is measured again after each round of jax_ep.
+      warm_up_seconds: see `timing.device_times`.
+      sweep: the size over which lines are drawn.
+    """
+
+    name: ClassVar[str]
+    operations: ClassVar[tuple[str, ...]]
+    providers: ClassVar[tuple[Provider, ...]]
+    shape_type: ClassVar[Any]
+    shapes: ClassVar[tuple[Any, ...]]
+    smoke_shapes: ClassVar[tuple[Any, ...]]
+    variants: ClassVar[tuple[str, ...]]
+    variant_option: ClassVar[str]
+    figures: ClassVar[tuple[Figure, ...]]
+    average: ClassVar[str]
+    rounds: ClassVar[int] = 1
+    interleaved: ClassVar[str | None] = None
+    iterations: ClassVar[int] = timing.ITERATIONS
+    warm_up_seconds: ClassVar[float | None] = None
+    sweep: ClassVar[str | None] = None
+
+    @abc.abstractmethod
+    def make_problem(self, shape: Any, variant: str, rotated_bytes: float) -> Any:
+        """Makes the operands of a case, which calls in turn read at least `rotated_bytes` of.
+
+        It may have an attribute `facts`, with values for the record of a case.
+        """
+
+    @abc.abstractmethod
+    def add_figures(self, results: dict[str, Any]) -> None:
+        """Adds the figures to every measurement with "seconds"."""
+
+    @abc.abstractmethod
+    def required(self, record: Record) -> Required:
+        """Returns the providers without which a case does not count."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027
+        """Adds the options of this benchmark alone."""
+
+    def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:  # noqa: B027
+        """Checks `arguments`, whose `shape` is what will be measured; may add to `results`."""
+
+    def chains(self, shape: Any) -> tuple[int, ...]:
+        """Returns the numbers of chained calls that are measured of a shape."""
+        return (1,)
+
+    def chosen_providers(self, arguments: argparse.Namespace) -> list[Provider]:
+        """Returns the providers named by --provider, or all."""
+        return [p for p in self.providers if p.name in (arguments.provider or [p.name])]
+
+    def check(self, started: Started, name: str, ours: Started | None) -> None:  # noqa: B027
+        """Raises if a provider's result is wrong; `ours` is jax_ep's, if it has started."""
+
+
+# ---- options
+
+
+def parse_positive(text: str) -> int:
+    """Returns the number; an argparse error if it is none, or less than 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def parse_shape(shape_type: Any, text: str) -> Any:
+    """Returns the shape written as its sizes, such as "8192,7168,4096,64", or an argparse error."""
+    names = [field.name.upper() for field in dataclasses.fields(shape_type)]
+    parts = text.split(",")
+    if len(parts) != len(names) or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a shape; expected positive numbers {','.join(names)}"
+        )
+    return shape_type(*map(int, parts))
+
+
+def add_arguments(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
+    """Adds the options of a benchmark, and those of all."""
+    benchmark.add_arguments(parser)
+    sizes = ",".join(field.name.upper() for field in dataclasses.fields(benchmark.shape_type))
+    parse = functools.partial(parse_shape, benchmark.shape_type)
+    parser.add_argument(
+        "--shape", type=parse, action="append", metavar=sizes, help="may be repeated"
+    )
+    variants = "may be repeated (default: balanced, and all for the first shape)"
+    parser.add_argument(
+        f"--{benchmark.variant_option}",
+        dest="variant",
+        choices=benchmark.variants,
+        action="append",
+        help=variants,
+    )
+    names = [provider.name for provider in benchmark.providers]
+    for option, choices in (("--operation", benchmark.operations), ("--provider", names)):
+        parser.add_argument(option, choices=choices, action="append", help="may be repeated")
+    iterations = "of at least 10 ms each (default: %(default)s; fewer for calls of more than 50 ms)"
+    parser.add_argument(
+        "--iterations", type=parse_positive, default=benchmark.iterations, help=iterations
+    )
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"), metavar="DIR")
+    require_all = "exit with status 1 if a provider is missing"
+    parser.add_argument("--require-all", action="store_true", help=require_all)
+    smoke = "tiny shapes and 2 iterations, on a CPU too: shows that it works, measures nothing"
+    parser.add_argument("--smoke", action="store_true", help=smoke)
+
+
+# ---- a run
+
+
+def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
+    """Measures, and writes and prints the report.
+
+    Returns:
+      The exit status: 0, 1 if --require-all was given and a provider is missing, 2 without a GPU.
+    """
+    console = Console(width=None if sys.stdout.isatty() else 140)  # the width of a log
+    platform = jax.default_backend()
+    if platform != "gpu" and not arguments.smoke:
+        console.print(
+            f"There is no GPU to measure: JAX runs on {platform}. See `python -m jax_ep.doctor`; "
+            "--smoke tries the program itself on this machine.",
+            style="red",
+        )
+        return 2
+    results: dict[str, Any] = {
+        "benchmark": benchmark.name,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
+        "smoke": arguments.smoke,
+        "device": jax.devices()[0].device_kind,
+        "num_devices": jax.device_count(),
+        "versions": report.versions(),
+        "timing": " ".join((timing.device_times.__doc__ or "").split("Args:")[0].split()),
+        "cases": [],
+    }
+    default_shapes = benchmark.smoke_shapes if arguments.smoke else benchmark.shapes
+    arguments.shape = list(arguments.shape or default_shapes)
+    benchmark.prepare(arguments, results)
+    cases = chosen_cases(benchmark, arguments)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"{benchmark.name}.json"
+    total = sum(len(turns(benchmark, arguments, case.operation)) for case in cases)
+    with report.progress_bar(console) as progress:
+        task = progress.add_task("measuring", total=total, info="")
+        for info in _measure_all(benchmark, cases, arguments, results):
+            summarize(benchmark, results)
+            report.write(results, path)
+            progress.update(task, advance=1, info=info)
+    report.plot(results, benchmark.figures[0], benchmark.sweep, path.with_suffix(".png"))
+    report.show(results, benchmark.figures, console)
+    console.print(f"{path} and {path.stem}.png are written.")
+    return 1 if arguments.require_all and results["missing"] else 0
+
+
+def chosen_cases(benchmark: Benchmark, arguments: argparse.Namespace) -> list[Case]:
+    """Returns all combinations; by default the uneven variants for the first shape alone."""
+    supported = {o for p in benchmark.chosen_providers(arguments) for o in p.operations}
+    operations = [o for o in arguments.operation or benchmark.operations if o in supported]
+    if not operations:
+        sys.exit(
+            f"{', '.join(arguments.provider)} cannot {' or '.join(arguments.operation)}; "
+            f"expected a provider that can. Give --provider {OURS}, or another --operation."
+        )
+    return [
+        Case(operation, shape, variant, chained)
+        for shape in arguments.shape
+        for variant in arguments.variant or benchmark.variants
+        if arguments.variant or variant == "balanced" or shape == arguments.shape[0]
+        for operation in operations
+        for chained in benchmark.chains(shape)
+    ]
+
+
+def turns(benchmark: Benchmark, arguments: argparse.Namespace, operation: str) -> list[Provider]:
+    """Returns the order of measurements: rounds of jax_ep, with `interleaved` after each."""
+    chosen = [p for p in benchmark.chosen_providers(arguments) if operation in p.operations]
+    again = [p for p in chosen if p.name == benchmark.interleaved]
+    order: list[Provider] = []
+    for provider in chosen:
+        order += [provider, *again] * benchmark.rounds if provider.name == OURS else [provider]
+    return order
+
+
+def _measure_all(
+    benchmark: Benchmark,
+    cases: list[Case],
+    arguments: argparse.Namespace,
+    results: dict[str, Any],
+) -> Iterator[str]:
+    """Adds a record for each case, and yields after each measurement."""
+    iterations = SMOKE_ITERATIONS if arguments.smoke else arguments.iterations
+    rotated_bytes = 0 if arguments.smoke else ROTATED_BYTES
+    for (shape, variant), group in itertools.groupby(
+        cases, lambda case: (case.shape, case.variant)
+    ):
+        problem = benchmark.make_problem(shape, variant, rotated_bytes)
+        for case in group:
+            record = case.record() | getattr(problem, "facts", {}) | {"measurements": {}}
+            results["cases"].append(record)
+            comparison = Comparison(benchmark, case, problem, iterations, record["measurements"])
+            for provider in turns(benchmark, arguments, case.operation):
+                comparison.measure(provider)
+                yield f"{record['key']}, {provider.name}"
+        del problem, comparison  # before the next are made: these are gigabytes
+
+
+@dataclasses.dataclass
+class Comparison:
+    """The measurements of one case, by the name of the provider."""
+
+    benchmark: Benchmark
+    case: Case
+    problem: Any
+    iterations: int
+    measurements: dict[str, Any]
+    _started: dict[str, Started] = dataclasses.field(default_factory=dict[str, Started])
+
+    def measure(self, provider: Provider) -> None:
+        """Adds a round of a provider, or its error; after an error nothing is added."""
+        name = provider.name
+        if "error" in self.measurements.get(name, {}):
+            return
+        try:
+            if name not in self._started:
+                started = provider.start(self.case, self.problem)
+                self.benchmark.check(started, name, self._started.get(OURS))
+                self._started[name] = started
+            started = self._started[name]
+            seconds = timing.device_times(
+                started.call,
+                started.arguments,
+                self.iterations,
+                started.completion,
+                self.benchmark.warm_up_seconds,
+            )
+        except Exception as error:  # noqa: BLE001  the other providers go on after any error
+            text = " ".join(str(error).split())[:500]
+            self.measurements[name] = {"error": f"{type(error).__name__}: {text}"}
+            return
+        measurement = self.measurements.setdefault(name, {"facts": started.facts, "rounds": []})
+        times = timing.Times.of([s / started.repeats for s in seconds])
+        measurement["rounds"].append(dataclasses.asdict(times))
+
+
+# ---- figures
+
+
+def summarize(benchmark: Benchmark, results: dict[str, Any]) -> None:
+    """Adds what follows from the rounds to every measurement, and what is missing to `results`.
+
+    seconds: the mean of the rounds' averages, without the first of several, before which the device
+      may have been idle. jax_ep_speedup: these over jax_ep's.
+    """
+    for record in results["cases"]:
+        measured = {n: m for n, m in record["measurements"].items() if "rounds" in m}
+        for measurement in measured.values():
+            rounds = measurement["rounds"]
+            seconds = [times[benchmark.average] for times in rounds[1:] or rounds]
+            measurement["seconds"] = sum(seconds) / len(seconds)
+        for measurement in measured.values() if OURS in measured else ():
+            measurement["jax_ep_speedup"] = measurement["seconds"] / measured[OURS]["seconds"]
+    benchmark.add_figures(results)
+    gaps: collections.Counter[tuple[str, str]] = collections.Counter()
+    for record in results["cases"]:
+        for names in benchmark.required(record):
+            measurements = [record["measurements"].get(name, {}) for name in names]
+            if not any("rounds" in measurement for measurement in measurements):
+                for name, measurement in zip(names, measurements, strict=True):
+                    gaps[name, measurement.get("error", "it was not run")] += 1
+    results["missing"] = [
+        {"provider": name, "reason": reason, "cases": count}
+        for (name, reason), count in gaps.items()
+    ]
+    results["counts"] = bool(results["cases"]) and not gaps and not results["smoke"]

@@ -1,0 +1,357 @@
+"""The harness of `python -m jax_ep.bench`: times, interleaved rounds, programs, and what a result needs."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import pathlib
+import re
+import tempfile
+import unittest.mock
+
+import testing  # isort: skip
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from bench_command import QUICK, transfer_problem_of
+
+from jax_ep.bench import harness, programs, report, timing
+from jax_ep.bench.programs import chain, sharded, start_sharded
+from jax_ep.bench.transfer_providers import OPERATIONS, Ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    tokens: int
+    hidden: int
+
+    def __str__(self):
+        return f"{self.tokens}, {self.hidden}"
+
+
+@dataclasses.dataclass
+class Fake:
+    """A provider whose calls take no time; `start` may raise."""
+
+    name: str
+    operations: tuple[str, ...] = ("forward", "backward")
+    error: Exception | None = None
+    repeats: int = 1
+
+    def start(self, case, problem):
+        if self.error is not None:
+            raise self.error
+        return harness.Started(lambda x: x, [0], repeats=self.repeats, facts={"fact": self.name})
+
+
+class FakeBenchmark(harness.Benchmark):
+    name = "fake"
+    operations = ("forward", "backward")
+    providers = (Fake("dense"), Fake("jax_ep"), Fake("torch", ("forward",)))
+    shape_type = Shape
+    shapes = (Shape(1, 8), Shape(2, 8))
+    smoke_shapes = shapes
+    variants = ("balanced", "zipf")
+    variant_option = "groups"
+    figures = (report.Figure("rate", "1/s"),)
+    average = "mean"
+    rounds = 2
+    interleaved = "dense"
+    sweep = "tokens"
+
+    def make_problem(self, shape, variant, rotated_bytes):
+        return None
+
+    def add_figures(self, results):
+        for record in results["cases"]:
+            for measurement in record["measurements"].values():
+                if "seconds" in measurement:
+                    measurement["rate"] = 1 / measurement["seconds"]
+
+    def required(self, record):
+        return (("jax_ep",), ("torch", "tokamax"))
+
+
+def parsed(*arguments):
+    """The arguments of a command, with its default shapes."""
+    parser = argparse.ArgumentParser()
+    harness.add_arguments(parser, FakeBenchmark())
+    namespace = parser.parse_args(list(arguments))
+    namespace.shape = namespace.shape or list(FakeBenchmark.shapes)
+    return namespace
+
+
+class CasesTest(parameterized.TestCase):
+    def test_all_combinations(self):
+        """Uneven variants for the first shape alone, unless they are asked for."""
+        cases = harness.chosen_cases(FakeBenchmark(), parsed())
+        self.assertEqual(
+            [case.record()["key"] for case in cases],
+            [
+                f"{operation}/{shape}/{variant}"
+                for shape, variant in (("1, 8", "balanced"), ("1, 8", "zipf"), ("2, 8", "balanced"))
+                for operation in ("forward", "backward")
+            ],
+        )
+        arguments = parsed("--groups", "zipf", "--operation", "forward", "--shape", "3,4")
+        (case,) = harness.chosen_cases(FakeBenchmark(), arguments)
+        self.assertEqual(case, harness.Case("forward", Shape(3, 4), "zipf"))
+        self.assertEqual(case.record()["sizes"], {"tokens": 3, "hidden": 4})
+        chained = dataclasses.replace(case, chained=8)
+        self.assertEqual(chained.record()["key"], "forward/3, 4/zipf/8 chained")
+
+    @parameterized.parameters("1", "1,2,3", "a,b", "1,0", "")
+    def test_what_is_no_shape(self, text):
+        with self.assertRaisesRegex(argparse.ArgumentTypeError, "TOKENS,HIDDEN"):
+            harness.parse_shape(Shape, text)
+
+    def test_no_provider_for_the_operation(self):
+        arguments = parsed("--provider", "torch", "--operation", "backward")
+        with self.assertRaisesRegex(SystemExit, "torch cannot backward"):
+            harness.chosen_cases(FakeBenchmark(), arguments)
+
+    def test_interleaved_rounds(self):
+        names = lambda operation: [
+            p.name for p in harness.turns(FakeBenchmark(), parsed(), operation)
+        ]
+        rounds = ["dense", "jax_ep", "dense", "jax_ep", "dense"]
+        self.assertEqual(names("forward"), [*rounds, "torch"])
+        self.assertEqual(names("backward"), rounds)
+
+
+class TimingTest(parameterized.TestCase):
+    def test_bursts(self):
+        """Argument sets in turn; one burst always ahead of the one that is waited for."""
+        calls, waited, ahead = [], [], []
+
+        def completion(result):
+            ahead.append(len(ahead) - len(waited))
+            return lambda: waited.append(result)
+
+        with unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, BURST_SECONDS=0):
+            seconds = timing.device_times(lambda x: calls.append(x) or x, ["a", "b"], 5, completion)
+        self.assertLen(seconds, 5)
+        self.assertEqual(calls, (["a", "b"] * len(calls))[: len(calls)])
+        self.assertEqual(ahead[4:], [0] + [1] * (len(ahead) - 5))
+        self.assertLen(waited, len(ahead))
+
+    @parameterized.product(
+        (
+            {"warm_up_seconds": None, "is_settled": True},  # WARM_UP_SECONDS, here a second, too
+            {"warm_up_seconds": 1.0, "is_settled": True},
+            {"warm_up_seconds": 0, "is_settled": False},
+        ),
+        long_call_seconds=(1, 0),  # all calls are short, all are long
+    )
+    def test_warm_up_is_not_timed(self, warm_up_seconds, is_settled, long_call_seconds):
+        """By a clock that calls move: by 50 ms until a second has passed, by 25 ms then."""
+        now = 0.0
+
+        def wait():
+            nonlocal now
+            now += 0.05 if now < 1 else 0.025
+
+        with (
+            unittest.mock.patch.multiple(
+                timing, WARM_UP_SECONDS=1.0, BURST_SECONDS=0, LONG_CALL_SECONDS=long_call_seconds
+            ),
+            unittest.mock.patch.object(timing.time, "perf_counter", lambda: now),
+        ):
+            seconds = timing.device_times(lambda x: x, [1], 3, lambda _: wait, warm_up_seconds)
+        np.testing.assert_allclose(seconds, [0.025 if is_settled else 0.05] * 3)
+
+    def test_long_calls_are_repeated_less_and_never_two_at_once(self):
+        running, most = [], []
+
+        def completion(result):
+            most.append(len(running))
+            return running.clear
+
+        with unittest.mock.patch.multiple(timing, WARM_UP_SECONDS=0, LONG_CALL_SECONDS=0):
+            seconds = timing.device_times(running.append, [1], 50, completion)
+        self.assertLen(seconds, timing.LONG_CALL_ITERATIONS)
+        self.assertEqual(set(most), {1})
+
+
+class ComparisonTest(parameterized.TestCase):
+    def comparison(self):
+        case = harness.Case("forward", Shape(1, 8), "balanced")
+        return harness.Comparison(FakeBenchmark(), case, None, 3, {})
+
+    def test_rounds_of_one_compilation(self):
+        comparison, provider = self.comparison(), Fake("jax_ep", repeats=20)
+        with (
+            unittest.mock.patch.object(timing, "device_times", lambda *_: [20.0, 40.0, 120.0]),
+            unittest.mock.patch.object(
+                Fake, "start", autospec=True, side_effect=Fake.start
+            ) as start,
+        ):
+            comparison.measure(provider)
+            comparison.measure(provider)
+        self.assertEqual(start.call_count, 1)
+        times = {"mean": 3.0, "median": 2.0, "minimum": 1.0, "maximum": 6.0, "iterations": 3}
+        self.assertEqual(
+            comparison.measurements["jax_ep"], {"facts": {"fact": "jax_ep"}, "rounds": [times] * 2}
+        )
+
+    def test_an_error_stays(self):
+        comparison = self.comparison()
+        with unittest.mock.patch.multiple(timing, **QUICK):
+            comparison.measure(Fake("torch", error=ValueError("no")))
+            comparison.measure(Fake("torch"))
+        self.assertEqual(comparison.measurements, {"torch": {"error": "ValueError: no"}})
+
+
+class SummaryTest(absltest.TestCase):
+    def results(self, **rounds):
+        """Results of two cases with rounds of these means, or with an error."""
+        records = [case.record() for case in harness.chosen_cases(FakeBenchmark(), parsed())[:2]]
+        for record in records:
+            record["measurements"] = {
+                name: {"error": given} if isinstance(given, str)
+                else {"rounds": [{"mean": s, "minimum": s, "maximum": s} for s in given]}
+                for name, given in rounds.items()
+            }  # fmt: skip
+        results = {"cases": records, "smoke": False}
+        harness.summarize(FakeBenchmark(), results)
+        harness.summarize(FakeBenchmark(), results)  # as after every measurement
+        return results
+
+    def test_the_first_of_several_rounds_does_not_count(self):
+        results = self.results(dense=[9.0, 0.8, 1.2], jax_ep=[9.0, 2.0], torch=[3.0])
+        measurements = results["cases"][0]["measurements"]
+        self.assertEqual([m["seconds"] for m in measurements.values()], [1, 2, 3])
+        self.assertEqual([m["jax_ep_speedup"] for m in measurements.values()], [0.5, 1, 1.5])
+        self.assertEqual(measurements["torch"]["rate"], 1 / 3)
+        self.assertEqual((results["missing"], results["counts"]), ([], True))
+
+    def test_what_is_missing(self):
+        """One of torch and tokamax is enough; the reason is told, and how often."""
+        results = self.results(jax_ep=[1.0], torch="ModuleNotFoundError: no torch")
+        results["cases"][0]["measurements"]["tokamax"] = {"rounds": [{"mean": 1.0}]}
+        harness.summarize(FakeBenchmark(), results)
+        self.assertEqual(
+            results["missing"],
+            [
+                {"provider": "torch", "reason": "ModuleNotFoundError: no torch", "cases": 1},
+                {"provider": "tokamax", "reason": "it was not run", "cases": 1},
+            ],
+        )
+        self.assertFalse(results["counts"])
+
+    def test_cells(self):
+        measurement = self.results(jax_ep=[1e-6], torch=[2e-6])["cases"][0]["measurements"]["torch"]
+        cells = report._cells("torch", measurement, FakeBenchmark.figures)
+        self.assertEqual(cells, ["2.0", "2.0", "2.0", "5e+05", "2.00x"])
+        self.assertEqual(report._cells("torch", {"error": "no"}, ()), ["error"])
+
+    def test_lines_are_drawn_over_three_values_or_more(self):
+        records = self.results(jax_ep=[1.0])["cases"][:1] * 4
+        for tokens, variant in ((1, "balanced"), (2, "balanced"), (9, "balanced"), (1, "zipf")):
+            record = harness.Case("forward", Shape(tokens, 8), variant).record()
+            records = [*records[1:], record | {"measurements": records[0]["measurements"]}]
+        families = report._families(records, "tokens")
+        self.assertEqual([f is None for f in families], [False, False, False, True])
+        self.assertEqual(report._families(records, None), [None] * 4)
+        results = {"cases": records, "benchmark": "fake", "num_devices": 1, "device": "cpu"}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "plot.png")
+            report.plot(results, FakeBenchmark.figures[0], "tokens", path)
+            self.assertStartsWith(path.read_bytes().decode("latin1"), "\x89PNG")
+
+
+class ProgramsTest(parameterized.TestCase):
+    @parameterized.product(operation=OPERATIONS, chained=(1, 2, 7))
+    def test_all_calls_are_in_the_program(self, operation, chained):
+        problem = transfer_problem_of()
+        transfer = Ours().transfers(problem)[operation]
+        arguments = Ours()._arguments(operation, problem)
+        collective = "all-to-all" if operation == "combine" else "all-gather"
+        alone = start_sharded(transfer, arguments, problem.mesh, 1, None)
+        started = start_sharded(transfer, arguments, problem.mesh, chained, None)
+        self.assertEqual(started.repeats, chained)
+        # The pure-JAX dispatch gathers more than x, but that does not depend on x: once for all.
+        once = alone.facts["collectives"][collective] - 1
+        self.assertEqual(started.facts["collectives"][collective], once + chained)
+
+    def test_nothing_is_between_calls(self):
+        """Nor are they merged, though their arguments are the same and nobody reads their results."""
+        problem = transfer_problem_of()
+        gather = lambda x: jax.lax.all_gather(x, "expert", tiled=True)
+        x = jax.ShapeDtypeStruct((36, 16), np.float32)  # XLA:CPU would convert bfloat16
+        program = jax.jit(sharded(chain(gather, 5), problem.mesh)).lower(x)
+        disabled = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+        text = program.compile(compiler_options=disabled).as_text()
+        operations = collections.Counter(re.findall(r"^ .* = .*? ([\w-]+)\(", text, re.MULTILINE))
+        free = {"parameter", "tuple", "get-tuple-element", "opt-barrier"}
+        self.assertEqual({o: n for o, n in operations.items() if o not in free}, {"all-gather": 5})
+
+    def test_fewer_or_more_calls_are_no_evidence(self):
+        problem = transfer_problem_of()
+        gather = lambda x: jax.lax.all_gather(x, "expert", tiled=True)
+        twice = lambda x: jax.lax.all_gather(gather(x), "expert")
+        arguments = [(problem.sets[0].x,)]
+        start_sharded(gather, arguments, problem.mesh, 5, "all-gather")
+        with self.assertRaisesRegex(RuntimeError, "have all-gather 5 times, but has .*: 10}"):
+            start_sharded(twice, arguments, problem.mesh, 5, "all-gather")
+        with self.assertRaisesRegex(RuntimeError, "have all-to-all 5 times, but has"):
+            start_sharded(gather, arguments, problem.mesh, 5, "all-to-all")
+        merged = unittest.mock.patch.object(programs, "chain", lambda transfer, _: transfer)
+        with (
+            merged,
+            self.assertRaisesRegex(RuntimeError, "have all-gather 5 times, but has .*: 1}"),
+        ):
+            start_sharded(gather, arguments, problem.mesh, 5, "all-gather")
+
+    def test_as_many_calls_as_asked_for(self):
+        calls = []
+
+        def transfer(x):
+            jax.debug.callback(lambda: calls.append(1))
+            return jax.lax.all_gather(x, "expert", tiled=True)
+
+        for chained in (1, 2, 20):
+            calls.clear()
+            problem = transfer_problem_of()
+            arguments = [(operands.x,) for operands in problem.sets]
+            started = start_sharded(transfer, arguments, problem.mesh, chained, "all-gather")
+            result = started.call(arguments[1])
+            jax.effects_barrier()
+            self.assertLen(calls, 4 * chained)
+            expected = np.tile(np.asarray(arguments[1][0]), (4, 1))
+            testing.assert_bitwise(result, expected)
+
+    def test_instructions_are_counted(self):
+        """In all computations; asynchronous ones once, and nothing that is only named like them."""
+        text = """HloModule m, is_scheduled=true
+
+%wrapped (p: f32[4]) -> f32[8] {
+  %p = f32[4] parameter(0)
+  ROOT %g = f32[8] all-gather(%p), dimensions={0}
+}
+
+%wrapped.1 (p: f32[4]) -> f32[4] {
+  ROOT %c.1 = f32[4] custom-call(%p), custom_call_target="jax_ep.combine.v1"
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %all-gather.1 = (f32[4], f32[8]) all-gather-start(%p), metadata={op_name="all-gather"}
+  %all-gather.2 = f32[8] all-gather-done(%all-gather.1)
+  %async = ((f32[4]), f32[8], u32[]) async-start(%all-gather.2), calls=%wrapped
+  %async.1 = f32[8] async-done(%async)
+  %s = ((f32[8]), f32[4], u32[]) custom-call-start(%async.1), custom_call_target="jax_ep.combine.v1"
+  %d = f32[4] custom-call-done(%s), custom_call_target="jax_ep.combine.v1"
+  %f = f32[4] fusion(%d), calls=%wrapped.1
+  %r = (f32[4], s32[1]) custom-call(%f), custom_call_target="jax_ep.dispatch.v1"
+  ROOT %x = f32[4] ragged-all-to-all(%r), channel_id=1
+}
+"""
+        self.assertEqual(programs.collectives(text), {"all-gather": 2, "ragged-all-to-all": 1})
+        calls = {"jax_ep.combine.v1": 2, "jax_ep.dispatch.v1": 1}
+        self.assertEqual(programs.custom_calls(text), calls)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,218 @@
+"""`python -m jax_ep.bench matmul`: its operands, providers and figures, and a smoke run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import unittest.mock
+
+import testing  # isort: skip  # noqa: F401  sets the devices
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from bench_command import QUICK, smoke
+from programs import lower_for_cuda
+
+from jax_ep.bench import harness, matmul, timing
+from jax_ep.bench import matmul_providers as providers
+from jax_ep.bench.matmul import BENCHMARK, Shape, group_sizes, make_operands
+
+SHAPE = Shape(rows=24, k=16, n=8, groups=3)
+CASE = harness.Case("forward", SHAPE, "balanced")
+ON_CPU = {p.name: p for p in providers.PROVIDERS if p.name in ("dense", "jax_ep", "lax.ragged_dot")}
+
+
+def problem_of(shape=SHAPE, distribution="balanced"):
+    return make_operands(shape, group_sizes(shape, distribution), 0)
+
+
+class OperandsTest(parameterized.TestCase):
+    @parameterized.product(shape=(*matmul.SHAPES, SHAPE), distribution=matmul.DISTRIBUTIONS)
+    def test_groups_sum_to_rows(self, shape, distribution):
+        sizes = group_sizes(shape, distribution)
+        self.assertEqual((sizes.dtype, sizes.shape), (np.int32, (shape.groups,)))
+        self.assertEqual(sizes.sum(), shape.rows)
+        self.assertGreaterEqual(sizes.min(), 0)
+        np.testing.assert_array_equal(sizes, group_sizes(shape, distribution))
+
+    def test_distributions(self):
+        shape = matmul.SHAPES[0]
+        balanced, multinomial, zipf = (group_sizes(shape, d) for d in matmul.DISTRIBUTIONS)
+        self.assertEqual(set(balanced), {512})
+        self.assertEqual(sorted(group_sizes(Shape(8, 1, 1, 3), "balanced")), [2, 3, 3])
+        # 512 rows per group with a standard deviation of 22.4
+        self.assertBetween(multinomial.std(), 15, 30)
+        ranks = np.arange(1, 65) ** -1.2
+        expected = shape.rows * ranks / ranks.sum()
+        np.testing.assert_allclose(np.sort(zipf)[::-1], expected, atol=5 * expected[0] ** 0.5)
+        self.assertGreater(np.argmax(zipf), 0)  # ranks are permuted
+
+    def test_operands_rotate_past_the_cache(self):
+        problem = make_operands(SHAPE, group_sizes(SHAPE, "zipf"), 3000)
+        self.assertLen(problem, 5)  # dense reads out_gradient and a matrix: 640 bytes
+        self.assertEqual([x.shape for x in problem[0]], [(24, 16), (3, 16, 8), (24, 8), (3,)])
+        self.assertFalse(np.array_equal(problem[0].rhs, problem[1].rhs))
+        self.assertEqual(problem.facts["group_sizes"], group_sizes(SHAPE, "zipf").tolist())
+
+
+class ProvidersTest(parameterized.TestCase):
+    @parameterized.product(operation=providers.OPERATIONS, name=list(ON_CPU))
+    def test_same_numbers(self, operation, name):
+        """One group, so that dense computes the same; the others in several as well."""
+        for groups in (1,) if name == "dense" else (1, 3):
+            shape = Shape(SHAPE.rows, SHAPE.k, SHAPE.n, groups)
+            operands = problem_of(shape)
+            started = ON_CPU[name].start(harness.Case(operation, shape, "balanced"), operands)
+            result = np.asarray(started.to_jax(started.call(started.arguments[0])), np.float64)
+            x = [np.asarray(a, np.float64) for a in operands[0]]
+            rows = np.split(np.arange(shape.rows), groups)
+            expected = {
+                "forward": lambda lhs, rhs, out, g: lhs @ rhs[g],
+                "input_gradient": lambda lhs, rhs, out, g: out @ rhs[g].T,
+                "weight_gradient": lambda lhs, rhs, out, g: lhs.T @ out,
+            }[operation]
+            parts = [expected(x[0][r], x[1], x[2][r], g) for g, r in enumerate(rows)]
+            np.testing.assert_allclose(
+                result.reshape(-1), np.concatenate(parts).reshape(-1), atol=0.1, rtol=0.01
+            )
+
+    @parameterized.parameters(*providers.OPERATIONS)
+    def test_ours_is_one_custom_call_on_cuda(self, operation):
+        """Nothing of the other gradient is in the program."""
+        with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
+            program = lower_for_cuda(providers.ours(operation), problem_of()[0])
+        self.assertEqual(program.text.count("stablehlo.custom_call @jax_ep"), 1)
+
+    @parameterized.parameters((1.1, "0.1"), (np.nan, "nan"))
+    def test_a_wrong_result_is_no_result(self, factor, difference):
+        def wrong(operation):
+            right = providers.ragged_dot(operation)
+            return lambda x: right(x).at[-1].multiply(jnp.bfloat16(factor)) * jnp.bfloat16(factor)
+
+        comparison = harness.Comparison(BENCHMARK, CASE, problem_of(), 1, {})
+        with unittest.mock.patch.multiple(timing, **QUICK):
+            comparison.measure(ON_CPU["jax_ep"])
+            comparison.measure(ON_CPU["lax.ragged_dot"])
+            comparison.measure(providers.Computed("wrong", wrong))
+        self.assertIn("rounds", comparison.measurements["jax_ep"])
+        facts = comparison.measurements["lax.ragged_dot"]["facts"]
+        self.assertLess(facts["relative_difference"], matmul.MAX_DIFFERENCE)
+        self.assertRegex(
+            comparison.measurements["wrong"]["error"],
+            f"differs from that of jax_ep by {difference}",
+        )
+
+    @parameterized.product(
+        shape=((1,), (7, 5), (1, 3), (3, 5, 7), (1, 2, 3)), dtype=(jnp.bfloat16, jnp.float32)
+    )
+    def test_relative_difference(self, shape, dtype):
+        random = np.random.default_rng(0)
+        a, b = (jnp.asarray(random.normal(size=shape), dtype) for _ in range(2))
+        x, y = (np.asarray(array, np.float64) for array in (a, b))
+        expected = np.linalg.norm(x - y) / np.linalg.norm(y)
+        self.assertAlmostEqual(float(matmul.relative_difference(a, b)), expected, places=5)
+        self.assertEqual(float(matmul.relative_difference(b, b)), 0)
+
+    def test_tokamax_configurations_are_tried_once_for_a_shape(self):
+        tried = []
+
+        def start(self, operation, operands, config):
+            tried.append(config)
+            if config == self.configs[-1]:
+                raise ValueError("does not fit")
+            started = providers.start_jax(lambda x: x.lhs, operands)
+            started.facts["config"] = config
+            return started
+
+        tokamax = providers.Tokamax("mosaic", "mosaic_gpu", ({"a": 1}, {"a": 2}))
+        with (
+            unittest.mock.patch.object(providers.Tokamax, "_start", start),
+            unittest.mock.patch.multiple(timing, **QUICK),
+        ):
+            fastest = tokamax.start(CASE, problem_of()).facts["config"]
+            self.assertEqual(tried, [None, {"a": 1}, {"a": 2}, fastest])
+            tokamax.start(CASE, problem_of())
+            self.assertEqual(tried[4:], [fastest])
+
+
+class FiguresTest(absltest.TestCase):
+    def test_figures(self):
+        shape = Shape(100, 1000, 1000, 2)
+        records = []
+        for distribution, sizes in (("balanced", [50, 50]), ("zipf", [65, 35])):
+            record = harness.Case("forward", shape, distribution).record()
+            measurements = {"dense": {"seconds": 1e-6}, "jax_ep": {"seconds": 2e-6}, "torch": {}}
+            records.append(record | {"group_sizes": sizes, "measurements": measurements})
+        BENCHMARK.add_figures({"cases": records, "copy_bytes_per_second": 4e12})
+        balanced, uneven = (record["measurements"] for record in records)
+        self.assertAlmostEqual(balanced["dense"]["tflops"], 200)
+        self.assertAlmostEqual(balanced["jax_ep"]["tflops"], 100)
+        # 4 MB of weights in 2 us, beside 4 TB/s
+        self.assertAlmostEqual(balanced["jax_ep"]["of_copy"], 0.5)
+        self.assertNotIn("rounded_up_tflops", balanced["jax_ep"])
+        # 65 and 35 rows fill 3 tiles of 64
+        self.assertAlmostEqual(uneven["jax_ep"]["rounded_up_tflops"], 100 * 100 / 192)
+        self.assertNotIn("rounded_up_tflops", uneven["dense"])
+        self.assertEqual(balanced["torch"], {})
+
+
+class CommandTest(parameterized.TestCase):
+    def test_smoke(self):
+        arguments = ("--shape", "24,16,8,3", "--operation", "forward")
+        status, output, results = smoke("matmul", *arguments)
+        self.assertEqual(status, 0, output)
+        self.assertLessEqual({"jax", "jax_ep", "tokamax", "torch"}, results["versions"].keys())
+        self.assertEqual([c["variant"] for c in results["cases"]], list(matmul.DISTRIBUTIONS))
+        self.assertFalse(results["counts"])
+        for record in results["cases"]:
+            measurements = record["measurements"]
+            self.assertEqual(list(measurements), [p.name for p in providers.PROVIDERS])
+            for name in ON_CPU:
+                self.assertGreater(measurements[name]["seconds"], 0)
+                self.assertGreater(measurements[name]["jax_ep_speedup"], 0)
+                times = measurements[name]["rounds"][0]
+                for average in ("mean", "median"):
+                    self.assertBetween(times[average], times["minimum"], times["maximum"])
+                self.assertEqual(times["iterations"], 2)
+            rounds = {name: len(measurements[name]["rounds"]) for name in ON_CPU}
+            self.assertEqual(rounds, {"dense": 3, "jax_ep": 2, "lax.ragged_dot": 1})
+        self.assertIn("forward on 8 x cpu", output)
+        self.assertIn("smoke test", output)
+
+    def test_missing_providers_are_reported(self):
+        arguments = ("--shape", "8,8,8,2", "--operation", "forward", "--groups", "zipf")
+        arguments += ("--provider", "jax_ep", "--provider", "torch", "--require-all")
+        with unittest.mock.patch.dict(sys.modules, {"torch": None}):  # not even if it is installed
+            status, output, results = smoke("matmul", *arguments)
+        self.assertEqual(status, 1)
+        reasons = {gap["provider"]: gap["reason"] for gap in results["missing"]}
+        self.assertIn("ModuleNotFoundError", reasons["torch"])
+        self.assertEqual(reasons["dense"], "it was not run")
+        self.assertNotIn("jax_ep", reasons)
+        self.assertRegex(output, "missing in 1 of 1 cases: torch: ModuleNotFoundError")
+
+    def test_a_second_without_warming_up(self):
+        self.assertEqual(BENCHMARK.iterations * timing.BURST_SECONDS, 1)
+        comparison = harness.Comparison(BENCHMARK, CASE, problem_of(), 7, {})
+        with unittest.mock.patch.object(timing, "device_times", return_value=[1.0]) as timed:
+            comparison.measure(ON_CPU["dense"])
+        _, _, iterations, _, warm_up_seconds = timed.call_args.args
+        self.assertEqual((iterations, warm_up_seconds), (7, 0))
+
+    def test_without_a_gpu(self):
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "jax_ep.bench", "matmul"],  # not the checkout
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("There is no GPU", result.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()
