@@ -43,7 +43,7 @@ lint: environment  ## check formatting and types
 	.venv/bin/ruff format --check .
 	$(CC_FILES) | xargs .venv/bin/clang-format --dry-run -Werror
 	.venv/bin/mypy
-#	.venv/bin/python tools/check_vocabulary.py
+	.venv/bin/python tools/check_vocabulary.py
 
 format: environment  ## rewrite the sources in the project's format
 	.venv/bin/ruff check --fix .

@@ -11,10 +11,10 @@ FIRST, SECOND, EPILOGUE = "Consumers 0", "Consumers 1", "Epilogue"
 NUM_K_BLOCKS = 8
 STAGES = 4
 STEP = 7.0
-START = 34.0  # of the tile in the middle
-LAG = 1.6  # of the second warpgroup
+START = 34.0  # the middle tile's
+LAG = 1.6  # the second warpgroup's
 SHIFT = 2.8  # from a stage's release to the copy into it
-ROUND = 3.0  # what a tile's end takes
+ROUND = 3.0  # the duration of a tile's end
 
 
 def draw() -> Figure:
@@ -71,7 +71,7 @@ def draw() -> Figure:
         for left in (START - ROUND, START + STEP * NUM_K_BLOCKS):
             t.span(lane, left + lag, left + lag + ROUND, "", "sum")
 
-    # What is rounded at a tile's end leaves between k-blocks of the next.
+    # Results that are rounded at a tile's end leave between k-blocks of the next.
     t.span(EPILOGUE, START - ROUND, START + LAG, "round", "sum")
     t.span(EPILOGUE, START + 1.2 * STEP, START + 2.4 * STEP, "store\nfirst half", "sum")
     t.span(EPILOGUE, START + 4.2 * STEP, START + 5.9 * STEP, "stage, store\nsecond half", "sum")

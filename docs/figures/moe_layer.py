@@ -6,7 +6,7 @@ import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-TOKENS = {  # of each rank: name -> the two experts that its router chose
+TOKENS = {  # each rank's tokens: name -> the two experts that its router chose
     0: {"a0": (0, 2), "a1": (0, 1), "a2": (2, 3)},
     1: {"b0": (1, 3), "b1": (2, 3), "b2": (0, 2)},
 }

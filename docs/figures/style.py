@@ -19,7 +19,7 @@ FAINT = "#7b8794"
 GRID = "#e4e7eb"
 BACKGROUND = "#ffffff"
 
-# What a span of a timeline does.
+# The kinds of spans in a timeline.
 COLORS = {
     "plan": "#d9c8f0",  # counts, numbers, inverts the plan
     "send": "#a9cdf5",  # stores to peers

@@ -32,7 +32,7 @@ from jax_ep.bench import report, timing
 from jax_ep.bench.report import OURS, Figure, Record
 
 SMOKE_ITERATIONS = 2
-ROTATED_BYTES = 100e6  # that operands of successive calls span: twice the 50 MB L2 of an H100
+ROTATED_BYTES = 100e6  # the operands of successive calls span this: twice the 50 MB L2 of an H100
 
 # Providers without which a case does not count; of several in one tuple, one is enough.
 Required = tuple[tuple[str, ...], ...]
@@ -246,7 +246,7 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
     cases = chosen_cases(benchmark, arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{benchmark.name}.json"
-    total = sum(len(turns(benchmark, arguments, case.operation)) for case in cases)
+    total = sum(len(schedule(benchmark, arguments, case.operation)) for case in cases)
     with report.progress_bar(console) as progress:
         task = progress.add_task("measuring", total=total, info="")
         for info in _measure_all(benchmark, cases, arguments, results):
@@ -278,7 +278,7 @@ def chosen_cases(benchmark: Benchmark, arguments: argparse.Namespace) -> list[Ca
     ]
 
 
-def turns(benchmark: Benchmark, arguments: argparse.Namespace, operation: str) -> list[Provider]:
+def schedule(benchmark: Benchmark, arguments: argparse.Namespace, operation: str) -> list[Provider]:
     """Returns the order of measurements: rounds of jax_ep, with `interleaved` after each."""
     chosen = [p for p in benchmark.chosen_providers(arguments) if operation in p.operations]
     again = [p for p in chosen if p.name == benchmark.interleaved]
@@ -305,7 +305,7 @@ def _measure_all(
             record = case.record() | getattr(problem, "facts", {}) | {"measurements": {}}
             results["cases"].append(record)
             comparison = Comparison(benchmark, case, problem, iterations, record["measurements"])
-            for provider in turns(benchmark, arguments, case.operation):
+            for provider in schedule(benchmark, arguments, case.operation):
                 comparison.measure(provider)
                 yield f"{record['key']}, {provider.name}"
         del problem, comparison  # before the next are made: these are gigabytes

@@ -28,7 +28,9 @@ ZIPF_EXPONENT = 1.2
 FEW_ROWS = 64  # per group, up to which reading the weights takes longer than multiplying
 ROUNDED_TO = 64  # rows per group, for the comparison of uneven with balanced groups
 COPIED_BYTES = 2**31
-MAX_DIFFERENCE = 0.02  # of a result's norm; bfloat16 results of float32 sums differ far less
+MAX_DIFFERENCE = (
+    0.02  # relative to a result's norm; bfloat16 results of float32 sums differ far less
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ class MatmulBenchmark(harness.Benchmark):
     average = "mean"  # the power limit is kept on average
     rounds = 2
     interleaved = "dense"
-    iterations = 100  # of 10 ms or little more: about a period
+    iterations = 100  # each 10 ms or little more: together about a period
     warm_up_seconds = 0
 
     def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:

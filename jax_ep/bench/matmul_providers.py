@@ -1,7 +1,7 @@
 """The providers of grouped matmuls. Those from outside JAX are imported when they start.
 
 Tokamax 0.0.14 is the newest with both kinds of kernels beside torch 2.11: later ones write their
-Triton kernels for jax-triton, whose current version needs a newer triton than that torch brings.
+Triton kernels for jax-triton, whose current version needs a newer triton than torch's.
 """
 
 from __future__ import annotations

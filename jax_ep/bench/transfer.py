@@ -27,7 +27,7 @@ from jax_ep.bench.transfer_providers import CEILING, Ours
 
 # Launching from the host may take longer than a transfer: a program of chained calls should take a
 # millisecond. With so few tokens per rank it has more of them.
-FEW_TOKENS = 256
+LOW_LATENCY_TOKENS = 256
 CHAINED_OF_FEW = 64
 CHAINED = 8
 
@@ -77,7 +77,7 @@ class TransferBenchmark(harness.Benchmark):
 
     def chains(self, shape: Shape) -> tuple[int, ...]:
         """With few tokens single calls are measured, too."""
-        return (1, CHAINED_OF_FEW) if shape.tokens <= FEW_TOKENS else (CHAINED,)
+        return (1, CHAINED_OF_FEW) if shape.tokens <= LOW_LATENCY_TOKENS else (CHAINED,)
 
     def chosen_providers(self, arguments: argparse.Namespace) -> list[Provider]:
         """jax_ep also with each limit of SMs."""

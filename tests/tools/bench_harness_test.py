@@ -114,7 +114,7 @@ class CasesTest(parameterized.TestCase):
 
     def test_interleaved_rounds(self):
         names = lambda operation: [
-            p.name for p in harness.turns(FakeBenchmark(), parsed(), operation)
+            p.name for p in harness.schedule(FakeBenchmark(), parsed(), operation)
         ]
         rounds = ["dense", "jax_ep", "dense", "jax_ep", "dense"]
         self.assertEqual(names("forward"), [*rounds, "torch"])
@@ -146,7 +146,7 @@ class TimingTest(parameterized.TestCase):
         long_call_seconds=(1, 0),  # all calls are short, all are long
     )
     def test_warm_up_is_not_timed(self, warm_up_seconds, is_settled, long_call_seconds):
-        """By a clock that calls move: by 50 ms until a second has passed, by 25 ms then."""
+        """Times by a clock that calls move: by 50 ms until a second has passed, by 25 ms then."""
         now = 0.0
 
         def wait():
