@@ -5,12 +5,13 @@
   tools/gpu_record.py show                 prints what `add` would record about this machine
   tools/gpu_record.py nvcc                 prints pip's constraints for the record's compiler
 
-`add` begins a new record if the present one is of other kernels, sources, packages or devices. It
-fails if a test failed or was skipped, or a report is missing.
+`add` begins a new record if the present one is of other kernels, packages or devices. It fails if
+a test failed or was skipped, or a report is missing.
 
 `check` takes a wheel or a shared library. Its exit status is 0 if the kernels are those on record,
 1 if they are not, and 2 if that cannot be said, because another compiler made them. The hashes of
-host C++ and Python sources are information: a record does not become stale when only they differ.
+each tier's host C++ and Python sources are information: a record does not become stale when only
+they differ.
 
 A machine without pyelftools and cuobjdump takes the digest from a file:
 `tools/machine_code.py digest BUILD --write FILE` makes it where the wheel is built. MACHINE_CODE
@@ -110,7 +111,6 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "machine_code": installed_machine_code(),
-        "sources": sources(),
         "device": name,
         "driver": driver,
         "versions": versions,
@@ -121,7 +121,7 @@ def machine() -> dict[str, Any]:
 # ---- commands
 
 
-def counts(reports: list[pathlib.Path]) -> dict[str, int | str]:
+def counts(reports: list[pathlib.Path]) -> dict[str, Any]:
     """Returns tests by outcome. A missing report (its pytest was killed) counts as a failure."""
     found = {"passed": 0, "failed": 0, "skipped": 0}
     seconds = 0.0
@@ -149,7 +149,7 @@ def merged(record: dict[str, Any], here: dict[str, Any], tier: str, tests: Any) 
 
 def add(tier: str, reports: list[pathlib.Path]) -> int:
     """Puts a tier's run on record. Returns the exit status: 1 if not every test passed."""
-    tests = counts(reports)
+    tests = counts(reports) | {"sources": sources()}
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     RECORD.write_text(json.dumps(merged(record, machine(), tier, tests), indent=2) + "\n")
     print(f"{tier}: {tests}, on record in {RECORD}")
@@ -160,11 +160,9 @@ def check(found: dict[str, str]) -> int:
     """Compares a build's kernels with the record. Returns 0: equal, 1: stale, 2: cannot tell."""
     record = json.loads(RECORD.read_text())
     recorded = record["machine_code"]
-    tiers = ", ".join(f"{name} ({tests['date']})" for name, tests in record["tiers"].items())
-    changed = [name for name, value in sources().items() if record["sources"].get(name) != value]
-    note = f" Since then {' and '.join(changed)} sources changed." if changed else ""
     if found["digest"] == recorded["digest"]:
-        print(f"The GPU tests passed with these kernels on {record['device']}: {tiers}.{note}")
+        tiers = ", ".join(_tier(name, tests) for name, tests in record["tiers"].items())
+        print(f"The GPU tests passed with these kernels on {record['device']}: {tiers}.")
         return 0
     if found["compiler"] != recorded["compiler"]:
         print(
@@ -177,6 +175,13 @@ def check(found: dict[str, str]) -> int:
         f"{found['digest']}. Run `make gpu_test` on a machine with GPUs."
     )
     return 1
+
+
+def _tier(name: str, tests: dict[str, Any]) -> str:
+    then = tests["sources"]
+    changed = [kind for kind, value in sources().items() if then.get(kind) != value]
+    since = f"; {' and '.join(changed)} sources changed since" if changed else ""
+    return f"{name} ({tests['date']}{since})"
 
 
 def nvcc_constraints() -> str:

@@ -19,12 +19,11 @@ CUBINS = {"digest": "0123456789abcdef", "compiler": "release 13.0, V13.0.88"}
 SOURCES = {"host": "a" * 16, "python": "b" * 16}
 HERE = {
     "machine_code": CUBINS,
-    "sources": SOURCES,
     "device": "H200",
     "driver": "580",
     "versions": {"jax": "1"},
 }
-PASSED = {"passed": 5, "date": "2026-01-01"}
+PASSED = {"passed": 5, "date": "2026-01-01", "sources": SOURCES}
 
 
 class RecordTest(parameterized.TestCase):
@@ -65,7 +64,7 @@ class RecordTest(parameterized.TestCase):
         self.assertEqual(self.tool.main(["add", "gpu1", str(self.report(*numbers))]), status)
         record = json.loads(self.record.read_text())
         self.assertEqual(record["machine_code"], CUBINS)
-        self.assertIn("gpu1", record["tiers"])
+        self.assertEqual(record["tiers"]["gpu1"]["sources"], SOURCES)
 
     @parameterized.parameters(
         ({}, 0, "passed with these kernels"),
@@ -86,11 +85,13 @@ class RecordTest(parameterized.TestCase):
         self.assertIn(said, output.getvalue())
 
     @parameterized.parameters(
-        (SOURCES, ""),
-        (SOURCES | {"python": "c" * 16}, "Since then python sources changed."),
+        (SOURCES, "gpu1 (2026-01-01)."),
+        (SOURCES | {"python": "c" * 16}, "gpu1 (2026-01-01; python sources changed since)."),
     )
     def test_changed_sources_are_said_and_are_not_stale(self, recorded, said):
-        self.record.write_text(json.dumps(HERE | {"sources": recorded, "tiers": {"gpu1": PASSED}}))
+        self.record.write_text(
+            json.dumps(HERE | {"tiers": {"gpu1": PASSED | {"sources": recorded}}})
+        )
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             self.assertEqual(self.tool.check(CUBINS), 0)
