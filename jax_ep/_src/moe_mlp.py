@@ -152,6 +152,9 @@ def moe_mlp(
         return out, _stats(plan)
 
     with jax.named_scope("jax_ep.moe_mlp"):
+        if x.shape[0] == 0:  # on all ranks alike, so that none of them calls a collective
+            counts = [jnp.zeros(n, jnp.int32) for n in (1, 1, 1, experts.w_up.shape[0], 1)]
+            return x, Stats(*(compat.vary_over(n, compat.varying_axes(x)) for n in counts))
         if num_chunks == 1:
             return one_chunk(x, topk_ids, topk_weights)
         size = x.shape[0] // num_chunks

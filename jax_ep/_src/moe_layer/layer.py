@@ -120,6 +120,10 @@ def _local_layer(
 ) -> tuple[jax.Array, MoEStats]:
     """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
     tokens = x.reshape(-1, x.shape[-1])
+    if not tokens.size:  # on all ranks alike
+        zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
+        stats = MoEStats(aux_loss=zero, z_loss=zero, expert_load=load, num_dropped=load[0])
+        return x.astype(config.dtype or x.dtype), stats
     mask = None if token_mask is None else token_mask.reshape(-1)
     logits = jnp.dot(
         tokens.astype(jnp.float32),
