@@ -41,7 +41,7 @@ def incoming(t: Timeline, target: str, at: float, words: str, side: str = "left"
 
 def dispatch() -> Figure:
     """The dispatch of many tokens."""
-    warps, senders = "Warps 0 to 7", "Sender warps"
+    warps, senders = "Warps 0 to 7", "Send warps"
     t = timeline(
         "dispatch: one kernel, one block per SM",
         Lane(warps, "of each block", TOP),
@@ -92,7 +92,7 @@ def dispatch() -> Figure:
 
 def redispatch() -> Figure:
     """The redispatch of many tokens."""
-    warps, senders = "Warps 0 to 7", "Sender warps"
+    warps, senders = "Warps 0 to 7", "Send warps"
     t = timeline(
         "redispatch: the same rows along a plan; no ids, no counts",
         Lane(warps, "of each block", TOP),

@@ -1,4 +1,5 @@
-// The environment's settings for waits. They are read when a generation starts.
+// The environment's settings: how long a rank waits for a peer. They are read when a generation
+// starts.
 #ifndef JAX_EP_RUNTIME_SETTINGS_H_
 #define JAX_EP_RUNTIME_SETTINGS_H_
 

@@ -5,9 +5,10 @@ compiled and timed each alone; beside them run lax.ragged_all_to_all of all (tok
 with 1 and with 64 updates per peer, lax.all_to_all of as many bytes, and all_gather of the tokens
 (psum_scatter of sums, for combine). GB/s are of one number of bytes for all providers of a case:
 those of distinct (token, other rank) pairs of the busiest rank. recv_capacity is what the rank with
-most rows receives, so nothing is dropped, and jax_ep's results are checked against numpy. Calls are
-chained in one program, one straight after another, 8 of them, or 64 if a rank has up to 256 tokens:
-the host may not launch single ones as fast as they run. Those are measured singly, too.
+most rows receives, so nothing is dropped. jax_ep's results must have the bits of its pure-JAX
+implementation. Calls are chained in one program, one straight after another, 8 of them, or 64 if a
+rank has up to 256 tokens: the host may not launch single ones as fast as they run. Those are
+measured singly, too.
 """
 
 from __future__ import annotations

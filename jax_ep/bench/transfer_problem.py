@@ -100,15 +100,6 @@ class Routes:
         np.fill_diagonal(pairs, 0)
         return int(max(pairs.sum(0).max(), pairs.sum(1).max()))
 
-    @functools.cached_property
-    def _by_expert(self) -> np.ndarray:
-        return np.argsort(self.topk_ids.ravel(), kind="stable")
-
-    def received(self, rank: int) -> np.ndarray:
-        """Returns int64[rows], the assignment of each row of `rank`, in the order of dispatch."""
-        ends = np.cumsum(self.counts.sum(0))
-        return self._by_expert[ends[rank] - self.counts[:, rank].sum() : ends[rank]]
-
     def sent_tokens(self) -> np.ndarray:
         """Returns int32[R, T * K], the token of every row that a rank sends, by expert."""
         by_expert = np.argsort(self.topk_ids.reshape(len(self.topk_ids), -1), 1, kind="stable")

@@ -7,7 +7,7 @@ is timed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax_ep._src import checks, compat
 from jax_ep.bench.harness import Case, Provider, Started
 from jax_ep.bench.programs import AXIS, sharded, start_sharded
 from jax_ep.bench.report import OURS
-from jax_ep.bench.transfer_problem import Operands, Problem, Routes
+from jax_ep.bench.transfer_problem import Problem
 
 OPERATIONS: tuple[str, ...] = ("dispatch", "redispatch", "combine")
 COLLECTIVE_OPERATIONS: tuple[str, ...] = ("dispatch", "combine")
@@ -27,15 +27,14 @@ CEILING = "ceiling"
 CEILING_TARGET = "jax_ep.bulk_copy_ceiling.v1"
 CEILING_REPEATS = 8
 
-# The error of a token: each rank's partial sum is rounded to bfloat16, and so is the sum of these;
-# with a little more for float32. All terms have the token's sign, so nothing cancels.
-COMBINE_ERROR = 2 * 2.0**-8 * 1.01
-
 Transfer = Callable[..., Any]
 
 
 class Ours:
-    """jax_ep's operations; on GPUs their kernels or an error. The first results are checked."""
+    """jax_ep's operations; on GPUs their kernels or an error.
+
+    The first results must have the bits of the pure-JAX implementation.
+    """
 
     operations: tuple[str, ...] = OPERATIONS
 
@@ -47,24 +46,25 @@ class Ours:
         """Compiles one operation and checks its result."""
         on_gpu = jax.default_backend() == "gpu"
         evidence = f"jax_ep.{case.operation}.v1" if on_gpu else None
-        transfer = self.transfers(problem)[case.operation]
+        transfer = self.transfers(problem, "cuda" if on_gpu else None)[case.operation]
+        expected = self.transfers(problem, "xla")[case.operation]
         arguments = self._arguments(case.operation, problem)
         started = start_sharded(transfer, arguments, problem.mesh, case.chained, evidence)
-        result = started.call(arguments[0])
-        if case.operation == "combine":
-            check_combine(result, problem.sets[0])
-        else:
-            check_dispatch(result, problem.sets[0], problem.routes)
+        compare = jax.jit(
+            sharded(functools.partial(wrong_elements, transfer, expected), problem.mesh)
+        )
+        wrong = np.asarray(compare(*arguments[0]))
+        if wrong.any():
+            raise ArithmeticError(
+                f"{case.operation} is wrong: the elements that differ from the pure-JAX "
+                f"implementation's, by rank, are {wrong.tolist()}"
+            )
         started.facts.update(checked=True, num_sms=self.num_sms)
         return started
 
-    def transfers(self, problem: Problem) -> dict[str, Transfer]:
+    def transfers(self, problem: Problem, implementation: str | None) -> dict[str, Transfer]:
         """Returns the functions of one rank's arrays that are compiled."""
-        on_gpu = jax.default_backend() == "gpu"
-        options: dict[str, Any] = {
-            "num_sms": self.num_sms,
-            "implementation": "cuda" if on_gpu else None,
-        }
+        options: dict[str, Any] = {"num_sms": self.num_sms, "implementation": implementation}
         dispatch = functools.partial(
             jax_ep.dispatch,
             num_experts=problem.shape.experts,
@@ -80,7 +80,7 @@ class Ours:
     def _arguments(self, operation: str, problem: Problem) -> list[tuple[Any, ...]]:
         if operation == "dispatch":
             return [tuple(operands) for operands in problem.sets]
-        dispatch = jax.jit(sharded(self.transfers(problem)["dispatch"], problem.mesh))
+        dispatch = jax.jit(sharded(Ours().transfers(problem, None)["dispatch"], problem.mesh))
         arguments = []
         for operands in problem.sets:
             sent = jax.block_until_ready(dispatch(*operands))
@@ -92,54 +92,23 @@ class Ours:
         return arguments
 
 
-# ---- checks
+def wrong_elements(transfer: Transfer, expected: Transfer, *arguments: Any) -> jax.Array:
+    """Counts the elements in which two transfers of one rank differ, bit by bit: int32[1]."""
 
+    def bits(result: Any) -> list[jax.Array]:
+        if isinstance(result, jax_ep.Dispatched):  # without the tail, which is unspecified
+            assert result.row_weights is not None  # as weights were given
+            sizes = result.group_sizes
+            result = [jax_ep.mask_tail(a, sizes) for a in (result.rows, result.row_weights)] + [
+                sizes
+            ]
+        return [
+            jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
+            for a in jax.tree.leaves(result)
+        ]
 
-def check_dispatch(sent: jax_ep.Dispatched, operands: Operands, routes: Routes) -> None:
-    """Raises ArithmeticError unless all rows are there, bit-exact and in dispatch's order."""
-    x = np.asarray(operands.x).view(np.uint16)
-    weights = np.asarray(operands.topk_weights).ravel()
-    group_sizes = np.bincount(routes.topk_ids.ravel(), minlength=routes.num_experts)
-    if not np.array_equal(sent.group_sizes, group_sizes):
-        raise ArithmeticError("dispatch is wrong: its group sizes are not the experts' counts")
-    assert sent.row_weights is not None  # as weights were given
-    received = zip(by_rank(sent.rows), by_rank(sent.row_weights), strict=True)
-    for rank, (rows, row_weights) in enumerate(received):
-        assignments = routes.received(rank)
-        tokens = assignments // routes.topk_ids.shape[2]
-        wrong = (rows[: len(tokens)].view(np.uint16) != x[tokens]).any(1)
-        wrong |= row_weights[: len(tokens)] != weights[assignments]
-        if wrong.any():
-            raise ArithmeticError(
-                f"dispatch is wrong: {wrong.sum()} of {len(wrong)} rows of rank {rank} are not "
-                f"the token and weight expected, row {wrong.argmax()} first"
-            )
-
-
-def check_combine(combined: jax.Array, operands: Operands) -> None:
-    """Raises ArithmeticError unless each token is itself times the sum of its weights.
-
-    The experts return their rows; more than bfloat16's roundings is an error.
-    """
-    sums = np.asarray(operands.topk_weights).sum(1, dtype=np.float32, keepdims=True)
-    ranks = zip(by_rank(combined), by_rank(operands.x), strict=True)
-    for rank, (out, x) in enumerate(ranks):
-        expected = x.astype(np.float32) * sums[rank * len(x) : (rank + 1) * len(x)]
-        error = np.abs(out.astype(np.float32) - expected)
-        wrong = ~(error <= COMBINE_ERROR * np.abs(expected))  # NaN is wrong
-        if wrong.any():
-            token = int(wrong.any(1).argmax())
-            raise ArithmeticError(
-                f"combine is wrong: {wrong.any(1).sum()} of {len(wrong)} tokens of rank {rank} are "
-                f"not the sum of their rows within {COMBINE_ERROR:.2g}, token {token} first, which "
-                f"is off by {np.nanmax(error[token]):.2g}"
-            )
-
-
-def by_rank(array: jax.Array) -> Iterator[np.ndarray]:
-    """Yields the part of each rank in order; one after another, because these are gigabytes."""
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return (np.asarray(shard.data) for shard in shards)
+    pairs = zip(bits(transfer(*arguments)), bits(expected(*arguments)), strict=True)
+    return jnp.stack([(a != b).sum() for a, b in pairs]).sum()[None]
 
 
 # ---- baselines

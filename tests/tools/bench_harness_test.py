@@ -266,7 +266,7 @@ class ProgramsTest(parameterized.TestCase):
     @parameterized.product(operation=OPERATIONS, chained=(1, 2, 7))
     def test_all_calls_are_in_the_program(self, operation, chained):
         problem = transfer_problem_of()
-        transfer = Ours().transfers(problem)[operation]
+        transfer = Ours().transfers(problem, None)[operation]
         arguments = Ours()._arguments(operation, problem)
         collective = "all-to-all" if operation == "combine" else "all-gather"
         alone = start_sharded(transfer, arguments, problem.mesh, 1, None)
