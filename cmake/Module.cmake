@@ -54,10 +54,13 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/transfer/low_latency/dispatch.cu
     ffi/kernels/transfer/low_latency/redispatch.cu
     ffi/kernels/transfer/redispatch.cu
+    ffi/kernels/transfer/start_generation.cu
     ffi/runtime/call_site_cuda.cc
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc
-    ffi/runtime/group_cuda.cc)
+    ffi/runtime/generation_cuda.cc
+    ffi/runtime/group_cuda.cc
+    ffi/runtime/groups_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

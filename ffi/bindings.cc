@@ -110,25 +110,34 @@ nb::list ProbeDevicesForPython() {
   return devices;
 }
 
-std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> TakeReports() {
+using ReportTuple = std::tuple<int64_t, int64_t, std::string, int64_t, std::string>;
+
+std::vector<ReportTuple> TakeReports() {
   {
     const nb::gil_scoped_release release;
     PostReports();
   }
-  std::vector<std::tuple<int64_t, int64_t, std::string, int64_t>> reports;
+  std::vector<ReportTuple> reports;
   for (TimeoutReport& report : ProcessMailbox().Take()) {
-    reports.emplace_back(report.rank, report.peer, std::move(report.phase), report.sequence);
+    reports.emplace_back(report.rank, report.peer, std::move(report.phase), report.sequence,
+                         std::move(report.message));
   }
   return reports;
 }
 
-bool PostReport(int64_t rank, int64_t peer, std::string phase, int64_t sequence_number) {
-  return ProcessMailbox().Post({rank, peer, std::move(phase), sequence_number});
+bool PostReport(int64_t rank, int64_t peer, std::string phase, int64_t sequence_number,
+                std::string message) {
+  return ProcessMailbox().Post({rank, peer, std::move(phase), sequence_number, std::move(message)});
 }
 
 int64_t ReleaseForPython() {
   const nb::gil_scoped_release release;  // it waits for the devices
   return ReleaseWorkspaces();
+}
+
+void ShutdownForPython() {
+  const nb::gil_scoped_release release;  // it waits for the devices
+  Shutdown();
 }
 
 NB_MODULE(_ffi, module) {
@@ -156,12 +165,14 @@ NB_MODULE(_ffi, module) {
              nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
              "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
   module.def("take_reports", &TakeReports,
-             "Takes the timeout reports of this process: (rank, peer, phase, "
-             "sequence_number).");
+             "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message). "
+             "Only the phase \"host\" has a message, and nothing else.");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,
-             "Adds a timeout report; returns False if the mailbox is full.");
+             "message"_a = "", "Adds a report; returns False if the mailbox is full.");
   module.def("release_workspaces", &ReleaseForPython,
              "Frees the device workspaces of this process and returns their bytes.");
+  module.def("shutdown", &ShutdownForPython,
+             "Ends calls that wait for a peer that will not come, and waits for the devices.");
 }
 
 }  // namespace

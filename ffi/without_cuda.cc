@@ -9,6 +9,7 @@ std::vector<Target> Targets() { return {}; }
 std::vector<StateType> StateTypes() { return {}; }
 
 void PostReports() {}
+void Shutdown() {}
 
 int64_t ReleaseWorkspaces() { return 0; }
 

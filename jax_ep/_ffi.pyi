@@ -40,13 +40,18 @@ def probe_devices() -> list[dict[str, Any]]:
     Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.
     """
 
-def take_reports() -> list[tuple[int, int, str, int]]:
+def take_reports() -> list[tuple[int, int, str, int, str]]:
     """
-    Takes the timeout reports of this process: (rank, peer, phase, sequence_number).
+    Takes the reports of failed calls: (rank, peer, phase, sequence_number, message). Only the phase "host" has a message, and nothing else.
     """
 
-def post_report(rank: int, peer: int, phase: str, sequence_number: int) -> bool:
-    """Adds a timeout report; returns False if the mailbox is full."""
+def post_report(rank: int, peer: int, phase: str, sequence_number: int, message: str = "") -> bool:
+    """Adds a report; returns False if the mailbox is full."""
 
 def release_workspaces() -> int:
     """Frees the device workspaces of this process and returns their bytes."""
+
+def shutdown() -> None:
+    """
+    Ends calls that wait for a peer that will not come, and waits for the devices.
+    """

@@ -20,10 +20,10 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   BulkCopyCeilingCall call = {.transfer = {}, .repeats = state->config.repeats};
   Status status = CheckCallBuffers(CheckBulkCopyCeiling, state->config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return ToError(status);
+  if (!status.ok()) return Launched(*state, device, status);
   call.x = Addresses(operands).Next();
   call.status = Addresses(results).Next<int32_t>();
-  return ToError(LaunchBulkCopyCeiling(call, stream));
+  return Launched(*state, device, LaunchBulkCopyCeiling(call, stream));
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());

@@ -85,7 +85,9 @@ BufferView ToView(const ffi::AnyBuffer& buffer) {
 }  // namespace
 
 TransferState::TransferState(const char* target, Config config)
-    : target(target), config(std::move(config)), site(this->config.Groups(), LoadAllKernels) {}
+    : target(target),
+      config(std::move(config)),
+      site(this->config.Groups(), {LoadAllKernels, LaunchStartGeneration}) {}
 
 Status LoadAllKernels() {
   Status status = LoadTransferKernels();

@@ -21,7 +21,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
       .transfer = {}, .has_weights = config.has_weights, .has_scalars = config.has_scalars};
   Status status = CheckCallBuffers(CheckCombine, config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return ToError(status);
+  if (!status.ok()) return Launched(*state, device, status);
   Addresses in(operands);
   call.y = in.Next();
   call.plan = NextPlanOperands(in);
@@ -30,7 +30,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   Addresses out(results);
   call.out = out.Next();
   if (config.has_scalars) call.assignment_scalars = out.Next<float>();
-  return ToError(LaunchCombine(call, stream));
+  return Launched(*state, device, LaunchCombine(call, stream));
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());

@@ -23,7 +23,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
                        .has_weights = config.has_weights};
   Status status = CheckCallBuffers(CheckDispatch, config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return ToError(status);
+  if (!status.ok()) return Launched(*state, device, status);
   Addresses in(operands);
   call.x = in.Next();
   call.topk_ids = in.Next<const int32_t>();
@@ -32,7 +32,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   call.rows = out.Next();
   if (config.has_weights) call.row_weights = out.Next<float>();
   call.plan = NextPlanResults(out);
-  return ToError(LaunchDispatch(call, stream));
+  return Launched(*state, device, LaunchDispatch(call, stream));
 }
 
 // The trait promises that execute only launches kernels, so that CUDA graphs can capture it.

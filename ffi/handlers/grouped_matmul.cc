@@ -47,8 +47,9 @@ ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t 
   // The check has found three operands and one result.
   const auto operand = [&](size_t i) { return operands.get<ffi::AnyBuffer>(i)->untyped_data(); };
   void* const result = (**results.get<ffi::AnyBuffer>(0)).untyped_data();
-  status = launch(state->config, sizes, operand(0), operand(1),
-                  static_cast<const int32_t*>(operand(2)), result, state->tile_counter, stream);
+  status =
+      launch(state->config, sizes, operand(0), operand(1), static_cast<const int32_t*>(operand(2)),
+             result, state->tile_counter.number(), stream);
   return ToError(At(state->target, status));
 }
 

@@ -50,7 +50,8 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
   if (config.has_row_weights) buffers.row_weights = in.Next<float>();
   buffers.out = out.Next();
   if (config.keep_pre_activation) buffers.pre_activation = out.Next();
-  status = LaunchGroupedMatmulActivation(config, sizes, buffers, state->tile_counter, stream);
+  status =
+      LaunchGroupedMatmulActivation(config, sizes, buffers, state->tile_counter.number(), stream);
   return ToError(At(state->target, status));
 }
 
@@ -70,8 +71,8 @@ ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/
   buffers.pre_activation_gradient = out.Next();
   buffers.activations = out.Next();
   buffers.row_dots = out.Next<float>();
-  status =
-      LaunchGroupedMatmulActivationGradient(config, sizes, buffers, state->tile_counter, stream);
+  status = LaunchGroupedMatmulActivationGradient(config, sizes, buffers,
+                                                 state->tile_counter.number(), stream);
   return ToError(At(state->target, status));
 }
 

@@ -7,6 +7,7 @@
 
 #include "ffi/handlers/call.h"
 #include "ffi/kernels/matmul/launch.h"
+#include "ffi/runtime/tile_counter.h"
 
 namespace jax_ep {
 
@@ -21,7 +22,7 @@ struct MatmulState {
   const char* target;
   Config config;
   // One counter is enough: a device runs a call site's launches one after another.
-  const int32_t tile_counter = NewTileCounter();
+  const TileCounter tile_counter;
 };
 using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
 using GroupedMatmulActivationState = MatmulState<GroupedMatmulActivationConfig>;

@@ -21,7 +21,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
       .transfer = {}, .zero_tail = config.zero_tail, .has_weights = config.has_weights};
   Status status = CheckCallBuffers(CheckRedispatch, config, operands, results, &sizes);
   if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return ToError(status);
+  if (!status.ok()) return Launched(*state, device, status);
   Addresses in(operands);
   call.x = in.Next();
   call.plan = NextPlanOperands(in);
@@ -29,7 +29,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   Addresses out(results);
   call.rows = out.Next();
   if (config.has_weights) call.row_weights = out.Next<float>();
-  return ToError(LaunchRedispatch(call, stream));
+  return Launched(*state, device, LaunchRedispatch(call, stream));
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());

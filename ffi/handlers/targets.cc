@@ -3,7 +3,7 @@
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/matmul.h"
 #include "ffi/handlers/operations.h"
-#include "ffi/runtime/group.h"
+#include "ffi/runtime/groups.h"
 #include "ffi/runtime/mailbox.h"
 
 namespace jax_ep {
@@ -37,6 +37,8 @@ std::vector<StateType> StateTypes() {
 void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }
 
 int64_t ReleaseWorkspaces() { return Groups::OfProcess().Release(); }
+
+void Shutdown() { Groups::OfProcess().Shutdown(); }
 
 std::string DriverProblem() { return CheckDriver(QueryCudaVersions()).message; }
 

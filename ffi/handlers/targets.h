@@ -34,6 +34,9 @@ void PostReports();
 // Frees the device workspaces of this process and starts a new generation; returns their bytes.
 int64_t ReleaseWorkspaces();
 
+// Ends calls that wait for a peer that will not come, and waits for the devices: at exit.
+void Shutdown();
+
 // Why the installed driver cannot run the kernels, or "". Always "" in a build without CUDA.
 std::string DriverProblem();
 

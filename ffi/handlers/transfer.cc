@@ -54,34 +54,42 @@ ffi::Error Prepare(TransferState* state, int32_t device, Communicator communicat
                                           kCommunicationId);
 }
 
-ffi::ErrorOr<int64_t> LogicalId(const CallSite& site, Communicator& communicator) {
-  if (site.num_devices() == 1) return 0;
+// Finds the device's logical id in the mesh.
+Status FindLogicalId(const CallSite& site, Communicator& communicator, int64_t* id) {
+  *id = 0;
+  if (site.num_devices() == 1) return {};
   auto lent =
       communicator.GetCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(site), kCommunicationId);
-  if (lent.has_error()) return ffi::Unexpected(lent.error());
-  int64_t rank = 0;
-  if (Status status = RankIn(*lent, &rank); !status.ok()) return ffi::Unexpected(ToError(status));
-  return rank;
+  if (lent.has_error()) {
+    return FailedPrecondition("jax_ep: XLA lends no communicator of the mesh: ",
+                              lent.error().message());
+  }
+  return RankIn(*lent, id);
 }
 
-// Runs after all communicators were acquired, before XLA's rendezvous and the launches.
-ffi::Error Initialize(TransferState* state, int32_t device, ffi::RunId run,
-                      Communicator communicator, ffi::RemainingArgs operands,
-                      ffi::RemainingRets results) {
+Status FindWorkspaceBytes(const TransferState& state, const ffi::RemainingArgs& operands,
+                          const ffi::RemainingRets& results, int64_t* bytes) {
   TransferSizes sizes;
   WorkspaceShape shape;
   WorkspaceLayout layout;
-  Status status = CheckBuffers(*state, operands, results, &sizes);
-  if (status.ok()) status = CheckTransfer(Sizes(*state, sizes), &shape);
+  Status status = CheckBuffers(state, operands, results, &sizes);
+  if (status.ok()) status = CheckTransfer(Sizes(state, sizes), &shape);
   if (status.ok()) status = PlanWorkspace(shape, &layout);
-  if (!status.ok()) return ToError(status);
-  int64_t logical_id = 0;
-  if (!state->site.HasRank(device)) {
-    auto found = LogicalId(state->site, communicator);
-    if (found.has_error()) return found.error();
-    logical_id = *found;
+  *bytes = layout.bytes;
+  return status;
+}
+
+// Runs after all communicators were acquired, before XLA's rendezvous and the launches. An error of
+// this device goes through Enter, so that it fails the other devices, too.
+ffi::Error Initialize(TransferState* state, cudaStream_t stream, int32_t device, ffi::RunId run,
+                      Communicator communicator, ffi::RemainingArgs operands,
+                      ffi::RemainingRets results) {
+  CallSite::Arrival arrival = {.device = device, .stream = stream};
+  arrival.status = FindWorkspaceBytes(*state, operands, results, &arrival.workspace_bytes);
+  if (arrival.status.ok() && !state->site.HasRank(device)) {
+    arrival.status = FindLogicalId(state->site, communicator, &arrival.logical_id);
   }
-  return ToError(state->site.Enter(run.run_id, device, logical_id, layout.bytes));
+  return ToError(state->site.Enter(run.run_id, arrival));
 }
 
 XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
@@ -93,6 +101,7 @@ XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                        ffi::Ffi::BindInitialize()
                            .Ctx<ffi::State<TransferState>>()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .Ctx<ffi::RunId>()
                            .Ctx<ffi::Extension<Collectives>>()
@@ -112,6 +121,11 @@ Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_
   if (call->control != nullptr) return {};
   return FailedPrecondition(state.target, ": GPU ", device,
                             " executes a call that it has not initialized");
+}
+
+ffi::Error Launched(const TransferState& state, int32_t device, const Status& status) {
+  if (!status.ok()) state.site.Abort(device, status.message);
+  return ToError(status);
 }
 
 PlanOperands NextPlanOperands(Addresses& operands) {

@@ -16,6 +16,9 @@ Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Ha
 Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_t device,
                         TransferCall* call);
 
+// Returns the status of execute. After an error the other devices do not wait for this one.
+ffi::Error Launched(const TransferState& state, int32_t device, const Status& status);
+
 // The next addresses, as the plan among the operands of redispatch and combine, and among the
 // results of dispatch.
 PlanOperands NextPlanOperands(Addresses& operands);

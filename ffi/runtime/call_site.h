@@ -2,12 +2,17 @@
 #ifndef JAX_EP_RUNTIME_CALL_SITE_H_
 #define JAX_EP_RUNTIME_CALL_SITE_H_
 
+#include <cuda_runtime_api.h>
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,9 +24,18 @@ namespace jax_ep {
 
 class CallSite {
  public:
+  // A device that enters a run.
+  struct Arrival {
+    int device = 0;                 // CUDA ordinal
+    cudaStream_t stream = nullptr;  // its calls follow there
+    int64_t logical_id = 0;         // read at the first run only
+    int64_t workspace_bytes = 0;
+    Status status = {};  // an error of this device: the run fails on all of them
+  };
+
   // `groups` has the logical device ids of each group, in rank order. Together they are 0 to the
   // mesh's size - 1.
-  CallSite(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels);
+  CallSite(std::vector<std::vector<int64_t>> groups, GroupKernels kernels);
 
   // Unique in the process.
   uint64_t id() const { return id_; }
@@ -30,42 +44,44 @@ class CallSite {
   size_t num_devices() const;
 
   // Whether this device has a rank. All devices of a run get the same answer before they enter it,
-  // because ranks are assigned to all of them at once.
-  bool HasRank(int device);
+  // because ranks are assigned to all of them at once. Takes no lock.
+  bool HasRank(int device) const { return Find(device) != nullptr; }
 
   // Prepares this run: assigns ranks at the first run, and reserves the workspaces. Each device
-  // calls it before it launches, and all of them return the same status. `logical_id` is read at
-  // the first run only.
-  Status Enter(int64_t run, int device, int64_t logical_id, int64_t workspace_bytes);
+  // calls it before it launches, and all of them return the same status.
+  Status Enter(int64_t run, const Arrival& arrival);
 
-  // Null if the device has no rank.
-  ControlBlock* control(int device);
+  // Null if the device has no rank. Takes no lock.
+  ControlBlock* control(int device) const;
+
+  // Ends the calls of the device's group, which would wait for it.
+  void Abort(int device, const std::string& reason) const;
 
  private:
-  struct Arrival {
-    int device;
-    int64_t logical_id;
-  };
   struct RankAssignment {
     Group* group;
     int rank;
   };
+  using Assignments = std::map<int, RankAssignment>;  // indexed by CUDA ordinal
   // Made by the first device of a run, for all of them.
   struct Decision {
     bool join;  // the rendezvous, to assign ranks or to reserve workspaces
     Status status;
   };
 
-  Decision Decide(int64_t run, int device, int64_t workspace_bytes);
+  const RankAssignment* Find(int device) const;
+  Decision Decide(int64_t run, int64_t workspace_bytes);
+  Status Prepare(const std::vector<Arrival>& arrivals);
   Status AssignRanks(const std::vector<Arrival>& arrivals);
-  std::set<Group*> AssignedGroups() const;  // the caller holds the mutex
+  std::set<Group*> AssignedGroups() const;
 
   const std::vector<std::vector<int64_t>> groups_;
-  const Group::LoadKernels load_kernels_;
+  const GroupKernels kernels_;
   const uint64_t id_;
   Rendezvous<Arrival> rendezvous_;
+  std::unique_ptr<const Assignments> owned_;
+  std::atomic<const Assignments*> assigned_ = nullptr;  // null, then `owned_` for ever
   std::mutex mutex_;
-  std::map<int, RankAssignment> assigned_;              // indexed by CUDA ordinal
   std::deque<std::pair<int64_t, Decision>> decisions_;  // the latest runs'
 };
 

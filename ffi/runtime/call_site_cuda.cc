@@ -1,7 +1,8 @@
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 
 #include "ffi/runtime/call_site.h"
+#include "ffi/runtime/groups.h"
 
 namespace jax_ep {
 namespace {
@@ -19,8 +20,8 @@ uint64_t NextId() {
 
 }  // namespace
 
-CallSite::CallSite(std::vector<std::vector<int64_t>> groups, Group::LoadKernels load_kernels)
-    : groups_(std::move(groups)), load_kernels_(load_kernels), id_(NextId()) {}
+CallSite::CallSite(std::vector<std::vector<int64_t>> groups, GroupKernels kernels)
+    : groups_(std::move(groups)), kernels_(kernels), id_(NextId()) {}
 
 size_t CallSite::num_devices() const {
   size_t count = 0;
@@ -28,50 +29,40 @@ size_t CallSite::num_devices() const {
   return count;
 }
 
-bool CallSite::HasRank(int device) {
-  const std::lock_guard lock(mutex_);
-  return assigned_.contains(device);
-}
-
-Status CallSite::Enter(int64_t run, int device, int64_t logical_id, int64_t workspace_bytes) {
-  const Decision decision = Decide(run, device, workspace_bytes);
+Status CallSite::Enter(int64_t run, const Arrival& arrival) {
+  const Decision decision = Decide(run, arrival.workspace_bytes);
   if (!decision.join) return decision.status;
   return rendezvous_.Join(
-      run, num_devices(), {device, logical_id},
-      [&](const std::vector<Arrival>& arrivals) {
-        Status status = AssignRanks(arrivals);
-        std::set<Group*> groups;
-        {
-          const std::lock_guard lock(mutex_);
-          groups = AssignedGroups();
-        }
-        for (Group* group : groups) {
-          if (status.ok()) {
-            status = Groups::OfProcess().Reserve(*group, workspace_bytes, load_kernels_);
-          }
-        }
-        return status;
-      },
+      run, num_devices(), arrival,
+      [this](const std::vector<Arrival>& arrivals) { return Prepare(arrivals); },
       kRendezvousTimeout);
 }
 
-ControlBlock* CallSite::control(int device) {
-  const std::lock_guard lock(mutex_);
-  const auto assigned_rank = assigned_.find(device);
-  return assigned_rank == assigned_.end()
-             ? nullptr
-             : assigned_rank->second.group->control(assigned_rank->second.rank);
+ControlBlock* CallSite::control(int device) const {
+  const RankAssignment* const assigned = Find(device);
+  return assigned == nullptr ? nullptr : assigned->group->control(assigned->rank);
 }
 
-CallSite::Decision CallSite::Decide(int64_t run, int device, int64_t workspace_bytes) {
+void CallSite::Abort(int device, const std::string& reason) const {
+  if (const RankAssignment* const assigned = Find(device)) assigned->group->Abort(reason);
+}
+
+const CallSite::RankAssignment* CallSite::Find(int device) const {
+  const Assignments* const assigned = assigned_.load(std::memory_order_acquire);
+  if (assigned == nullptr) return nullptr;
+  const auto found = assigned->find(device);
+  return found == assigned->end() ? nullptr : &found->second;
+}
+
+CallSite::Decision CallSite::Decide(int64_t run, int64_t workspace_bytes) {
   const std::lock_guard lock(mutex_);
   for (const auto& [decided, decision] : decisions_) {
     if (decided == run) return decision;
   }
-  Decision decision{!assigned_.contains(device), {}};
-  for (Group* group : AssignedGroups()) {
-    if (decision.status.ok()) decision.status = Groups::OfProcess().Failure(*group);
-    if (!Groups::OfProcess().HasRoom(*group, workspace_bytes)) decision.join = true;
+  Decision decision{assigned_.load(std::memory_order_acquire) == nullptr, {}};
+  for (const Group* group : AssignedGroups()) {
+    if (decision.status.ok()) decision.status = group->Failure();
+    if (!group->HasRoom(workspace_bytes)) decision.join = true;
   }
   if (!decision.status.ok()) decision.join = false;
   decisions_.emplace_front(run, decision);
@@ -79,13 +70,34 @@ CallSite::Decision CallSite::Decide(int64_t run, int device, int64_t workspace_b
   return decision;
 }
 
-Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
-  std::map<int64_t, int> device_of;  // indexed by logical id
+// Called by the last device that arrives, for all of them.
+Status CallSite::Prepare(const std::vector<Arrival>& arrivals) {
+  std::map<int, cudaStream_t> stream_of;  // indexed by CUDA ordinal
+  int64_t workspace_bytes = 0;
   for (const Arrival& arrival : arrivals) {
-    if (HasRank(arrival.device)) return {};
-    device_of[arrival.logical_id] = arrival.device;
+    if (!arrival.status.ok()) return arrival.status;
+    stream_of[arrival.device] = arrival.stream;
+    workspace_bytes = std::max(workspace_bytes, arrival.workspace_bytes);
   }
-  std::map<int, RankAssignment> assigned;
+  if (Status status = AssignRanks(arrivals); !status.ok()) return status;
+  std::map<Group*, std::vector<cudaStream_t>> streams;  // in rank order
+  for (const auto& [device, assigned] : *assigned_.load()) {
+    std::vector<cudaStream_t>& of_group = streams[assigned.group];
+    of_group.resize(std::max(of_group.size(), size_t(assigned.rank) + 1));
+    of_group[assigned.rank] = stream_of.at(device);
+  }
+  for (const auto& [group, of_group] : streams) {
+    if (Status status = group->Reserve(workspace_bytes, of_group); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
+  const std::lock_guard lock(mutex_);  // of several runs, each may be the first
+  if (assigned_.load() != nullptr) return {};
+  std::map<int64_t, int> device_of;  // indexed by logical id
+  for (const Arrival& arrival : arrivals) device_of[arrival.logical_id] = arrival.device;
+  auto assigned = std::make_unique<Assignments>();
   for (const std::vector<int64_t>& ids : groups_) {
     std::vector<int> devices;
     for (int64_t id : ids) {
@@ -96,19 +108,21 @@ Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
       }
       devices.push_back(found->second);
     }
-    Group* const group = Groups::OfProcess().Find(devices);
+    Group* const group = Groups::OfProcess().Find(devices, kernels_);
     for (size_t rank = 0; rank < devices.size(); ++rank) {
-      assigned[devices[rank]] = {group, static_cast<int>(rank)};
+      (*assigned)[devices[rank]] = {group, static_cast<int>(rank)};
     }
   }
-  const std::lock_guard lock(mutex_);
-  assigned_.merge(assigned);
+  owned_ = std::move(assigned);
+  assigned_.store(owned_.get(), std::memory_order_release);
   return {};
 }
 
 std::set<Group*> CallSite::AssignedGroups() const {
   std::set<Group*> groups;
-  for (const auto& [device, assigned_rank] : assigned_) groups.insert(assigned_rank.group);
+  const Assignments* const all = assigned_.load(std::memory_order_acquire);
+  if (all == nullptr) return groups;
+  for (const auto& [device, assigned] : *all) groups.insert(assigned.group);
   return groups;
 }
 

@@ -34,6 +34,11 @@ Status CheckReplicaGroups(std::string_view target, const TransferConfig& config)
     return InvalidArgument(target, ": replica_groups holds the id ", *twice,
                            " twice; expected every device in one group only");
   }
+  // A device without a rank would fail alone, which ends the process.
+  if (ids.back() >= num_ids) {
+    return InvalidArgument(target, ": replica_groups holds the id ", ids.back(), " but only ",
+                           num_ids, " ids; expected every device of the mesh, 0 to ", ids.back());
+  }
   return {};
 }
 

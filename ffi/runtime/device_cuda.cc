@@ -19,6 +19,11 @@ Status FromCuda(cudaError_t error, const char* what) {
   return FailedPrecondition(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
 }
 
+Status OnGpu(int device, const Status& status) {
+  if (status.ok()) return status;
+  return {status.code, Concatenate("jax_ep: GPU ", device, ": ", status.message)};
+}
+
 Status CountSms(int64_t* count) {
   int value = 0;
   Status status = FindAttribute(cudaDevAttrMultiProcessorCount, "the number of SMs", &value);

@@ -12,6 +12,9 @@ namespace jax_ep {
 
 Status FromCuda(cudaError_t error, const char* what);
 
+// Adds the GPU to the message of an error.
+Status OnGpu(int device, const Status& status);
+
 // Counts the current device's SMs.
 Status CountSms(int64_t* count);
 

@@ -44,14 +44,19 @@ bool IsPosted(const AbortRecord& record) {
 
 TimeoutReport ToReport(const AbortRecord& record) {
   return {record.rank, record.peer, Concatenate(Name(record.operation), ".", Phase(record)),
-          static_cast<int64_t>(record.sequence)};
+          static_cast<int64_t>(record.sequence % (uint64_t{1} << kGenerationShift))};
 }
 
 std::string DescribeWaiting(const AbortRecord& record, double seconds) {
   return Concatenate("jax_ep: rank ", record.rank, " has waited ", seconds, " s for rank ",
                      record.peer, " in ", ToReport(record).phase, " (sequence number ",
-                     record.sequence,
+                     ToReport(record).sequence,
                      ") and goes on waiting. Is that rank still compiling, or did it fail?");
+}
+
+Status DescribeHostAbort(const std::string& reason) {
+  return FailedPrecondition("jax_ep: the host has ended the calls of this generation: ", reason,
+                            kThen);
 }
 
 Status Describe(const AbortRecord& record) {

@@ -18,6 +18,9 @@ TimeoutReport ToReport(const AbortRecord& record);
 // The warning that is printed while a rank waits for another.
 std::string DescribeWaiting(const AbortRecord& record, double seconds);
 
+// The error of every later call after the host has ended the calls of a generation.
+Status DescribeHostAbort(const std::string& reason);
+
 // The error of every later call of this generation. jax_ep.check() raises the same message.
 Status Describe(const AbortRecord& record);
 

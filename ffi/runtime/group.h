@@ -1,101 +1,94 @@
-// A group: the devices of this process that exchange rows, with their control blocks and
-// workspaces.
+// A group: the devices of this process that exchange rows, with their control blocks and the
+// current generation.
 //
 // A control block is allocated once for each (device, group) and never freed, because captured
-// CUDA graphs keep its address. Workspaces grow for larger calls, and can be released.
+// CUDA graphs keep its address. A generation is allocated before the control blocks change to it,
+// in stream order, and the one before is freed last: no call ever uses freed memory.
 #ifndef JAX_EP_RUNTIME_GROUP_H_
 #define JAX_EP_RUNTIME_GROUP_H_
 
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
+#include <string>
 #include <vector>
 
-#include "ffi/device/protocol/control_block.h"
+#include "ffi/runtime/generation.h"
 #include "ffi/runtime/mailbox.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
 
-// Not thread-safe; `Groups` is.
-class Group {
- public:
+// What the runtime needs of the kernels.
+struct GroupKernels {
   // Loads all kernels on the current device. With lazy loading, the first launch of a kernel
   // synchronizes with the device, where another kernel may be waiting for this very launch.
-  using LoadKernels = Status (*)();
+  Status (*load)();
+  Generation::StartKernel start_generation;
+};
 
+// Thread-safe. No lock is held over a call of the driver: one thread at a time changes the
+// generation, and the others see the one before until it has changed.
+class Group {
+ public:
   // CUDA ordinals in rank order.
-  explicit Group(std::vector<int> devices) : devices_(std::move(devices)) {}
+  Group(std::vector<int> devices, GroupKernels kernels);
 
-  // Makes the workspaces at least this large. Call it while no device of the group is launching a
-  // program: it makes driver calls on all of them, and synchronizes them.
-  Status Reserve(int64_t workspace_bytes, LoadKernels load_kernels);
+  // Makes the workspaces at least this large, for calls that follow in streams[rank]. Call it while
+  // no device of the group is launching a program: it makes driver calls on all of them.
+  Status Reserve(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);
 
-  // Frees the workspaces and starts a new generation; returns the bytes freed.
+  // Starts a generation without workspaces, and frees those of the one before. Returns their bytes.
+  // Call it when the devices are idle (Groups::Drain): a call that runs then finds no workspace.
   int64_t Release();
 
-  int64_t workspace_bytes() const { return workspace_bytes_; }
+  // Ends all calls that run, and those that follow until the next Release. Callable at any time:
+  // kernels that wait find it.
+  void Abort(const std::string& reason);
+
+  // Aborts if a call has waited for a peer for longer than the warning time.
+  void AbortLongWait(const char* why);
+  void ShortenWarnings(double seconds);
+
+  bool HasRoom(int64_t workspace_bytes) const;
+  const std::vector<int>& devices() const { return devices_; }
   ControlBlock* control(int rank) const { return members_[rank].control; }
 
   // The first failure of this generation, or OK.
   Status Failure() const;
-
-  // Posts new reports to the mailbox.
   void PostReports(Mailbox& mailbox);
 
-  // Prints which rank has been waiting for which, to stderr like XLA's own warnings.
-  void PrintWarnings();
-
- private:
-  // Host memory that the device writes.
-  struct Records {
-    AbortRecord report;
-    AbortRecord warning;
-  };
-  struct Member {
-    ControlBlock* control = nullptr;
-    Records* records = nullptr;
-    Records* records_on_device = nullptr;  // the address that kernels use
-    unsigned char* workspace = nullptr;
-    bool posted = false;
-  };
-
-  Status AllocateOnce(LoadKernels load_kernels);
-  Status AllocateMember(int device, Member* member) const;
-  Status AllocateWorkspaces(int64_t bytes);
-  Status StartGeneration();
-  int64_t FreeWorkspaces();
-
-  std::vector<int> devices_;
-  std::vector<Member> members_;  // indexed by rank; empty until all are allocated
-  int64_t workspace_bytes_ = 0;
-  uint64_t generation_ = 0;
-  double warning_seconds_ = 0;
-};
-
-// The groups of this process.
-class Groups {
- public:
-  // Never destroyed: threads of XLA may outlive static destructors.
-  static Groups& OfProcess();
-
-  // The group of these devices in rank order. A group lives until the process ends.
-  Group* Find(const std::vector<int>& devices);
-
-  Status Reserve(Group& group, int64_t workspace_bytes, Group::LoadKernels load_kernels);
-  bool HasRoom(const Group& group, int64_t workspace_bytes);
-  Status Failure(const Group& group);
-  int64_t Release();
-  void PostReports(Mailbox& mailbox);
-
- private:
+  // Called every second: prints warnings, and frees what nobody uses any more.
   void Watch();
 
-  std::once_flag watching_;
-  std::mutex mutex_;
-  std::map<std::vector<int>, std::unique_ptr<Group>> groups_;
+ private:
+  // The thread that changes the generation, until the end of its scope.
+  class Change;
+  struct Retired {
+    std::shared_ptr<Generation> generation;
+    std::shared_ptr<Generation> next;  // no kernel uses `generation` once this one has begun
+  };
+
+  std::shared_ptr<Generation> current() const;
+  Status AllocateOnce();
+  Status AllocateMember(Member* member) const;
+  Status Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);
+  Status Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams);
+  void FreeRetired();
+
+  const std::vector<int> devices_;
+  const GroupKernels kernels_;
+  std::vector<Member> members_;  // indexed by rank; complete before any HasRoom
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_changing_ = false;
+  uint64_t last_number_ = 0;
+  std::shared_ptr<Generation> generation_;
+  std::vector<Retired> retired_;
 };
 
 }  // namespace jax_ep

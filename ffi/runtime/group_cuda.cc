@@ -1,22 +1,11 @@
-#include <cuda_runtime_api.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <thread>
+#include <optional>
+#include <utility>
 
 #include "ffi/runtime/device_cuda.h"
-#include "ffi/runtime/failure.h"
 #include "ffi/runtime/group.h"
-#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
-
-Status OnGpu(int device, const Status& status) {
-  if (status.ok()) return status;
-  return {status.code, Concatenate("jax_ep: GPU ", device, ": ", status.message)};
-}
 
 Status EnablePeerAccess(int device, int peer) {
   int can_access = 0;
@@ -34,79 +23,160 @@ Status EnablePeerAccess(int device, int peer) {
   return OnGpu(device, FromCuda(error, "enabling peer access"));
 }
 
-template <typename T>
-cudaError_t Allocate(T** address, size_t bytes) {
-  return cudaMalloc(reinterpret_cast<void**>(address), bytes);
-}
-
-Status OutOfMemory(int64_t bytes, int device) {
-  size_t free = 0, total = 0;
-  static_cast<void>(cudaGetLastError());
-  static_cast<void>(cudaMemGetInfo(&free, &total));
-  return FailedPrecondition(
-      "jax_ep: out of memory on GPU ", device, ": the workspace of a rank takes ", bytes,
-      " bytes outside JAX's pool, and ", free, " of ", total,
-      " are free. Let JAX reserve less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or "
-      "dispatch "
-      "fewer tokens at once; jax_ep.workspace_nbytes() says what a call needs, by buffer");
-}
-
 }  // namespace
 
-Status Group::Reserve(int64_t workspace_bytes, LoadKernels load_kernels) {
-  if (Status status = AllocateOnce(load_kernels); !status.ok()) return status;
-  if (workspace_bytes <= workspace_bytes_) return {};
-  FreeWorkspaces();
-  Status status = AllocateWorkspaces(workspace_bytes);
-  // Also after a failure: control blocks must not point to freed memory.
-  Status started = StartGeneration();
-  return status.ok() ? started : status;
+class Group::Change {
+ public:
+  explicit Change(Group& group) : group_(group) {
+    std::unique_lock lock(group_.mutex_);
+    group_.changed_.wait(lock, [this] { return !group_.is_changing_; });
+    group_.is_changing_ = true;
+  }
+  ~Change() {
+    const std::lock_guard lock(group_.mutex_);
+    group_.is_changing_ = false;
+    group_.changed_.notify_all();
+  }
+
+ private:
+  Group& group_;
+};
+
+Group::Group(std::vector<int> devices, GroupKernels kernels)
+    : devices_(std::move(devices)), kernels_(kernels) {}
+
+std::shared_ptr<Generation> Group::current() const {
+  const std::lock_guard lock(mutex_);
+  return generation_;
+}
+
+Status Group::Reserve(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
+  const Change change(*this);
+  if (HasRoom(workspace_bytes)) return {};
+  if (Status status = AllocateOnce(); !status.ok()) return status;
+  return Grow(workspace_bytes, streams);
+}
+
+Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
+  const uint64_t number = ++last_number_;
+  std::unique_ptr<Generation> next;
+  bool out_of_memory = false;
+  Status status = Generation::Allocate(members_, number, workspace_bytes, &next, &out_of_memory);
+  if (!out_of_memory || current() == nullptr || current()->workspace_bytes() == 0) {
+    return status.ok() ? Begin(std::move(next), streams) : status;
+  }
+  // There is no room for both: the old workspaces are freed first.
+  std::unique_ptr<Generation> without;
+  status = Generation::Allocate(members_, number, 0, &without, &out_of_memory);
+  if (status.ok()) status = Begin(std::move(without), streams);
+  if (status.ok()) status = current()->AwaitBegin();
+  if (!status.ok()) return status;
+  FreeRetired();
+  status = Generation::Allocate(members_, ++last_number_, workspace_bytes, &next, &out_of_memory);
+  return status.ok() ? Begin(std::move(next), streams) : status;
+}
+
+Status Group::Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams) {
+  const std::shared_ptr<Generation> generation = std::move(next);
+  Status status = generation->Start(kernels_.start_generation, streams);
+  {
+    const std::lock_guard lock(mutex_);
+    if (generation_) retired_.push_back({generation_, generation});
+    generation_ = generation;
+  }
+  // Some ranks may have begun the generation without the others.
+  if (!status.ok()) Abort(status.message);
+  FreeRetired();
+  return status;
 }
 
 int64_t Group::Release() {
-  if (members_.empty()) return 0;
-  const int64_t freed = FreeWorkspaces();
-  static_cast<void>(StartGeneration());  // the next call reports an error
+  const Change change(*this);
+  const std::shared_ptr<Generation> old = current();
+  if (!old) return 0;
+  std::unique_ptr<Generation> next;
+  bool out_of_memory = false;
+  std::vector<cudaStream_t> streams;
+  for (const Member& member : members_) streams.push_back(member.stream);
+  Status status = Generation::Allocate(members_, ++last_number_, 0, &next, &out_of_memory);
+  if (status.ok()) status = Begin(std::move(next), streams);
+  if (status.ok()) status = current()->AwaitBegin();
+  if (!status.ok()) {
+    Abort(status.message);  // the next call reports it
+    return 0;
+  }
+  const int64_t freed = old->workspace_bytes() * static_cast<int64_t>(members_.size());
+  FreeRetired();
   return freed;
 }
 
-Status Group::Failure() const {
-  for (const Member& member : members_) {
-    if (IsPosted(member.records->report)) return Describe(member.records->report);
+void Group::Abort(const std::string& reason) {
+  std::vector<std::shared_ptr<Generation>> generations;
+  {
+    const std::lock_guard lock(mutex_);
+    // Kernels of retired generations may still run.
+    for (const Retired& retired : retired_) generations.push_back(retired.generation);
+    if (generation_) generations.push_back(generation_);
   }
-  return {};
+  for (const auto& generation : generations) generation->Abort(reason);
+}
+
+bool Group::HasRoom(int64_t workspace_bytes) const {
+  const std::shared_ptr<Generation> generation = current();
+  return generation && generation->workspace_bytes() >= workspace_bytes;
+}
+
+Status Group::Failure() const {
+  const std::shared_ptr<Generation> generation = current();
+  return generation ? generation->Failure() : Status{};
 }
 
 void Group::PostReports(Mailbox& mailbox) {
-  for (Member& member : members_) {
-    if (member.posted || !IsPosted(member.records->report)) continue;
-    mailbox.Post(ToReport(member.records->report));
-    member.posted = true;
+  if (const std::shared_ptr<Generation> generation = current()) generation->PostReports(mailbox);
+}
+
+void Group::ShortenWarnings(double seconds) {
+  if (const std::shared_ptr<Generation> generation = current()) {
+    generation->ShortenWarnings(seconds);
   }
 }
 
-void Group::PrintWarnings() {
-  for (Member& member : members_) {
-    AbortRecord& warning = member.records->warning;
-    if (!IsPosted(warning)) continue;
-    std::fprintf(stderr, "%s\n", DescribeWaiting(warning, warning_seconds_).c_str());
-    // Release: the device writes the next record only after this one was read.
-    std::atomic_ref(warning.posted).store(0, std::memory_order_release);
+void Group::AbortLongWait(const char* why) {
+  const std::shared_ptr<Generation> generation = current();
+  if (!generation) return;
+  if (const auto wait = generation->FindLongWait()) {
+    Abort(Concatenate(why, ", and ", wait->description));
   }
 }
 
-Status Group::AllocateOnce(LoadKernels load_kernels) {
+void Group::Watch() {
+  if (const std::shared_ptr<Generation> generation = current()) generation->PrintWarnings();
+  FreeRetired();
+}
+
+void Group::FreeRetired() {
+  std::vector<Retired> left;
+  {
+    const std::lock_guard lock(mutex_);
+    left.swap(retired_);
+  }
+  std::erase_if(left, [](const Retired& retired) { return retired.next->HasBegun(); });
+  const std::lock_guard lock(mutex_);
+  retired_.insert(retired_.end(), left.begin(), left.end());
+}
+
+Status Group::AllocateOnce() {
   if (!members_.empty()) return {};
-  std::vector<Member> members(devices_.size());
-  for (size_t rank = 0; rank < devices_.size(); ++rank) {
-    const int device = devices_[rank];
+  std::vector<Member> members;
+  for (int device : devices_) {
+    members.push_back({.device = device});
     const CurrentDevice current(device);
     Status status = OnGpu(device, current.status());
     for (int peer : devices_) {
       if (status.ok() && peer != device) status = EnablePeerAccess(device, peer);
     }
-    if (status.ok()) status = OnGpu(device, load_kernels());
-    if (status.ok()) status = AllocateMember(device, &members[rank]);
+    if (status.ok()) status = OnGpu(device, kernels_.load());
+    if (status.ok()) status = AllocateMember(&members.back());
     // The allocations so far are small, and the call may be tried again: they stay.
     if (!status.ok()) return status;
   }
@@ -114,143 +184,16 @@ Status Group::AllocateOnce(LoadKernels load_kernels) {
   return {};
 }
 
-Status Group::AllocateMember(int device, Member* member) const {
-  cudaError_t error = Allocate(&member->control, sizeof(ControlBlock));
+Status Group::AllocateMember(Member* member) const {
+  cudaError_t error = cudaStreamCreateWithFlags(&member->stream, cudaStreamNonBlocking);
   if (error == cudaSuccess) {
-    // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.
-    member->records = new Records{};
-    error = cudaHostRegister(member->records, sizeof(Records),
-                             cudaHostRegisterPortable | cudaHostRegisterMapped);
+    error = cudaMalloc(reinterpret_cast<void**>(&member->control), sizeof(ControlBlock));
   }
   if (error == cudaSuccess) {
-    error = cudaHostGetDevicePointer(reinterpret_cast<void**>(&member->records_on_device),
-                                     member->records, 0);
+    error = cudaMemsetAsync(member->control, 0, sizeof(ControlBlock), member->stream);
   }
-  if (error == cudaErrorMemoryAllocation) return OutOfMemory(sizeof(ControlBlock), device);
-  return OnGpu(device, FromCuda(error, "allocating a control block"));
-}
-
-Status Group::AllocateWorkspaces(int64_t bytes) {
-  for (size_t rank = 0; rank < devices_.size(); ++rank) {
-    const int device = devices_[rank];
-    const CurrentDevice current(device);
-    const cudaError_t error = Allocate(&members_[rank].workspace, bytes);
-    if (error == cudaSuccess) continue;
-    members_[rank].workspace = nullptr;
-    Status status = error == cudaErrorMemoryAllocation
-                        ? OutOfMemory(bytes, device)
-                        : OnGpu(device, FromCuda(error, "allocating a workspace"));
-    FreeWorkspaces();
-    return status;
-  }
-  workspace_bytes_ = bytes;
-  return {};
-}
-
-// Zeroes all state that kernels write, on all ranks, before any of them launches again.
-Status Group::StartGeneration() {
-  ++generation_;
-  Settings settings;
-  if (Status status = ReadSettings(&settings); !status.ok()) {
-    workspace_bytes_ = 0;  // the next call tries again
-    return status;
-  }
-  warning_seconds_ = static_cast<double>(settings.warning_ns) * 1e-9;
-  for (size_t rank = 0; rank < devices_.size(); ++rank) {
-    const int device = devices_[rank];
-    Member& member = members_[rank];
-    *member.records = {};
-    member.posted = false;
-    auto block = std::make_unique<ControlBlock>();
-    block->generation = generation_;
-    block->rank = static_cast<int32_t>(rank);
-    block->num_ranks = static_cast<int32_t>(devices_.size());
-    block->workspace_bytes = static_cast<uint64_t>(workspace_bytes_);
-    block->entry_deadline_ns = settings.entry_deadline_ns;
-    block->progress_deadline_ns = settings.progress_deadline_ns;
-    block->warning_ns = settings.warning_ns;
-    block->max_delay_ns = settings.max_delay_ns;
-    block->report = &member.records_on_device->report;
-    block->warning = &member.records_on_device->warning;
-    for (size_t peer = 0; peer < devices_.size(); ++peer) {
-      block->peers[peer] = {members_[peer].control, members_[peer].workspace};
-    }
-    const CurrentDevice current(device);
-    cudaError_t error =
-        cudaMemcpy(member.control, block.get(), sizeof *block, cudaMemcpyHostToDevice);
-    // XLA's streams do not wait for the default stream, which has the copy.
-    if (error == cudaSuccess) error = cudaDeviceSynchronize();
-    Status status = OnGpu(device, FromCuda(error, "starting a generation"));
-    if (!status.ok()) return status;
-  }
-  return {};
-}
-
-int64_t Group::FreeWorkspaces() {
-  // Synchronizes all devices first: a peer may still store to memory that is freed next.
-  for (int device : devices_) {
-    const CurrentDevice current(device);
-    static_cast<void>(cudaDeviceSynchronize());
-  }
-  int64_t freed = 0;
-  for (size_t rank = 0; rank < devices_.size(); ++rank) {
-    Member& member = members_[rank];
-    if (member.workspace == nullptr) continue;
-    const CurrentDevice current(devices_[rank]);
-    static_cast<void>(cudaFree(member.workspace));
-    member.workspace = nullptr;
-    freed += workspace_bytes_;
-  }
-  workspace_bytes_ = 0;
-  return freed;
-}
-
-Groups& Groups::OfProcess() {
-  static Groups* const groups = new Groups;
-  return *groups;
-}
-
-Group* Groups::Find(const std::vector<int>& devices) {
-  const std::lock_guard lock(mutex_);
-  std::unique_ptr<Group>& group = groups_[devices];
-  if (!group) group = std::make_unique<Group>(devices);
-  return group.get();
-}
-
-Status Groups::Reserve(Group& group, int64_t workspace_bytes, Group::LoadKernels load_kernels) {
-  std::call_once(watching_, [this] { std::thread([this] { Watch(); }).detach(); });
-  const std::lock_guard lock(mutex_);
-  return group.Reserve(workspace_bytes, load_kernels);
-}
-
-bool Groups::HasRoom(const Group& group, int64_t workspace_bytes) {
-  const std::lock_guard lock(mutex_);
-  return group.workspace_bytes() >= workspace_bytes;
-}
-
-Status Groups::Failure(const Group& group) {
-  const std::lock_guard lock(mutex_);
-  return group.Failure();
-}
-
-int64_t Groups::Release() {
-  const std::lock_guard lock(mutex_);
-  int64_t freed = 0;
-  for (auto& [devices, group] : groups_) freed += group->Release();
-  return freed;
-}
-
-void Groups::Watch() {
-  while (true) {
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    const std::lock_guard lock(mutex_);
-    for (auto& [devices, group] : groups_) group->PrintWarnings();
-  }
-}
-
-void Groups::PostReports(Mailbox& mailbox) {
-  const std::lock_guard lock(mutex_);
-  for (auto& [devices, group] : groups_) group->PostReports(mailbox);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(member->stream);
+  return OnGpu(member->device, FromCuda(error, "allocating a control block"));
 }
 
 }  // namespace jax_ep

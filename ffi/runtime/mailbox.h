@@ -11,10 +11,11 @@
 namespace jax_ep {
 
 struct TimeoutReport {
-  int64_t rank = 0;      // the rank that waited
-  int64_t peer = 0;      // the rank that it waited for
-  std::string phase;     // the operation and the wait, e.g. "dispatch.entry"
-  int64_t sequence = 0;  // the call's sequence number
+  int64_t rank = 0;          // the rank that waited
+  int64_t peer = 0;          // the rank that it waited for
+  std::string phase = {};    // the operation and the wait, e.g. "dispatch.entry"
+  int64_t sequence = 0;      // the call's sequence number, from 1 in each generation
+  std::string message = {};  // what the host says; only if the phase is "host"
 
   friend bool operator==(const TimeoutReport&, const TimeoutReport&) = default;
 };

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -36,7 +37,7 @@ class Rendezvous {
       sessions_.erase(key);
       session->working = true;
       lock.unlock();
-      Status status = work(session->contributions);
+      Status status = Run(work, session->contributions);
       lock.lock();
       return End(*session, std::move(status));
     }
@@ -60,6 +61,17 @@ class Rendezvous {
     bool over = false;
     Status status;
   };
+
+  // An exception would leave the others waiting.
+  static Status Run(const Work& work, const std::vector<Contribution>& contributions) {
+    try {
+      return work(contributions);
+    } catch (const std::exception& error) {
+      return FailedPrecondition("an exception while the devices met: ", error.what());
+    } catch (...) {
+      return FailedPrecondition("an unknown exception while the devices met");
+    }
+  }
 
   // Gives all participants the status.
   Status End(Session& session, Status status) {

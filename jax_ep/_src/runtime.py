@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections.abc import Mapping
@@ -41,6 +42,8 @@ def register_ffi_targets() -> None:
 
 
 register_ffi_targets()
+# Runs before JAX's own clean-up, which waits for the devices: jax is imported first.
+atexit.register(_ffi.shutdown)
 
 
 def build_info() -> dict[str, Any]:
@@ -102,12 +105,15 @@ def check() -> None:
 
     Raises:
       PeerTimeoutError: a rank waited for a peer until the deadline.
-      Error: ranks ran different calls at the same time, or `release` came between them.
+      Error: ranks ran different calls at the same time, `release` came between them, or the host
+        ended the calls because a device had failed.
     """
     reports = _ffi.take_reports()
     if not reports:
         return
-    rank, peer, phase, sequence_number = reports[0]
+    rank, peer, phase, sequence_number, message = reports[0]
+    if phase == "host":
+        raise Error(message)
     operation, _, failure = phase.rpartition(".")
     if failure == "mismatch":
         raise Error(
@@ -131,8 +137,10 @@ AFTERWARDS = (
 def release() -> int:
     """Frees the workspaces and starts a new generation. Collective: call it on every process.
 
-    Waits for what runs on the devices. No thread may start a program with jax_ep's calls meanwhile.
-    The next call makes its workspace again; compiled programs and CUDA graphs stay valid.
+    Waits for what runs on the devices. A call that waits for a peer for longer than
+    JAX_EP_WARN_AFTER_S, or for a device that has failed, is ended and returns NaN. So is a call that
+    another thread starts meanwhile. The next call makes its workspace again; compiled programs and
+    CUDA graphs stay valid.
 
     Returns:
       The bytes freed on this process's devices.

@@ -18,6 +18,9 @@ inline constexpr int kMaxExperts = 2048;
 // Rows, assignments, columns: 32-bit counters, with room to count past the end.
 inline constexpr int kMaxItems = 1 << 30;
 
+// Grouped matmuls of compiled programs that schedule their tiles by a counter; more do without.
+inline constexpr int kNumTileCounters = 1 << 16;
+
 // The unit in which rows are moved: 16 bytes.
 inline constexpr int64_t kVectorBytes = 16;
 

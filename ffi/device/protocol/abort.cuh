@@ -41,18 +41,18 @@ __device__ inline void ForwardAbort(const CallParams& call, uint32_t word) {
   const ControlBlock* const control = call.control;
   ForEachPeer(control, [&](int peer) {
     // The word publishes no other data, so its order does not matter. It may replace another cause.
-    StoreReleaseSystem(&control->peers[peer].control->abort, word);
+    StoreReleaseSystem(&control->peers[peer].inbox->abort, word);
   });
 }
 
 // Called by one warp. Aborts this call and all later ones of the generation, on all ranks.
 __device__ inline void AbortGroup(const CallParams& call, Outcome outcome, WaitPoint wait_point,
                                   int peer, uint64_t sequence) {
-  ControlBlock* const control = call.control;
+  const ControlBlock* const control = call.control;
   const auto word = static_cast<uint32_t>(outcome);
   // The first warp of this device to set the word reports. If a peer has set it, the peer reports.
   const bool is_leader = threadIdx.x % 32 == 0;
-  if (is_leader && CompareAndSwapSystem(&control->abort, 0, word) == 0 && control->report) {
+  if (is_leader && CompareAndSwapSystem(&control->inbox->abort, 0, word) == 0 && control->report) {
     WriteRecord(call, control->report, outcome, wait_point, peer, sequence);
   }
   ForwardAbort(call, word);
@@ -62,7 +62,7 @@ __device__ inline void AbortGroup(const CallParams& call, Outcome outcome, WaitP
 // peers and signal before it has waited. After an abort it may not: this rank may be ahead of a
 // peer that still reads the stores of an earlier call.
 __device__ inline bool MayStoreToPeers(const CallParams& call) {
-  return __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->abort), 0) == 0;
+  return __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->inbox->abort), 0) == 0;
 }
 
 // Called by one thread. Records a failure of this kernel for its last block. An abort takes

@@ -1,6 +1,9 @@
 // The control block of one device in one group of ranks: the only address that transfer kernels
-// receive. It is device memory, mapped by all peers, and never moved or freed before exit, because
-// captured CUDA graphs keep the address. Kernels find everything else through it at run time.
+// receive. It is device memory, never moved or freed before exit, because captured CUDA graphs keep
+// the address. Kernels find everything else through it at run time. Only this device writes it.
+//
+// The inbox is what peers write. Each generation has new inboxes, so a rank that is late cannot
+// write into the next one.
 #ifndef JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 #define JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 
@@ -18,6 +21,10 @@ enum class WaitPoint : uint32_t {
   kCredit,  // every peer has expanded a token chunk of this rank, so its ring slots may be reused
 };
 
+// Sequence numbers count the calls of a generation. Their high bits are the generation's number, so
+// they rise from one generation to the next.
+inline constexpr int kGenerationShift = 40;
+
 // The result of a wait; also the value of the abort word and, except kPoisoned, of plan.status. A
 // poisoned plan is one whose status is not 0: it comes from a call that failed.
 enum class Outcome : uint32_t {
@@ -26,6 +33,7 @@ enum class Outcome : uint32_t {
   kMismatch = 2,     // a peer runs another operation, or the same one with other shapes
   kNoWorkspace = 3,  // the workspace was released, or is too small for this call
   kPoisoned = 4,     // a rank was given a poisoned plan; later calls are not affected
+  kHostAbort = 5,    // the host has ended the calls of this generation
 };
 
 // Written by one peer. Each peer has a cache line of its own, so that polls do not collide.
@@ -72,37 +80,9 @@ struct AbortRecord {
   uint64_t generation;
 };
 
-struct ControlBlock;
-
-struct Peer {
-  ControlBlock* control;
-  unsigned char* workspace;
-};
-
-struct ControlBlock {
-  // Written by the host while no kernel of the group runs. A new generation zeroes the rest on all
-  // ranks before any of them launches.
-  uint64_t generation;
-  int32_t rank;
-  int32_t num_ranks;
-  uint64_t workspace_bytes;  // every rank's; 0 if there is none
-  uint64_t entry_deadline_ns;
-  uint64_t progress_deadline_ns;
-  uint64_t warning_ns;    // a wait that takes longer is reported to the host, and continues
-  uint64_t max_delay_ns;  // test only: random delay before waits and signals; 0 otherwise
-  AbortRecord* report;    // or null
-  AbortRecord* warning;   // or null
-  Peer peers[kMaxRanks];  // indexed by rank, this one included
-
-  // Written by kernels of this device.
-  alignas(128) uint64_t sequence;         // the last completed call's
-  alignas(128) uint32_t blocks_finished;  // in the running kernel; 0 between kernels
-  alignas(128) uint64_t warned;           // sequence and wait point of the latest warning
-  alignas(128) Progress progress;
-  alignas(128) uint64_t tiles_counted[kMaxTiles];  // sequence of the latest call that counted each
-
-  // Written by peers, and the abort word by this device, too: an Outcome, 0 while there is no
-  // failure. It is sticky.
+struct Inbox {
+  // Written by peers, by this device and by the host: an Outcome, 0 while there is no failure. It
+  // is sticky.
   alignas(128) uint32_t abort;
   // Double-buffered by the sequence number, modulo 2. A rank signals before it waits, so it may
   // signal entry of the next call while its peers still compare the flags of this one.
@@ -111,7 +91,40 @@ struct ControlBlock {
   alignas(128) ChunkFlags credits;      // for chunks of this rank, from each peer
 };
 
+struct Peer {
+  Inbox* inbox;
+  unsigned char* workspace;
+};
+
+// What is the same for all calls of a generation. StartGeneration copies it into the control block,
+// between two calls.
+struct GenerationState {
+  uint64_t generation;  // 0 before the first one
+  int32_t rank;
+  int32_t num_ranks;
+  Inbox* inbox;              // this rank's own, also in `peers`
+  unsigned char* workspace;  // likewise
+  uint64_t workspace_bytes;  // every rank's; 0 if there is none
+  uint64_t entry_deadline_ns;
+  uint64_t progress_deadline_ns;
+  uint64_t warning_ns;    // a wait that takes longer is reported to the host, and continues
+  uint64_t max_delay_ns;  // test only: random delay before waits and signals; 0 otherwise
+  AbortRecord* report;    // or null
+  AbortRecord* warning;   // or null
+  Peer peers[kMaxRanks];  // indexed by rank, this one included
+};
+
+struct ControlBlock : GenerationState {
+  // Written by transfer kernels.
+  alignas(128) uint64_t sequence;         // the last completed call's
+  alignas(128) uint32_t blocks_finished;  // in the running kernel; 0 between kernels
+  alignas(128) uint64_t warned;           // sequence and wait point of the latest warning
+  alignas(128) Progress progress;
+  alignas(128) uint64_t tiles_counted[kMaxTiles];  // sequence of the latest call that counted each
+};
+
 static_assert(sizeof(EntryFlags) == 128, "each peer's entry flags have a cache line of their own");
+static_assert(sizeof(Inbox) % 128 == 0, "an inbox is whole cache lines");
 static_assert(sizeof(ControlBlock) % 128 == 0, "the control block is whole cache lines");
 static_assert(sizeof(Progress) % 4 == 0, "FinishCall zeroes Progress word by word");
 

@@ -21,7 +21,9 @@ class Deadline {
     const ControlBlock* const control = call_.control;
     const uint64_t limit = wait_point_ == WaitPoint::kEntry ? control->entry_deadline_ns
                                                             : control->progress_deadline_ns;
-    const uint64_t waited = __shfl_sync(kFullWarp, GlobalTimer() - start_, 0);
+    // Signed: the timer may step back, and then less than no time has passed.
+    const auto passed = static_cast<int64_t>(GlobalTimer() - start_);
+    const auto waited = static_cast<uint64_t>(__shfl_sync(kFullWarp, Max(passed, int64_t{0}), 0));
     if (waited > limit) {
       AbortGroup(call_, Outcome::kTimeout, wait_point_, static_cast<int>(peer), sequence_);
       return Outcome::kTimeout;

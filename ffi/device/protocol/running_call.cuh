@@ -15,11 +15,6 @@ __device__ inline uint64_t CurrentSequence(const CallParams& call) {
   return call.control->sequence + 1;
 }
 
-// Returns the fingerprint that ranks compare. It includes the generation.
-__device__ inline uint64_t CurrentFingerprint(const CallParams& call) {
-  return call.fingerprint ^ (call.control->generation * 0x9e3779b97f4a7c15ull);
-}
-
 // Returns whether the workspace is large enough for the call, and the group is the one it is for.
 __device__ inline bool HasWorkspace(const CallParams& call) {
   const ControlBlock* const control = call.control;

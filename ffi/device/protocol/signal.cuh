@@ -11,8 +11,8 @@ __device__ inline void SignalEntry(const CallParams& call, uint64_t sequence, bo
   const ControlBlock* const control = call.control;
   InjectDelay(call, sequence, 2);
   ForEachPeer(control, [&](int peer) {
-    EntryFlags* const flags = &control->peers[peer].control->entry[sequence % 2][control->rank];
-    StoreRelaxedSystem(&flags->fingerprint, CurrentFingerprint(call));
+    EntryFlags* const flags = &control->peers[peer].inbox->entry[sequence % 2][control->rank];
+    StoreRelaxedSystem(&flags->fingerprint, call.fingerprint);
     StoreRelaxedSystem(&flags->poisoned, poisoned ? 1 : 0);
     // Release: after the other entry flags, and after everything that this rank's last call did.
     // SIGNAL_ENTRY
@@ -34,7 +34,7 @@ __device__ inline void SignalChunk(const CallParams& call, WaitPoint wait_point,
                                    uint64_t sequence) {
   const ControlBlock* const control = call.control;
   ForEachPeer(control, [&](int peer) {
-    ChunkFlags& flags = ChunkFlagsAt(control->peers[peer].control, wait_point);
+    ChunkFlags& flags = ChunkFlagsAt(control->peers[peer].inbox, wait_point);
     StoreReleaseSystem(&flags[control->rank][chunk], sequence);
   });
 }

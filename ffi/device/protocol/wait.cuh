@@ -22,6 +22,7 @@ template <typename Flag, typename Arrived>
 __device__ inline Outcome WaitForFlags(const CallParams& call, WaitPoint wait_point,
                                        uint64_t sequence, Flag flag, Arrived arrived) {
   const ControlBlock* const control = call.control;
+  const Inbox* const inbox = control->inbox;
   Deadline deadline(call, wait_point, sequence);
   while (true) {
     // Acquire: everything that the peer did before it released this sequence has happened. At
@@ -33,7 +34,7 @@ __device__ inline Outcome WaitForFlags(const CallParams& call, WaitPoint wait_po
     });
     missing = __reduce_min_sync(kFullWarp, missing);
     // The abort word overrides the flags, so it is loaded after them.
-    const uint32_t word = LoadRelaxedSystem(&control->abort);
+    const uint32_t word = LoadRelaxedSystem(&inbox->abort);
     if (missing == kMaxRanks) arrived();  // overlaps with the load
     const uint32_t aborted = __shfl_sync(kFullWarp, word, 0);
     // The abort is forwarded before anyone on this rank can see it. This rank goes on to signal
@@ -53,7 +54,7 @@ __device__ inline Outcome WaitForFlags(const CallParams& call, WaitPoint wait_po
 // this call: the next call uses the other buffer, and a peer enters the one after that only after
 // it has seen this rank enter the next. May be called by any lanes.
 __device__ inline Outcome ReadEntryFlags(const CallParams& call, const EntryFlags& flags) {
-  if (LoadRelaxedSystem(&flags.fingerprint) != CurrentFingerprint(call)) return Outcome::kMismatch;
+  if (LoadRelaxedSystem(&flags.fingerprint) != call.fingerprint) return Outcome::kMismatch;
   return LoadRelaxedSystem(&flags.poisoned) != 0 ? Outcome::kPoisoned : Outcome::kArrived;
 }
 
@@ -64,7 +65,7 @@ __device__ inline Outcome WaitForEntryFlags(const CallParams& call, uint64_t seq
     AbortGroup(call, Outcome::kNoWorkspace, WaitPoint::kEntry, control->rank, sequence);
     return Outcome::kNoWorkspace;
   }
-  const EntryFlags* const entry = control->entry[sequence % 2];
+  const EntryFlags* const entry = control->inbox->entry[sequence % 2];
   uint32_t mismatched = kMaxRanks;
   bool poisoned = false;
   const auto flag = [&](int peer) { return &entry[peer].sequence; };
@@ -118,16 +119,16 @@ __device__ inline Outcome WaitForEntry(const CallParams& call, uint64_t sequence
   return WaitByFirstWarp(call, sequence, threads, [&] { return WaitForEntry(call, sequence); });
 }
 
-// Returns the flags of a wait point, kChunk or kCredit, in the control block of the waiting rank.
-__device__ inline ChunkFlags& ChunkFlagsAt(ControlBlock* control, WaitPoint wait_point) {
-  return wait_point == WaitPoint::kCredit ? control->credits : control->chunks_sent;
+// Returns the flags of a wait point, kChunk or kCredit, in the inbox of the waiting rank.
+__device__ inline ChunkFlags& ChunkFlagsAt(Inbox* inbox, WaitPoint wait_point) {
+  return wait_point == WaitPoint::kCredit ? inbox->credits : inbox->chunks_sent;
 }
 
 // Called by one whole warp; all lanes return the same. Waits until every peer has sent `chunk`
 // (kChunk), or has returned the credit for this rank's `chunk` (kCredit).
 __device__ inline Outcome WaitForChunk(const CallParams& call, WaitPoint wait_point, int chunk,
                                        uint64_t sequence) {
-  const ChunkFlags& flags = ChunkFlagsAt(call.control, wait_point);
+  const ChunkFlags& flags = ChunkFlagsAt(call.control->inbox, wait_point);
   const auto flag = [&](int peer) { return &flags[peer][chunk]; };
   const Outcome outcome = WaitForFlags(call, wait_point, sequence, flag, [] {});
   if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) RecordFailure(call, outcome);
@@ -140,11 +141,12 @@ __device__ inline Outcome WaitForChunk(const CallParams& call, WaitPoint wait_po
 __device__ inline int CountArrivedChunks(const CallParams& call, uint64_t sequence) {
   static_assert(kMaxChunks == 32, "each lane polls one chunk");
   const ControlBlock* const control = call.control;
+  const ChunkFlags& chunks_sent = control->inbox->chunks_sent;
   bool has_arrived = true;
 #pragma unroll 1
   for (int peer = 0; peer < control->num_ranks; ++peer) {
     if (peer == control->rank) continue;
-    has_arrived &= LoadAcquireSystem(&control->chunks_sent[peer][threadIdx.x % 32]) >= sequence;
+    has_arrived &= LoadAcquireSystem(&chunks_sent[peer][threadIdx.x % 32]) >= sequence;
   }
   __syncwarp();  // orders what each lane has acquired before what any lane does next
   const int missing = __ffs(~__ballot_sync(kFullWarp, has_arrived));

@@ -8,8 +8,7 @@
 namespace jax_ep {
 
 // The eager buffers of all ranks, and the tag of everything that the call stores there. The tag is
-// a 64-bit hash of the call, its sequence number and its generation, so no earlier contents carry
-// it.
+// a 64-bit hash of the call and its sequence number, so no earlier contents carry it.
 //
 // This rank's members of the control block are loaded once: loads after an acquire would miss L1.
 class EagerBuffers {
@@ -49,9 +48,9 @@ class EagerBuffers {
   __device__ EagerBuffers(const CallParams& call, uint64_t sequence)
       : call_(call),
         parity_(sequence % 2),
-        tag_(Hash(CurrentFingerprint(call) ^ Hash(sequence))),
+        tag_(Hash(call.fingerprint ^ Hash(sequence))),
         rank_(call.control->rank),
-        workspace_(call.control->peers[rank_].workspace) {}
+        workspace_(call.control->workspace) {}
 
   __device__ uint64_t tag() const { return tag_; }
   __device__ int rank() const { return rank_; }

@@ -24,7 +24,7 @@ Status CheckGroupedMatmulRhsGradientLaunch(const GroupedMatmulConfig& config,
 // last group are not accessed, except for the zeros that config.zero_tail writes to out.
 //
 // lhs is bfloat16, float16 or float32; rhs and out have its type or float32. Accumulators are
-// float32. tile_counter comes from NewTileCounter (launch.h).
+// float32. tile_counter comes from TileCounter (tile_counter.h).
 Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmulSizes& sizes,
                            const void* lhs, const void* rhs, const int32_t* group_sizes, void* out,
                            int32_t tile_counter, cudaStream_t stream);

@@ -31,7 +31,6 @@ struct MatmulKernel {
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
 inline constexpr int kSm90ColumnBlock = 64;  // columns
 inline constexpr int kSm90OutBoxRows = 16;
-inline constexpr int kNumSm90TileCounters = 1 << 16;
 
 // Return the kernels for every GPU since sm_80; they have no kActivationGradient. use_cp_async is
 // faster. It requires that both operands are aligned and have 16-bit elements.

@@ -1,7 +1,6 @@
 #include "ffi/kernels/matmul/launch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "ffi/kernels/matmul/kernels.h"
@@ -125,14 +124,6 @@ Status LoadMatmulKernels() {
     if (!status.ok()) return status;
   }
   return {};
-}
-
-int32_t NewTileCounter() {
-  static std::atomic<int32_t> next = 0;
-  const int32_t counter = next.fetch_add(1);
-  if (counter < kNumSm90TileCounters) return counter;
-  next = kNumSm90TileCounters;
-  return -1;
 }
 
 Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes) {

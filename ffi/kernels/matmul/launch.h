@@ -17,11 +17,6 @@ namespace jax_ep {
 // kernel runs that waits for another GPU: loading code may wait for all running kernels.
 Status LoadMatmulKernels();
 
-// Returns a number for MatmulParams::tile_counter. Launches that may run at the same time on a
-// device need different ones. When all are in use it returns -1: launches are then slower, with the
-// same results.
-int32_t NewTileCounter();
-
 // Checks that the kernels support the sizes and lhs's type.
 Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes);
 

@@ -54,7 +54,7 @@ __device__ void FinishSend(const CombineParams& params, const CombineItem& item,
       AddAcquireReleaseDevice(&control->progress.chunk_items_finished[item.rank][item.chunk], 1);
   if (before + 1 != static_cast<uint32_t>(params.schedule.NumSends(item.chunk))) return;
   // SIGNAL_CHUNK
-  StoreReleaseSystem(&control->peers[item.rank].control->chunks_sent[control->rank][item.chunk],
+  StoreReleaseSystem(&control->peers[item.rank].inbox->chunks_sent[control->rank][item.chunk],
                      sequence);
 }
 
@@ -71,7 +71,7 @@ __device__ Outcome CombineTokens(const CombineParams& params, uint64_t sequence)
     if (item.is_reduce) {
       const KeptAssignments<2> kept(params, item.token);
       // WAIT_LOCAL: lower tickets of this device.
-      const uint64_t* const mine = &call.control->chunks_sent[item.rank][item.chunk];
+      const uint64_t* const mine = &call.control->inbox->chunks_sent[item.rank][item.chunk];
       while (LoadAcquireDevice(mine) < sequence) __nanosleep(20);
       // WAIT_CHUNK
       const Outcome outcome = WaitForChunk(call, WaitPoint::kChunk, item.chunk, sequence);

@@ -163,6 +163,7 @@ Status LoadTransferKernels() {
       {DispatchKernelAddress(), support.shared_bytes},
       {RedispatchKernelAddress(), support.shared_bytes},
       {BulkCopyCeilingKernelAddress(), support.shared_bytes},
+      {StartGenerationKernelAddress(), 0},
       {LowLatencyDispatchKernelAddress(), kMinSharedBytes},
       {LowLatencyRedispatchKernelAddress(), 0}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
@@ -179,6 +180,15 @@ Status LoadTransferKernels() {
     status = FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading kernels");
   }
   return status;
+}
+
+Status LaunchStartGeneration(ControlBlock* control, const GenerationState* next,
+                             cudaStream_t stream) {
+  StartGenerationParams params = {control, next};
+  void* arguments[] = {&params};
+  return FromCuda(cudaLaunchKernel(StartGenerationKernelAddress(), dim3(1),
+                                   dim3(kStartGenerationThreads), arguments, 0, stream),
+                  "starting a generation");
 }
 
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream) {

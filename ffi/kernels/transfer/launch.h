@@ -98,6 +98,11 @@ Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape);
 // the device, where a kernel may be waiting for this launch: a deadlock.
 Status LoadTransferKernels();
 
+// Starts a generation, between two calls of the control block: `next` is device memory. Peers that
+// still make a call of the old generation then fail, instead of waiting for this rank.
+Status LaunchStartGeneration(ControlBlock* control, const GenerationState* next,
+                             cudaStream_t stream);
+
 Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream);
 Status LaunchRedispatch(const RedispatchCall& call, cudaStream_t stream);
 Status LaunchCombine(const CombineCall& call, cudaStream_t stream);

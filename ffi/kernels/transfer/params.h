@@ -25,6 +25,13 @@ inline constexpr int kLowLatencySumPipelineBytes = 4 * 1024;
 inline constexpr int kTileAssignments = 1024;
 static_assert(kTileAssignments % kDispatchThreads == 0, "all lanes have equally many");
 
+inline constexpr int kStartGenerationThreads = 128;
+
+struct StartGenerationParams {
+  ControlBlock* control;
+  const GenerationState* next;
+};
+
 struct DispatchParams {
   TokenParams tokens;
   FastDivmod row_align;
@@ -70,6 +77,7 @@ struct LowLatencyCombineParams {
 enum class RowType { kBFloat16, kFloat16, kFloat32 };
 
 #ifndef __CUDACC_RTC__
+const void* StartGenerationKernelAddress();
 const void* DispatchKernelAddress();
 const void* RedispatchKernelAddress();
 const void* CombineKernelAddress(RowType type);

@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct Graph {
 };
 
 struct Event {
+  std::atomic<int64_t> pending = 0;  // records that streams have not reached
   std::chrono::steady_clock::time_point time;
 };
 
@@ -28,7 +30,10 @@ struct Stream {
   bool is_busy = false;
   bool is_closed = false;
   Graph* captured = nullptr;
+  const int device;
   std::thread thread{[this] { Run(); }};
+
+  explicit Stream(int device) : device(device) {}
 
   void Add(Work work) {
     if (captured != nullptr) {
@@ -62,12 +67,21 @@ struct Stream {
   }
 };
 
+Faults faults;
+
 namespace {
 
 constexpr int kDevices = 8;
 // The emulated capability: sm_90, or sm_80, where rows go through registers.
 constexpr int kMajor = JAX_EP_EMULATED_MAJOR;
 thread_local int current_device = 0;
+
+std::mutex streams_mutex;
+std::set<Stream*> streams;  // of all devices
+
+cudaError_t ErrorOf(int device) {
+  return device == faults.failed_device ? cudaErrorLaunchFailure : cudaSuccess;
+}
 
 std::map<const void*, std::function<Work(void**)>>& Kernels() {
   static std::map<const void*, std::function<Work(void**)>> kernels;
@@ -124,26 +138,56 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaSuccess ? "cudaSuccess" : "an error";
 }
+cudaError_t cudaDeviceCanAccessPeer(int* can_access, int, int) {
+  *can_access = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  const int device = emulation::current_device;
+  if (emulation::ErrorOf(device) != cudaSuccess) return emulation::ErrorOf(device);
+  std::vector<Stream*> of_device;
+  {
+    const std::lock_guard lock(emulation::streams_mutex);
+    for (Stream* stream : emulation::streams) {
+      if (stream->device == device) of_device.push_back(stream);
+    }
+  }
+  for (Stream* stream : of_device) stream->Synchronize();
+  return cudaSuccess;
+}
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 
-cudaError_t cudaMalloc(void** address, size_t bytes) {
+cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
   *address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return *address == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+  return *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
-cudaError_t cudaFree(void* address) {
+cudaError_t cudaFreeHost(void* address) {
   std::free(address);
   return cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
-  return cudaMalloc(address, bytes);
-}
-cudaError_t cudaFreeHost(void* address) { return cudaFree(address); }
+cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
   *on_device = on_host;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  if (emulation::ErrorOf(stream->device) != cudaSuccess) return cudaErrorLaunchFailure;
+  stream->Add([=] {
+    // A kernel may be reading a word that is copied.
+    if (bytes == sizeof(uint32_t)) {
+      std::atomic_ref(*static_cast<uint32_t*>(to)).store(*static_cast<const uint32_t*>(from));
+    } else if (bytes == sizeof(uint64_t)) {
+      std::atomic_ref(*static_cast<uint64_t*>(to)).store(*static_cast<const uint64_t*>(from));
+    } else {
+      std::memcpy(to, from, bytes);
+    }
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
@@ -156,10 +200,16 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new Stream;
+  *stream = new Stream(emulation::current_device);
+  const std::lock_guard lock(emulation::streams_mutex);
+  emulation::streams.insert(*stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  {
+    const std::lock_guard lock(emulation::streams_mutex);
+    emulation::streams.erase(stream);
+  }
   {
     const std::lock_guard lock(stream->mutex);
     stream->is_closed = true;
@@ -203,8 +253,23 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = new Event;
   return cudaSuccess;
 }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return cudaEventCreate(event);
+}
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  stream->Add([=] { event->time = std::chrono::steady_clock::now(); });
+  ++event->pending;
+  stream->Add([=] {
+    event->time = std::chrono::steady_clock::now();
+    --event->pending;
+    event->pending.notify_all();
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return event->pending == 0 ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  for (int64_t pending; (pending = event->pending) != 0;) event->pending.wait(pending);
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
@@ -223,6 +288,8 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
                              size_t shared_bytes, cudaStream_t stream) {
   const auto found = emulation::Kernels().find(kernel);
   if (found == emulation::Kernels().end()) return cudaErrorInvalidValue;
+  if (stream->device == emulation::faults.unlaunchable_device) return cudaErrorInvalidValue;
+  if (emulation::ErrorOf(stream->device) != cudaSuccess) return cudaSuccess;  // and does not run
   stream->Add([bound = found->second(arguments), grid, block, shared_bytes] {
     emulation::RunGrid(grid.x, block.x, shared_bytes, bound);
   });

@@ -1,5 +1,6 @@
 // The part of the CUDA runtime that the transfers and their tests use. Streams are threads, device
-// memory is host memory, and emulator.h runs the kernels.
+// memory is host memory, and emulator.h runs the kernels. Freed memory cannot be accessed: a kernel
+// that does crashes.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
 #define JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
 
@@ -17,7 +18,14 @@ using cudaGraph_t = emulation::Graph*;
 using cudaGraphExec_t = emulation::Graph*;
 using cudaEvent_t = emulation::Event*;
 
-enum cudaError_t { cudaSuccess, cudaErrorPeerAccessAlreadyEnabled, cudaErrorInvalidValue };
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorPeerAccessAlreadyEnabled,
+  cudaErrorInvalidValue,
+  cudaErrorMemoryAllocation,
+  cudaErrorNotReady,
+  cudaErrorLaunchFailure
+};
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
@@ -30,6 +38,9 @@ enum cudaDeviceAttr {
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaHostAllocMapped = 1;
 inline constexpr unsigned cudaHostAllocPortable = 2;
+inline constexpr unsigned cudaHostRegisterPortable = 1;
+inline constexpr unsigned cudaHostRegisterMapped = 2;
+inline constexpr unsigned cudaEventDisableTiming = 2;
 struct cudaFuncAttributes {};
 struct cudaDeviceProp {
   char name[64];
@@ -40,7 +51,10 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceCanAccessPeer(int* can_access, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
@@ -49,8 +63,12 @@ cudaError_t cudaMalloc(void** address, size_t bytes);
 cudaError_t cudaFree(void* address);
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* address);
+cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* address);
 cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned flags);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
 cudaError_t cudaMemset(void* to, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream);
 template <typename T>
@@ -73,6 +91,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -93,6 +114,19 @@ void Register(const void* address, void (*kernel)(Stage)) {
     return [kernel, stage = *static_cast<const Stage*>(arguments[0])] { kernel(stage); };
   });
 }
+
+// What goes wrong, for tests of the runtime. Set while no other thread calls the runtime.
+struct Faults {
+  int failed_device = -1;        // its kernels do not run, and waits for it return an error
+  int unlaunchable_device = -1;  // launches of kernels on it return an error
+  int full_device = -1;
+  size_t free_bytes = 0;            // of the full device
+  std::function<void()> on_malloc;  // called by cudaMalloc, before it returns
+};
+extern Faults faults;
+
+// Bytes of device memory that are not freed.
+size_t AllocatedBytes();
 
 }  // namespace emulation
 

@@ -51,6 +51,9 @@ const Place& Here();
 
 // Lets other fibers run.
 void Yield();
+// The fiber's clock in nanoseconds. It goes on as it is read, so that a rank that has not got a CPU
+// is not taken for a dead one. Once it steps back, as a GPU's timer may.
+uint64_t Clock();
 // Lets other fibers run until one of them has changed *word from `value`.
 void AwaitChange(const uint64_t* word, uint64_t value);
 

@@ -39,6 +39,8 @@ struct Rank {
   int device = 0;
   cudaStream_t stream = nullptr;
   jax_ep::ControlBlock* control = nullptr;
+  jax_ep::GenerationState* state = nullptr;  // of the next generation
+  jax_ep::Inbox* inbox = nullptr;
   unsigned char* workspace = nullptr;
   jax_ep::AbortRecord* record = nullptr;  // host
   unsigned char* arena = nullptr;
@@ -61,6 +63,8 @@ class Group {
       STATUS_OK(jax_ep::LoadTransferKernels());
       CUDA_OK(cudaStreamCreateWithFlags(&ranks[r].stream, cudaStreamNonBlocking));
       CUDA_OK(cudaMalloc(&ranks[r].control, sizeof(jax_ep::ControlBlock)));
+      CUDA_OK(cudaMemset(ranks[r].control, 0, sizeof(jax_ep::ControlBlock)));
+      CUDA_OK(cudaMalloc(&ranks[r].state, sizeof(jax_ep::GenerationState)));
       CUDA_OK(cudaMalloc(&ranks[r].workspace, workspace_bytes));
       CUDA_OK(cudaMemset(ranks[r].workspace, 0x5a, workspace_bytes));
       CUDA_OK(cudaMalloc(&ranks[r].arena, arena_bytes));
@@ -75,6 +79,8 @@ class Group {
     for (Rank& rank : ranks) {
       CUDA_OK(cudaSetDevice(rank.device));
       CUDA_OK(cudaFree(rank.control));
+      CUDA_OK(cudaFree(rank.state));
+      CUDA_OK(cudaFree(rank.inbox));
       CUDA_OK(cudaFree(rank.workspace));
       CUDA_OK(cudaFree(rank.arena));
       CUDA_OK(cudaFreeHost(rank.record));
@@ -86,29 +92,38 @@ class Group {
 
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // Starts a generation, as a release and the next call do: all flags and sequence numbers are
-  // zero.
+  // Starts a generation with new inboxes, as a release and the next call do.
   void NewGeneration() {
     Synchronize();
     ++generation_;
+    for (Rank& rank : ranks) {
+      CUDA_OK(cudaSetDevice(rank.device));
+      if (rank.inbox != nullptr) old_inboxes_.push_back(rank.inbox);
+      CUDA_OK(cudaMalloc(&rank.inbox, sizeof(jax_ep::Inbox)));
+      CUDA_OK(cudaMemset(rank.inbox, 0, sizeof(jax_ep::Inbox)));
+    }
     for (int r = 0; r < size(); ++r) {
-      static jax_ep::ControlBlock block;
-      std::memset(static_cast<void*>(&block), 0, sizeof block);
-      block.generation = generation_;
-      block.rank = r;
-      block.num_ranks = size();
-      block.workspace_bytes = workspace_bytes_;
-      block.entry_deadline_ns = entry_deadline_ns;
-      block.progress_deadline_ns = progress_deadline_ns;
-      block.max_delay_ns = max_delay_ns;
+      jax_ep::GenerationState state = {};
+      state.generation = generation_;
+      state.rank = r;
+      state.num_ranks = size();
+      state.inbox = ranks[r].inbox;
+      state.workspace = ranks[r].workspace;
+      state.workspace_bytes = workspace_bytes_;
+      state.entry_deadline_ns = entry_deadline_ns;
+      state.progress_deadline_ns = progress_deadline_ns;
+      state.max_delay_ns = max_delay_ns;
       CUDA_OK(cudaSetDevice(ranks[r].device));
       std::memset(static_cast<void*>(ranks[r].record), 0, sizeof *ranks[r].record);
       CUDA_OK(
-          cudaHostGetDevicePointer(reinterpret_cast<void**>(&block.report), ranks[r].record, 0));
-      for (int p = 0; p < size(); ++p) block.peers[p] = {ranks[p].control, ranks[p].workspace};
-      CUDA_OK(cudaMemcpy(ranks[r].control, &block, sizeof block, cudaMemcpyHostToDevice));
+          cudaHostGetDevicePointer(reinterpret_cast<void**>(&state.report), ranks[r].record, 0));
+      for (int p = 0; p < size(); ++p) state.peers[p] = {ranks[p].inbox, ranks[p].workspace};
+      CUDA_OK(cudaMemcpy(ranks[r].state, &state, sizeof state, cudaMemcpyHostToDevice));
+      STATUS_OK(jax_ep::LaunchStartGeneration(ranks[r].control, ranks[r].state, ranks[r].stream));
     }
     Synchronize();
+    for (jax_ep::Inbox* inbox : old_inboxes_) CUDA_OK(cudaFree(inbox));
+    old_inboxes_.clear();
   }
 
   void Synchronize() {
@@ -186,6 +201,7 @@ class Group {
   uint64_t max_delay_ns = 0;
 
  private:
+  std::vector<jax_ep::Inbox*> old_inboxes_;
   size_t workspace_bytes_;
   size_t arena_bytes_;
   uint64_t generation_ = 0;

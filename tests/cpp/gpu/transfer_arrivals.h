@@ -26,7 +26,7 @@ struct ReaderStage {
 // One thread calls it. It ends ten seconds after `start` at the latest.
 __device__ inline void AwaitArrivals(const uint32_t* counter, uint32_t number, uint64_t start) {
   while (jax_ep::LoadAcquireDevice(counter) < number &&
-         jax_ep::GlobalTimer() - start < 10'000'000'000) {
+         static_cast<int64_t>(jax_ep::GlobalTimer() - start) < 10'000'000'000) {
     __nanosleep(100);
   }
 }

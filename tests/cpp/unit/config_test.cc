@@ -23,7 +23,7 @@ Status With(const Change& change) {
 
 void TestValid() {
   CHECK_OK(With([](TransferConfig&) {}));
-  CHECK_OK(With([](TransferConfig& c) { c.replica_groups = {5}, c.group_size = 1; }));
+  CHECK_OK(With([](TransferConfig& c) { c.replica_groups = {0}, c.group_size = 1; }));
   CHECK_OK(With([](TransferConfig& c) { c.row_align = 1; }));
   CHECK_OK(CheckConfig("jax_ep.grouped_matmul.v1", GroupedMatmulConfig{}));
 }
@@ -54,6 +54,7 @@ void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups.clear(); }), "has 0 ids");
   CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups[3] = -1; }), "the id -1");
   CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups[7] = 0; }), "the id 0 twice");
+  CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups[7] = 9; }), "every device of the mesh");
   CHECK_FAILS(With([](TransferConfig& c) { c.num_experts = 0; }), "num_experts is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.num_experts = 6; }),
               "multiple of the number of ranks");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -67,6 +68,20 @@ void TestSomebodyDoesNotCome() {
   for (const Status& status : Meet(place, 7, 3, 3, work, milliseconds(20'000))) CHECK_OK(status);
 }
 
+void TestAnExceptionIsEveryonesStatus() {
+  Place place;
+  const auto throws = [](const std::vector<int>&) -> Status {
+    throw std::runtime_error("no luck");
+  };
+  for (const Status& status : Meet(place, 1, 3, 3, throws, milliseconds(20'000))) {
+    CHECK_FAILS(status, "no luck");
+  }
+  const auto throws_a_number = [](const std::vector<int>&) -> Status { throw 3; };
+  for (const Status& status : Meet(place, 1, 3, 3, throws_a_number, milliseconds(20'000))) {
+    CHECK_FAILS(status, "unknown exception");
+  }
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -74,5 +89,6 @@ int main() {
   jax_ep::TestOneWorksForAll();
   jax_ep::TestWhoCameInTimeWaitsForTheWork();
   jax_ep::TestSomebodyDoesNotCome();
+  jax_ep::TestAnExceptionIsEveryonesStatus();
   return jax_ep::testing::Finish();
 }

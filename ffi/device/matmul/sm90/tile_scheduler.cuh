@@ -15,7 +15,6 @@ struct TileCounter {
   uint32_t num_claimed;   // pairs after the first of each cluster
   uint32_t num_finished;  // clusters
 };
-inline constexpr int kNumTileCounters = 1 << 16;
 __device__ static TileCounter tile_counters[kNumTileCounters];
 
 // Hands out the indices of pairs. A cluster's first pair has the cluster's index; each later one is

@@ -77,8 +77,8 @@ class SegmentWait {
   // Called by one whole warp; all lanes return the same. Returns kArrived if the wait for `peer`
   // may continue. The deadline of progress starts when the peer has entered the call.
   __device__ Outcome Check(uint32_t peer) {
-    ControlBlock* const control = call_.control;
-    const uint32_t aborted = __shfl_sync(kFullWarp, LoadAcquireSystem(&control->abort), 0);
+    const ControlBlock* const control = call_.control;
+    const uint32_t aborted = __shfl_sync(kFullWarp, LoadAcquireSystem(&control->inbox->abort), 0);
     if (aborted != 0) {
       ForwardAbort(call_, aborted);
       return static_cast<Outcome>(aborted);
@@ -88,7 +88,7 @@ class SegmentWait {
         __shfl_sync(kFullWarp, LoadAcquireDevice(&control->progress.failure), 0);
     if (failed != 0) return static_cast<Outcome>(failed);
     if (peer == static_cast<uint32_t>(control->rank)) return progress_.Check(peer);
-    const EntryFlags& flags = control->entry[sequence_ % 2][peer];
+    const EntryFlags& flags = control->inbox->entry[sequence_ % 2][peer];
     if (__shfl_sync(kFullWarp, LoadAcquireSystem(&flags.sequence), 0) < sequence_) {
       progress_.Restart();
       return entry_.Check(peer);

@@ -56,11 +56,7 @@ inline int2 LoadGlobalNoAllocate(const int2* address) { return *address; }
 inline int32_t LoadGlobalNoAllocate(const int32_t* address) { return *address; }
 inline float LoadGlobalNoAllocate(const float* address) { return *address; }
 
-inline uint64_t GlobalTimer() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
+inline uint64_t GlobalTimer() { return emulation::Clock(); }
 
 }  // namespace jax_ep
 

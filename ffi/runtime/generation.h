@@ -1,0 +1,120 @@
+// A generation of a group: the inboxes and workspaces of all ranks, and what the host reads of
+// them. Larger workspaces, and calls after a failure, need a new generation.
+#ifndef JAX_EP_RUNTIME_GENERATION_H_
+#define JAX_EP_RUNTIME_GENERATION_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ffi/device/protocol/control_block.h"
+#include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// A rank's device, and what is the same in all generations.
+struct Member {
+  int device = 0;  // CUDA ordinal
+  ControlBlock* control = nullptr;
+  // The host's own stream. It waits for no kernel, so the host can reach a kernel that runs.
+  cudaStream_t stream = nullptr;
+};
+
+// Thread-safe, except Allocate and Start.
+class Generation {
+ public:
+  // A rank that waits for a peer, as the rank's device has reported it.
+  struct LongWait {
+    int rank;
+    uint64_t sequence;
+    std::string description;
+  };
+  using StartKernel = Status (*)(ControlBlock* control, const GenerationState* next,
+                                 cudaStream_t stream);
+
+  // Allocates everything, and changes nothing that kernels use. If a device has not enough memory,
+  // sets `out_of_memory`.
+  static Status Allocate(const std::vector<Member>& members, uint64_t number,
+                         int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
+                         bool* out_of_memory);
+
+  // Frees everything. No kernel of this generation may run.
+  ~Generation();
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+
+  // Makes each rank's calls that follow in streams[rank] calls of this generation.
+  Status Start(StartKernel start, const std::vector<cudaStream_t>& streams);
+
+  // Whether all ranks have begun this generation: then no kernel uses the one before.
+  bool HasBegun() const;
+  // Waits until they have.
+  Status AwaitBegin() const;
+
+  uint64_t number() const { return number_; }
+  int64_t workspace_bytes() const { return workspace_bytes_; }  // of each rank
+
+  // Ends the calls that run, and all later ones of this generation.
+  void Abort(const std::string& reason);
+
+  // The first failure, or OK.
+  Status Failure() const;
+
+  // Posts new failures.
+  void PostReports(Mailbox& mailbox);
+
+  // Prints which rank has been waiting for which, to stderr like XLA's own warnings.
+  void PrintWarnings();
+
+  // A call that has waited for longer than the warning time, and waits still.
+  std::optional<LongWait> FindLongWait();
+
+  // Shortens the warning time of all waits, also of those that have begun.
+  void ShortenWarnings(double seconds);
+
+ private:
+  // Host memory that the device reads and writes.
+  struct Records {
+    AbortRecord report;
+    AbortRecord warning;
+    uint32_t abort;       // the source of the host's abort word
+    uint64_t warning_ns;  // likewise
+    uint64_t sequence;    // the control block's, read by the host
+  };
+  struct RankMemory {
+    std::unique_ptr<Records> records;
+    bool registered = false;
+    GenerationState* state = nullptr;  // one allocation, followed by the inbox and the workspace
+    cudaEvent_t begun = nullptr;
+    bool posted = false;
+  };
+
+  Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes);
+
+  Status AllocateRank(size_t rank, bool* out_of_memory);
+  Status FillStates();
+  void PrintWarningsLocked();
+  Inbox* inbox(size_t rank) const;
+  unsigned char* workspace(size_t rank) const;
+
+  const std::vector<Member>& members_;  // the group's
+  const uint64_t number_;
+  const int64_t workspace_bytes_;
+  std::vector<RankMemory> memory_;  // indexed by rank
+
+  mutable std::mutex mutex_;  // never held over a call that waits
+  double warning_seconds_ = 0;
+  Status host_failure_;
+  bool host_failure_posted_ = false;
+  std::optional<LongWait> long_wait_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_GENERATION_H_

@@ -1,0 +1,266 @@
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/failure.h"
+#include "ffi/runtime/generation.h"
+#include "ffi/runtime/settings.h"
+#include "ffi/runtime/workspace.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr size_t RoundUp(size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+// The offsets in a rank's allocation.
+constexpr size_t kInboxOffset = RoundUp(sizeof(GenerationState));
+constexpr size_t kWorkspaceOffset = kInboxOffset + RoundUp(sizeof(Inbox));
+
+Status OutOfMemory(int64_t bytes, int device) {
+  size_t free = 0, total = 0;
+  static_cast<void>(cudaGetLastError());
+  static_cast<void>(cudaMemGetInfo(&free, &total));
+  return FailedPrecondition(
+      "jax_ep: out of memory on GPU ", device, ": the workspace of a rank takes ", bytes,
+      " bytes outside JAX's pool, and ", free, " of ", total,
+      " are free. Let JAX reserve less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or "
+      "dispatch fewer tokens at once; jax_ep.workspace_nbytes() says what a call needs, by buffer");
+}
+
+}  // namespace
+
+Generation::Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes)
+    : members_(members),
+      number_(number),
+      workspace_bytes_(workspace_bytes),
+      memory_(members.size()) {}
+
+Inbox* Generation::inbox(size_t rank) const {
+  return reinterpret_cast<Inbox*>(reinterpret_cast<unsigned char*>(memory_[rank].state) +
+                                  kInboxOffset);
+}
+
+unsigned char* Generation::workspace(size_t rank) const {
+  if (workspace_bytes_ == 0) return nullptr;
+  return reinterpret_cast<unsigned char*>(memory_[rank].state) + kWorkspaceOffset;
+}
+
+Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
+                            int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
+                            bool* out_of_memory) {
+  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes));
+  *out_of_memory = false;
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
+  }
+  if (Status status = made->FillStates(); !status.ok()) return status;
+  *generation = std::move(made);
+  return {};
+}
+
+Status Generation::AllocateRank(size_t rank, bool* out_of_memory) {
+  RankMemory& memory = memory_[rank];
+  const int device = members_[rank].device;
+  const CurrentDevice current(device);
+  const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
+  cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&memory.state), bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    memory.state = nullptr;
+    *out_of_memory = true;
+    return OutOfMemory(static_cast<int64_t>(bytes), device);
+  }
+  if (error == cudaSuccess) {
+    // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.
+    memory.records = std::make_unique<Records>();
+    error = cudaHostRegister(memory.records.get(), sizeof(Records),
+                             cudaHostRegisterPortable | cudaHostRegisterMapped);
+    memory.registered = error == cudaSuccess;
+  }
+  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&memory.begun, cudaEventDisableTiming);
+  return OnGpu(device, FromCuda(error, "allocating a workspace"));
+}
+
+// Writes the states and zeroes the inboxes, which nobody uses yet.
+Status Generation::FillStates() {
+  Settings settings;
+  if (Status status = ReadSettings(&settings); !status.ok()) return status;
+  warning_seconds_ = static_cast<double>(settings.warning_ns) * 1e-9;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const Member& member = members_[rank];
+    const CurrentDevice current(member.device);
+    Records* on_device = nullptr;
+    cudaError_t error = cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device),
+                                                 memory_[rank].records.get(), 0);
+    GenerationState state = {};
+    state.generation = number_;
+    state.rank = static_cast<int32_t>(rank);
+    state.num_ranks = static_cast<int32_t>(members_.size());
+    state.inbox = inbox(rank);
+    state.workspace = workspace(rank);
+    state.workspace_bytes = static_cast<uint64_t>(workspace_bytes_);
+    state.entry_deadline_ns = settings.entry_deadline_ns;
+    state.progress_deadline_ns = settings.progress_deadline_ns;
+    state.warning_ns = settings.warning_ns;
+    state.max_delay_ns = settings.max_delay_ns;
+    state.report = &on_device->report;
+    state.warning = &on_device->warning;
+    for (size_t peer = 0; peer < members_.size(); ++peer) {
+      state.peers[peer] = {inbox(peer), workspace(peer)};
+    }
+    // XLA's streams do not wait for the default stream, nor it for them. So this stream is waited
+    // for, and Start comes later.
+    if (error == cudaSuccess) {
+      error = cudaMemsetAsync(inbox(rank), 0, sizeof(Inbox), member.stream);
+    }
+    if (error == cudaSuccess) {
+      error = cudaMemcpyAsync(memory_[rank].state, &state, sizeof state, cudaMemcpyHostToDevice,
+                              member.stream);
+    }
+    // Also after an error: the memory may be freed next.
+    const cudaError_t ended = cudaStreamSynchronize(member.stream);
+    if (error == cudaSuccess) error = ended;
+    Status status = OnGpu(member.device, FromCuda(error, "preparing a generation"));
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Generation::~Generation() {
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+    RankMemory& memory = memory_[rank];
+    const CurrentDevice current(members_[rank].device);
+    if (memory.begun != nullptr) static_cast<void>(cudaEventDestroy(memory.begun));
+    if (memory.registered) static_cast<void>(cudaHostUnregister(memory.records.get()));
+    if (memory.state != nullptr) static_cast<void>(cudaFree(memory.state));
+  }
+  static_cast<void>(cudaGetLastError());
+}
+
+Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& streams) {
+  Status first;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const Member& member = members_[rank];
+    const CurrentDevice current(member.device);
+    Status status = OnGpu(member.device, start(member.control, memory_[rank].state, streams[rank]));
+    if (status.ok()) {
+      status = OnGpu(member.device, FromCuda(cudaEventRecord(memory_[rank].begun, streams[rank]),
+                                             "starting a generation"));
+    }
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+bool Generation::HasBegun() const {
+  for (const RankMemory& memory : memory_) {
+    // A device that has failed runs no kernel any more.
+    if (cudaEventQuery(memory.begun) == cudaErrorNotReady) return false;
+  }
+  return true;
+}
+
+Status Generation::AwaitBegin() const {
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+    const CurrentDevice current(members_[rank].device);
+    Status status = OnGpu(members_[rank].device, FromCuda(cudaEventSynchronize(memory_[rank].begun),
+                                                          "starting a generation"));
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+void Generation::Abort(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!host_failure_.ok()) return;
+    host_failure_ = DescribeHostAbort(reason);
+  }
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+    const CurrentDevice current(members_[rank].device);
+    uint32_t& word = memory_[rank].records->abort;
+    word = static_cast<uint32_t>(Outcome::kHostAbort);
+    // An error is left: the device has failed, and its own calls have ended.
+    static_cast<void>(cudaMemcpyAsync(&inbox(rank)->abort, &word, sizeof word,
+                                      cudaMemcpyHostToDevice, members_[rank].stream));
+    static_cast<void>(cudaGetLastError());
+  }
+}
+
+Status Generation::Failure() const {
+  const std::lock_guard lock(mutex_);
+  for (const RankMemory& memory : memory_) {
+    if (IsPosted(memory.records->report)) return Describe(memory.records->report);
+  }
+  return host_failure_;
+}
+
+void Generation::PostReports(Mailbox& mailbox) {
+  const std::lock_guard lock(mutex_);
+  for (RankMemory& memory : memory_) {
+    if (memory.posted || !IsPosted(memory.records->report)) continue;
+    mailbox.Post(ToReport(memory.records->report));
+    memory.posted = true;
+  }
+  if (host_failure_.ok() || host_failure_posted_) return;
+  mailbox.Post({.phase = "host", .message = host_failure_.message});
+  host_failure_posted_ = true;
+}
+
+void Generation::PrintWarnings() {
+  const std::lock_guard lock(mutex_);
+  PrintWarningsLocked();
+}
+
+void Generation::PrintWarningsLocked() {
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+    AbortRecord& warning = memory_[rank].records->warning;
+    if (!IsPosted(warning)) continue;
+    const std::string description = DescribeWaiting(warning, warning_seconds_);
+    std::fprintf(stderr, "%s\n", description.c_str());
+    long_wait_ = {static_cast<int>(rank), warning.sequence, description};
+    // Release: the device writes the next record only after this one was read.
+    std::atomic_ref(warning.posted).store(0, std::memory_order_release);
+  }
+}
+
+std::optional<Generation::LongWait> Generation::FindLongWait() {
+  std::optional<LongWait> found;
+  {
+    const std::lock_guard lock(mutex_);
+    PrintWarningsLocked();
+    found = long_wait_;
+  }
+  if (!found) return {};
+  // Does the rank still wait in that call?
+  const Member& member = members_[found->rank];
+  const CurrentDevice current(member.device);
+  uint64_t& sequence = memory_[found->rank].records->sequence;
+  cudaError_t error = cudaMemcpyAsync(&sequence, &member.control->sequence, sizeof sequence,
+                                      cudaMemcpyDeviceToHost, member.stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(member.stream);
+  if (error == cudaSuccess && sequence >= found->sequence) return {};
+  return found;
+}
+
+void Generation::ShortenWarnings(double seconds) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (seconds >= warning_seconds_) return;
+    warning_seconds_ = seconds;
+  }
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+    const Member& member = members_[rank];
+    const CurrentDevice current(member.device);
+    uint64_t& warning_ns = memory_[rank].records->warning_ns;
+    warning_ns = static_cast<uint64_t>(std::llround(seconds * 1e9));
+    static_cast<void>(cudaMemcpyAsync(&member.control->warning_ns, &warning_ns, sizeof warning_ns,
+                                      cudaMemcpyHostToDevice, member.stream));
+  }
+}
+
+}  // namespace jax_ep

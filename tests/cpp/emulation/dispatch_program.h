@@ -1,0 +1,209 @@
+// A program of one dispatch, executed by threads as XLA's: one for each device, through a call
+// site.
+#ifndef JAX_EP_TESTS_CPP_EMULATION_DISPATCH_PROGRAM_H_
+#define JAX_EP_TESTS_CPP_EMULATION_DISPATCH_PROGRAM_H_
+
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+#include "ffi/kernels/transfer/launch.h"
+#include "ffi/runtime/call_site.h"
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep::testing {
+
+// XLA's stream of each device.
+inline cudaStream_t StreamOf(int device) {
+  static std::vector<cudaStream_t> streams = [] {
+    std::vector<cudaStream_t> made(8);
+    for (int i = 0; i < 8; ++i) {
+      cudaSetDevice(i);
+      cudaStreamCreateWithFlags(&made[i], cudaStreamNonBlocking);
+    }
+    return made;
+  }();
+  return streams[device];
+}
+
+inline int64_t NextRun() {
+  static std::atomic<int64_t> run = 0;
+  return ++run;
+}
+
+// Rank r is on device first_device + r. Token t goes to the expert t % R, one on each rank.
+class DispatchProgram {
+ public:
+  static constexpr int kHidden = 8;
+
+  DispatchProgram(int num_ranks, int num_tokens, bool allow_low_latency, int first_device = 0)
+      : num_ranks_(num_ranks),
+        num_tokens_(num_tokens),
+        allow_low_latency_(allow_low_latency),
+        first_device_(first_device),
+        ranks_(num_ranks) {
+    std::vector<int64_t> ids(num_ranks);
+    std::iota(ids.begin(), ids.end(), 0);
+    site = std::make_unique<CallSite>(std::vector<std::vector<int64_t>>{ids}, kKernels);
+    const int num_rows = num_ranks * num_tokens;
+    for (int r = 0; r < num_ranks; ++r) {
+      Rank& rank = ranks_[r];
+      rank.x.resize(num_tokens * kHidden);
+      rank.ids.resize(num_tokens);
+      rank.rows.resize(num_rows * kHidden);
+      rank.numbers.resize(16 + 4 * num_rows + num_tokens);
+      rank.kept = std::make_unique<bool[]>(num_tokens);
+      for (int t = 0; t < num_tokens; ++t) {
+        rank.ids[t] = t % num_ranks;
+        for (int h = 0; h < kHidden; ++h) rank.x[t * kHidden + h] = X(r, t, h);
+      }
+    }
+  }
+
+  int64_t workspace_bytes() const {
+    WorkspaceShape shape;
+    WorkspaceLayout layout;
+    CHECK_OK(CheckTransfer(Transfer(0), &shape));
+    CHECK_OK(PlanWorkspace(shape, &layout));
+    return layout.bytes;
+  }
+
+  Status Enter(int64_t run, int r, Status own = {}) {
+    const int device = first_device_ + r;
+    cudaSetDevice(device);
+    return site->Enter(run, {device, StreamOf(device), r, workspace_bytes(), own});
+  }
+
+  Status Launch(int r, cudaStream_t stream = nullptr) {
+    const int device = first_device_ + r;
+    cudaSetDevice(device);
+    return LaunchDispatch(Call(r), stream != nullptr ? stream : StreamOf(device));
+  }
+
+  // Enters and launches on all devices.
+  std::vector<Status> Run() {
+    const int64_t run = NextRun();
+    return OnAll([&](int r) {
+      Status status = Enter(run, r);
+      return status.ok() ? Launch(r) : status;
+    });
+  }
+
+  template <typename Work>
+  std::vector<Status> OnAll(const Work& work) {
+    std::vector<Status> statuses(num_ranks_);
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < num_ranks_; ++r) {
+      threads.emplace_back([&, r] { statuses[r] = work(r); });
+    }
+    threads.clear();
+    return statuses;
+  }
+
+  void Synchronize() {
+    for (int r = 0; r < num_ranks_; ++r) cudaStreamSynchronize(StreamOf(first_device_ + r));
+  }
+
+  // After a Synchronize.
+  int status(int r) const { return ranks_[r].numbers[kStatus]; }
+
+  bool IsRight(int r) const {
+    const Rank& rank = ranks_[r];
+    if (status(r) != 0) return false;
+    const float* row = rank.rows.data();
+    for (int source = 0; source < num_ranks_; ++source) {
+      for (int t = r; t < num_tokens_; t += num_ranks_) {
+        for (int h = 0; h < kHidden; ++h) {
+          if (*row++ != X(source, t, h)) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  bool IsSafe(int r) const {
+    for (float number : ranks_[r].rows) {
+      if (!std::isnan(number)) return false;
+    }
+    return status(r) != 0 && ranks_[r].numbers[kGroupSize] == 0;
+  }
+
+  // Runs once, and checks the results of all ranks.
+  void Check() {
+    for (const Status& status : Run()) CHECK_OK(status);
+    Synchronize();
+    for (int r = 0; r < num_ranks_; ++r) CHECK(IsRight(r));
+  }
+
+  static Status Load() { return {}; }
+  static constexpr GroupKernels kKernels = {&Load, &LaunchStartGeneration};
+
+  std::unique_ptr<CallSite> site;
+
+ private:
+  enum {
+    kGroupSize,
+    kRealGroupSize,
+    kRowOffsets,
+    kReceived = 4,
+    kDropped,
+    kBadIds,
+    kStatus,
+    kLists
+  };
+  struct Rank {
+    std::vector<float> x, rows;
+    std::vector<int32_t> ids, numbers;
+    std::unique_ptr<bool[]> kept;
+  };
+
+  static float X(int rank, int token, int h) { return rank * 1000 + token + h / 16.0f; }
+
+  TransferCall Transfer(int r) const {
+    return {.control = site->control(first_device_ + r),
+            .call_site = site->id(),
+            .num_tokens = num_tokens_,
+            .hidden = kHidden,
+            .top_k = 1,
+            .num_experts = num_ranks_,
+            .num_ranks = num_ranks_,
+            .num_rows = num_ranks_ * num_tokens_,
+            .row_type = kF32,
+            .num_sms = 2,
+            .allow_low_latency = allow_low_latency_};
+  }
+
+  DispatchCall Call(int r) {
+    Rank& rank = ranks_[r];
+    const int num_rows = num_ranks_ * num_tokens_;
+    int32_t* const lists = rank.numbers.data() + kLists;
+    DispatchCall call = {.transfer = Transfer(r)};
+    call.x = rank.x.data();
+    call.topk_ids = rank.ids.data();
+    call.rows = rank.rows.data();
+    call.plan = {.group_sizes = &rank.numbers[kGroupSize],
+                 .real_group_sizes = &rank.numbers[kRealGroupSize],
+                 .row_offsets = &rank.numbers[kRowOffsets],
+                 .row_source = lists,
+                 .partial_sum_index = lists + 3 * num_rows,
+                 .kept = rank.kept.get(),
+                 .destination = lists + 4 * num_rows,
+                 .num_received = &rank.numbers[kReceived],
+                 .num_dropped = &rank.numbers[kDropped],
+                 .num_bad_ids = &rank.numbers[kBadIds],
+                 .status = &rank.numbers[kStatus]};
+    return call;
+  }
+
+  const int num_ranks_;
+  const int num_tokens_;
+  const bool allow_low_latency_;
+  const int first_device_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace jax_ep::testing
+
+#endif  // JAX_EP_TESTS_CPP_EMULATION_DISPATCH_PROGRAM_H_

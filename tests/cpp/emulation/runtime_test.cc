@@ -1,0 +1,337 @@
+// Tests groups, generations and call sites with threads as XLA's, on the emulated CUDA runtime,
+// with the kernels: nothing hangs, and nothing uses memory that is freed.
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "ffi/runtime/groups.h"
+#include "tests/cpp/emulation/dispatch_program.h"
+#include "tests/cpp/emulation/register_kernels.h"
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+using testing::DispatchProgram;
+using testing::NextRun;
+using testing::StreamOf;
+
+constexpr int kSmall = 6, kMedium = 600, kLarge = 6000;  // tokens
+
+double Seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Groups live until the process ends; a test begins with new generations and no faults.
+void Restart() {
+  emulation::faults = {};
+  Groups::OfProcess().Release();
+  ProcessMailbox().Take();
+}
+
+Group* GroupOf(std::vector<int> devices) {
+  return Groups::OfProcess().Find(devices, DispatchProgram::kKernels);
+}
+
+bool Reported(const char* part) {
+  Groups::OfProcess().PostReports(ProcessMailbox());
+  bool found = false;
+  for (const TimeoutReport& report : ProcessMailbox().Take()) {
+    found |= report.phase == "host" && testing::Contains(report.message, part);
+  }
+  return found;
+}
+
+// A thread at a point that it passes only when it is told to.
+class Gate {
+ public:
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    reached_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+  }
+  void AwaitReached() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return reached_; });
+  }
+  void Open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool reached_ = false, open_ = false;
+};
+
+void TestCallsOfAllSizes() {
+  for (int num_ranks : {1, 2, 3}) {
+    for (bool allow_low_latency : {false, true}) {
+      DispatchProgram small(num_ranks, kSmall, allow_low_latency);
+      DispatchProgram large(num_ranks, kMedium, allow_low_latency);
+      for (int i = 0; i < 3; ++i) {
+        small.Check();
+        large.Check();
+      }
+      CHECK(Groups::OfProcess().Release() > 0);
+      small.Check();
+    }
+  }
+}
+
+// The host ends the wait for a device that makes no call. No kernel is waited for before.
+void TestHostEndsAWait() {
+  for (bool allow_low_latency : {false, true}) {
+    Restart();
+    DispatchProgram program(2, kSmall, allow_low_latency);
+    program.Check();
+    CHECK_OK(program.Launch(0));
+    program.site->Abort(1, "no luck");
+    program.Synchronize();
+    CHECK(program.IsSafe(0));
+    CHECK(program.status(0) == static_cast<int>(Outcome::kHostAbort));
+    for (const Status& status : program.Run()) CHECK_FAILS(status, "no luck");
+    CHECK(Reported("no luck"));
+    Restart();
+    program.Check();
+  }
+}
+
+// A device has failed: its peer, which waits for it, is ended.
+void TestReleaseWithAFailedDevice() {
+  Restart();
+  DispatchProgram program(2, kSmall, false, 6);
+  program.Check();
+  emulation::faults.failed_device = 7;
+  CHECK_OK(program.Launch(0));
+  CHECK_OK(program.Launch(1));  // and does not run
+  CHECK(Seconds([] { Groups::OfProcess().Release(); }) < 20);
+  program.Synchronize();
+  CHECK(program.IsSafe(0));
+  for (const Status& status : program.Run()) CHECK_FAILS(status, "GPU 7");
+  // The other devices go on.
+  DispatchProgram other(2, kSmall, false);
+  other.Check();
+}
+
+// A call waits for a peer that makes none: at exit, and for a release.
+void TestNobodyComes() {
+  const double patience = 0.01;  // of the emulator's clock
+  Restart();
+  DispatchProgram program(2, kSmall, false);
+  program.Check();
+  CHECK_OK(program.Launch(0));
+  CHECK(Seconds([&] { Groups::OfProcess().Drain(patience, "the test ends"); }) < 20);
+  program.Synchronize();
+  CHECK(program.IsSafe(0));
+  CHECK(Reported("rank 0 has waited 0.01 s for rank 1 in dispatch.entry"));
+
+  // Calls that go on are waited for.
+  Restart();
+  program.Check();
+  CHECK_OK(program.Launch(0));
+  std::jthread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK_OK(program.Launch(1));
+  });
+  Groups::OfProcess().Release();
+  CHECK(program.IsRight(0) && program.IsRight(1));
+}
+
+// A second thread is between Enter and its launch, while the workspace grows under it.
+void TestGrowthBeforeALaunch() {
+  Restart();
+  DispatchProgram small(1, kSmall, false);
+  DispatchProgram large(1, kLarge, false);
+  small.Check();
+  for (int i = 0; i < 3; ++i) {
+    CHECK_OK(small.Enter(NextRun(), 0));
+    // In the middle of the growth: before the new workspace is allocated.
+    emulation::faults.on_malloc = [&] {
+      emulation::faults.on_malloc = nullptr;
+      CHECK_OK(small.Launch(0));
+      small.Synchronize();
+      CHECK(small.IsRight(0));
+      CHECK_OK(small.Launch(0));
+    };
+    large.Check();
+    small.Synchronize();
+    CHECK(small.IsRight(0));
+    // After it.
+    CHECK_OK(small.Launch(0));
+    small.Synchronize();
+    CHECK(small.IsRight(0));
+    Groups::OfProcess().Release();
+    // A release in that place is an error, and no access to freed memory.
+    CHECK_OK(small.Launch(0));
+    small.Synchronize();
+    CHECK(small.IsSafe(0) && small.status(0) == static_cast<int>(Outcome::kNoWorkspace));
+    Restart();
+    small.Check();
+  }
+}
+
+void TestOldWorkspacesAreFreed() {
+  Restart();
+  const size_t before = emulation::AllocatedBytes();
+  DispatchProgram small(2, kSmall, false);
+  DispatchProgram large(2, kLarge, false);
+  small.Check();
+  const size_t one = emulation::AllocatedBytes() - before;
+  large.Check();
+  GroupOf({0, 1})->Watch();
+  const size_t both = emulation::AllocatedBytes() - before;
+  CHECK(both < 2 * large.workspace_bytes() + one);
+  CHECK(Groups::OfProcess().Release() == 2 * large.workspace_bytes());
+  CHECK(emulation::AllocatedBytes() < before + one);
+}
+
+// While one thread is in the driver, others learn at once what they ask for.
+void TestNoLockIsHeldOverTheDriver() {
+  Restart();
+  DispatchProgram small(2, kSmall, false);
+  DispatchProgram other(2, kSmall, false);
+  DispatchProgram large(2, kLarge, false);
+  small.Check();
+  other.Check();
+  Gate gate;
+  emulation::faults.on_malloc = [&] {
+    emulation::faults.on_malloc = nullptr;
+    gate.Pass();
+  };
+  std::jthread grows([&] { large.Check(); });
+  gate.AwaitReached();
+  const double seconds = Seconds([&] {
+    CHECK(small.site->HasRank(0));
+    CHECK(small.site->control(1) != nullptr);
+    CHECK_OK(GroupOf({0, 1})->Failure());
+    CHECK(GroupOf({0, 1})->HasRoom(small.workspace_bytes()));
+    Groups::OfProcess().PostReports(ProcessMailbox());
+    small.Check();  // whole runs
+    other.Check();
+  });
+  CHECK(seconds < 20);
+  gate.Open();
+}
+
+// An error of one device before it enters is everyone's, at once.
+void TestOneDeviceFails() {
+  Restart();
+  DispatchProgram program(3, kSmall, false, 3);
+  const int64_t run = NextRun();
+  const double seconds = Seconds([&] {
+    const std::vector<Status> statuses = program.OnAll([&](int r) {
+      return program.Enter(run, r, r == 1 ? InvalidArgument("no communicator") : Status{});
+    });
+    for (const Status& status : statuses) CHECK_FAILS(status, "no communicator");
+  });
+  CHECK(seconds < 10);
+  program.Check();
+}
+
+// A kernel cannot be launched on one device. Its peers do not wait for it.
+void TestALaunchFails() {
+  Restart();
+  DispatchProgram program(2, kSmall, false);
+  program.Check();
+  emulation::faults.unlaunchable_device = 1;
+  const std::vector<Status> statuses = program.OnAll([&](int r) {
+    const Status status = program.Launch(r);
+    if (!status.ok()) program.site->Abort(r, status.message);
+    return status;
+  });
+  CHECK_OK(statuses[0]);
+  CHECK(!statuses[1].ok());
+  CHECK(Seconds([&] { program.Synchronize(); }) < 10);
+  CHECK(program.IsSafe(0));
+  Restart();
+  program.Check();
+}
+
+// There is no memory for the old workspaces beside the new ones, or not even for the new ones.
+void TestOutOfMemory() {
+  Restart();
+  DispatchProgram small(2, kSmall, false);
+  DispatchProgram large(2, kLarge, false);
+  small.Check();
+  // As if the freed workspace made room.
+  int calls = 0;
+  emulation::faults.full_device = 1;
+  emulation::faults.free_bytes = 0;
+  emulation::faults.on_malloc = [&] {
+    if (++calls == 3) emulation::faults.free_bytes = size_t{1} << 20;  // for a generation without
+    if (calls == 5) emulation::faults.free_bytes = size_t{1} << 40;
+  };
+  large.Check();
+  CHECK(calls > 4);
+  Restart();
+  small.Check();
+  emulation::faults.full_device = 1;
+  emulation::faults.free_bytes = size_t{1} << 20;
+  for (const Status& status : large.Run()) CHECK_FAILS(status, "out of memory on GPU 1");
+  emulation::faults = {};
+  small.Check();
+  large.Check();
+}
+
+// One rank has begun the next generation while another calls in the old one. That call fails, and
+// so do later ones that the ranks make in different orders.
+void TestRanksInTwoGenerations() {
+  Restart();
+  DispatchProgram small(2, kSmall, false);
+  DispatchProgram large(2, kMedium, false);
+  small.Check();
+  // Another thread's program is launched on device 1 only after the growth.
+  CHECK_OK(small.Launch(0));
+  const double seconds = Seconds([&] {
+    for (const Status& status : large.Run()) CHECK_OK(status);
+    small.Synchronize();
+    CHECK(small.IsSafe(0) && small.status(0) == static_cast<int>(Outcome::kMismatch));
+    CHECK(large.IsRight(0) && large.IsRight(1));
+    CHECK_OK(small.Launch(1));
+    CHECK_OK(large.Launch(0));
+    small.Synchronize();
+  });
+  CHECK(seconds < 20);
+  CHECK(small.IsSafe(1) && small.status(1) == static_cast<int>(Outcome::kMismatch));
+  Restart();
+  small.Check();
+  large.Check();
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  using namespace jax_ep;
+  RegisterKernels();
+  const struct {
+    const char* name;
+    void (*run)();
+  } tests[] = {{"calls of all sizes", TestCallsOfAllSizes},
+               {"the host ends a wait", TestHostEndsAWait},
+               {"nobody comes", TestNobodyComes},
+               {"growth before a launch", TestGrowthBeforeALaunch},
+               {"old workspaces are freed", TestOldWorkspacesAreFreed},
+               {"no lock is held over the driver", TestNoLockIsHeldOverTheDriver},
+               {"one device fails", TestOneDeviceFails},
+               {"a launch fails", TestALaunchFails},
+               {"out of memory", TestOutOfMemory},
+               {"ranks in two generations", TestRanksInTwoGenerations},
+               // A failed device stays so: this is the last one.
+               {"release with a failed device", TestReleaseWithAFailedDevice}};
+  for (const auto& test : tests) {
+    std::printf("%s: ", test.name);
+    std::fflush(stdout);
+    std::printf("%.1f s\n", Seconds(test.run));
+  }
+  return testing::Finish();
+}
