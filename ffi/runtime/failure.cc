@@ -26,6 +26,8 @@ const char* Phase(const AbortRecord& record) {
       return "mismatch";
     case Outcome::kNoWorkspace:
       return "workspace";
+    case Outcome::kConcurrent:
+      return "concurrent";
     default:
       return record.wait_point == WaitPoint::kEntry ? "entry" : "progress";
   }
@@ -70,6 +72,14 @@ Status Describe(const AbortRecord& record) {
       return FailedPrecondition("jax_ep: rank ", report.rank, " has no workspace for ",
                                 Name(record.operation), " (sequence number ", report.sequence,
                                 "): it was released while calls were running", kThen);
+    case Outcome::kConcurrent:
+      return FailedPrecondition(
+          "jax_ep: rank ", report.rank, " began ", Name(record.operation), " (sequence number ",
+          report.sequence,
+          ") while another call of the same ranks was running. The calls of a rank group must "
+          "follow each other on every device: do not put them on streams of their own "
+          "(compute_on), or into branches of a graph that run at the same time",
+          kThen);
     default:
       return FailedPrecondition("jax_ep: rank ", report.rank, " waited for rank ", report.peer,
                                 " in ", report.phase, " (sequence number ", report.sequence,

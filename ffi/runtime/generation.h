@@ -85,7 +85,7 @@ class Generation {
     AbortRecord warning;
     uint32_t abort;       // the source of the host's abort word
     uint64_t warning_ns;  // likewise
-    uint64_t sequence;    // the control block's, read by the host
+    uint64_t claim;       // the control block's, read by the host
   };
   struct RankMemory {
     std::unique_ptr<Records> records;

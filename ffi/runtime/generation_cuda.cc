@@ -239,11 +239,12 @@ std::optional<Generation::LongWait> Generation::FindLongWait() {
   // Does the rank still wait in that call?
   const Member& member = members_[found->rank];
   const CurrentDevice current(member.device);
-  uint64_t& sequence = memory_[found->rank].records->sequence;
-  cudaError_t error = cudaMemcpyAsync(&sequence, &member.control->sequence, sizeof sequence,
+  uint64_t& claim = memory_[found->rank].records->claim;
+  cudaError_t error = cudaMemcpyAsync(&claim, &member.control->claim, sizeof claim,
                                       cudaMemcpyDeviceToHost, member.stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(member.stream);
-  if (error == cudaSuccess && sequence >= found->sequence) return {};
+  const uint64_t next = FirstSequence(number_) + (claim >> kClaimShift);
+  if (error == cudaSuccess && next > found->sequence) return {};
   return found;
 }
 

@@ -120,6 +120,13 @@ def check() -> None:
             f"rank {rank} ran {operation} (sequence number {sequence_number}) while rank "
             f"{peer} ran another call, or the same with other shapes. {AFTERWARDS}"
         )
+    if failure == "concurrent":
+        raise Error(
+            f"rank {rank} began {operation} (sequence number {sequence_number}) while another call "
+            "of the same ranks was running. The calls of a rank group must follow each other on "
+            "every device: do not put them on streams of their own (compute_on), or into branches "
+            f"of a graph that run at the same time. {AFTERWARDS}"
+        )
     if failure == "workspace":
         raise Error(
             f"rank {rank} had no workspace for {operation} (sequence number {sequence_number}): "

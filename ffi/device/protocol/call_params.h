@@ -41,6 +41,7 @@ struct alignas(8) Route {
 struct CallParams {
   ControlBlock* control;
   uint64_t fingerprint;
+  uint32_t claim_tag;
   Operation operation;
 
   // R * T * K and M are at most kMaxItems: tokens, assignments and rows are indexed by int. Offsets

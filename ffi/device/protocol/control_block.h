@@ -21,9 +21,25 @@ enum class WaitPoint : uint32_t {
   kCredit,  // every peer has expanded a token chunk of this rank, so its ring slots may be reused
 };
 
-// Sequence numbers count the calls of a generation. Their high bits are the generation's number, so
-// they rise from one generation to the next.
+// Sequence numbers count the calls of a generation, from 1. Their high bits are the generation's
+// number, so they rise from one generation to the next.
 inline constexpr int kGenerationShift = 40;
+JAX_EP_HOST_DEVICE constexpr uint64_t FirstSequence(uint64_t generation) {
+  return (generation << kGenerationShift) + 1;
+}
+
+// The claim of a control block (claim.cuh): how many calls of the generation have ended, and the
+// tag of the call that runs.
+inline constexpr int kClaimShift = 25;
+inline constexpr uint64_t kClaimOfHost = uint64_t{1} << 24;  // a generation starts
+inline constexpr uint64_t kClaimTags = kClaimOfHost - 1;
+inline constexpr int kClaimTagWeight = 12;  // bits that are set in every tag
+
+// Returns the tag of a call. Calls of one program have different ones, up to 4096 of them.
+constexpr uint32_t ClaimTag(uint64_t call_site) {
+  const auto number = static_cast<uint32_t>(call_site) & 0xfff;
+  return number << 12 | (~number & 0xfff);
+}
 
 // The result of a wait; also the value of the abort word and, except kPoisoned, of plan.status. A
 // poisoned plan is one whose status is not 0: it comes from a call that failed.
@@ -34,6 +50,7 @@ enum class Outcome : uint32_t {
   kNoWorkspace = 3,  // the workspace was released, or is too small for this call
   kPoisoned = 4,     // a rank was given a poisoned plan; later calls are not affected
   kHostAbort = 5,    // the host has ended the calls of this generation
+  kConcurrent = 6,   // another call of the control block was running
 };
 
 // Written by one peer. Each peer has a cache line of its own, so that polls do not collide.
@@ -116,7 +133,8 @@ struct GenerationState {
 
 struct ControlBlock : GenerationState {
   // Written by transfer kernels.
-  alignas(128) uint64_t sequence;         // the last completed call's
+  alignas(128) uint64_t claim;
+  uint32_t contested_owner;               // the tag that has a contested claim, or 0
   alignas(128) uint32_t blocks_finished;  // in the running kernel; 0 between kernels
   alignas(128) uint64_t warned;           // sequence and wait point of the latest warning
   alignas(128) Progress progress;

@@ -2,6 +2,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_KERNEL_END_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_KERNEL_END_CUH_
 
+#include "ffi/device/protocol/claim.cuh"
 #include "ffi/device/protocol/wait.cuh"
 
 namespace jax_ep {
@@ -37,7 +38,7 @@ __device__ inline Outcome KernelOutcome(const CallParams& call, const BlockEnd& 
 __device__ inline void FinishCall(const CallParams& call, uint64_t sequence) {
   ControlBlock* const control = call.control;
   if (threadIdx.x == 0) {
-    control->sequence = sequence;
+    EndClaim(call, sequence);
     control->blocks_finished = 0;
   }
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
@@ -65,7 +66,7 @@ __device__ inline Outcome FinishLowLatencyCall(const CallParams& call, uint64_t 
   // FinishCall for the counters that these kernels use: 18 instructions less.
   if (threadIdx.x == 0) {
     ControlBlock* const control = call.control;
-    control->sequence = sequence;
+    EndClaim(call, sequence);
     control->blocks_finished = 0;
     control->progress.warp_tickets = 0;
     control->progress.failure = 0;

@@ -1,4 +1,4 @@
-// The running call: its sequence number, fingerprint, workspace and peers.
+// The running call: its workspace and its peers.
 #ifndef JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
 
@@ -8,12 +8,6 @@
 namespace jax_ep {
 
 inline constexpr uint32_t kFullWarp = 0xffffffffu;
-
-// Returns the sequence number of the running call. It is stable while the kernel runs: the last
-// block advances it after all other blocks have finished.
-__device__ inline uint64_t CurrentSequence(const CallParams& call) {
-  return call.control->sequence + 1;
-}
 
 // Returns whether the workspace is large enough for the call, and the group is the one it is for.
 __device__ inline bool HasWorkspace(const CallParams& call) {

@@ -59,6 +59,10 @@ __device__ inline void StoreReleaseDevice(uint64_t* address, uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+__device__ inline void StoreReleaseDevice(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ inline void FenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t value) {
@@ -80,6 +84,24 @@ __device__ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expe
   asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
                : "=l"(before)
                : "l"(address), "l"(expected), "l"(value)
+               : "memory");
+  return before;
+}
+
+__device__ inline void CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected,
+                                                   uint64_t value) {
+  [[maybe_unused]] uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(address), "l"(expected), "l"(value)
+               : "memory");
+}
+
+__device__ inline uint64_t OrAcquireDevice(uint64_t* address, uint64_t bits) {
+  uint64_t before;
+  asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(address), "l"(bits)
                : "memory");
   return before;
 }

@@ -73,28 +73,19 @@ __device__ inline void FillWithNan(const TokenParams& params, const ThreadGroup&
   if (params.has_weights) Fill(threads, params.row_weights, call.num_rows, Nan());
 }
 
-// Called by all threads of a block after a failure. Writes empty groups, and the outcome as status.
-__device__ __noinline__ inline void WriteSafeGroups(const CallParams& call, const PlanResults& plan,
-                                                    Outcome outcome) {
-  for (int local = threadIdx.x; local <= call.num_local_experts; local += blockDim.x) {
-    plan.row_offsets[local] = 0;
-    if (local == call.num_local_experts) break;
-    plan.group_sizes[local] = 0;
-    plan.real_group_sizes[local] = 0;
-  }
-  if (threadIdx.x == 0) {
-    *plan.num_received = 0;
-    *plan.num_dropped = 0;
-    *plan.num_bad_ids = 0;
-    *plan.status = static_cast<int32_t>(outcome);
-  }
-}
-
-// Called after a failure. Writes safe values to all results but those of WriteSafeGroups.
+// Called after a failure. Writes safe values to all results of a dispatch: empty groups, and the
+// outcome as status.
 __device__ __noinline__ inline void WriteSafeResults(const TokenParams& params,
-                                                     const PlanResults& plan,
+                                                     const PlanResults& plan, Outcome outcome,
                                                      const ThreadGroup& threads) {
   const CallParams& call = params.call;
+  Fill(threads, plan.row_offsets, call.num_local_experts + 1, 0);
+  Fill(threads, plan.group_sizes, call.num_local_experts, 0);
+  Fill(threads, plan.real_group_sizes, call.num_local_experts, 0);
+  Fill(threads, plan.num_received, 1, 0);
+  Fill(threads, plan.num_dropped, 1, 0);
+  Fill(threads, plan.num_bad_ids, 1, 0);
+  Fill(threads, plan.status, 1, static_cast<int32_t>(outcome));
   Fill(threads, plan.row_source, 3 * int64_t{call.num_rows}, -1);
   Fill(threads, plan.partial_sum_index, call.num_rows, -1);
   Fill(threads, plan.kept, call.num_assignments(), false);

@@ -49,7 +49,11 @@ __device__ Outcome WaitForRows(const CallParams& call, uint64_t sequence, Outcom
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     BulkCopyCeilingKernel(const __grid_constant__ BulkCopyCeilingParams params) {
   const CallParams& call = params.call;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) {
+    if (threadIdx.x == 0) *params.status = static_cast<int32_t>(Outcome::kConcurrent);
+    return;
+  }
   const ThreadGroup threads = ThreadGroup::Block();
   const int ticket = NextTicket(&call.control->progress.block_tickets, threads);
   if (HasWorkspace(call)) SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);

@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
     CombineKernel(const __grid_constant__ CombineParams params) {
   const CallParams& call = params.call;
   Progress& progress = call.control->progress;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) return FillWithNan(params, ThreadGroup::Grid());
   const bool poisoned = *params.plan.status != 0;
 
   const bool has_workspace = HasWorkspace(call);

@@ -117,7 +117,10 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     DispatchKernel(const __grid_constant__ DispatchParams params) {
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) {
+    return WriteSafeResults(tokens, params.plan, Outcome::kConcurrent, ThreadGroup::Grid());
+  }
   auto outcome = Outcome::kArrived;  // this warp's
   if (threadIdx.x < kDispatchThreads) {
     outcome = ExpandAndFill(params, sequence, ThreadGroup::FirstThreads(kDispatchThreads));
@@ -133,8 +136,7 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
   const Outcome failure = KernelOutcome(call, end);
   FinishCall(call, sequence);
   if (failure == Outcome::kArrived) return;
-  WriteSafeGroups(call, params.plan, failure);
-  WriteSafeResults(tokens, params.plan, ThreadGroup::Block());
+  WriteSafeResults(tokens, params.plan, failure, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep

@@ -78,6 +78,7 @@ Launcher::Launcher(const TransferCall& call, Operation operation, const Prologue
   if (!status_.ok()) return;
   num_sms_ = num_sms_ == 0 ? all_sms : std::min(num_sms_, all_sms);
   call_.control = call.control;
+  call_.claim_tag = ClaimTag(call.call_site);
   call_.fingerprint = Hash(
       call.call_site, {static_cast<int64_t>(operation), call.num_tokens, call.hidden, call.top_k,
                        call.num_experts, call.num_ranks, call.num_rows, call.row_type});

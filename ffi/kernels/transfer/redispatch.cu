@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     RedispatchKernel(const __grid_constant__ RedispatchParams params) {
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) return FillWithNan(tokens, ThreadGroup::Grid());
   // Peers that wait for a token must get it, so a rank with a poisoned plan sends all of its
   // tokens.
   const bool poisoned = *params.plan.status != 0;

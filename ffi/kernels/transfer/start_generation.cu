@@ -1,16 +1,28 @@
 // Starts a generation on one device: copies what is the same for all of its calls into the control
-// block. The stream's order puts the kernel between two calls.
+// block, between two calls.
 #include "ffi/device/protocol/running_call.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
 namespace {
 
+// Called by one thread. Waits until no call runs. A contested claim stays, but the calls that
+// contested it have ended: the host has waited for the device.
+__device__ void ClaimForHost(ControlBlock* control) {
+  uint64_t* const claim = &control->claim;
+  while (true) {
+    const uint64_t before = LoadAcquireDevice(claim);
+    const bool runs = __popcll(before & kClaimTags) == kClaimTagWeight;
+    if (!runs && CompareAndSwapDevice(claim, before, before | kClaimOfHost) == before) return;
+    __nanosleep(100);
+  }
+}
+
 // Signals entry of the next call of the old generation, with a fingerprint that no call has. A peer
 // that makes that call finds a mismatch.
 __device__ void LeaveGeneration(const ControlBlock* control) {
   constexpr uint64_t kNoCall = 0;
-  const uint64_t sequence = control->sequence + 1;
+  const uint64_t sequence = FirstSequence(control->generation) + (control->claim >> kClaimShift);
   ForEachPeer(control, [&](int peer) {
     EntryFlags* const flags = &control->peers[peer].inbox->entry[sequence % 2][control->rank];
     StoreRelaxedSystem(&flags->fingerprint, kNoCall);
@@ -23,6 +35,8 @@ __device__ void LeaveGeneration(const ControlBlock* control) {
 __global__ void __launch_bounds__(kStartGenerationThreads)
     StartGenerationKernel(const __grid_constant__ StartGenerationParams params) {
   ControlBlock* const control = params.control;
+  if (threadIdx.x == 0) ClaimForHost(control);
+  __syncthreads();
   if (threadIdx.x < 32) LeaveGeneration(control);
   __syncthreads();  // the old state has been read
   constexpr int kWords = sizeof(GenerationState) / sizeof(uint64_t);
@@ -30,7 +44,12 @@ __global__ void __launch_bounds__(kStartGenerationThreads)
   uint64_t* const to = reinterpret_cast<uint64_t*>(static_cast<GenerationState*>(control));
   const uint64_t* const from = reinterpret_cast<const uint64_t*>(params.next);
   for (int i = threadIdx.x; i < kWords; i += blockDim.x) to[i] = from[i];
-  if (threadIdx.x == 0) control->sequence = params.next->generation << kGenerationShift;
+  __syncthreads();
+  // Release: a call that waits for the end of the host's claim sees the new state.
+  if (threadIdx.x == 0) {
+    control->contested_owner = 0;
+    StoreReleaseDevice(&control->claim, 0);
+  }
 }
 
 }  // namespace jax_ep

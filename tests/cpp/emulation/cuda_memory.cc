@@ -26,7 +26,8 @@ size_t emulation::AllocatedBytes() {
 }
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
-  if (const auto on_malloc = emulation::faults.on_malloc) on_malloc();  // a copy: it may reset itself
+  if (const auto on_malloc = emulation::faults.on_malloc)
+    on_malloc();  // a copy: it may reset itself
   int device = 0;
   cudaGetDevice(&device);
   if (device == emulation::faults.full_device && bytes > emulation::faults.free_bytes) {

@@ -282,6 +282,44 @@ void TestOutOfMemory() {
   large.Check();
 }
 
+// Two calls of a rank at the same time: each is whole or fails, and nothing hangs. The group works
+// again after a release.
+void TestTwoCallsAtOnce() {
+  int num_whole = 0, num_concurrent = 0;
+  for (int round = 0; round < 24; ++round) {
+    Restart();
+    const int num_ranks = 1 + round % 3;
+    DispatchProgram first(num_ranks, kMedium, round % 2 == 0);
+    DispatchProgram second(num_ranks, round % 4 < 2 ? kMedium : kSmall, round % 2 == 0);
+    first.Check();
+    second.Check();
+    std::vector<cudaStream_t> other(num_ranks);
+    for (int r = 0; r < num_ranks; ++r) {
+      cudaSetDevice(r);
+      cudaStreamCreateWithFlags(&other[r], cudaStreamNonBlocking);
+    }
+    for (int r = 0; r < num_ranks; ++r) {
+      CHECK_OK(first.Launch(r));
+      std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+      CHECK_OK(second.Launch(r, other[r]));
+    }
+    first.Synchronize();
+    for (cudaStream_t stream : other) cudaStreamDestroy(stream);
+    for (int r = 0; r < num_ranks; ++r) {
+      CHECK(first.IsRight(r) || first.IsSafe(r));
+      CHECK(second.IsRight(r) || second.IsSafe(r));
+      for (const DispatchProgram* program : {&first, &second}) {
+        num_whole += program->IsRight(r);
+        num_concurrent += program->status(r) == static_cast<int>(Outcome::kConcurrent);
+      }
+    }
+  }
+  std::printf("%d whole, %d concurrent, ", num_whole, num_concurrent);
+  CHECK(num_whole > 0 && num_concurrent > 0);
+  Restart();
+  DispatchProgram(2, kSmall, false).Check();
+}
+
 // One rank has begun the next generation while another calls in the old one. That call fails, and
 // so do later ones that the ranks make in different orders.
 void TestRanksInTwoGenerations() {
@@ -325,6 +363,7 @@ int main() {
                {"one device fails", TestOneDeviceFails},
                {"a launch fails", TestALaunchFails},
                {"out of memory", TestOutOfMemory},
+               {"two calls at once", TestTwoCallsAtOnce},
                {"ranks in two generations", TestRanksInTwoGenerations},
                // A failed device stays so: this is the last one.
                {"release with a failed device", TestReleaseWithAFailedDevice}};

@@ -134,7 +134,8 @@ template <typename Type>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyCombineKernel(const __grid_constant__ LowLatencyCombineParams params) {
   const CallParams& call = params.combine.call;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) return FillWithNan(params.combine, ThreadGroup::Grid());
   const EagerBuffers eager(call, sequence);
   Outcome outcome = PlanOutcome(call, params.combine.plan.status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;

@@ -112,7 +112,11 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams params) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) {
+    return WriteSafeResults(tokens, params.dispatch.plan, Outcome::kConcurrent,
+                            ThreadGroup::Grid());
+  }
   const EagerBuffers eager(call, sequence);
   BlockPlan<kLowLatencyThreads> block_plan(call, params.ranges, params.dispatch.row_align,
                                            eager.rank());
@@ -134,8 +138,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
   }
   const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
   if (failure == Outcome::kArrived) return;
-  WriteSafeGroups(call, params.dispatch.plan, failure);
-  WriteSafeResults(tokens, params.dispatch.plan, ThreadGroup::Block());
+  WriteSafeResults(tokens, params.dispatch.plan, failure, ThreadGroup::Block());
 }
 
 }  // namespace jax_ep

@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyRedispatchKernel(const __grid_constant__ LowLatencyRedispatchParams params) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = CurrentSequence(call);
+  const uint64_t sequence = BeginCall(call);
+  if (sequence == 0) return FillWithNan(tokens, ThreadGroup::Grid());
   const EagerBuffers eager(call, sequence);
   Outcome outcome = PlanOutcome(call, params.dispatch.plan.status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;

@@ -25,6 +25,7 @@ inline void StoreRelaxedSystem(uint64_t* address, uint64_t value) { StoreAtomic(
 inline uint64_t LoadAcquireDevice(const uint64_t* address) { return LoadAtomic(address); }
 inline uint32_t LoadAcquireDevice(const uint32_t* address) { return LoadAtomic(address); }
 inline void StoreReleaseDevice(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
+inline void StoreReleaseDevice(uint32_t* address, uint32_t value) { StoreAtomic(address, value); }
 // The upper half is stored last and loaded first: a reader that sees it sees the lower half, too.
 inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
   StoreAtomic(static_cast<uint64_t*>(address), low);
@@ -45,6 +46,12 @@ inline void AddReleaseDevice(uint32_t* address, uint32_t value) {
 inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
   return expected;
+}
+inline void CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected, uint64_t value) {
+  std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
+}
+inline uint64_t OrAcquireDevice(uint64_t* address, uint64_t bits) {
+  return std::atomic_ref<uint64_t>(*address).fetch_or(bits);
 }
 inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected, uint32_t value) {
   std::atomic_ref<uint32_t>(*address).compare_exchange_strong(expected, value);
