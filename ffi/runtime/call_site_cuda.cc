@@ -62,7 +62,8 @@ CallSite::Decision CallSite::Decide(int64_t run, int64_t workspace_bytes) {
   Decision decision{assigned_.load(std::memory_order_acquire) == nullptr, {}};
   for (const Group* group : AssignedGroups()) {
     if (decision.status.ok()) decision.status = group->Failure();
-    if (!group->HasRoom(workspace_bytes)) decision.join = true;
+    // Freeing waits for the devices, so it is done where no kernel can wait for a launch.
+    if (!group->HasRoom(workspace_bytes) || group->HasUnused()) decision.join = true;
   }
   if (!decision.status.ok()) decision.join = false;
   decisions_.emplace_front(run, decision);

@@ -61,8 +61,10 @@ class Group {
   Status Failure() const;
   void PostReports(Mailbox& mailbox);
 
-  // Called every second: prints warnings, and frees what nobody uses any more.
-  void Watch();
+  void PrintWarnings();
+
+  // Whether the next Reserve has something to free.
+  bool HasUnused() const;
 
  private:
   // The thread that changes the generation, until the end of its scope.

@@ -52,6 +52,7 @@ std::shared_ptr<Generation> Group::current() const {
 
 Status Group::Reserve(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
   const Change change(*this);
+  FreeRetired();
   if (HasRoom(workspace_bytes)) return {};
   if (Status status = AllocateOnce(); !status.ok()) return status;
   return Grow(workspace_bytes, streams);
@@ -149,9 +150,13 @@ void Group::AbortLongWait(const char* why) {
   }
 }
 
-void Group::Watch() {
+void Group::PrintWarnings() {
   if (const std::shared_ptr<Generation> generation = current()) generation->PrintWarnings();
-  FreeRetired();
+}
+
+bool Group::HasUnused() const {
+  const std::lock_guard lock(mutex_);
+  return !retired_.empty();
 }
 
 void Group::FreeRetired() {

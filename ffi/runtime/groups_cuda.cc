@@ -123,7 +123,7 @@ void Groups::Watch() {
   while (true) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
     if (has_ended_) return;  // soon nobody may call the driver any more
-    for (Group* group : All()) group->Watch();
+    for (Group* group : All()) group->PrintWarnings();
   }
 }
 

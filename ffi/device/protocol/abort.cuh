@@ -79,8 +79,8 @@ __device__ inline void RecordFailure(const CallParams& call, Outcome outcome) {
 
 // Called by all threads of a low-latency kernel that has a plan. Returns kPoisoned, and records it,
 // if the plan is poisoned.
-__device__ inline Outcome PlanOutcome(const CallParams& call, const int32_t* status) {
-  if (*status == 0) return Outcome::kArrived;
+__device__ inline Outcome PlanOutcome(const CallParams& call, int32_t status) {
+  if (status == 0) return Outcome::kArrived;
   if (threadIdx.x == 0) RecordFailure(call, Outcome::kPoisoned);
   return Outcome::kPoisoned;
 }

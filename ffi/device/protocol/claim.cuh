@@ -28,36 +28,55 @@ __device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, u
   return tag == call.claim_tag;
 }
 
-// Called by one thread. Returns the call's sequence number, or 0 if another call has the claim.
-__device__ inline uint64_t Claim(const CallParams& call) {
-  ControlBlock* const control = call.control;
-  while (true) {
-    // Acquire: the state of a generation that has just begun.
-    const uint64_t before = OrAcquireDevice(&control->claim, call.claim_tag);
-    const auto tags = static_cast<uint32_t>(before & kClaimTags);
-    if (before & kClaimOfHost) {
-      // A generation starts. It clears the tag.
-      while (LoadAcquireDevice(&control->claim) & kClaimOfHost) __nanosleep(100);
-      continue;
-    }
-    const bool is_own = tags == 0 || tags == call.claim_tag || OwnsContestedClaim(call, tags);
-    return is_own ? FirstSequence(control->generation) + (before >> kClaimShift) : 0;
+// The claim of a block, by its first thread. Between the constructor and Await the block may do
+// what another call bears: load, and draw tickets of a low-latency call.
+class ClaimRequest {
+ public:
+  // Called by all threads of every block, before anything else.
+  __device__ explicit ClaimRequest(const CallParams& call) : call_(call) {
+    if (threadIdx.x == 0) Request();
   }
-}
 
-// Called by all threads of every block, before anything else. Returns the call's sequence number.
-// 0: another call runs; this one must neither wait nor store to anything but its results, which are
-// made safe by all blocks together.
-__device__ inline uint64_t BeginCall(const CallParams& call) {
-  __shared__ uint64_t sequence;
-  if (threadIdx.x == 0) sequence = Claim(call);
-  __syncthreads();
-  if (sequence == 0 && threadIdx.x < 32) {
-    AbortGroup(call, Outcome::kConcurrent, WaitPoint::kEntry, call.control->rank,
-               FirstSequence(call.control->generation) + (call.control->claim >> kClaimShift));
+  // Called by all threads. Returns the call's sequence number. 0: another call runs; this one must
+  // neither wait nor store to anything but its results, which all blocks make safe together.
+  __device__ uint64_t Await() {
+    __shared__ uint64_t sequence;
+    if (threadIdx.x == 0) sequence = Sequence();
+    __syncthreads();
+    if (sequence == 0 && threadIdx.x < 32) {
+      AbortGroup(call_, Outcome::kConcurrent, WaitPoint::kEntry, call_.control->rank,
+                 FirstSequence(call_.control->generation) + (call_.control->claim >> kClaimShift));
+    }
+    return sequence;
   }
-  return sequence;
-}
+
+ private:
+  // The load brings the state of the generation into L1. So neither this load nor an acquire, which
+  // would empty L1, takes time after the claim. A generation that starts keeps its claim for longer
+  // than it takes from here to there.
+  __device__ void Request() {
+    first_sequence_ = FirstSequence(call_.control->generation);
+    before_ = OrRelaxedDevice(&call_.control->claim, call_.claim_tag);
+  }
+
+  __device__ uint64_t Sequence() {
+    while (before_ & kClaimOfHost) {
+      // The new generation clears the tag. Acquire: its state.
+      while (LoadAcquireDevice(&call_.control->claim) & kClaimOfHost) __nanosleep(100);
+      Request();
+    }
+    const auto tags = static_cast<uint32_t>(before_ & kClaimTags);
+    const bool is_own = tags == 0 || tags == call_.claim_tag || OwnsContestedClaim(call_, tags);
+    return is_own ? first_sequence_ + (before_ >> kClaimShift) : 0;
+  }
+
+  const CallParams& call_;
+  uint64_t first_sequence_ = 0;  // these two in the first thread
+  uint64_t before_ = 0;
+};
+
+// Called by all threads of every block, before anything else: ClaimRequest::Await.
+__device__ inline uint64_t BeginCall(const CallParams& call) { return ClaimRequest(call).Await(); }
 
 // Called by one thread of the last block. Counts the call, and frees the claim unless it is
 // contested.

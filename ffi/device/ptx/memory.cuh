@@ -97,9 +97,9 @@ __device__ inline void CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t e
                : "memory");
 }
 
-__device__ inline uint64_t OrAcquireDevice(uint64_t* address, uint64_t bits) {
+__device__ inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits) {
   uint64_t before;
-  asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
+  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
                : "=l"(before)
                : "l"(address), "l"(bits)
                : "memory");

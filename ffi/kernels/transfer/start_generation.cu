@@ -44,7 +44,14 @@ __global__ void __launch_bounds__(kStartGenerationThreads)
   uint64_t* const to = reinterpret_cast<uint64_t*>(static_cast<GenerationState*>(control));
   const uint64_t* const from = reinterpret_cast<const uint64_t*>(params.next);
   for (int i = threadIdx.x; i < kWords; i += blockDim.x) to[i] = from[i];
+  // After a contested call the work counters may have been left.
+  uint32_t* const counters = reinterpret_cast<uint32_t*>(&control->progress);
+  for (int i = threadIdx.x; i < int{sizeof(Progress) / 4}; i += blockDim.x) counters[i] = 0;
+  if (threadIdx.x == 0) control->blocks_finished = 0;
+  __threadfence();
   __syncthreads();
+  // See Claim: a call that has loaded the old state finds this claim.
+  __nanosleep(10'000);
   // Release: a call that waits for the end of the host's claim sees the new state.
   if (threadIdx.x == 0) {
     control->contested_owner = 0;

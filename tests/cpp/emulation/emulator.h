@@ -102,6 +102,7 @@ extern Settings settings;
 inline void __syncthreads() { ::emulation::BarrierOfBlock(); }
 inline int __syncthreads_or(int value) { return ::emulation::BarrierOfBlock(value != 0); }
 inline void __syncwarp() { ::emulation::Exchange(0); }
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __nanosleep(unsigned) { ::emulation::Yield(); }
 
 template <typename T>

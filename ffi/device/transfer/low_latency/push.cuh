@@ -4,7 +4,6 @@
 #define JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_PUSH_CUH_
 
 #include "ffi/device/protocol/signal.cuh"
-#include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/low_latency/row_segments.cuh"
 #include "ffi/device/transfer/token_params.h"
 
@@ -65,18 +64,17 @@ __device__ inline void PushSegment(const TokenParams& params, const EagerBuffers
 // is LowLatencyDispatchParams or LowLatencyRedispatchParams.
 template <typename Params, typename ExpertOf, typename IsFor>
 __device__ inline void Push(const Params& params, const EagerBuffers& eager, uint64_t sequence,
-                            int num_packet_items, ExpertOf expert_of, IsFor is_for,
-                            bool flags_all) {
+                            SenderStart& start, int num_packet_items, ExpertOf expert_of,
+                            IsFor is_for, bool flags_all) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   const int num_segment_items = (call.num_ranks - 1) * call.num_tokens * params.segments.count();
   const int num_items = num_packet_items + num_segment_items;
-  WarpTicketPrefetch tickets(&call.control->progress.warp_tickets);
   SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
-  if (!MayStoreToPeers(call)) return;
+  if (!start.may_store_to_peers) return;
 #pragma unroll 1
-  for (int item; (item = tickets.Next()) < num_items;) {
+  for (int item; (item = start.tickets.Next()) < num_items;) {
     if (item < num_packet_items) {
       PushPackets(tokens, eager, item, expert_of);
     } else {

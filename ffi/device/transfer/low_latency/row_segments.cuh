@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_ROW_SEGMENTS_CUH_
 
 #include "ffi/device/protocol/wait.cuh"
+#include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/low_latency/layout.h"
 
@@ -63,6 +64,17 @@ class SegmentFlags {
   const EagerBuffers& eager_;
   uint64_t* flag_ = nullptr;
   int count_ = 0;
+};
+
+// What a sending warp needs first. It is requested while the block claims the call, so that the
+// latencies overlap.
+struct SenderStart {
+  __device__ SenderStart(const CallParams& call, bool is_sender)
+      : tickets(&call.control->progress.warp_tickets, is_sender),
+        may_store_to_peers(MayStoreToPeers(call)) {}
+
+  WarpTicketPrefetch tickets;
+  const bool may_store_to_peers;
 };
 
 // A wait for segments that did not arrive at once.

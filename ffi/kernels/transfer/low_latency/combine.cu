@@ -80,17 +80,15 @@ __device__ void SendSum(const LowLatencyCombineParams& params, const EagerBuffer
 // Sends all partial sums of this rank. No item waits for another one, so tickets are prefetched.
 template <typename Type>
 __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffers& eager,
-                         uint64_t sequence, bool poisoned) {
+                         uint64_t sequence, SenderStart& start, bool poisoned) {
   const CallParams& call = params.combine.call;
   const int num_items = call.num_all_tokens() * params.segments.count();
-  WarpTicketPrefetch tickets(&call.control->progress.warp_tickets);
   SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
-  const bool may_push = MayStoreToPeers(call);
   const int32_t* const rows = InvertPlan(params);
-  if (!may_push) return;
+  if (!start.may_store_to_peers) return;
 #pragma unroll 1
-  for (int ticket; (ticket = tickets.Next()) < num_items;) {
+  for (int ticket; (ticket = start.tickets.Next()) < num_items;) {
     if (!poisoned) SendSum<Type>(params, eager, rows, ticket, &flags);
     // With the first item: peers detect a mismatch, or a poisoned plan that sends nothing.
     if (ticket == 0) SignalEntry(call, sequence, poisoned);
@@ -134,13 +132,16 @@ template <typename Type>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyCombineKernel(const __grid_constant__ LowLatencyCombineParams params) {
   const CallParams& call = params.combine.call;
-  const uint64_t sequence = BeginCall(call);
+  ClaimRequest claim(call);
+  SenderStart start(call, true);
+  const int32_t plan_status = *params.combine.plan.status;
+  const uint64_t sequence = claim.Await();
   if (sequence == 0) return FillWithNan(params.combine, ThreadGroup::Grid());
   const EagerBuffers eager(call, sequence);
-  Outcome outcome = PlanOutcome(call, params.combine.plan.status);  // this warp's
+  Outcome outcome = PlanOutcome(call, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
-    SendSums<Type>(params, eager, sequence, poisoned);
+    SendSums<Type>(params, eager, sequence, start, poisoned);
     if (!poisoned) outcome = ReduceTokens<Type>(params, eager, sequence);
   }
   const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);

@@ -19,7 +19,7 @@ namespace {
 
 // Sends packets to all ranks, and tokens to the ranks of their experts.
 __device__ void SendByIds(const LowLatencyDispatchParams& params, const EagerBuffers& eager,
-                          uint64_t sequence) {
+                          uint64_t sequence, SenderStart& start) {
   const CallParams& call = params.dispatch.tokens.call;
   const int32_t* const ids = params.dispatch.topk_ids;
   const auto expert_of = [&](int assignment) { return ids[assignment]; };
@@ -28,7 +28,8 @@ __device__ void SendByIds(const LowLatencyDispatchParams& params, const EagerBuf
     return first_expert <= ids[assignment] &&
            ids[assignment] < first_expert + call.num_local_experts;
   };
-  Push(params, eager, sequence, NumPacketItems(call.num_assignments()), expert_of, is_for, false);
+  Push(params, eager, sequence, start, NumPacketItems(call.num_assignments()), expert_of, is_for,
+       false);
 }
 
 // Called by one warp. Stores a segment of a token to all of its rows.
@@ -112,7 +113,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams params) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = BeginCall(call);
+  ClaimRequest claim(call);
+  SenderStart start(call, !BlockPlan<kLowLatencyThreads>::IsCounter());
+  const uint64_t sequence = claim.Await();
   if (sequence == 0) {
     return WriteSafeResults(tokens, params.dispatch.plan, Outcome::kConcurrent,
                             ThreadGroup::Grid());
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     if (block_plan.IsCounter()) {
       outcome = block_plan.Collect(eager, sequence);
     } else {
-      SendByIds(params, eager, sequence);
+      SendByIds(params, eager, sequence, start);
     }
     if (!__syncthreads_or(outcome != Outcome::kArrived)) {
       block_plan.Compute();

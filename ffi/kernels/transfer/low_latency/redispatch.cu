@@ -17,7 +17,7 @@ namespace {
 // tokens go to all ranks. Flags are set even where a token has no row: a wrong plan gives wrong
 // rows, but the receiver must not wait forever.
 __device__ void SendAlongPlan(const LowLatencyRedispatchParams& params, const EagerBuffers& eager,
-                              uint64_t sequence, bool poisoned) {
+                              uint64_t sequence, SenderStart& start, bool poisoned) {
   const TokenParams& tokens = params.dispatch.tokens;
   const int num_packet_items =
       tokens.has_weights ? NumPacketItems(tokens.call.num_assignments()) : 0;
@@ -25,7 +25,7 @@ __device__ void SendAlongPlan(const LowLatencyRedispatchParams& params, const Ea
   const auto is_for = [&](int peer, int assignment) {
     return poisoned || params.dispatch.plan.destination[assignment] == peer;
   };
-  Push(params, eager, sequence, num_packet_items, expert_of, is_for, true);
+  Push(params, eager, sequence, start, num_packet_items, expert_of, is_for, true);
 }
 
 // A segment of a row, and the assignment of [R][T][K] that it comes from.
@@ -170,13 +170,16 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyRedispatchKernel(const __grid_constant__ LowLatencyRedispatchParams params) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = BeginCall(call);
+  ClaimRequest claim(call);
+  SenderStart start(call, true);
+  const int32_t plan_status = *params.dispatch.plan.status;
+  const uint64_t sequence = claim.Await();
   if (sequence == 0) return FillWithNan(tokens, ThreadGroup::Grid());
   const EagerBuffers eager(call, sequence);
-  Outcome outcome = PlanOutcome(call, params.dispatch.plan.status);  // this warp's
+  Outcome outcome = PlanOutcome(call, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
-    SendAlongPlan(params, eager, sequence, poisoned);
+    SendAlongPlan(params, eager, sequence, start, poisoned);
     if (!poisoned) outcome = CopyAndFill(params, eager, sequence);
   }
   const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);

@@ -50,7 +50,7 @@ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected, uint6
 inline void CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
 }
-inline uint64_t OrAcquireDevice(uint64_t* address, uint64_t bits) {
+inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits) {
   return std::atomic_ref<uint64_t>(*address).fetch_or(bits);
 }
 inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected, uint32_t value) {
