@@ -205,6 +205,16 @@ def fail(phase="entry"):
     jax_ep.check()
 
 
+def fail_by_host():
+    message = (
+        "jax_ep: the host has ended the calls of this generation: a reason. Every later call of "
+        "this generation returns NaN at once. Find out why, then call jax_ep.release() on every "
+        "rank to start again."
+    )
+    assert jax_ep._src.runtime._ffi.post_report(0, 0, "host", 0, message)
+    jax_ep.check()
+
+
 def call_outside(**options):
     jax_ep.dispatch(X, IDS, None, num_experts=RANKS, **({"axis_name": "expert"} | options))
 
@@ -310,7 +320,12 @@ PRODUCERS = {
     ],
     "MissingExtensionError": [import_without_module],
     "PeerTimeoutError": [fail],
-    "Error": [lambda: fail("mismatch"), lambda: fail("workspace")],
+    "Error": [
+        lambda: fail("mismatch"),
+        lambda: fail("concurrent"),
+        lambda: fail_by_host(),
+        lambda: fail("workspace"),
+    ],
 }
 
 

@@ -136,6 +136,7 @@ class HandlersTest(parameterized.TestCase):
         ({"group_size": np.int64(3)}, "has 4 ids; expected a positive multiple of group_size"),
         ({"replica_groups": np.array([0, 1, 2, 2])}, "the id 2 twice"),
         ({"replica_groups": np.array([0, 1, 2, -3])}, "the id -3"),
+        ({"replica_groups": np.array([0, 1, 2, 4])}, "every device of the mesh"),
         ({"num_experts": np.int64(9)}, "num_experts is 9"),
         ({"row_align": np.int64(0)}, "row_align is 0"),
         ({"num_sms": np.int64(-1)}, "num_sms is -1"),

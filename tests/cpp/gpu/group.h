@@ -185,6 +185,8 @@ class Group {
     CUDA_OK(cudaSetDevice(ranks[r].device));
     CUDA_OK(cudaMemcpy(const_cast<T*>(address), data.data(), data.size() * sizeof(T),
                        cudaMemcpyHostToDevice));
+    // A copy from pageable memory may return before it has reached the device.
+    CUDA_OK(cudaDeviceSynchronize());
   }
 
   template <typename T>

@@ -226,6 +226,7 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool allow_low
     for (auto& peer : rank.control->peers) {
       CUDA_OK(cudaMemcpy(&peer.workspace, &none, sizeof none, cudaMemcpyHostToDevice));
     }
+    CUDA_OK(cudaDeviceSynchronize());
   }
   Sequence calls(group, &random);
   const auto dispatched = calls.AddDispatch(FaultShape(group->size(), options, allow_low_latency));

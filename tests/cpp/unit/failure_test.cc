@@ -32,6 +32,13 @@ void TestWords() {
   CHECK(testing::Contains(DescribeWaiting(late, 30),
                           "rank 3 has waited 30 s for rank 1 in redispatch.entry"));
   CHECK_FAILS(Describe(late), "jax_ep.release() on every rank");
+  const AbortRecord second = Record(Outcome::kConcurrent, WaitPoint::kEntry);
+  CHECK_FAILS(Describe(second), "rank 3 began redispatch (sequence number 12) while another call");
+  CHECK(ToReport(second).phase == "redispatch.concurrent");
+  CHECK_FAILS(DescribeHostAbort("no luck"), "of this generation: no luck. Every later call");
+  AbortRecord third = late;
+  third.sequence += uint64_t{7} << kGenerationShift;
+  CHECK(ToReport(third) == ToReport(late));
 }
 
 void TestPosted() {

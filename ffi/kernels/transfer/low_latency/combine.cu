@@ -80,12 +80,12 @@ __device__ void SendSum(const LowLatencyCombineParams& params, const EagerBuffer
 // Sends all partial sums of this rank. No item waits for another one, so tickets are prefetched.
 template <typename Type>
 __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffers& eager,
-                         uint64_t sequence, SenderStart& start, bool poisoned) {
+                         uint64_t sequence, SenderStart& start, const int32_t* rows,
+                         bool poisoned) {
   const CallParams& call = params.combine.call;
   const int num_items = call.num_all_tokens() * params.segments.count();
   SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
-  const int32_t* const rows = InvertPlan(params);
   if (!start.may_store_to_peers) return;
 #pragma unroll 1
   for (int ticket; (ticket = start.tickets.Next()) < num_items;) {
@@ -135,13 +135,14 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
   ClaimRequest claim(call);
   SenderStart start(call, true);
   const int32_t plan_status = *params.combine.plan.status;
+  const int32_t* const rows = InvertPlan(params);
   const uint64_t sequence = claim.Await();
   if (sequence == 0) return FillWithNan(params.combine, ThreadGroup::Grid());
   const EagerBuffers eager(call, sequence);
   Outcome outcome = PlanOutcome(call, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
-    SendSums<Type>(params, eager, sequence, start, poisoned);
+    SendSums<Type>(params, eager, sequence, start, rows, poisoned);
     if (!poisoned) outcome = ReduceTokens<Type>(params, eager, sequence);
   }
   const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
