@@ -165,8 +165,7 @@ NB_MODULE(_ffi, module) {
              nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
              "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
   module.def("take_reports", &TakeReports,
-             "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message). "
-             "Only the phase \"host\" has a message, and nothing else.");
+             "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,
              "message"_a = "", "Adds a report; returns False if the mailbox is full.");
   module.def("release_workspaces", &ReleaseForPython,

@@ -42,7 +42,7 @@ def probe_devices() -> list[dict[str, Any]]:
 
 def take_reports() -> list[tuple[int, int, str, int, str]]:
     """
-    Takes the reports of failed calls: (rank, peer, phase, sequence_number, message). Only the phase "host" has a message, and nothing else.
+    Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).
     """
 
 def post_report(rank: int, peer: int, phase: str, sequence_number: int, message: str = "") -> bool:

@@ -94,7 +94,7 @@ Status CallSite::Prepare(const std::vector<Arrival>& arrivals) {
 }
 
 Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
-  const std::lock_guard lock(mutex_);  // of several runs, each may be the first
+  const std::lock_guard lock(mutex_);  // each of several runs may be the first
   if (assigned_.load() != nullptr) return {};
   std::map<int64_t, int> device_of;  // indexed by logical id
   for (const Arrival& arrival : arrivals) device_of[arrival.logical_id] = arrival.device;

@@ -58,7 +58,7 @@ class Generation {
   Status AwaitBegin() const;
 
   uint64_t number() const { return number_; }
-  int64_t workspace_bytes() const { return workspace_bytes_; }  // of each rank
+  int64_t workspace_bytes() const { return workspace_bytes_; }  // per rank
 
   // Ends the calls that run, and all later ones of this generation.
   void Abort(const std::string& reason);

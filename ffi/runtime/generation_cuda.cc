@@ -72,7 +72,7 @@ Status Generation::AllocateRank(size_t rank, bool* out_of_memory) {
   if (error == cudaErrorMemoryAllocation) {
     memory.state = nullptr;
     *out_of_memory = true;
-    return OutOfMemory(static_cast<int64_t>(bytes), device);
+    return OutOfMemory(workspace_bytes_, device);
   }
   if (error == cudaSuccess) {
     // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.

@@ -22,7 +22,7 @@
 
 namespace jax_ep {
 
-// What the runtime needs of the kernels.
+// Calls into the kernels, which the runtime does not know.
 struct GroupKernels {
   // Loads all kernels on the current device. With lazy loading, the first launch of a kernel
   // synchronizes with the device, where another kernel may be waiting for this very launch.

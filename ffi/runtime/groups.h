@@ -31,8 +31,8 @@ class Groups {
   void Shutdown();
 
   // Waits until all devices are idle. If a device has failed, or a call waits for a peer for longer
-  // than `patience` seconds (0: the warning time), the host ends the calls.
-  void Drain(double patience, const char* why);
+  // than `warning_seconds` seconds (0: the warning time), the host ends the calls.
+  void Drain(double warning_seconds, const char* why);
 
  private:
   std::vector<Group*> All() const;

@@ -11,7 +11,7 @@ namespace jax_ep {
 namespace {
 
 // At exit nobody comes any more whom a call could wait for.
-constexpr double kPatienceAtExit = 5;
+constexpr double kWarningSecondsAtExit = 5;
 
 // Waits for all devices at once, each in a thread of its own: one that waits for another can end
 // only after the other has.
@@ -86,14 +86,14 @@ void Groups::PostReports(Mailbox& mailbox) {
 
 void Groups::Shutdown() {
   has_ended_ = true;
-  Drain(kPatienceAtExit, "the process exits");
+  Drain(kWarningSecondsAtExit, "the process exits");
 }
 
-void Groups::Drain(double patience, const char* why) {
+void Groups::Drain(double warning_seconds, const char* why) {
   const std::vector<Group*> groups = All();
   std::set<int> devices;
   for (Group* group : groups) {
-    if (patience > 0) group->ShortenWarnings(patience);
+    if (warning_seconds > 0) group->ShortenWarnings(warning_seconds);
     devices.insert(group->devices().begin(), group->devices().end());
   }
   // Twice: a device that was idle may since have got the call that another one waited for.

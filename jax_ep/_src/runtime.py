@@ -145,9 +145,9 @@ def release() -> int:
     """Frees the workspaces and starts a new generation. Collective: call it on every process.
 
     Waits for what runs on the devices. A call that waits for a peer for longer than
-    JAX_EP_WARN_AFTER_S, or for a device that has failed, is ended and returns NaN. So is a call that
-    another thread starts meanwhile. The next call makes its workspace again; compiled programs and
-    CUDA graphs stay valid.
+    JAX_EP_WARN_AFTER_S, or for a device that has failed, is ended and returns NaN. So is a call
+    that another thread starts meanwhile. The next call makes its workspace again; compiled programs
+    and CUDA graphs stay valid.
 
     Returns:
       The bytes freed on this process's devices.

@@ -51,7 +51,7 @@ class ClaimRequest {
   }
 
  private:
-  // The load brings the state of the generation into L1. So neither this load nor an acquire, which
+  // The load moves the state of the generation into L1. So neither this load nor an acquire, which
   // would empty L1, takes time after the claim. A generation that starts keeps its claim for longer
   // than it takes from here to there.
   __device__ void Request() {

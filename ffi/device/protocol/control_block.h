@@ -113,7 +113,7 @@ struct Peer {
   unsigned char* workspace;
 };
 
-// What is the same for all calls of a generation. StartGeneration copies it into the control block,
+// Shared by all calls of a generation. StartGeneration copies it into the control block,
 // between two calls.
 struct GenerationState {
   uint64_t generation;  // 0 before the first one

@@ -77,7 +77,7 @@ constexpr int kMajor = JAX_EP_EMULATED_MAJOR;
 thread_local int current_device = 0;
 
 std::mutex streams_mutex;
-std::set<Stream*> streams;  // of all devices
+std::set<Stream*> streams;  // on any device
 
 cudaError_t ErrorOf(int device) {
   return device == faults.failed_device ? cudaErrorLaunchFailure : cudaSuccess;

@@ -115,12 +115,12 @@ void Register(const void* address, void (*kernel)(Stage)) {
   });
 }
 
-// What goes wrong, for tests of the runtime. Set while no other thread calls the runtime.
+// Faults for tests of the runtime. Set while no other thread calls the runtime.
 struct Faults {
   int failed_device = -1;        // its kernels do not run, and waits for it return an error
   int unlaunchable_device = -1;  // launches of kernels on it return an error
   int full_device = -1;
-  size_t free_bytes = 0;            // of the full device
+  size_t free_bytes = 0;            // on the full device
   std::function<void()> on_malloc;  // called by cudaMalloc, before it returns
 };
 extern Faults faults;

@@ -48,7 +48,7 @@ bool Reported(const char* part) {
 }
 
 // A thread at a point that it passes only when it is told to.
-class Gate {
+class Checkpoint {
  public:
   void Pass() {
     std::unique_lock lock(mutex_);
@@ -124,12 +124,12 @@ void TestReleaseWithAFailedDevice() {
 
 // A call waits for a peer that makes none: at exit, and for a release.
 void TestNobodyComes() {
-  const double patience = 0.01;  // of the emulator's clock
+  const double warning_seconds = 0.01;  // by the emulator's clock
   Restart();
   DispatchProgram program(2, kSmall, false);
   program.Check();
   CHECK_OK(program.Launch(0));
-  CHECK(Seconds([&] { Groups::OfProcess().Drain(patience, "the test ends"); }) < 20);
+  CHECK(Seconds([&] { Groups::OfProcess().Drain(warning_seconds, "the test ends"); }) < 20);
   program.Synchronize();
   CHECK(program.IsSafe(0));
   CHECK(Reported("rank 0 has waited 0.01 s for rank 1 in dispatch.entry"));
@@ -202,13 +202,13 @@ void TestNoLockIsHeldOverTheDriver() {
   DispatchProgram large(2, kLarge, false);
   small.Check();
   other.Check();
-  Gate gate;
+  Checkpoint checkpoint;
   emulation::faults.on_malloc = [&] {
     emulation::faults.on_malloc = nullptr;
-    gate.Pass();
+    checkpoint.Pass();
   };
   std::jthread grows([&] { large.Check(); });
-  gate.AwaitReached();
+  checkpoint.AwaitReached();
   const double seconds = Seconds([&] {
     CHECK(small.site->HasRank(0));
     CHECK(small.site->control(1) != nullptr);
@@ -219,7 +219,7 @@ void TestNoLockIsHeldOverTheDriver() {
     other.Check();
   });
   CHECK(seconds < 20);
-  gate.Open();
+  checkpoint.Open();
 }
 
 // An error of one device before it enters is everyone's, at once.
@@ -276,7 +276,11 @@ void TestOutOfMemory() {
   small.Check();
   emulation::faults.full_device = 1;
   emulation::faults.free_bytes = size_t{1} << 20;
-  for (const Status& status : large.Run()) CHECK_FAILS(status, "out of memory on GPU 1");
+  const std::string takes = Concatenate("of a rank takes ", large.workspace_bytes(), " bytes");
+  for (const Status& status : large.Run()) {
+    CHECK_FAILS(status, "out of memory on GPU 1");
+    CHECK_FAILS(status, takes);
+  }
   emulation::faults = {};
   small.Check();
   large.Check();

@@ -39,7 +39,7 @@ struct Rank {
   int device = 0;
   cudaStream_t stream = nullptr;
   jax_ep::ControlBlock* control = nullptr;
-  jax_ep::GenerationState* state = nullptr;  // of the next generation
+  jax_ep::GenerationState* state = nullptr;  // for the next generation
   jax_ep::Inbox* inbox = nullptr;
   unsigned char* workspace = nullptr;
   jax_ep::AbortRecord* record = nullptr;  // host

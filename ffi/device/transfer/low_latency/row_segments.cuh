@@ -66,7 +66,7 @@ class SegmentFlags {
   int count_ = 0;
 };
 
-// What a sending warp needs first. It is requested while the block claims the call, so that the
+// Requests that a sending warp makes first. They are made while the block claims the call, so that the
 // latencies overlap.
 struct SenderStart {
   __device__ SenderStart(const CallParams& call, bool is_sender)
