@@ -15,7 +15,7 @@ struct TimeoutReport {
   int64_t peer = 0;          // the rank that it waited for
   std::string phase = {};    // the operation and the wait, e.g. "dispatch.entry"
   int64_t sequence = 0;      // the call's sequence number, from 1 in each generation
-  std::string message = {};  // by the host; only if the phase is "host"
+  std::string message = {};  // set by the host; only if the phase is "host"
 
   friend bool operator==(const TimeoutReport&, const TimeoutReport&) = default;
 };

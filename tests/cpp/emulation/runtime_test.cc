@@ -124,7 +124,7 @@ void TestReleaseWithAFailedDevice() {
 
 // A call waits for a peer that makes none: at exit, and for a release.
 void TestNobodyComes() {
-  const double warning_seconds = 0.01;  // by the emulator's clock
+  const double warning_seconds = 0.01;  // measured by the emulator's clock
   Restart();
   DispatchProgram program(2, kSmall, false);
   program.Check();

@@ -66,8 +66,8 @@ class SegmentFlags {
   int count_ = 0;
 };
 
-// Requests that a sending warp makes first. They are made while the block claims the call, so that the
-// latencies overlap.
+// Requests that a sending warp makes first. They are made while the block claims the call, so that
+// the latencies overlap.
 struct SenderStart {
   __device__ SenderStart(const CallParams& call, bool is_sender)
       : tickets(&call.control->progress.warp_tickets, is_sender),
