@@ -91,8 +91,8 @@ def moe_mlp(
       b_down: [L, H] of any float dtype, or None.
       capacity_factor: as in `dispatch`, for the tokens of a chunk.
       recv_capacity: the rows that this rank can receive, as in `dispatch`, shared by all chunks.
-      num_chunks: splits the tokens into this many calls, so that the transfer of one can overlap
-        the matmuls of another, and to bound memory. T must be a multiple of it.
+      num_chunks: splits the tokens into this many calls, one after another, to bound memory. T must
+        be a multiple of it.
       remat: ``"dispatch"`` does not keep the dispatched rows for the backward pass: it sends x
         again along the plan. None keeps them. Both keep the pre-activation and recompute the
         activation (for a function as the activation, None keeps its result).
