@@ -45,16 +45,21 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/grouped_matmul.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/probe.cu
+    ffi/kernels/transfer/bulk_copy_ceiling.cc
     ffi/kernels/transfer/bulk_copy_ceiling.cu
+    ffi/kernels/transfer/combine.cc
     ffi/kernels/transfer/combine.cu
+    ffi/kernels/transfer/dispatch.cc
     ffi/kernels/transfer/dispatch.cu
-    ffi/kernels/transfer/launch.cc
-    ffi/kernels/transfer/launcher.cc
+    ffi/kernels/transfer/load.cc
     ffi/kernels/transfer/low_latency/combine.cu
     ffi/kernels/transfer/low_latency/dispatch.cu
     ffi/kernels/transfer/low_latency/redispatch.cu
+    ffi/kernels/transfer/preparation.cc
+    ffi/kernels/transfer/redispatch.cc
     ffi/kernels/transfer/redispatch.cu
     ffi/kernels/transfer/start_generation.cu
+    ffi/kernels/transfer/token_preparation.cc
     ffi/runtime/call_site_cuda.cc
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc

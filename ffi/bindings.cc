@@ -81,9 +81,17 @@ nb::dict Limits() {
 
 nb::dict WorkspaceBuffers(int64_t num_tokens, int64_t hidden, int64_t top_k, int64_t num_experts,
                           int64_t num_ranks, int64_t row_bytes_per_element) {
+  if (row_bytes_per_element != 2 && row_bytes_per_element != 4) {
+    throw nb::value_error("the dtype has another size; the kernels take bf16, f16 and f32");
+  }
   WorkspaceLayout layout;
-  const Status status = PlanWorkspace(
-      {num_tokens, hidden, top_k, num_experts, num_ranks, row_bytes_per_element}, &layout);
+  const Status status = PlanWorkspace({.num_tokens = num_tokens,
+                                       .hidden = hidden,
+                                       .top_k = top_k,
+                                       .num_experts = num_experts,
+                                       .num_ranks = num_ranks,
+                                       .row_type = row_bytes_per_element == 2 ? kBF16 : kF32},
+                                      &layout);
   if (!status.ok()) throw nb::value_error(status.message.c_str());
   nb::dict buffers;
   for (const WorkspaceBuffer& buffer : layout.buffers) buffers[buffer.name] = buffer.bytes;

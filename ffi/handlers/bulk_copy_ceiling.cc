@@ -7,23 +7,21 @@ namespace {
 
 // Sends rows to all other ranks by bulk copies, as fast as the links carry them. Benchmarks alone
 // use it.
+constexpr TransferOperation kOperation = {kBulkCopyCeilingTarget, CheckBulkCopyCeiling,
+                                          PrepareAs<PreparedBulkCopyCeiling, PrepareBulkCopyCeiling>};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<TransferState>(kBulkCopyCeilingTarget, CheckBulkCopyCeiling, attributes,
-                                        operands, results);
+  return InstantiateTransfer(kOperation, attributes, operands, results);
 }
 
 ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
   if (IsAbsent(device)) return ffi::Error::Success();
-  TransferSizes sizes;
-  BulkCopyCeilingCall call = {.transfer = {}, .repeats = state->config.repeats};
-  Status status = CheckCallBuffers(CheckBulkCopyCeiling, state->config, operands, results, &sizes);
-  if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return Launched(*state, device, status);
-  call.x = Addresses(operands).Next();
-  call.status = Addresses(results).Next<int32_t>();
-  return Launched(*state, device, LaunchBulkCopyCeiling(call, stream));
+  BulkCopyCeilingBuffers buffers;
+  buffers.x = Addresses(operands).Next();
+  buffers.status = Addresses(results).Next<int32_t>();
+  return ExecuteTransfer<PreparedBulkCopyCeiling>(*state, device, buffers, stream);
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());

@@ -13,8 +13,6 @@
 
 namespace jax_ep {
 
-ffi::TypeId TransferState::id = {};
-
 namespace {
 
 // Reads attributes one by one, and keeps the first error: an attribute that is missing, or has
@@ -84,11 +82,6 @@ BufferView ToView(const ffi::AnyBuffer& buffer) {
 
 }  // namespace
 
-TransferState::TransferState(const char* target, Config config)
-    : target(target),
-      config(std::move(config)),
-      site(this->config.Groups(), {LoadAllKernels, LaunchStartGeneration}) {}
-
 Status LoadAllKernels() {
   Status status = LoadTransferKernels();
   return status.ok() ? LoadMatmulKernels() : status;
@@ -104,20 +97,6 @@ Status LoadMatmulsOnce(int32_t device) {
   if (status.ok()) status = LoadMatmulKernels();
   if (status.ok()) loaded.insert(device);
   return status;
-}
-
-Addresses::Addresses(const ffi::RemainingArgs& operands) {
-  for (size_t i = 0; i < operands.size(); ++i) {
-    auto buffer = operands.get<ffi::AnyBuffer>(i);
-    addresses_.push_back(buffer.has_value() ? buffer->untyped_data() : nullptr);
-  }
-}
-
-Addresses::Addresses(const ffi::RemainingRets& results) {
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto buffer = results.get<ffi::AnyBuffer>(i);
-    addresses_.push_back(buffer.has_value() ? (**buffer).untyped_data() : nullptr);
-  }
 }
 
 ffi::Error ToError(const Status& status) {

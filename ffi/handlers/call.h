@@ -13,7 +13,6 @@
 
 #include "ffi/handlers/targets.h"
 #include "ffi/runtime/buffers.h"
-#include "ffi/runtime/call_site.h"
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/driver.h"
 #include "ffi/runtime/signatures.h"
@@ -23,19 +22,6 @@
 namespace jax_ep {
 
 namespace ffi = ::xla::ffi;
-
-// The state of a call site: instantiate makes it, the later stages read it. All local devices share
-// it.
-struct TransferState {
-  using Config = TransferConfig;
-  static ffi::TypeId id;  // filled when JAX registers the type
-
-  TransferState(const char* target, Config config);
-
-  const char* target;
-  Config config;
-  CallSite site;
-};
 
 ffi::Error ToError(const Status& status);
 
@@ -59,20 +45,27 @@ Status LoadMatmulsOnce(int32_t device);
 // Loads all kernels of this build on the current device.
 Status LoadAllKernels();
 
-// The addresses of operands or results, in their order.
+inline void* AddressOf(const ffi::RemainingArgs& operands, size_t index) {
+  return operands.get<ffi::AnyBuffer>(index)->untyped_data();
+}
+inline void* AddressOf(const ffi::RemainingRets& results, size_t index) {
+  return (**results.get<ffi::AnyBuffer>(index)).untyped_data();
+}
+
+// The addresses of operands or results, in their order. The call has been checked: all are there.
+template <typename List>
 class Addresses {
  public:
-  explicit Addresses(const ffi::RemainingArgs& operands);
-  explicit Addresses(const ffi::RemainingRets& results);
+  explicit Addresses(const List& buffers) : buffers_(buffers) {}
 
   template <typename T = void>
   T* Next() {
-    return static_cast<T*>(addresses_[next_++]);
+    return static_cast<T*>(AddressOf(buffers_, next_++));
   }
   void Skip(size_t count) { next_ += count; }
 
  private:
-  std::vector<void*> addresses_;
+  const List& buffers_;
   size_t next_ = 0;
 };
 
@@ -87,25 +80,22 @@ Status CheckCallBuffers(BufferCheck<Config, Sizes> check, const Config& config,
   return check(config, Views(operands), Views(results), sizes);
 }
 
-// The instantiate stage of every operation. It makes all checks, because its errors become
-// exceptions of the compilation; a later error on one device would end the process.
-template <typename State, typename Sizes>
-ffi::ErrorOr<std::unique_ptr<State>> InstantiateCall(
-    const char* target, BufferCheck<typename State::Config, Sizes> check,
-    const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
-    const ffi::RemainingRets& results) {
-  typename State::Config config;
-  Status status = DecodeConfig(target, attributes, &config);
-  // Some runtimes pass no buffers to this stage; execute checks them again.
+// The checks of instantiate. It makes all of them, because its errors become exceptions of the
+// compilation; a later error on one device would end the process.
+template <typename Config, typename Sizes>
+Status CheckInstantiate(const char* target, BufferCheck<Config, Sizes> check,
+                        const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
+                        const ffi::RemainingRets& results, Config* config) {
+  Status status = DecodeConfig(target, attributes, config);
+  // Some runtimes pass no buffers to this stage; a later one checks them again.
   if (Sizes sizes; status.ok() && operands.size() > 0) {
-    status = CheckCallBuffers(check, config, operands, results, &sizes);
+    status = CheckCallBuffers(check, *config, operands, results, &sizes);
   }
   if (status.ok()) {
     status = CheckDriver(QueryCudaVersions());
     if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
   }
-  if (!status.ok()) return ToError(status);
-  return std::make_unique<State>(target, std::move(config));
+  return status;
 }
 
 inline auto InstantiateBinding() {

@@ -6,31 +6,28 @@ namespace jax_ep {
 namespace {
 
 // Returns expert outputs to the tokens' ranks, and sums them with their weights.
+constexpr TransferOperation kOperation = {kCombineTarget, CheckCombine,
+                                          PrepareAs<PreparedCombine, PrepareCombine>};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<TransferState>(kCombineTarget, CheckCombine, attributes, operands,
-                                        results);
+  return InstantiateTransfer(kOperation, attributes, operands, results);
 }
 
 ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
   if (IsAbsent(device)) return ffi::Error::Success();
   const TransferConfig& config = state->config;
-  TransferSizes sizes;
-  CombineCall call = {
-      .transfer = {}, .has_weights = config.has_weights, .has_scalars = config.has_scalars};
-  Status status = CheckCallBuffers(CheckCombine, config, operands, results, &sizes);
-  if (status.ok()) status = MakeTransferCall(*state, sizes, device, &call.transfer);
-  if (!status.ok()) return Launched(*state, device, status);
+  CombineBuffers buffers;
   Addresses in(operands);
-  call.y = in.Next();
-  call.plan = NextPlanOperands(in);
-  if (config.has_weights) call.row_weights = in.Next<const float>();
-  if (config.has_scalars) call.row_scalars = in.Next<const float>();
+  buffers.y = in.Next();
+  buffers.plan = NextPlanOperands(in);
+  if (config.has_weights) buffers.row_weights = in.Next<const float>();
+  if (config.has_scalars) buffers.row_scalars = in.Next<const float>();
   Addresses out(results);
-  call.out = out.Next();
-  if (config.has_scalars) call.assignment_scalars = out.Next<float>();
-  return Launched(*state, device, LaunchCombine(call, stream));
+  buffers.out = out.Next();
+  if (config.has_scalars) buffers.assignment_scalars = out.Next<float>();
+  return ExecuteTransfer<PreparedCombine>(*state, device, buffers, stream);
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());

@@ -30,12 +30,12 @@ Status CheckRhsGradient(const Config& config, Buffers operands, Buffers results,
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<State>(kGroupedMatmulTarget, CheckForward, attributes, operands, results);
+  return InstantiateMatmul<State>(kGroupedMatmulTarget, CheckForward, attributes, operands, results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
-  return InstantiateCall<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
+  return InstantiateMatmul<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
                                 operands, results);
 }
 

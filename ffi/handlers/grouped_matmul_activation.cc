@@ -25,13 +25,13 @@ Status CheckGradient(const Config& config, Buffers operands, Buffers results, Si
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateCall<State>(kGroupedMatmulActivationTarget, CheckForward, attributes, operands,
+  return InstantiateMatmul<State>(kGroupedMatmulActivationTarget, CheckForward, attributes, operands,
                                 results);
 }
 
 auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes) {
-  return InstantiateCall<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
+  return InstantiateMatmul<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
                                 operands, results);
 }
 
@@ -41,7 +41,8 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
   Sizes sizes;
   Status status = CheckCallBuffers(CheckForward, config, operands, results, &sizes);
   if (!status.ok()) return ToError(status);
-  Addresses in(operands), out(results);
+  Addresses in(operands);
+  Addresses out(results);
   GroupedMatmulActivationBuffers buffers = {};
   buffers.lhs = in.Next();
   buffers.rhs = in.Next();
@@ -61,7 +62,8 @@ ffi::Error ExecuteGradient(State* state, cudaStream_t stream, int32_t /*device*/
   Sizes sizes;
   Status status = CheckCallBuffers(CheckGradient, config, operands, results, &sizes);
   if (!status.ok()) return ToError(status);
-  Addresses in(operands), out(results);
+  Addresses in(operands);
+  Addresses out(results);
   GroupedMatmulActivationGradientBuffers buffers = {};
   buffers.out_gradient = in.Next();
   buffers.rhs = in.Next();

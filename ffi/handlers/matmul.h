@@ -3,6 +3,7 @@
 #define JAX_EP_HANDLERS_MATMUL_H_
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "ffi/handlers/call.h"
@@ -30,6 +31,17 @@ using GroupedMatmulActivationState = MatmulState<GroupedMatmulActivationConfig>;
 inline Status At(const char* target, Status status) {
   if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
   return status;
+}
+
+template <typename State, typename Sizes>
+ffi::ErrorOr<std::unique_ptr<State>> InstantiateMatmul(
+    const char* target, BufferCheck<typename State::Config, Sizes> check,
+    const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
+    const ffi::RemainingRets& results) {
+  typename State::Config config;
+  const Status status = CheckInstantiate(target, check, attributes, operands, results, &config);
+  if (!status.ok()) return ToError(status);
+  return std::make_unique<State>(target, std::move(config));
 }
 
 // Runs once per execution and device, before any device launches.

@@ -3,6 +3,7 @@
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/matmul.h"
 #include "ffi/handlers/operations.h"
+#include "ffi/handlers/transfer.h"
 #include "ffi/runtime/groups.h"
 #include "ffi/runtime/mailbox.h"
 

@@ -1,13 +1,14 @@
 #include "ffi/handlers/transfer.h"
 
 #include <numeric>
-#include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "ffi/handlers/collectives.h"
+#include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/nccl.h"
 #include "ffi/runtime/settings.h"
-#include "ffi/runtime/workspace.h"
 
 namespace jax_ep {
 namespace {
@@ -21,29 +22,6 @@ std::vector<std::vector<int64_t>> WholeMesh(const CallSite& site) {
   std::vector<int64_t> ids(site.num_devices());
   std::iota(ids.begin(), ids.end(), 0);
   return {ids};
-}
-
-TransferCall Sizes(const TransferState& state, const TransferSizes& sizes) {
-  return {.call_site = state.site.id(),
-          .num_tokens = sizes.num_tokens,
-          .hidden = sizes.hidden,
-          .top_k = sizes.top_k,
-          .num_experts = state.config.num_experts,
-          .num_ranks = state.config.group_size,
-          .num_rows = sizes.num_rows,
-          .row_type = sizes.row_type,
-          .num_sms = state.config.num_sms,
-          .allow_low_latency = !LowLatencyIsDisabled()};
-}
-
-Status CheckBuffers(const TransferState& state, const ffi::RemainingArgs& operands,
-                    const ffi::RemainingRets& results, TransferSizes* sizes) {
-  const std::string_view target = state.target;
-  const auto check = target == kDispatchTarget          ? CheckDispatch
-                     : target == kRedispatchTarget      ? CheckRedispatch
-                     : target == kBulkCopyCeilingTarget ? CheckBulkCopyCeiling
-                                                        : CheckCombine;
-  return CheckCallBuffers(check, state.config, operands, results, sizes);
 }
 
 // Runs once per execution and device, before any device launches. A call site needs the
@@ -67,15 +45,29 @@ Status FindLogicalId(const CallSite& site, Communicator& communicator, int64_t* 
   return RankIn(*lent, id);
 }
 
-Status FindWorkspaceBytes(const TransferState& state, const ffi::RemainingArgs& operands,
-                          const ffi::RemainingRets& results, int64_t* bytes) {
-  TransferSizes sizes;
-  WorkspaceShape shape;
-  WorkspaceLayout layout;
-  Status status = CheckBuffers(state, operands, results, &sizes);
-  if (status.ok()) status = CheckTransfer(Sizes(state, sizes), &shape);
-  if (status.ok()) status = PlanWorkspace(shape, &layout);
-  *bytes = layout.bytes;
+// Makes the prepared call of a device at its first run.
+Status PrepareOnce(TransferState* state, int32_t device, const ffi::RemainingArgs& operands,
+                   const ffi::RemainingRets& results) {
+  if (state->prepared.Find(device) != nullptr) return {};
+  const TransferConfig& config = state->config;
+  TransferCall call = {.call_site = state->site.id(),
+                       .shape = {},
+                       .num_sms = config.num_sms,
+                       .row_align = config.row_align,
+                       .zero_tail = config.zero_tail,
+                       .has_weights = config.has_weights,
+                       .has_scalars = config.has_scalars,
+                       .repeats = config.repeats,
+                       .allow_low_latency = !LowLatencyIsDisabled()};
+  const TransferOperation& operation = state->operation;
+  auto prepared = std::make_unique<PreparedTransfer>();
+  const CurrentDevice current(device);
+  Status status = current.status();
+  if (status.ok()) {
+    status = CheckCallBuffers(operation.check, config, operands, results, &call.shape);
+  }
+  if (status.ok()) status = operation.prepare(call, prepared.get());
+  if (status.ok()) state->prepared.Set(device, std::move(prepared));
   return status;
 }
 
@@ -85,9 +77,16 @@ ffi::Error Initialize(TransferState* state, cudaStream_t stream, int32_t device,
                       Communicator communicator, ffi::RemainingArgs operands,
                       ffi::RemainingRets results) {
   CallSite::Arrival arrival = {.device = device, .stream = stream};
-  arrival.status = FindWorkspaceBytes(*state, operands, results, &arrival.workspace_bytes);
-  if (arrival.status.ok() && !state->site.HasRank(device)) {
-    arrival.status = FindLogicalId(state->site, communicator, &arrival.logical_id);
+  arrival.status = PrepareOnce(state, device, operands, results);
+  if (arrival.status.ok()) {
+    arrival.workspace_bytes = std::visit(
+        [](const auto& prepared) {
+          return static_cast<int64_t>(CallOf(prepared.params).workspace_bytes);
+        },
+        *state->prepared.Find(device));
+    if (!state->site.HasRank(device)) {
+      arrival.status = FindLogicalId(state->site, communicator, &arrival.logical_id);
+    }
   }
   return ToError(state->site.Enter(run.run_id, arrival));
 }
@@ -110,16 +109,33 @@ XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
 
 }  // namespace
 
+ffi::TypeId TransferState::id = {};
+
+TransferState::TransferState(const TransferOperation& operation, TransferConfig config)
+    : operation(operation),
+      config(std::move(config)),
+      site(this->config.Groups(), {LoadAllKernels, LaunchStartGeneration}) {}
+
+ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
+    const TransferOperation& operation, const ffi::Dictionary& attributes,
+    const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
+  TransferConfig config;
+  const Status status = CheckInstantiate(operation.target, operation.check, attributes, operands,
+                                         results, &config);
+  if (!status.ok()) return ToError(status);
+  return std::make_unique<TransferState>(operation, std::move(config));
+}
+
 Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
   return {name, Address(instantiate), Address(kPrepare), Address(kInitialize), Address(execute)};
 }
 
-Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_t device,
-                        TransferCall* call) {
-  *call = Sizes(state, sizes);
-  call->control = state.site.control(device);
-  if (call->control != nullptr) return {};
-  return FailedPrecondition(state.target, ": GPU ", device,
+Status FindPrepared(const TransferState& state, int32_t device, const PreparedTransfer** prepared,
+                    ControlBlock** control) {
+  *prepared = state.prepared.Find(device);
+  *control = state.site.control(device);
+  if (*prepared != nullptr && *control != nullptr) return {};
+  return FailedPrecondition(state.operation.target, ": GPU ", device,
                             " executes a call that it has not initialized");
 }
 
@@ -128,7 +144,7 @@ ffi::Error Launched(const TransferState& state, int32_t device, const Status& st
   return ToError(status);
 }
 
-PlanOperands NextPlanOperands(Addresses& operands) {
+PlanOperands NextPlanOperands(Addresses<ffi::RemainingArgs>& operands) {
   PlanOperands plan;
   operands.Skip(2);  // group_sizes, real_group_sizes
   plan.row_offsets = operands.Next<const int32_t>();
@@ -141,7 +157,7 @@ PlanOperands NextPlanOperands(Addresses& operands) {
   return plan;
 }
 
-PlanResults NextPlanResults(Addresses& results) {
+PlanResults NextPlanResults(Addresses<ffi::RemainingRets>& results) {
   PlanResults plan;
   plan.group_sizes = results.Next<int32_t>();
   plan.real_group_sizes = results.Next<int32_t>();

@@ -3,26 +3,73 @@
 #define JAX_EP_HANDLERS_TRANSFER_H_
 
 #include <cstdint>
+#include <memory>
+#include <variant>
 
 #include "ffi/handlers/call.h"
 #include "ffi/kernels/transfer/launch.h"
+#include "ffi/runtime/call_site.h"
+#include "ffi/runtime/per_device.h"
 
 namespace jax_ep {
+
+using PreparedTransfer =
+    std::variant<PreparedDispatch, PreparedRedispatch, PreparedCombine, PreparedBulkCopyCeiling>;
+
+// What distinguishes the stages of one operation before execute.
+struct TransferOperation {
+  const char* target;
+  BufferCheck<TransferConfig, TransferShape> check;
+  Status (*prepare)(const TransferCall& call, PreparedTransfer* prepared);
+};
+
+template <typename Prepared, Status (*prepare)(const TransferCall&, Prepared*)>
+Status PrepareAs(const TransferCall& call, PreparedTransfer* prepared) {
+  return prepare(call, &prepared->emplace<Prepared>());
+}
+
+// The state of a call site: instantiate makes it, the later stages read it. All local devices share
+// it.
+struct TransferState {
+  static ffi::TypeId id;  // filled when JAX registers the type
+
+  TransferState(const TransferOperation& operation, TransferConfig config);
+
+  const TransferOperation& operation;
+  const TransferConfig config;
+  CallSite site;
+  PerDevice<PreparedTransfer> prepared;  // by the first initialize
+};
+
+ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
+    const TransferOperation& operation, const ffi::Dictionary& attributes,
+    const ffi::RemainingArgs& operands, const ffi::RemainingRets& results);
 
 // Completes an operation's stages by the shared prepare and initialize.
 Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute);
 
-// Fills the part of a launch's arguments that all transfers share.
-Status MakeTransferCall(TransferState& state, const TransferSizes& sizes, int32_t device,
-                        TransferCall* call);
+// Finds what execute needs on a device; an error if the device has not initialized the call.
+Status FindPrepared(const TransferState& state, int32_t device, const PreparedTransfer** prepared,
+                    ControlBlock** control);
 
 // Returns the status of execute. After an error the other devices do not wait for this one.
 ffi::Error Launched(const TransferState& state, int32_t device, const Status& status);
 
+// The execute stage, once the buffers' addresses are known.
+template <typename Prepared, typename Buffers>
+ffi::Error ExecuteTransfer(const TransferState& state, int32_t device, const Buffers& buffers,
+                           cudaStream_t stream) {
+  const PreparedTransfer* prepared = nullptr;
+  ControlBlock* control = nullptr;
+  Status status = FindPrepared(state, device, &prepared, &control);
+  if (status.ok()) status = Launch(std::get<Prepared>(*prepared), control, buffers, stream);
+  return Launched(state, device, status);
+}
+
 // The next addresses, as the plan among the operands of redispatch and combine, and among the
 // results of dispatch.
-PlanOperands NextPlanOperands(Addresses& operands);
-PlanResults NextPlanResults(Addresses& results);
+PlanOperands NextPlanOperands(Addresses<ffi::RemainingArgs>& operands);
+PlanResults NextPlanResults(Addresses<ffi::RemainingRets>& results);
 
 }  // namespace jax_ep
 

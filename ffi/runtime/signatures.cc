@@ -37,10 +37,17 @@ struct TransferSymbols {
     expect("plan.status", s32, {&one});
   }
 
-  Status Finish(std::string_view target, BufferChecker& check, TransferSizes* sizes) {
+  Status Finish(std::string_view target, const TransferConfig& config, BufferChecker& check,
+                TransferShape* shape) {
     if (Status status = check.Finish(); !status.ok()) return status;
-    *sizes = {t.value, h.value, k.value, m.value, row.type()};
-    if (const int64_t bytes = h.value * ElementBytes(row.type()); bytes % kRowUnit != 0) {
+    *shape = {.num_tokens = t.value,
+              .hidden = h.value,
+              .top_k = k.value,
+              .num_experts = config.num_experts,
+              .num_ranks = config.group_size,
+              .num_rows = m.value,
+              .row_type = row.type()};
+    if (const int64_t bytes = shape->row_bytes(); bytes % kRowUnit != 0) {
       return Unimplemented(target, ": a row of ", h.value, " elements has ", bytes,
                            " bytes; the kernels take multiples of ", kRowUnit,
                            ". Pad the hidden size, or use implementation=\"xla\"");
@@ -52,7 +59,7 @@ struct TransferSymbols {
 }  // namespace
 
 Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers results,
-                     TransferSizes* sizes) {
+                     TransferShape* shape) {
   BufferChecker check(kDispatchTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
@@ -63,11 +70,11 @@ Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers res
   s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
     check.Result(name, types, dims);
   });
-  return s.Finish(kDispatchTarget, check, sizes);
+  return s.Finish(kDispatchTarget, config, check, shape);
 }
 
 Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers results,
-                       TransferSizes* sizes) {
+                       TransferShape* shape) {
   BufferChecker check(kRedispatchTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
@@ -77,11 +84,11 @@ Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers r
   if (config.has_weights) check.Operand("topk_weights", s.f32, {&s.t, &s.k});
   check.Result("rows", s.row, {&s.m, &s.h});
   if (config.has_weights) check.Result("row_weights", s.f32, {&s.m});
-  return s.Finish(kRedispatchTarget, check, sizes);
+  return s.Finish(kRedispatchTarget, config, check, shape);
 }
 
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
-                    TransferSizes* sizes) {
+                    TransferShape* shape) {
   BufferChecker check(kCombineTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("y", s.row, {&s.m, &s.h});
@@ -92,18 +99,18 @@ Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers resu
   if (config.has_scalars) check.Operand("row_scalars", s.f32, {&s.m});
   check.Result("out", s.row, {&s.t, &s.h});
   if (config.has_scalars) check.Result("assignment_scalars", s.f32, {&s.t, &s.k});
-  return s.Finish(kCombineTarget, check, sizes);
+  return s.Finish(kCombineTarget, config, check, shape);
 }
 
 Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,
-                            TransferSizes* sizes) {
+                            TransferShape* shape) {
   BufferChecker check(kBulkCopyCeilingTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
   check.Result("status", s.s32, {&s.one});
-  Status status = s.Finish(kBulkCopyCeilingTarget, check, sizes);
-  sizes->top_k = 1;
-  sizes->num_rows = 0;
+  Status status = s.Finish(kBulkCopyCeilingTarget, config, check, shape);
+  shape->top_k = 1;
+  shape->num_rows = 0;
   return status;
 }
 

@@ -9,6 +9,7 @@
 #include "ffi/runtime/buffers.h"
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/status.h"
+#include "ffi/runtime/transfer_shape.h"
 
 namespace jax_ep {
 
@@ -23,14 +24,6 @@ inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
 
 // The sizes that a launch needs, read from the shapes.
-struct TransferSizes {
-  int64_t num_tokens = 0;  // T
-  int64_t hidden = 0;      // H
-  int64_t top_k = 0;       // K
-  int64_t num_rows = 0;    // M
-  ElementType row_type = kOther;
-};
-
 struct GroupedMatmulSizes {
   int64_t num_groups = 0;  // L
   int64_t num_rows = 0;    // M
@@ -45,19 +38,19 @@ using Buffers = std::span<const BufferView>;
 
 // x[T,H], topk_ids[T,K], [topk_weights[T,K]] -> rows[M,H], [row_weights[M]], plan
 Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers results,
-                     TransferSizes* sizes);
+                     TransferShape* shape);
 
 // x[T,H], plan, [topk_weights[T,K]] -> rows[M,H], [row_weights[M]]
 Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers results,
-                       TransferSizes* sizes);
+                       TransferShape* shape);
 
 // y[M,H], plan, [row_weights[M]], [row_scalars[M]] -> out[T,H], [assignment_scalars[T,K]]
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
-                    TransferSizes* sizes);
+                    TransferShape* shape);
 
 // x[T,H] -> status[1]
 Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,
-                            TransferSizes* sizes);
+                            TransferShape* shape);
 
 // lhs[M,K], rhs[L,K,N] or [L,N,K], group_sizes[L] -> out[M,N]
 Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, Buffers results,

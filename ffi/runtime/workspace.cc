@@ -38,7 +38,7 @@ class Bytes {
   bool overflow_ = false;
 };
 
-Status CheckShape(const WorkspaceShape& shape) {
+Status CheckShape(const TransferShape& shape) {
   const struct {
     const char* name;
     int64_t value, least, most;
@@ -48,7 +48,7 @@ Status CheckShape(const WorkspaceShape& shape) {
       {"top_k", shape.top_k, 1, kMaxAssignments},
       {"num_experts", shape.num_experts, 1, kMaxAssignments},
       {"num_ranks", shape.num_ranks, 1, kMaxRanks},
-      {"the size of a row element in bytes", shape.element_bytes, 1, 8},
+      {"the size of a row element in bytes", ElementBytes(shape.row_type), 2, 4},
   };
   for (const auto& limit : limits) {
     if (limit.value < limit.least || limit.value > limit.most) {
@@ -71,12 +71,12 @@ Status CheckShape(const WorkspaceShape& shape) {
 
 }  // namespace
 
-Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout) {
+Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
   if (Status status = CheckShape(shape); !status.ok()) return status;
   const int64_t tokens = shape.num_tokens;
   const int64_t assignments = tokens * shape.top_k;
   const int64_t ranks = shape.num_ranks;
-  const Bytes row = Bytes({shape.hidden, shape.element_bytes}).RoundUp(kWireRowAlignment);
+  const Bytes row = Bytes({shape.hidden, ElementBytes(shape.row_type)}).RoundUp(kWireRowAlignment);
   if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
   const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
 

@@ -8,17 +8,9 @@
 
 #include "ffi/device/protocol/call_params.h"
 #include "ffi/runtime/status.h"
+#include "ffi/runtime/transfer_shape.h"
 
 namespace jax_ep {
-
-struct WorkspaceShape {
-  int64_t num_tokens = 0;     // T, tokens per rank
-  int64_t hidden = 0;         // H
-  int64_t top_k = 0;          // K
-  int64_t num_experts = 0;    // E, experts of all ranks
-  int64_t num_ranks = 0;      // R
-  int64_t element_bytes = 0;  // the size of a row element
-};
 
 struct WorkspaceBuffer {
   const char* name;
@@ -41,7 +33,7 @@ inline constexpr int64_t kWireRowAlignment = 16;
 
 // Computes the layout, or returns an error that names a size that makes no sense. Allocates
 // nothing.
-Status PlanWorkspace(const WorkspaceShape& shape, WorkspaceLayout* layout);
+Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout);
 
 }  // namespace jax_ep
 

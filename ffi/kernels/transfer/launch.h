@@ -1,5 +1,6 @@
-// Launches dispatch, redispatch and combine on one device. Each call launches one kernel and does
-// nothing else, so CUDA graphs can capture it. Errors are returned before the launch, or by it.
+// Prepares and launches dispatch, redispatch and combine on one device. Prepare checks everything
+// and plans the launches of a call site. Launch binds the addresses of one execution: it allocates
+// no memory and does nothing but launch, so CUDA graphs can capture it.
 //
 // All calls of one control block must be in one order, the same on every rank of the group, by
 // stream order on each device. Within that, any sequence of calls is safe.
@@ -9,28 +10,28 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "ffi/device/protocol/control_block.h"
 #include "ffi/device/transfer/plan.h"
-#include "ffi/runtime/buffers.h"
+#include "ffi/kernels/transfer/params.h"
 #include "ffi/runtime/status.h"
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/transfer_shape.h"
 
 namespace jax_ep {
 
-// The arguments that all transfers share. All but `control` and `num_sms` are equal on all ranks.
+// What a call site's transfer is, but for its buffers. All but `num_sms` are equal on all ranks.
 struct TransferCall {
-  ControlBlock* control = nullptr;  // this device's, in its group
-  uint64_t call_site = 0;           // distinguishes calls; the launch adds operation and sizes
-  int64_t num_tokens = 0;           // T, of one rank
-  int64_t hidden = 0;               // H
-  int64_t top_k = 0;                // K
-  int64_t num_experts = 0;          // E, of all ranks
-  int64_t num_ranks = 0;            // R
-  int64_t num_rows = 0;             // M
-  ElementType row_type = kOther;    // kBF16, kF16 or kF32
-  int64_t num_sms = 0;              // 0: all. May differ between ranks
-  bool allow_low_latency = true;    // false: the general kernels are used
+  uint64_t call_site = 0;  // distinguishes calls; the fingerprint adds operation and sizes
+  TransferShape shape;
+  int64_t num_sms = 0;            // 0: all. May differ between ranks
+  int64_t row_align = 1;          // dispatch
+  bool zero_tail = true;          // dispatch, redispatch
+  bool has_weights = false;       // with weights among the operands, and dispatch: the results
+  bool has_scalars = false;       // combine
+  int64_t repeats = 1;            // bulk_copy_ceiling
+  bool allow_low_latency = true;  // false: the general kernels are used
+  bool counts_arrivals = false;   // dispatch, redispatch: `arrivals` is given
   // Bounds the receive rings of a dispatch (token_chunks.h), for tests; 1 or more.
   int64_t ring_chunks = kMaxChunks;
 };
@@ -43,11 +44,7 @@ struct TransferCall {
 // their weights, up to the end of all groups, padding included. A reader that acquires the full
 // count may read these rows (by TMA after a proxy fence). A call that fails may count fewer rows,
 // and overwrites rows that it has counted. The reader must leave at least one SM to the call.
-struct DispatchCall {
-  TransferCall transfer;
-  int64_t row_align = 1;
-  bool zero_tail = true;
-  bool has_weights = false;
+struct DispatchBuffers {
   const void* x = nullptr;              // [T, H]
   const int32_t* topk_ids = nullptr;    // [T, K]
   const float* topk_weights = nullptr;  // [T, K]
@@ -57,10 +54,7 @@ struct DispatchCall {
   PlanResults plan = {};
 };
 
-struct RedispatchCall {
-  TransferCall transfer;
-  bool zero_tail = true;
-  bool has_weights = false;
+struct RedispatchBuffers {
   const void* x = nullptr;  // [T, H]
   PlanOperands plan = {};
   const float* topk_weights = nullptr;  // [T, K]
@@ -69,10 +63,7 @@ struct RedispatchCall {
   uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays 0
 };
 
-struct CombineCall {
-  TransferCall transfer;
-  bool has_weights = false;
-  bool has_scalars = false;
+struct CombineBuffers {
   const void* y = nullptr;  // [M, H]
   PlanOperands plan = {};
   const float* row_weights = nullptr;   // [M]
@@ -83,16 +74,33 @@ struct CombineCall {
 
 // Measures the bandwidth of bulk copies, for benchmarks: each rank stores its rows to its peers'
 // workspaces in turn, `repeats` times, without waits in between.
-struct BulkCopyCeilingCall {
-  TransferCall transfer;
-  int64_t repeats = 1;
+struct BulkCopyCeilingBuffers {
   const void* x = nullptr;    // [T, H]
   int32_t* status = nullptr;  // [1]
 };
 
-// Returns the workspace shape of a call. The error Unimplemented names a size that the kernels do
-// not support. Called before a workspace is allocated, and by the launches.
-Status CheckTransfer(const TransferCall& call, WorkspaceShape* shape);
+struct KernelLaunch {
+  const char* name;
+  const void* kernel;
+  unsigned blocks;
+  unsigned threads;
+  size_t shared_bytes;
+  std::vector<cudaLaunchAttribute> attributes = {};
+};
+
+// The launches of a call, in stream order. All of them take `params`, or its first member.
+template <typename Params>
+struct PreparedCall {
+  Params params = {};  // but for the control block and the buffers
+  std::vector<KernelLaunch> launches;
+};
+using PreparedDispatch = PreparedCall<LowLatencyDispatchParams>;
+using PreparedRedispatch = PreparedCall<LowLatencyRedispatchParams>;
+using PreparedCombine = PreparedCall<LowLatencyCombineParams>;
+using PreparedBulkCopyCeiling = PreparedCall<BulkCopyCeilingParams>;
+
+// Checks a call. The error Unimplemented names a size that the kernels do not support.
+Status CheckTransfer(const TransferCall& call);
 
 // Loads all kernels on the current device. Otherwise the first launch would load them, and wait for
 // the device, where a kernel may be waiting for this launch: a deadlock.
@@ -103,10 +111,21 @@ Status LoadTransferKernels();
 Status LaunchStartGeneration(ControlBlock* control, const GenerationState* next,
                              cudaStream_t stream);
 
-Status LaunchDispatch(const DispatchCall& call, cudaStream_t stream);
-Status LaunchRedispatch(const RedispatchCall& call, cudaStream_t stream);
-Status LaunchCombine(const CombineCall& call, cudaStream_t stream);
-Status LaunchBulkCopyCeiling(const BulkCopyCeilingCall& call, cudaStream_t stream);
+// Prepares launches on the current device.
+Status PrepareDispatch(const TransferCall& call, PreparedDispatch* prepared);
+Status PrepareRedispatch(const TransferCall& call, PreparedRedispatch* prepared);
+Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared);
+Status PrepareBulkCopyCeiling(const TransferCall& call, PreparedBulkCopyCeiling* prepared);
+
+// `control` is this device's, in its group.
+Status Launch(const PreparedDispatch& prepared, ControlBlock* control,
+              const DispatchBuffers& buffers, cudaStream_t stream);
+Status Launch(const PreparedRedispatch& prepared, ControlBlock* control,
+              const RedispatchBuffers& buffers, cudaStream_t stream);
+Status Launch(const PreparedCombine& prepared, ControlBlock* control,
+              const CombineBuffers& buffers, cudaStream_t stream);
+Status Launch(const PreparedBulkCopyCeiling& prepared, ControlBlock* control,
+              const BulkCopyCeilingBuffers& buffers, cudaStream_t stream);
 
 }  // namespace jax_ep
 

@@ -21,6 +21,12 @@ inline constexpr int kLowLatencyThreads = 512;
 inline constexpr int kSumPipelineBytes = 8 * 1024;
 inline constexpr int kLowLatencySumPipelineBytes = 4 * 1024;
 
+// Dynamic shared memory of combine, and of low-latency combine.
+inline constexpr int kCombineSharedBytes = kCombineThreads / 32 * kSumPipelineBytes;
+inline constexpr int kLowLatencyCombineSharedBytes =
+    kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes +
+    kMaxLowLatencyAssignments * int{sizeof(int32_t)};
+
 // A tile has a multiple of this many assignments.
 inline constexpr int kTileAssignments = 1024;
 static_assert(kTileAssignments % kDispatchThreads == 0, "all lanes have equally many");
@@ -73,6 +79,18 @@ struct LowLatencyCombineParams {
   RowSegments segments;
   FastDivmod num_ranks_divmod;
 };
+
+// The parameters that all transfers share.
+inline const CallParams& CallOf(const LowLatencyDispatchParams& params) {
+  return params.dispatch.tokens.call;
+}
+inline const CallParams& CallOf(const LowLatencyRedispatchParams& params) {
+  return params.dispatch.tokens.call;
+}
+inline const CallParams& CallOf(const LowLatencyCombineParams& params) {
+  return params.combine.call;
+}
+inline const CallParams& CallOf(const BulkCopyCeilingParams& params) { return params.call; }
 
 enum class RowType { kBFloat16, kFloat16, kFloat32 };
 

@@ -284,6 +284,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
 
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                void** arguments) {
+  return cudaLaunchKernel(kernel, config->grid, config->block, arguments, config->shared_bytes,
+                          config->stream);
+}
+
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                              size_t shared_bytes, cudaStream_t stream) {
   const auto found = emulation::Kernels().find(kernel);

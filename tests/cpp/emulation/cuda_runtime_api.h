@@ -103,6 +103,17 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                              size_t shared_bytes, cudaStream_t stream);
 
+struct cudaLaunchAttribute {};
+struct cudaLaunchConfig_t {
+  dim3 grid, block;
+  size_t shared_bytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                void** arguments);
+
 namespace emulation {
 
 // Registers a kernel of one argument, before its first launch.

@@ -11,6 +11,7 @@
 #include "cuda_runtime_api.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/call_site.h"
+#include "ffi/runtime/workspace.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep::testing {
@@ -63,10 +64,8 @@ class DispatchProgram {
   }
 
   int64_t workspace_bytes() const {
-    WorkspaceShape shape;
     WorkspaceLayout layout;
-    CHECK_OK(CheckTransfer(Transfer(0), &shape));
-    CHECK_OK(PlanWorkspace(shape, &layout));
+    CHECK_OK(PlanWorkspace(Transfer().shape, &layout));
     return layout.bytes;
   }
 
@@ -79,7 +78,11 @@ class DispatchProgram {
   Status Launch(int r, cudaStream_t stream = nullptr) {
     const int device = first_device_ + r;
     cudaSetDevice(device);
-    return LaunchDispatch(Call(r), stream != nullptr ? stream : StreamOf(device));
+    PreparedDispatch prepared;
+    Status status = PrepareDispatch(Transfer(), &prepared);
+    if (!status.ok()) return status;
+    return jax_ep::Launch(prepared, site->control(device), Buffers(r),
+                          stream != nullptr ? stream : StreamOf(device));
   }
 
   // Enters and launches on all devices.
@@ -161,29 +164,28 @@ class DispatchProgram {
 
   static float X(int rank, int token, int h) { return rank * 1000 + token + h / 16.0f; }
 
-  TransferCall Transfer(int r) const {
-    return {.control = site->control(first_device_ + r),
-            .call_site = site->id(),
-            .num_tokens = num_tokens_,
-            .hidden = kHidden,
-            .top_k = 1,
-            .num_experts = num_ranks_,
-            .num_ranks = num_ranks_,
-            .num_rows = num_ranks_ * num_tokens_,
-            .row_type = kF32,
+  TransferCall Transfer() const {
+    return {.call_site = site->id(),
+            .shape = {.num_tokens = num_tokens_,
+                      .hidden = kHidden,
+                      .top_k = 1,
+                      .num_experts = num_ranks_,
+                      .num_ranks = num_ranks_,
+                      .num_rows = num_ranks_ * num_tokens_,
+                      .row_type = kF32},
             .num_sms = 2,
             .allow_low_latency = allow_low_latency_};
   }
 
-  DispatchCall Call(int r) {
+  DispatchBuffers Buffers(int r) {
     Rank& rank = ranks_[r];
     const int num_rows = num_ranks_ * num_tokens_;
     int32_t* const lists = rank.numbers.data() + kLists;
-    DispatchCall call = {.transfer = Transfer(r)};
-    call.x = rank.x.data();
-    call.topk_ids = rank.ids.data();
-    call.rows = rank.rows.data();
-    call.plan = {.group_sizes = &rank.numbers[kGroupSize],
+    DispatchBuffers buffers;
+    buffers.x = rank.x.data();
+    buffers.topk_ids = rank.ids.data();
+    buffers.rows = rank.rows.data();
+    buffers.plan = {.group_sizes = &rank.numbers[kGroupSize],
                  .real_group_sizes = &rank.numbers[kRealGroupSize],
                  .row_offsets = &rank.numbers[kRowOffsets],
                  .row_source = lists,
@@ -194,7 +196,7 @@ class DispatchProgram {
                  .num_dropped = &rank.numbers[kDropped],
                  .num_bad_ids = &rank.numbers[kBadIds],
                  .status = &rank.numbers[kStatus]};
-    return call;
+    return buffers;
   }
 
   const int num_ranks_;

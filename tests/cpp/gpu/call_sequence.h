@@ -10,6 +10,7 @@
 #include "tests/cpp/gpu/contract.h"
 #include "tests/cpp/gpu/group.h"
 #include "tests/cpp/gpu/random_inputs.h"
+#include "tests/cpp/gpu/transfer_calls.h"
 
 namespace harness {
 
@@ -19,7 +20,7 @@ struct Dispatched {
   std::vector<HostPlan> plans;
   std::vector<Bytes> x;
   std::vector<std::vector<float>> weights;
-  std::vector<jax_ep::DispatchCall> calls;  // indexed by rank
+  std::vector<DispatchCall> calls;  // indexed by rank
 
   jax_ep::PlanOperands Operands(int r) const {
     const jax_ep::PlanResults& plan = calls[r].plan;
@@ -40,11 +41,9 @@ class Sequence {
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
-      jax_ep::DispatchCall& call = state->calls[r];
+      DispatchCall& call = state->calls[r];
       call.transfer = Transfer(r, shape, site);
-      call.row_align = sizes.align;
-      call.zero_tail = shape.zero_tail;
-      call.has_weights = shape.has_weights;
+      call.control = group_.ranks[r].control;
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
       call.topk_ids = group_.Allocate<int32_t>(r, choices);
       call.topk_weights = group_.Allocate<float>(r, choices);
@@ -71,7 +70,7 @@ class Sequence {
       state->x.clear();
       state->weights.clear();
       for (int r = 0; r < group_.size(); ++r) {
-        const jax_ep::DispatchCall& call = state->calls[r];
+        const DispatchCall& call = state->calls[r];
         state->x.push_back(RandomRows(random_, tokens, now));
         state->weights.push_back(RandomFloats(random_, choices));
         group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
@@ -81,9 +80,9 @@ class Sequence {
       if (!now.has_weights) state->weights.clear();
     });
     launches_.push_back([=, this](int r) {
-      const jax_ep::DispatchCall& call = state->calls[r];
+      const DispatchCall& call = state->calls[r];
       ClearArrivals(r, shape, call.arrivals);
-      STATUS_OK(jax_ep::LaunchDispatch(call, group_.ranks[r].stream));
+      STATUS_OK(LaunchDispatch(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, choices);
     });
     checks_.push_back([=, this] { CheckDispatch(*state); });
@@ -91,20 +90,19 @@ class Sequence {
   }
 
   // `shape` must have the dispatch's routing, but may differ in all else.
-  std::shared_ptr<std::vector<jax_ep::RedispatchCall>> AddRedispatch(
+  std::shared_ptr<std::vector<RedispatchCall>> AddRedispatch(
       const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
-    auto calls = std::make_shared<std::vector<jax_ep::RedispatchCall>>(group_.size());
+    auto calls = std::make_shared<std::vector<RedispatchCall>>(group_.size());
     auto x = std::make_shared<std::vector<Bytes>>();
     auto weights = std::make_shared<std::vector<std::vector<float>>>();
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
-      jax_ep::RedispatchCall& call = (*calls)[r];
+      RedispatchCall& call = (*calls)[r];
       call.transfer = Transfer(r, shape, site);
-      call.zero_tail = shape.zero_tail;
-      call.has_weights = shape.has_weights;
+      call.control = group_.ranks[r].control;
       call.plan = dispatched->Operands(r);
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
       call.topk_weights = group_.Allocate<float>(r, choices);
@@ -124,9 +122,9 @@ class Sequence {
       if (!shape.has_weights) weights->clear();
     });
     launches_.push_back([=, this](int r) {
-      const jax_ep::RedispatchCall& call = (*calls)[r];
+      const RedispatchCall& call = (*calls)[r];
       ClearArrivals(r, shape, call.arrivals);
-      STATUS_OK(jax_ep::LaunchRedispatch(call, group_.ranks[r].stream));
+      STATUS_OK(LaunchRedispatch(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
     });
     const auto expect = [=, this](int r) {
@@ -146,21 +144,20 @@ class Sequence {
     return calls;
   }
 
-  std::shared_ptr<std::vector<jax_ep::CombineCall>> AddCombine(
+  std::shared_ptr<std::vector<CombineCall>> AddCombine(
       const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
-    auto calls = std::make_shared<std::vector<jax_ep::CombineCall>>(group_.size());
+    auto calls = std::make_shared<std::vector<CombineCall>>(group_.size());
     auto y = std::make_shared<std::vector<Bytes>>();
     auto weights = std::make_shared<std::vector<std::vector<float>>>();
     auto scalars = std::make_shared<std::vector<std::vector<float>>>();
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
-      jax_ep::CombineCall& call = (*calls)[r];
+      CombineCall& call = (*calls)[r];
       call.transfer = Transfer(r, shape, site);
-      call.has_weights = shape.has_weights;
-      call.has_scalars = shape.has_scalars;
+      call.control = group_.ranks[r].control;
       call.plan = dispatched->Operands(r);
       call.y = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
       call.row_weights = group_.Allocate<float>(r, rows);
@@ -185,7 +182,7 @@ class Sequence {
       if (!shape.has_scalars) scalars->clear();
     });
     launches_.push_back([=, this](int r) {
-      STATUS_OK(jax_ep::LaunchCombine((*calls)[r], group_.ranks[r].stream));
+      STATUS_OK(LaunchCombine((*calls)[r], group_.ranks[r].stream));
     });
     struct Results {
       std::vector<Bytes> out;
@@ -198,7 +195,7 @@ class Sequence {
       return want;
     };
     const auto expect = [=, this](int r, const Results& want) {
-      const jax_ep::CombineCall& call = (*calls)[r];
+      const CombineCall& call = (*calls)[r];
       Expect("combine.out", r, group_.Download<uint8_t>(r, call.out, want.out[r].size()),
              want.out[r]);
       if (!shape.has_scalars) return;
@@ -302,17 +299,21 @@ class Sequence {
 
   jax_ep::TransferCall Transfer(int r, const Shape& shape, uint64_t site) const {
     const Routing& sizes = shape.routing;
-    return {.control = group_.ranks[r].control,
-            .call_site = site,
-            .num_tokens = sizes.tokens,
-            .hidden = shape.hidden,
-            .top_k = sizes.top_k,
-            .num_experts = sizes.experts,
-            .num_ranks = sizes.ranks,
-            .num_rows = sizes.rows,
-            .row_type = shape.type,
+    return {.call_site = site,
+            .shape = {.num_tokens = sizes.tokens,
+                      .hidden = shape.hidden,
+                      .top_k = sizes.top_k,
+                      .num_experts = sizes.experts,
+                      .num_ranks = sizes.ranks,
+                      .num_rows = sizes.rows,
+                      .row_type = shape.type},
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
+            .row_align = sizes.align,
+            .zero_tail = shape.zero_tail,
+            .has_weights = shape.has_weights,
+            .has_scalars = shape.has_scalars,
             .allow_low_latency = shape.allow_low_latency,
+            .counts_arrivals = shape.counts_arrivals,
             .ring_chunks = shape.ring_chunks};
   }
 

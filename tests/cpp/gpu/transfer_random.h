@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "ffi/runtime/workspace.h"
 #include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 
@@ -192,7 +193,7 @@ inline void TestManyTokens(const Options& options) {
                                    .top_k = sizes.top_k,
                                    .num_experts = sizes.experts,
                                    .num_ranks = sizes.ranks,
-                                   .element_bytes = 2},
+                                   .row_type = jax_ep::kBF16},
                                   &layout));
   const jax_ep::TokenChunks chunks =
       jax_ep::PlanTokenChunks(sizes.tokens, shape.row_bytes(), sizes.ranks, sizes.top_k);

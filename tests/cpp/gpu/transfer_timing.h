@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ffi/runtime/workspace.h"
 #include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 
@@ -31,10 +32,10 @@ inline int RowsOf(const TimedShape& shape) { return shape.tokens * shape.top_k *
 
 struct TimedCalls {
   Shape shape;
-  std::vector<jax_ep::DispatchCall> dispatch;
-  std::vector<jax_ep::RedispatchCall> redispatched;
-  std::vector<jax_ep::CombineCall> combine;
-  std::vector<jax_ep::BulkCopyCeilingCall> ceiling;
+  std::vector<DispatchCall> dispatch;
+  std::vector<RedispatchCall> redispatched;
+  std::vector<CombineCall> combine;
+  std::vector<BulkCopyCeilingCall> ceiling;
   int64_t remote_bytes = 0;  // the busiest rank's: each token counts once per destination rank
 };
 
@@ -86,8 +87,8 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
   Sequence calls(group, &random);
   const auto dispatched = calls.AddDispatch(shape);
   for (int r = 0; r < n; ++r) {
-    jax_ep::DispatchCall call = dispatched->calls[r];
-    call.zero_tail = false;
+    DispatchCall call = dispatched->calls[r];
+    call.transfer.zero_tail = false;
     group->Refill(r, call.topk_ids, sizes.ids[r]);
     // Fills x with bytes that differ, cheaply.
     std::vector<uint16_t> x(size_t{1} << 20);
@@ -98,10 +99,10 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                          cudaMemcpyHostToDevice));
     }
     timed.dispatch.push_back(call);
-    jax_ep::RedispatchCall redispatched;
+    RedispatchCall redispatched;
     redispatched.transfer = call.transfer;
-    redispatched.zero_tail = false;
-    redispatched.has_weights = true;
+    redispatched.transfer.has_weights = true;
+    redispatched.control = call.control;
     redispatched.x = call.x;
     redispatched.plan = dispatched->Operands(r);
     redispatched.topk_weights = call.topk_weights;
@@ -109,18 +110,19 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     redispatched.row_weights = call.row_weights;
     redispatched.arrivals = call.arrivals;
     timed.redispatched.push_back(redispatched);
-    jax_ep::CombineCall combine;
-    combine.transfer = call.transfer;
-    combine.has_weights = true;
+    CombineCall combine;
+    combine.transfer = redispatched.transfer;
+    combine.control = call.control;
     combine.y = call.rows;
     combine.plan = dispatched->Operands(r);
     combine.row_weights = call.row_weights;
     combine.out = group->Allocate<uint8_t>(r, tokens * shape.row_bytes());
     timed.combine.push_back(combine);
-    jax_ep::BulkCopyCeilingCall ceiling;
+    BulkCopyCeilingCall ceiling;
     ceiling.transfer = call.transfer;
     ceiling.transfer.num_sms = 0;
-    ceiling.repeats = kCeilingRepeats;
+    ceiling.transfer.repeats = kCeilingRepeats;
+    ceiling.control = call.control;
     ceiling.x = call.x;
     ceiling.status = dispatched->calls[r].plan.num_bad_ids;
     timed.ceiling.push_back(ceiling);
@@ -177,7 +179,7 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
                                    .top_k = shape.top_k,
                                    .num_experts = shape.experts / options.ranks * options.ranks,
                                    .num_ranks = options.ranks,
-                                   .element_bytes = 2},
+                                   .row_type = jax_ep::kBF16},
                                   &layout));
   const int64_t rows = RowsOf(shape) + int64_t{2} * shape.tokens;
   Group group(options.ranks, options.shared, layout.bytes, rows * shape.hidden * 2 + (64 << 20));
@@ -197,14 +199,14 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   };
   if (options.ranks > 1 && shape.tokens > 128) {
     const double us = TimeInGraph(&group, 1, [&](int r, cudaStream_t stream) {
-      STATUS_OK(jax_ep::LaunchBulkCopyCeiling(timed.ceiling[r], stream));
+      STATUS_OK(LaunchBulkCopyCeiling(timed.ceiling[r], stream));
     });
     ceiling = timed.shape.row_bytes() * shape.tokens * kCeilingRepeats / us;
     std::printf("TIME ceiling: %.1f GB/s\n", ceiling / 1000.0);
   }
-  time("dispatch", jax_ep::LaunchDispatch, timed.dispatch);
-  time("redispatch", jax_ep::LaunchRedispatch, timed.redispatched);
-  time("combine", jax_ep::LaunchCombine, timed.combine);
+  time("dispatch", LaunchDispatch, timed.dispatch);
+  time("redispatch", LaunchRedispatch, timed.redispatched);
+  time("combine", LaunchCombine, timed.combine);
   for (const Rank& rank : group.ranks) {
     if (rank.record->posted) Fail("a wait ended in the timing");
   }

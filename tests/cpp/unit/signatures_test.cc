@@ -52,7 +52,7 @@ Status Run(const Check& check, const Config& config, const List& operands, const
 }
 
 void TestDispatch() {
-  TransferSizes sizes;
+  TransferShape sizes;
   CHECK_OK(Run(CheckDispatch, Config(false), {kTokens, kIds}, List{kRows} + kPlan, &sizes));
   CHECK(sizes.num_tokens == 16 && sizes.hidden == 64 && sizes.top_k == 3);
   CHECK(sizes.num_rows == 40 && sizes.row_type == kBF16);
@@ -62,7 +62,7 @@ void TestDispatch() {
 
 void TestDispatchRefused() {
   const auto fails = [](const List& operands, const List& results) {
-    TransferSizes sizes;
+    TransferShape sizes;
     return Run(CheckDispatch, Config(false), operands, results, &sizes);
   };
   CHECK_FAILS(fails({kTokens}, {}), "operand 1 (topk_ids) is missing");
@@ -92,7 +92,7 @@ void TestDispatchRefused() {
 }
 
 void TestRedispatch() {
-  TransferSizes sizes;
+  TransferShape sizes;
   CHECK_OK(Run(CheckRedispatch, Config(false), List{kTokens} + kPlan, {kRows}, &sizes));
   CHECK(sizes.num_rows == 40 && sizes.top_k == 3);
   CHECK_OK(Run(CheckRedispatch, Config(true), List{kTokens} + kPlan + List{kChoiceValues},
@@ -102,7 +102,7 @@ void TestRedispatch() {
 }
 
 void TestCombine() {
-  TransferSizes sizes;
+  TransferShape sizes;
   CHECK_OK(Run(CheckCombine, Config(false), List{kRows} + kPlan, {kTokens}, &sizes));
   CHECK_OK(
       Run(CheckCombine, Config(true), List{kRows} + kPlan + List{kRowValues}, {kTokens}, &sizes));

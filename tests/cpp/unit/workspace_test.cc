@@ -10,14 +10,14 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
-constexpr WorkspaceShape kLarge{.num_tokens = 4096,
+constexpr TransferShape kLarge{.num_tokens = 4096,
                                 .hidden = 7168,
                                 .top_k = 8,
                                 .num_experts = 256,
                                 .num_ranks = 4,
-                                .element_bytes = 2};
+                                .row_type = kBF16};
 
-int64_t BytesOf(const WorkspaceShape& shape, std::string_view name) {
+int64_t BytesOf(const TransferShape& shape, std::string_view name) {
   WorkspaceLayout layout;
   CHECK_OK(PlanWorkspace(shape, &layout));
   for (const WorkspaceBuffer& buffer : layout.buffers) {
@@ -28,8 +28,8 @@ int64_t BytesOf(const WorkspaceShape& shape, std::string_view name) {
 }
 
 template <typename Change>
-WorkspaceShape With(const Change& change) {
-  WorkspaceShape shape = kLarge;
+TransferShape With(const Change& change) {
+  TransferShape shape = kLarge;
   change(shape);
   return shape;
 }
@@ -63,7 +63,7 @@ void TestEagerBuffersDoNotDependOnTheShape() {
                           .top_k = 1,
                           .num_experts = 1,
                           .num_ranks = 1,
-                          .element_bytes = 2},
+                          .row_type = kBF16},
                          &tiny));
   for (const WorkspaceBufferId buffer : {kEagerRows, kEagerPackets, kEagerFlags}) {
     CHECK(large.buffers[buffer].offset == tiny.buffers[buffer].offset);
@@ -74,7 +74,7 @@ void TestEagerBuffersDoNotDependOnTheShape() {
 void TestBuffers() {
   CHECK(BytesOf(kLarge, "received_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(
-      BytesOf(With([](WorkspaceShape& s) { s.top_k = 2, s.num_tokens = 8192; }), "received_rows") ==
+      BytesOf(With([](TransferShape& s) { s.top_k = 2, s.num_tokens = 8192; }), "received_rows") ==
       int64_t{8192} * 2 * 7168 * 2);  // the receive rings of a dispatch fit into it
   CHECK(BytesOf(kLarge, "routes") == 4 * 4096 * 8 * 8);
   CHECK(BytesOf(kLarge, "received_weights") == 4 * 4096 * 8 * 4);
@@ -82,7 +82,7 @@ void TestBuffers() {
   CHECK(BytesOf(kLarge, "tile_counts") == 128 * 258 * 4);
   CHECK(BytesOf(kLarge, "assignment_rows") == 4 * 4096 * 8 * 4);
   // Rows are padded to the unit of bulk copies.
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.hidden = 1, s.num_tokens = 1024; }),
+  CHECK(BytesOf(With([](TransferShape& s) { s.hidden = 1, s.num_tokens = 1024; }),
                 "received_rows") == 1024 * 4 * 16);
 }
 
@@ -90,11 +90,11 @@ void TestBuffers() {
 // O(min(K, R)*T*H), which is nearly the whole workspace.
 void TestTokensArriveOnce() {
   const int64_t rows = BytesOf(kLarge, "received_rows");
-  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.num_experts = 1024; }), "received_rows"));
-  CHECK(rows == BytesOf(With([](WorkspaceShape& s) { s.top_k = 32; }), "received_rows"));
-  CHECK(2 * rows == BytesOf(With([](WorkspaceShape& s) { s.num_tokens *= 2; }), "received_rows"));
-  const WorkspaceShape wide =
-      With([](WorkspaceShape& s) { s.num_ranks = 64, s.num_experts = 1024; });
+  CHECK(rows == BytesOf(With([](TransferShape& s) { s.num_experts = 1024; }), "received_rows"));
+  CHECK(rows == BytesOf(With([](TransferShape& s) { s.top_k = 32; }), "received_rows"));
+  CHECK(2 * rows == BytesOf(With([](TransferShape& s) { s.num_tokens *= 2; }), "received_rows"));
+  const TransferShape wide =
+      With([](TransferShape& s) { s.num_ranks = 64, s.num_experts = 1024; });
   const int64_t wide_rows = BytesOf(wide, "received_rows");
   CHECK(wide_rows == int64_t{8} * 4096 * 7168 * 2);
   WorkspaceLayout layout;
@@ -103,28 +103,28 @@ void TestTokensArriveOnce() {
 }
 
 void TestEdges() {
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_tokens = 0; }), "received_rows") == 0);
+  CHECK(BytesOf(With([](TransferShape& s) { s.num_tokens = 0; }), "received_rows") == 0);
   // A combine has a partial sum of each token, also on one rank.
-  CHECK(BytesOf(With([](WorkspaceShape& s) { s.num_ranks = 1; }), "received_rows") ==
+  CHECK(BytesOf(With([](TransferShape& s) { s.num_ranks = 1; }), "received_rows") ==
         4096 * 7168 * 2);
 }
 
 void TestRefused() {
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = -1; }), "num_tokens is -1");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = 0; }), "hidden is 0");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.top_k = 0; }), "top_k is 0");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_ranks = 65; }), "num_ranks is 65");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_ranks = 3; }), "multiple of num_ranks");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.element_bytes = 0; }), "row element");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = kHuge; }), "num_tokens is");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kHuge; }), "hidden is");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.hidden = kMaxWorkspaceBytes; }), "too large");
-  CHECK_FAILS(Refused([](WorkspaceShape& s) { s.num_tokens = s.top_k = 1 << 20; }), "has 32 bits");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.num_tokens = -1; }), "num_tokens is -1");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = 0; }), "hidden is 0");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.top_k = 0; }), "top_k is 0");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.num_ranks = 65; }), "num_ranks is 65");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.num_ranks = 3; }), "multiple of num_ranks");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.row_type = kOther; }), "row element");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.num_tokens = kHuge; }), "num_tokens is");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = kHuge; }), "hidden is");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = kMaxWorkspaceBytes; }), "too large");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.num_tokens = s.top_k = 1 << 20; }), "has 32 bits");
   CHECK_FAILS(
-      Refused([](WorkspaceShape& s) { s.num_tokens = 1 << 28, s.hidden = 1 << 20, s.top_k = 1; }),
+      Refused([](TransferShape& s) { s.num_tokens = 1 << 28, s.hidden = 1 << 20, s.top_k = 1; }),
       "16 TiB");
   // Each buffer fits in 16 TiB, but not all of them.
-  CHECK_FAILS(Refused([](WorkspaceShape& s) {
+  CHECK_FAILS(Refused([](TransferShape& s) {
                 s.num_tokens = 1 << 20, s.hidden = 1 << 23, s.top_k = 1, s.num_ranks = 1;
               }),
               "16 TiB");

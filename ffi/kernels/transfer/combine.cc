@@ -1,0 +1,69 @@
+#include "ffi/kernels/transfer/launch.h"
+#include "ffi/kernels/transfer/preparation.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int64_t kWarps = kCombineThreads / 32;
+static_assert(kCombineSharedBytes <= kMinSharedBytes);
+static_assert(kLowLatencyCombineSharedBytes <= kMinSharedBytes);
+
+RowType ToRowType(ElementType type) {
+  if (type == kBF16) return RowType::kBFloat16;
+  return type == kF16 ? RowType::kFloat16 : RowType::kFloat32;
+}
+
+}  // namespace
+
+Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
+  if (Status status = CheckTransfer(call); !status.ok()) return status;
+  const RowSegments segments = PlanSegments(call);
+  const Preparation preparation(call, Operation::kCombine, {.plan = true},
+                                {call.has_weights, call.has_scalars, segments.count()});
+  if (!preparation.status().ok()) return preparation.status();
+  const CallParams& sizes = preparation.call();
+  CombineParams params = {};
+  params.call = sizes;
+  params.has_weights = call.has_weights;
+  params.has_scalars = call.has_scalars;
+  params.schedule =
+      CombineSchedule(sizes.num_tokens, sizes.num_ranks, sizes.row_vectors, kMaxChunks,
+                      static_cast<int32_t>(kWarps * preparation.MaxBlocks(2)));
+  prepared->params = {params, segments, FastDivmod(sizes.num_ranks)};
+  const RowType type = ToRowType(call.shape.row_type);
+  if (segments.count() > 0) {
+    prepared->launches = {
+        {.name = "low-latency combine",
+         .kernel = LowLatencyCombineKernelAddress(type),
+         .blocks = preparation.LowLatencyGrid(segments, sizes.num_all_tokens(), 0),
+         .threads = kLowLatencyThreads,
+         .shared_bytes = kLowLatencyCombineSharedBytes}};
+    return {};
+  }
+  prepared->launches = {
+      {.name = "combine",
+       .kernel = CombineKernelAddress(type),
+       .blocks = preparation.Grid(
+           {sizes.num_prologue_items, CeilDivide(params.schedule.num_items(), kWarps)}, 2),
+       .threads = kCombineThreads,
+       .shared_bytes = kCombineSharedBytes}};
+  return {};
+}
+
+Status Launch(const PreparedCombine& prepared, ControlBlock* control, const CombineBuffers& buffers,
+              cudaStream_t stream) {
+  LowLatencyCombineParams params = prepared.params;
+  CombineParams& combine = params.combine;
+  combine.call.control = control;
+  combine.plan = buffers.plan;
+  combine.y = buffers.y;
+  combine.row_weights = buffers.row_weights;
+  combine.row_scalars = buffers.row_scalars;
+  combine.out = buffers.out;
+  combine.assignment_scalars = buffers.assignment_scalars;
+  const bool is_general = params.segments.count() == 0;
+  return LaunchKernels(prepared.launches,
+                       is_general ? static_cast<const void*>(&combine) : &params, stream);
+}
+
+}  // namespace jax_ep

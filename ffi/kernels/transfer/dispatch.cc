@@ -1,0 +1,63 @@
+#include <algorithm>
+
+#include "ffi/kernels/transfer/launch.h"
+#include "ffi/kernels/transfer/token_preparation.h"
+
+namespace jax_ep {
+namespace {
+
+RowSegments PlanDispatchSegments(const TransferCall& call) {
+  const TransferShape& shape = call.shape;
+  const RowSegments segments = PlanSegments(call);
+  const int64_t assignments = shape.num_tokens * shape.top_k;
+  const bool fits =
+      segments.count() > 0 &&
+      BlockPlanBytes(shape.num_ranks, assignments, shape.num_experts) <= kMinSharedBytes;
+  return fits ? segments : RowSegments();
+}
+
+}  // namespace
+
+Status PrepareDispatch(const TransferCall& call, PreparedDispatch* prepared) {
+  if (Status status = CheckTransfer(call); !status.ok()) return status;
+  const RowSegments segments = PlanDispatchSegments(call);
+  const Preparation preparation(
+      call, Operation::kDispatch, {.tiles = true},
+      {call.row_align, call.zero_tail, call.has_weights, segments.count(), call.ring_chunks});
+  if (!preparation.status().ok()) return preparation.status();
+  const CallParams& sizes = preparation.call();
+  TokenParams tokens;
+  Status status = MakeTokenParams(preparation, call,
+                                  QuotaBytes(sizes.num_ranks, sizes.num_experts), &tokens);
+  if (!status.ok()) return status;
+  prepared->params = {{tokens, FastDivmod(static_cast<int32_t>(call.row_align)), nullptr, {}},
+                      segments,
+                      PlanAssignmentRanges(sizes.num_ranks, sizes.num_assignments()),
+                      FastDivmod(sizes.num_ranks),
+                      FastDivmod(std::max(1, sizes.num_ranks - 1))};
+  if (segments.count() == 0) {
+    prepared->launches = {TokenLaunch("dispatch", DispatchKernelAddress(), preparation, tokens)};
+    return {};
+  }
+  prepared->launches = {
+      {.name = "low-latency dispatch",
+       .kernel = LowLatencyDispatchKernelAddress(),
+       .blocks = preparation.LowLatencyGrid(segments, sizes.num_all_tokens(), sizes.num_rows),
+       .threads = kLowLatencyThreads,
+       .shared_bytes = static_cast<size_t>(
+           BlockPlanBytes(sizes.num_ranks, sizes.num_assignments(), sizes.num_experts))}};
+  return {};
+}
+
+Status Launch(const PreparedDispatch& prepared, ControlBlock* control,
+              const DispatchBuffers& buffers, cudaStream_t stream) {
+  LowLatencyDispatchParams params = prepared.params;
+  BindTokens(control, buffers, &params.dispatch.tokens);
+  params.dispatch.topk_ids = buffers.topk_ids;
+  params.dispatch.plan = buffers.plan;
+  const bool is_general = params.segments.count() == 0;
+  return LaunchKernels(prepared.launches,
+                       is_general ? static_cast<const void*>(&params.dispatch) : &params, stream);
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,48 @@
+#include <algorithm>
+
+#include "ffi/kernels/transfer/launch.h"
+#include "ffi/kernels/transfer/token_preparation.h"
+
+namespace jax_ep {
+
+Status PrepareRedispatch(const TransferCall& call, PreparedRedispatch* prepared) {
+  if (Status status = CheckTransfer(call); !status.ok()) return status;
+  const RowSegments segments = PlanSegments(call);
+  const Preparation preparation(
+      call, Operation::kRedispatch, {.tiles = call.has_weights, .plan = true},
+      {call.zero_tail, call.has_weights, segments.count(), call.ring_chunks});
+  if (!preparation.status().ok()) return preparation.status();
+  const CallParams& sizes = preparation.call();
+  TokenParams tokens;
+  Status status = MakeTokenParams(preparation, call, 0, &tokens);
+  if (!status.ok()) return status;
+  prepared->params = {{tokens, {}, call.has_weights ? sizes.num_tiles : 0},
+                      segments,
+                      FastDivmod(std::max(1, sizes.num_ranks - 1)),
+                      FastDivmod(sizes.top_k)};
+  if (segments.count() == 0) {
+    prepared->launches = {
+        TokenLaunch("redispatch", RedispatchKernelAddress(), preparation, tokens)};
+    return {};
+  }
+  // All ranks' tokens, or the average number of rows here.
+  const int64_t rows = std::max(sizes.num_all_tokens(), sizes.num_assignments());
+  prepared->launches = {{.name = "low-latency redispatch",
+                         .kernel = LowLatencyRedispatchKernelAddress(),
+                         .blocks = preparation.LowLatencyGrid(segments, rows, sizes.num_rows),
+                         .threads = kLowLatencyThreads,
+                         .shared_bytes = 0}};
+  return {};
+}
+
+Status Launch(const PreparedRedispatch& prepared, ControlBlock* control,
+              const RedispatchBuffers& buffers, cudaStream_t stream) {
+  LowLatencyRedispatchParams params = prepared.params;
+  BindTokens(control, buffers, &params.dispatch.tokens);
+  params.dispatch.plan = buffers.plan;
+  const bool is_general = params.segments.count() == 0;
+  return LaunchKernels(prepared.launches,
+                       is_general ? static_cast<const void*>(&params.dispatch) : &params, stream);
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,78 @@
+#include "ffi/kernels/transfer/token_preparation.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace jax_ep {
+namespace {
+
+constexpr int32_t kMaxSendWarps = (kMaxDispatchThreads - kDispatchThreads) / 32;
+
+// Returns the number of send warps: they have a few MB in flight, which keeps the links busy. With
+// more, the flags and counts that all ranks wait for would queue behind the rows.
+int64_t CountSenders(const CallParams& call) {
+  constexpr double kBytesInFlight = 3.5 * (1 << 20);
+  if (call.num_ranks == 1) return 0;
+  // The expected number of peers per token, for uniform routing.
+  const double peers = (call.num_ranks - 1) * (1 - std::pow(1 - 1.0 / call.num_ranks, call.top_k));
+  const double bytes = static_cast<double>(call.row_vectors * kVectorBytes) * peers;
+  return static_cast<int64_t>(std::ceil(std::min(kBytesInFlight / bytes, 1e6)));
+}
+
+}  // namespace
+
+// The send pipelines also lie behind the counts of a tile, because send warps begin before these
+// are free.
+Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
+                       int64_t shared_offset, TokenParams* tokens) {
+  RowCopySupport support;
+  if (Status status = FindRowCopySupport(&support); !status.ok()) return status;
+  const CallParams& params = preparation.call();
+  const int64_t bytes = std::min(support.shared_bytes, kMaxPipelineBytes) - shared_offset;
+  const int64_t senders = CountSenders(params);
+  const auto send_warps = static_cast<int32_t>(
+      std::min<int64_t>(CeilDivide(senders, preparation.num_sms()), kMaxSendWarps));
+  CopyPipeline expand = {0, kDispatchWarps, 0, 0, 0};
+  CopyPipeline send = {0, send_warps, 0, 0, 0};
+  if (support.has_bulk_copies) {
+    send = PlanSendPipeline(params.row_vectors, params.num_ranks, send_warps,
+                            static_cast<int32_t>(bytes / 4));
+    expand =
+        PlanCopyPipeline(params.row_vectors, params.top_k, kDispatchWarps,
+                         static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send));
+  }
+  expand.shared_offset = static_cast<int32_t>(shared_offset);
+  send.shared_offset =
+      static_cast<int32_t>(std::max(PipelineBytes(expand), TileCountBytes(params.num_experts)));
+  *tokens = {.call = params,
+             .expand_pipeline = expand,
+             .send_pipeline = send,
+             .num_senders = static_cast<int32_t>(senders),
+             .chunks = PlanTokenChunks(params.num_tokens, params.row_vectors * kVectorBytes,
+                                       params.num_ranks, params.top_k, call.ring_chunks),
+             .zero_tail = call.zero_tail,
+             .has_weights = call.has_weights,
+             .x = nullptr,
+             .topk_weights = nullptr,
+             .rows = nullptr,
+             .row_weights = nullptr,
+             .arrivals = nullptr};
+  return {};
+}
+
+KernelLaunch TokenLaunch(const char* name, const void* kernel, const Preparation& preparation,
+                         const TokenParams& tokens) {
+  const CallParams& call = tokens.call;
+  const unsigned blocks = preparation.Grid(
+      {call.num_prologue_items, CeilDivide(call.num_tokens, kMaxSendWarps),
+       CeilDivide(call.num_all_tokens(), tokens.expand_pipeline.num_warps),
+       CeilDivide(call.num_rows, 32 * kDispatchWarps)},
+      1);
+  return {.name = name,
+          .kernel = kernel,
+          .blocks = blocks,
+          .threads = static_cast<unsigned>(kDispatchThreads + 32 * tokens.send_pipeline.num_warps),
+          .shared_bytes = static_cast<size_t>(PipelineBytes(tokens.send_pipeline))};
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,26 @@
+// The sizes of a transfer, read from its buffers and attributes. All but num_rows determine the
+// workspace.
+#ifndef JAX_EP_RUNTIME_TRANSFER_SHAPE_H_
+#define JAX_EP_RUNTIME_TRANSFER_SHAPE_H_
+
+#include <cstdint>
+
+#include "ffi/runtime/buffers.h"
+
+namespace jax_ep {
+
+struct TransferShape {
+  int64_t num_tokens = 0;   // T, of one rank
+  int64_t hidden = 0;       // H
+  int64_t top_k = 0;        // K
+  int64_t num_experts = 0;  // E, of all ranks
+  int64_t num_ranks = 0;    // R
+  int64_t num_rows = 0;     // M
+  ElementType row_type = kOther;
+
+  int64_t row_bytes() const { return hidden * ElementBytes(row_type); }
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_TRANSFER_SHAPE_H_
