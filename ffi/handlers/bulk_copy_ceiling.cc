@@ -7,8 +7,9 @@ namespace {
 
 // Sends rows to all other ranks by bulk copies, as fast as the links carry them. Benchmarks alone
 // use it.
-constexpr TransferOperation kOperation = {kBulkCopyCeilingTarget, CheckBulkCopyCeiling,
-                                          PrepareAs<PreparedBulkCopyCeiling, PrepareBulkCopyCeiling>};
+constexpr TransferOperation kOperation = {
+    kBulkCopyCeilingTarget, CheckBulkCopyCeiling,
+    PrepareAs<PreparedBulkCopyCeiling, PrepareBulkCopyCeiling>};
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {

@@ -30,13 +30,14 @@ Status CheckRhsGradient(const Config& config, Buffers operands, Buffers results,
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulTarget, CheckForward, attributes, operands, results);
+  return InstantiateMatmul<State>(kGroupedMatmulTarget, CheckForward, attributes, operands,
+                                  results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
   return InstantiateMatmul<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
-                                operands, results);
+                                  operands, results);
 }
 
 ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t stream,

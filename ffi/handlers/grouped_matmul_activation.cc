@@ -25,14 +25,14 @@ Status CheckGradient(const Config& config, Buffers operands, Buffers results, Si
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulActivationTarget, CheckForward, attributes, operands,
-                                results);
+  return InstantiateMatmul<State>(kGroupedMatmulActivationTarget, CheckForward, attributes,
+                                  operands, results);
 }
 
 auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes) {
   return InstantiateMatmul<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
-                                operands, results);
+                                  operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,

@@ -120,8 +120,8 @@ ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
     const TransferOperation& operation, const ffi::Dictionary& attributes,
     const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
   TransferConfig config;
-  const Status status = CheckInstantiate(operation.target, operation.check, attributes, operands,
-                                         results, &config);
+  const Status status =
+      CheckInstantiate(operation.target, operation.check, attributes, operands, results, &config);
   if (!status.ok()) return ToError(status);
   return std::make_unique<TransferState>(operation, std::move(config));
 }

@@ -41,9 +41,10 @@ struct TransferState {
   PerDevice<PreparedTransfer> prepared;  // by the first initialize
 };
 
-ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
-    const TransferOperation& operation, const ffi::Dictionary& attributes,
-    const ffi::RemainingArgs& operands, const ffi::RemainingRets& results);
+ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(const TransferOperation& operation,
+                                                                 const ffi::Dictionary& attributes,
+                                                                 const ffi::RemainingArgs& operands,
+                                                                 const ffi::RemainingRets& results);
 
 // Completes an operation's stages by the shared prepare and initialize.
 Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute);

@@ -100,6 +100,7 @@ Status Generation::FillStates() {
     state.generation = number_;
     state.rank = static_cast<int32_t>(rank);
     state.num_ranks = static_cast<int32_t>(members_.size());
+    SetAllPeers(&state);
     state.inbox = inbox(rank);
     state.workspace = workspace(rank);
     state.workspace_bytes = static_cast<uint64_t>(workspace_bytes_);

@@ -6,8 +6,8 @@
 
 namespace jax_ep {
 
-// Ranks per group: a set of ranks is a 64-bit mask.
-inline constexpr int kMaxRanks = 64;
+// Ranks per group: a rank fits into a byte.
+inline constexpr int kMaxRanks = 256;
 
 // Experts per token (top-k): each lane of a warp holds up to two assignments.
 inline constexpr int kMaxTopK = 64;

@@ -71,16 +71,19 @@ using ChunkFlags = uint64_t[kMaxRanks][kMaxChunks];
 
 // Work counters of the running kernel. All are zero between kernels.
 struct Progress {
-  uint32_t block_tickets;   // prologue items handed out to blocks
-  uint32_t items_finished;  // prologue items
-  uint32_t warp_tickets;    // items handed out to warps
-  uint32_t send_tickets;    // tokens handed out to sending warps
-  uint32_t fill_tickets;    // items of FillEmptyRows
-  uint32_t sender_tickets;  // warps that asked to become senders
-  uint32_t failure;         // an Outcome, recorded by any warp
-  uint32_t chunk_items_finished[kMaxRanks]
-                               [kMaxChunks];   // sends, by destination; dispatch: [0] for all
+  uint32_t block_tickets;                      // prologue items handed out to blocks
+  uint32_t items_finished;                     // prologue items
+  uint32_t warp_tickets;                       // items handed out to warps
+  uint32_t send_tickets;                       // tokens handed out to sending warps
+  uint32_t fill_tickets;                       // items of FillEmptyRows
+  uint32_t sender_tickets;                     // warps that asked to become senders
+  uint32_t failure;                            // an Outcome, recorded by any warp
   uint32_t chunk_tokens_expanded[kMaxChunks];  // tokens of all peers
+  // Sends, by destination; dispatch: [0] for all.
+  uint32_t chunk_items_finished[kMaxRanks][kMaxChunks];
+
+  // The number of words that calls of a group use, from the first one.
+  JAX_EP_HOST_DEVICE static constexpr int UsedWords(int num_ranks);
 };
 
 // Host-mapped memory that describes a wait. As `report` it is why a call was aborted, at most once
@@ -119,9 +122,11 @@ struct GenerationState {
   uint64_t generation;  // 0 before the first one
   int32_t rank;
   int32_t num_ranks;
-  Inbox* inbox;              // this rank's own, also in `peers`
-  unsigned char* workspace;  // likewise
-  uint64_t workspace_bytes;  // every rank's; 0 if there is none
+  int32_t num_peers;              // members of the generation besides this rank
+  uint8_t peer_ranks[kMaxRanks];  // theirs; each rank begins with the one after it
+  Inbox* inbox;                   // this rank's own, also in `peers`
+  unsigned char* workspace;       // likewise
+  uint64_t workspace_bytes;       // every rank's; 0 if there is none
   uint64_t entry_deadline_ns;
   uint64_t progress_deadline_ns;
   uint64_t warning_ns;    // a wait that takes longer is reported to the host, and continues
@@ -130,6 +135,14 @@ struct GenerationState {
   AbortRecord* warning;   // or null
   Peer peers[kMaxRanks];  // indexed by rank, this one included
 };
+
+// Makes all ranks of a group members of the generation.
+inline void SetAllPeers(GenerationState* state) {
+  state->num_peers = state->num_ranks - 1;
+  for (int i = 0; i < state->num_peers; ++i) {
+    state->peer_ranks[i] = static_cast<uint8_t>((state->rank + 1 + i) % state->num_ranks);
+  }
+}
 
 struct ControlBlock : GenerationState {
   // Written by transfer kernels.
@@ -141,6 +154,12 @@ struct ControlBlock : GenerationState {
   alignas(128) uint64_t tiles_counted[kMaxTiles];  // sequence of the latest call that counted each
 };
 
+constexpr int Progress::UsedWords(int num_ranks) {
+  constexpr int kLast = kMaxRanks * kMaxChunks;  // words of the last member
+  return static_cast<int>(sizeof(Progress) / 4) - kLast + num_ranks * kMaxChunks;
+}
+
+static_assert(kMaxRanks - 1 <= UINT8_MAX, "a rank fits into a byte");
 static_assert(sizeof(EntryFlags) == 128, "each peer's entry flags have a cache line of their own");
 static_assert(sizeof(Inbox) % 128 == 0, "an inbox is whole cache lines");
 static_assert(sizeof(ControlBlock) % 128 == 0, "the control block is whole cache lines");

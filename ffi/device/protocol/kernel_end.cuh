@@ -43,7 +43,7 @@ __device__ inline void FinishCall(const CallParams& call, uint64_t sequence) {
   }
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Progress) / 4); i += blockDim.x) {
+  for (int i = threadIdx.x; i < Progress::UsedWords(call.num_ranks); i += blockDim.x) {
     words[i] = 0;
   }
 }

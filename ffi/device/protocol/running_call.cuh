@@ -15,20 +15,19 @@ __device__ inline bool HasWorkspace(const CallParams& call) {
   return call.workspace_bytes <= control->workspace_bytes && call.num_ranks == control->num_ranks;
 }
 
-// Called by one warp. Calls use(peer) for every rank but this one, in different lanes.
+// Called by one warp. Calls use(peer) for every member of the generation but this rank, in
+// different lanes.
 template <typename Use>
 __device__ inline void ForEachPeer(const ControlBlock* control, Use use) {
 #pragma unroll 1
-  for (int peer = threadIdx.x % 32; peer < control->num_ranks; peer += 32) {
-    if (peer != control->rank) use(peer);
-  }
+  for (int i = threadIdx.x % 32; i < control->num_peers; i += 32) use(int{control->peer_ranks[i]});
 }
 
 // Test only: delays the caller at random, to provoke rare interleavings.
 __device__ inline void InjectDelay(const CallParams& call, uint64_t sequence, uint32_t salt) {
   const uint64_t max_delay = call.control->max_delay_ns;
   if (max_delay == 0) return;
-  uint64_t hash = (sequence * 64 + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
+  uint64_t hash = (sequence * kMaxRanks + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
   hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9ull;
   const uint64_t delay = (hash >> 33) % max_delay;
   for (const uint64_t start = GlobalTimer(); GlobalTimer() - start < delay;) __nanosleep(200);

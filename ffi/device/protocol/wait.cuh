@@ -144,8 +144,8 @@ __device__ inline int CountArrivedChunks(const CallParams& call, uint64_t sequen
   const ChunkFlags& chunks_sent = control->inbox->chunks_sent;
   bool has_arrived = true;
 #pragma unroll 1
-  for (int peer = 0; peer < control->num_ranks; ++peer) {
-    if (peer == control->rank) continue;
+  for (int i = 0; i < control->num_peers; ++i) {
+    const int peer = control->peer_ranks[i];
     has_arrived &= LoadAcquireSystem(&chunks_sent[peer][threadIdx.x % 32]) >= sequence;
   }
   __syncwarp();  // orders what each lane has acquired before what any lane does next

@@ -8,7 +8,6 @@
 namespace jax_ep {
 
 static_assert(kMaxTopK <= 64, "a lane holds up to two assignments, and a set of them is 64 bits");
-static_assert(kMaxRanks <= 64, "a set of ranks is 64 bits");
 
 // Called by one warp. Returns the value of assignment k in all lanes.
 template <int kPerLane, typename T>
@@ -17,16 +16,24 @@ __device__ T AssignmentValue(const T (&values)[kPerLane], int k) {
   return __shfl_sync(kFullWarp, k < 32 ? values[0] : values[kPerLane - 1], k % 32);
 }
 
-// Called by one warp. Returns the set of ranks among all lanes' destinations; -1 is no rank.
+// Called by one warp. Returns the set of assignments that are a token's first to their rank, so one
+// for each of its ranks. `destinations` are ranks; -1 is none.
 template <int kPerLane>
-__device__ inline uint64_t DestinationRanks(const int32_t (&destinations)[kPerLane]) {
-  uint32_t low = 0;
-  uint32_t high = 0;
-  for (int i = 0; i < kPerLane; ++i) {
-    const int32_t destination = destinations[i];
-    if (destination >= 0) (destination < 32 ? low : high) |= 1u << destination % 32;
+__device__ inline uint64_t FirstAssignments(const int32_t (&destinations)[kPerLane]) {
+  const uint32_t lower = (1u << threadIdx.x % 32) - 1;
+  const auto is_first = [&](int32_t destination) {
+    const uint32_t same = __match_any_sync(kFullWarp, destination);
+    return destination >= 0 && (same & lower) == 0;
+  };
+  const uint32_t firsts = __ballot_sync(kFullWarp, is_first(destinations[0]));
+  if constexpr (kPerLane == 1) return firsts;
+  int32_t second = destinations[kPerLane - 1];
+  if (!__any_sync(kFullWarp, second >= 0)) return firsts;  // top_k is at most 32
+#pragma unroll 1
+  for (uint32_t left = firsts; left != 0; left &= left - 1) {
+    if (__shfl_sync(kFullWarp, destinations[0], __ffs(left) - 1) == second) second = -1;
   }
-  return __reduce_or_sync(kFullWarp, low) | uint64_t{__reduce_or_sync(kFullWarp, high)} << 32;
+  return firsts | uint64_t{__ballot_sync(kFullWarp, is_first(second))} << 32;
 }
 
 // The rows of one token on this rank, -1 where an assignment has none.

@@ -65,7 +65,7 @@ struct KeptAssignments {
       is_kept[i] = 0 <= destinations[i] && destinations[i] < call.num_ranks;
       if (!is_kept[i]) destinations[i] = -1;
     }
-    num_sums = min(__popcll(DestinationRanks(destinations)), call.num_partial_sums);
+    num_sums = min(__popcll(FirstAssignments(destinations)), call.num_partial_sums);
   }
 };
 

@@ -27,10 +27,14 @@ class RowPlacement {
   __device__ PlacedToken<kPerLane> Place(int source, const Route (&routes)[kPerLane]) const {
     PlacedToken<kPerLane> token;
     for (int i = 0; i < kPerLane; ++i) token.destinations[i] = Destination(routes[i]);
-    const uint64_t ranks = DestinationRanks(token.destinations);
-    token.partial_sum_index = __popcll(ranks & ((uint64_t{1} << rank_) - 1));
+    const uint64_t firsts = FirstAssignments(token.destinations);
+    token.partial_sum_index = 0;
     token.found.assignments = 0;
     for (int i = 0; i < kPerLane; ++i) {
+      // Lower ranks come first. The first assignments have one for each of them.
+      const bool is_lower = token.destinations[i] < rank_;
+      const auto of_lanes = static_cast<uint32_t>(firsts >> (32 * i));
+      token.partial_sum_index += __popc(__ballot_sync(kFullWarp, is_lower) & of_lanes);
       int32_t row = -1;
       if (token.destinations[i] == rank_) {
         const int local = routes[i].expert - rank_ * call_.num_local_experts;

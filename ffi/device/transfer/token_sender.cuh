@@ -71,15 +71,6 @@ class TokenSender {
     const int num_peers = call.num_ranks - 1;
     const int lane = threadIdx.x % 32;
     if (num_peers == 0) return Outcome::kArrived;
-    // Peer i is the rank i + 1 after this one: each rank begins with the next rank, so that all
-    // links carry data at once. Lane l holds the rings of peers l and l + 32.
-    uint4* received_rows[2] = {};
-    for (int i = 0; i < 2; ++i) {
-      const int peer = lane + 32 * i;
-      if (peer >= num_peers) continue;
-      received_rows[i] =
-          ReceivedRows(params_, call.RankAfter(rank, peer + 1), call.num_ranks - 1 - peer);
-    }
     WarpTicketPrefetch tickets(&call.control->progress.send_tickets);
     int32_t next_destinations[2] = {-1, -1};
     const auto load = [&](int token) {
@@ -89,6 +80,18 @@ class TokenSender {
             token < call.num_tokens && k < call.top_k ? destination_of(token * call.top_k + k) : -1;
       }
     };
+    // Sends a token to the ranks of the lanes that are in `lanes`, as RowCopies::Add.
+    const auto send = [&](int token, uint64_t lanes, const int32_t (&ranks)[2]) {
+      uint4* slots[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        if (!(lanes >> (lane + 32 * i) & 1)) continue;
+        const int distance = rank - ranks[i];
+        slots[i] =
+            ReceivedRows(params_, ranks[i], distance < 0 ? distance + call.num_ranks : distance) +
+            SlotOffset(params_, token);
+      }
+      copies_.Add(x_ + int64_t{token} * call.row_vectors, lanes, slots);
+    };
     const int ring_chunks = params_.chunks.ring_chunks;
     int num_chunks = ring_chunks;  // chunks that have slots
     copies_.Begin();
@@ -97,10 +100,10 @@ class TokenSender {
 #pragma unroll 1
     while (next < call.num_tokens) {
       const int token = next;
-      const uint64_t ranks = to_all ? ~uint64_t{0} : DestinationRanks(next_destinations);
-      // Rotates ranks to peers; this rank would be the last bit.
-      const uint64_t peers =
-          (ranks >> 1 >> rank | ranks << (num_peers - rank)) & ((uint64_t{1} << num_peers) - 1);
+      int32_t ranks[2];
+      for (int i = 0; i < 2; ++i)
+        ranks[i] = next_destinations[i] == rank ? -1 : next_destinations[i];
+      const uint64_t firsts = to_all ? 0 : FirstAssignments(ranks);
       const int chunk = token / params_.chunks.tokens;
       if (chunk >= num_chunks) {
         // WAIT_CREDIT
@@ -110,21 +113,33 @@ class TokenSender {
         num_chunks = chunk + 1;
         copies_.Begin();
       }
-      uint4* slots[2] = {};
-      for (int i = 0; i < 2; ++i) {
-        if (!(peers >> (lane + 32 * i) & 1)) continue;
-        slots[i] = received_rows[i] + SlotOffset(params_, token);
-      }
-      if (peers != 0) copies_.Add(x_ + int64_t{token} * call.row_vectors, peers, slots);
+      if (firsts != 0) send(token, firsts, ranks);
+      if (to_all) SendToAll(token, send);
       next = tickets.Next();
       load(next);
-      if (peers != 0) copies_.Finish();
+      if (firsts != 0 || to_all) copies_.Finish();
       FinishToken(chunk);
     }
     return Outcome::kArrived;
   }
 
  private:
+  template <typename Send>
+  __device__ void SendToAll(int token, Send send) {
+    const CallParams& call = params_.call;
+#pragma unroll 1
+    for (int first = 1; first < call.num_ranks; first += 64) {
+      int32_t ranks[2];
+      uint64_t lanes = 0;
+      for (int i = 0; i < 2; ++i) {
+        const int distance = first + static_cast<int>(threadIdx.x) % 32 + 32 * i;
+        ranks[i] = call.RankAfter(call.control->rank, min(distance, call.num_ranks));
+        lanes |= uint64_t{__ballot_sync(kFullWarp, distance < call.num_ranks)} << (32 * i);
+      }
+      send(token, lanes, ranks);
+    }
+  }
+
   // Counts a token whose stores are complete. The last token of a chunk signals the peers.
   __device__ void FinishToken(int chunk) {
     const CallParams& call = params_.call;

@@ -62,8 +62,8 @@ Status Launch(const PreparedCombine& prepared, ControlBlock* control, const Comb
   combine.out = buffers.out;
   combine.assignment_scalars = buffers.assignment_scalars;
   const bool is_general = params.segments.count() == 0;
-  return LaunchKernels(prepared.launches,
-                       is_general ? static_cast<const void*>(&combine) : &params, stream);
+  return LaunchKernels(prepared.launches, is_general ? static_cast<const void*>(&combine) : &params,
+                       stream);
 }
 
 }  // namespace jax_ep

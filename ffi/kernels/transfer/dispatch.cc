@@ -10,9 +10,8 @@ RowSegments PlanDispatchSegments(const TransferCall& call) {
   const TransferShape& shape = call.shape;
   const RowSegments segments = PlanSegments(call);
   const int64_t assignments = shape.num_tokens * shape.top_k;
-  const bool fits =
-      segments.count() > 0 &&
-      BlockPlanBytes(shape.num_ranks, assignments, shape.num_experts) <= kMinSharedBytes;
+  const bool fits = segments.count() > 0 && BlockPlanBytes(shape.num_ranks, assignments,
+                                                           shape.num_experts) <= kMinSharedBytes;
   return fits ? segments : RowSegments();
 }
 
@@ -27,8 +26,8 @@ Status PrepareDispatch(const TransferCall& call, PreparedDispatch* prepared) {
   if (!preparation.status().ok()) return preparation.status();
   const CallParams& sizes = preparation.call();
   TokenParams tokens;
-  Status status = MakeTokenParams(preparation, call,
-                                  QuotaBytes(sizes.num_ranks, sizes.num_experts), &tokens);
+  Status status =
+      MakeTokenParams(preparation, call, QuotaBytes(sizes.num_ranks, sizes.num_experts), &tokens);
   if (!status.ok()) return status;
   prepared->params = {{tokens, FastDivmod(static_cast<int32_t>(call.row_align)), nullptr, {}},
                       segments,

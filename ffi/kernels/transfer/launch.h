@@ -20,7 +20,7 @@
 
 namespace jax_ep {
 
-// What a call site's transfer is, but for its buffers. All but `num_sms` are equal on all ranks.
+// A transfer of one call site, without its buffers. Only `num_sms` may differ between ranks.
 struct TransferCall {
   uint64_t call_site = 0;  // distinguishes calls; the fingerprint adds operation and sizes
   TransferShape shape;
@@ -122,8 +122,8 @@ Status Launch(const PreparedDispatch& prepared, ControlBlock* control,
               const DispatchBuffers& buffers, cudaStream_t stream);
 Status Launch(const PreparedRedispatch& prepared, ControlBlock* control,
               const RedispatchBuffers& buffers, cudaStream_t stream);
-Status Launch(const PreparedCombine& prepared, ControlBlock* control,
-              const CombineBuffers& buffers, cudaStream_t stream);
+Status Launch(const PreparedCombine& prepared, ControlBlock* control, const CombineBuffers& buffers,
+              cudaStream_t stream);
 Status Launch(const PreparedBulkCopyCeiling& prepared, ControlBlock* control,
               const BulkCopyCeilingBuffers& buffers, cudaStream_t stream);
 

@@ -109,8 +109,7 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
 }
 
 unsigned Preparation::Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
-  return static_cast<unsigned>(
-      std::clamp<int64_t>(std::max(blocks), 1, MaxBlocks(blocks_per_sm)));
+  return static_cast<unsigned>(std::clamp<int64_t>(std::max(blocks), 1, MaxBlocks(blocks_per_sm)));
 }
 
 unsigned Preparation::LowLatencyGrid(const RowSegments& segments, int64_t num_rows,

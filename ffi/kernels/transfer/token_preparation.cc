@@ -35,7 +35,7 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   CopyPipeline expand = {0, kDispatchWarps, 0, 0, 0};
   CopyPipeline send = {0, send_warps, 0, 0, 0};
   if (support.has_bulk_copies) {
-    send = PlanSendPipeline(params.row_vectors, params.num_ranks, send_warps,
+    send = PlanSendPipeline(params.row_vectors, std::min(params.num_ranks, 64), send_warps,
                             static_cast<int32_t>(bytes / 4));
     expand =
         PlanCopyPipeline(params.row_vectors, params.top_k, kDispatchWarps,
@@ -63,11 +63,11 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
 KernelLaunch TokenLaunch(const char* name, const void* kernel, const Preparation& preparation,
                          const TokenParams& tokens) {
   const CallParams& call = tokens.call;
-  const unsigned blocks = preparation.Grid(
-      {call.num_prologue_items, CeilDivide(call.num_tokens, kMaxSendWarps),
-       CeilDivide(call.num_all_tokens(), tokens.expand_pipeline.num_warps),
-       CeilDivide(call.num_rows, 32 * kDispatchWarps)},
-      1);
+  const unsigned blocks =
+      preparation.Grid({call.num_prologue_items, CeilDivide(call.num_tokens, kMaxSendWarps),
+                        CeilDivide(call.num_all_tokens(), tokens.expand_pipeline.num_warps),
+                        CeilDivide(call.num_rows, 32 * kDispatchWarps)},
+                       1);
   return {.name = name,
           .kernel = kernel,
           .blocks = blocks,

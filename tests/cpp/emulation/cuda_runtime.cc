@@ -71,7 +71,7 @@ Faults faults;
 
 namespace {
 
-constexpr int kDevices = 8;
+constexpr int kDevices = 256;
 // The emulated capability: sm_90, or sm_80, where rows go through registers.
 constexpr int kMajor = JAX_EP_EMULATED_MAJOR;
 thread_local int current_device = 0;

@@ -186,16 +186,16 @@ class DispatchProgram {
     buffers.topk_ids = rank.ids.data();
     buffers.rows = rank.rows.data();
     buffers.plan = {.group_sizes = &rank.numbers[kGroupSize],
-                 .real_group_sizes = &rank.numbers[kRealGroupSize],
-                 .row_offsets = &rank.numbers[kRowOffsets],
-                 .row_source = lists,
-                 .partial_sum_index = lists + 3 * num_rows,
-                 .kept = rank.kept.get(),
-                 .destination = lists + 4 * num_rows,
-                 .num_received = &rank.numbers[kReceived],
-                 .num_dropped = &rank.numbers[kDropped],
-                 .num_bad_ids = &rank.numbers[kBadIds],
-                 .status = &rank.numbers[kStatus]};
+                    .real_group_sizes = &rank.numbers[kRealGroupSize],
+                    .row_offsets = &rank.numbers[kRowOffsets],
+                    .row_source = lists,
+                    .partial_sum_index = lists + 3 * num_rows,
+                    .kept = rank.kept.get(),
+                    .destination = lists + 4 * num_rows,
+                    .num_received = &rank.numbers[kReceived],
+                    .num_dropped = &rank.numbers[kDropped],
+                    .num_bad_ids = &rank.numbers[kBadIds],
+                    .status = &rank.numbers[kStatus]};
     return buffers;
   }
 

@@ -78,6 +78,7 @@ class Block {
 };
 
 thread_local Block* block = nullptr;
+std::atomic<unsigned> running_blocks = 0;
 
 // Keeps stacks for the next blocks.
 std::mutex stacks_mutex;
@@ -130,6 +131,7 @@ void Block::RunSomeCopies() {
 
 void Block::Run() {
   block = this;
+  ++running_blocks;
   size_t left = fibers_.size();
   while (left > 0) {
     bool went_on = false;
@@ -148,6 +150,7 @@ void Block::Run() {
     if (!went_on) std::this_thread::yield();
   }
   while (!copies.empty()) RunSomeCopies();
+  --running_blocks;
   block = nullptr;
   const std::lock_guard lock(stacks_mutex);
   for (auto& fiber : fibers_) stacks.push_back(std::move(fiber->stack));
@@ -171,9 +174,15 @@ void Yield() { block->SwitchToScheduler(); }
 uint64_t Clock() {
   constexpr uint64_t kStep = 500'000;
   constexpr uint64_t kStepBack = 2 * kStep;
+  constexpr unsigned kFewBlocks = 16;
+  constexpr int kReadsBetweenSleeps = 64;
   Fiber& fiber = block->current();
-  fiber.clock += kStep;
+  // The more blocks share the CPUs, the longer each of them has to wait for its turn.
+  fiber.clock += kStep * kFewBlocks / std::max<unsigned>(kFewBlocks, running_blocks);
   if (++fiber.clock_reads == 2) fiber.clock -= kStepBack;
+  // A fiber that reads the clock waits: other blocks get the CPU.
+  if (fiber.clock_reads % kReadsBetweenSleeps == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   return fiber.clock;
 }
 

@@ -181,9 +181,8 @@ class Sequence {
       if (!shape.has_weights) weights->clear();
       if (!shape.has_scalars) scalars->clear();
     });
-    launches_.push_back([=, this](int r) {
-      STATUS_OK(LaunchCombine((*calls)[r], group_.ranks[r].stream));
-    });
+    launches_.push_back(
+        [=, this](int r) { STATUS_OK(LaunchCombine((*calls)[r], group_.ranks[r].stream)); });
     struct Results {
       std::vector<Bytes> out;
       std::vector<std::vector<float>> assignment_scalars;

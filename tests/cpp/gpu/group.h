@@ -107,6 +107,7 @@ class Group {
       state.generation = generation_;
       state.rank = r;
       state.num_ranks = size();
+      jax_ep::SetAllPeers(&state);
       state.inbox = ranks[r].inbox;
       state.workspace = ranks[r].workspace;
       state.workspace_bytes = workspace_bytes_;

@@ -72,7 +72,8 @@ int Main(int argc, char** argv) {
     return options.only.empty() || options.only == name;
   };
   if (wanted("random") || wanted("arrivals") || wanted("graph") || wanted("faults")) {
-    Group group(options.ranks, options.shared, size_t{64} << 20, size_t{512} << 20);
+    Group group(options.ranks, options.shared, size_t{options.tiny ? 32u : 64u} << 20,
+                size_t{options.tiny ? 64u : 512u} << 20);
     if (wanted("random")) {
       TestCapacity(&group, options);
       TestRandom(&group, options);

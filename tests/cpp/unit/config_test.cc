@@ -49,7 +49,7 @@ void TestActivations() {
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
-  CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 65; }), "1 to 64");
+  CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 257; }), "1 to 256");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 3; }), "has 8 ids");
   CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups.clear(); }), "has 0 ids");
   CHECK_FAILS(With([](TransferConfig& c) { c.replica_groups[3] = -1; }), "the id -1");
