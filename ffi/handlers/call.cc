@@ -156,7 +156,11 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   AttributeReader reader(target, attributes);
   reader.Read("transpose_rhs", &config->transpose_rhs);
   reader.Read("num_sms", &config->num_sms);
-  if (target == kGroupedMatmulTarget) reader.Read("zero_tail", &config->zero_tail);
+  if (target == kGroupedMatmulTarget) {
+    reader.Read("zero_tail", &config->zero_tail);
+  } else {
+    reader.Read("has_accumulator", &config->has_accumulator);
+  }
   if (Status status = reader.Finish(); !status.ok()) return status;
   return CheckConfig(target, *config);
 }

@@ -30,9 +30,10 @@ struct TransferConfig {
 
 // Attributes of grouped_matmul and grouped_matmul_rhs_gradient.
 struct GroupedMatmulConfig {
-  bool transpose_rhs = false;  // rhs, or its gradient, is [L,N,K] instead of [L,K,N]
-  bool zero_tail = true;       // forward only
-  int64_t num_sms = 0;         // 0: the launch code chooses
+  bool transpose_rhs = false;    // rhs, or its gradient, is [L,N,K] instead of [L,K,N]
+  bool zero_tail = true;         // forward only
+  bool has_accumulator = false;  // rhs_gradient only: adds to a float32 operand
+  int64_t num_sms = 0;           // 0: the launch code chooses
 };
 
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };

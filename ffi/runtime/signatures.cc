@@ -132,12 +132,15 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
                                      Buffers results, GroupedMatmulSizes* sizes) {
   BufferChecker check(kGroupedMatmulRhsGradientTarget, operands, results);
   Size m{"M"}, k{"K"}, n{"N"}, l{"L"};
-  Types lhs{kRowTypes}, rhs{kRowTypes}, out{kRowTypes}, s32{kS32};
+  Size* const rows = config.transpose_rhs ? &n : &k;
+  Size* const columns = config.transpose_rhs ? &k : &n;
+  Types lhs{kRowTypes}, out{kRowTypes}, s32{kS32};
+  Types rhs{config.has_accumulator ? static_cast<uint8_t>(kF32) : kRowTypes};
   check.Operand("lhs", lhs, {&m, &k});
   check.Operand("out_gradient", out, {&m, &n});
   check.Operand("group_sizes", s32, {&l});
-  check.Result("rhs_gradient", rhs,
-               {&l, config.transpose_rhs ? &n : &k, config.transpose_rhs ? &k : &n});
+  if (config.has_accumulator) check.Operand("accumulator", rhs, {&l, rows, columns});
+  check.Result("rhs_gradient", rhs, {&l, rows, columns});
   if (Status status = check.Finish(); !status.ok()) return status;
   *sizes = {l.value, m.value, k.value, n.value, lhs.type(), rhs.type(), out.type()};
   return {};

@@ -56,7 +56,8 @@ Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buff
 Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, Buffers results,
                           GroupedMatmulSizes* sizes);
 
-// lhs[M,K], out_gradient[M,N], group_sizes[L] -> rhs gradient [L,K,N] or [L,N,K]
+// lhs[M,K], out_gradient[M,N], group_sizes[L], [accumulator] -> rhs gradient [L,K,N] or [L,N,K]
+// The accumulator has the result's shape. Both are then float32, and one buffer.
 Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers operands,
                                      Buffers results, GroupedMatmulSizes* sizes);
 

@@ -26,6 +26,11 @@ MATMUL = {
     "zero_tail": np.bool_(True),
     "num_sms": np.int64(0),
 }
+RHS_GRADIENT = {
+    "transpose_rhs": np.bool_(False),
+    "has_accumulator": np.bool_(False),
+    "num_sms": np.int64(0),
+}
 
 
 @functools.cache
@@ -82,7 +87,7 @@ CALLS = {
     "jax_ep.grouped_matmul_rhs_gradient.v1": (
         [ROWS, jnp.zeros((40, 32), jnp.bfloat16), jnp.zeros(2, jnp.int32)],
         [jnp.zeros((2, 64, 32))],
-        {k: v for k, v in MATMUL.items() if k != "zero_tail"},
+        RHS_GRADIENT,
     ),
     "jax_ep.grouped_matmul_activation.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32), jnp.zeros((2, 32)), jnp.zeros(40)],
@@ -149,6 +154,16 @@ class HandlersTest(parameterized.TestCase):
             with self.assertRaisesRegex(Exception, f"{target}: .*{message}") as caught:
                 call(target, operands, results, attributes | change)
             print(caught.exception)
+
+    def test_has_accumulator_is_an_attribute_of_the_rhs_gradient(self):
+        target = "jax_ep.grouped_matmul_rhs_gradient.v1"
+        operands, results, attributes = CALLS[target]
+        for change, message in (
+            ({"has_accumulator": np.int64(1)}, "attribute has_accumulator cannot be read"),
+            ({"zero_tail": np.bool_(True)}, "there are 4 attributes; expected 3"),
+        ):
+            with self.assertRaisesRegex(Exception, f"{target}: .*{message}"):
+                call(target, operands, results, attributes | change)
 
 
 if __name__ == "__main__":

@@ -79,9 +79,12 @@ class GroupSearch {
     return group == groups.num_groups && groups.zero_tail ? groups.num_rows : 0;
   }
 
-  // Each group's result has the group's rows, but in the gradient of rhs it is a whole matrix.
+  // Each group's result has the group's rows, but in the gradient of rhs it is a whole matrix. An
+  // accumulator to which nothing is added has no items.
   __device__ Raster MakeRaster(int32_t group_rows) const {
-    return {kIsRhsGradient<kKind> ? params_.shape_m : group_rows, tiles_n_};
+    if constexpr (!kIsRhsGradient<kKind>) return {group_rows, tiles_n_};
+    const bool is_kept = params_.accumulates && group_rows == 0;
+    return {is_kept ? 0 : params_.shape_m, tiles_n_};
   }
 
   const MatmulParams& params_;

@@ -14,7 +14,7 @@ enum class MatmulKind {
   // grouped_matmul with transpose_rhs: kForward with b stored as [n, k].
   kForwardTransposed,
   // grouped_matmul_rhs_gradient. k runs over the group's rows; a is lhs, stored as [k, m], and b is
-  // out_gradient. Each group has an [m, n] matrix of its own in out.
+  // out_gradient. Each group has an [m, n] matrix of its own in out, perhaps an accumulator.
   kRhsGradient,
   // grouped_matmul_activation: kForward followed by a bias, an activation and row weights.
   kActivation,
@@ -84,6 +84,7 @@ struct MatmulParams {
   void* out;
   bool out_is_float32;  // otherwise the kernel's element type
   bool out_is_aligned;  // a thread may store its adjacent elements at once
+  bool accumulates;     // kRhsGradient: adds to out, in float32; groups without rows keep theirs
   int32_t shape_m;      // kRhsGradient only; otherwise each group has its own
   int32_t shape_n;
   int32_t shape_k;          // all but kRhsGradient

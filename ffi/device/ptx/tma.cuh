@@ -37,6 +37,16 @@ __device__ inline void TmaStore(const void* tensor_map, uint32_t from, const Tma
       : "memory");
 }
 
+// TmaStore, but adds the box's float32 elements to those in global memory.
+__device__ inline void TmaReduceAdd(const void* tensor_map, uint32_t from,
+                                    const TmaCoordinates& at) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.bulk_group"
+      " [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(tensor_map),
+      "r"(from), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix), "r"(at.round)
+      : "memory");
+}
+
 // TmaLoad into the same shared address of all `blocks` of the cluster (a bit each). In each block
 // the barrier at the same address counts the bytes.
 __device__ inline void TmaLoadMulticast(uint32_t to, const void* tensor_map, uint32_t barrier,

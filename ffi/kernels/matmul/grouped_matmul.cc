@@ -21,6 +21,9 @@ Status CheckGroupedMatmulRhsGradientLaunch(const GroupedMatmulConfig& config,
     status = Unimplemented("out_gradient is not of lhs's type; the kernels take no other");
   }
   if (status.ok()) status = CheckMatmulType("rhs_gradient", sizes.rhs_type, sizes.lhs_type);
+  if (status.ok() && config.has_accumulator && sizes.rhs_type != kF32) {
+    status = Unimplemented("rhs_gradient is not f32; the kernels accumulate in no other type");
+  }
   return status;
 }
 
@@ -61,6 +64,7 @@ Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
   params.a = a;
   params.b = b;
   params.out = rhs_gradient;
+  params.accumulates = config.has_accumulator;
   params.shape_m = static_cast<int32_t>(a.row_stride);
   params.shape_n = static_cast<int32_t>(b.row_stride);
   params.groups = MakeRowGroups(sizes, group_sizes, false);

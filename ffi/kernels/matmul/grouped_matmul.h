@@ -32,6 +32,9 @@ Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmu
 // Computes rhs_gradient[g] = transpose(lhs[rows of group g]) * out_gradient[rows of group g], or
 // its transpose if config.transpose_rhs. Groups without rows get zeros. Otherwise like
 // LaunchGroupedMatmul.
+//
+// If config.has_accumulator, rhs_gradient holds float32 numbers, and the products are added to
+// them. Groups without rows keep theirs.
 Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
                                       const GroupedMatmulSizes& sizes, const void* lhs,
                                       const void* out_gradient, const int32_t* group_sizes,

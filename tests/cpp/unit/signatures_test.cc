@@ -143,6 +143,31 @@ void TestGroupedMatmulRhsGradient() {
               "(rhs_gradient) is f32[2,32,64]");
 }
 
+void TestAccumulator() {
+  const List rows = {{kBF16, {40, 64}}, {kBF16, {40, 32}}, {kS32, {2}}};
+  const GroupedMatmulConfig config{.has_accumulator = true};
+  const auto check = [&](const OwnedBuffer& accumulator, const OwnedBuffer& result) {
+    GroupedMatmulSizes sizes;
+    return Run(CheckGroupedMatmulRhsGradient, config, rows + List{accumulator}, {result}, &sizes);
+  };
+  const OwnedBuffer matrices{kF32, {2, 64, 32}};
+  CHECK_OK(check(matrices, matrices));
+  CHECK_FAILS(check({kF32, {2, 32, 64}}, matrices),
+              "operand 3 (accumulator) is f32[2,32,64]; expected f32[L=2,K=64,N=32]");
+  CHECK_FAILS(check({kBF16, {2, 64, 32}}, {kBF16, {2, 64, 32}}),
+              "(accumulator) is bf16[2,64,32]; expected f32[");
+  CHECK_FAILS(check(matrices, {kBF16, {2, 64, 32}}), "(rhs_gradient) is bf16[2,64,32]");
+  GroupedMatmulSizes sizes;
+  CHECK_FAILS(Run(CheckGroupedMatmulRhsGradient, config, rows, {matrices}, &sizes),
+              "operand 3 (accumulator) is missing");
+  CHECK_FAILS(Run(CheckGroupedMatmulRhsGradient, GroupedMatmulConfig{}, rows + List{matrices},
+                  {matrices}, &sizes),
+              "4 operands are given; expected 3");
+  const GroupedMatmulConfig transposed{.transpose_rhs = true, .has_accumulator = true};
+  const OwnedBuffer swapped{kF32, {2, 32, 64}};
+  CHECK_OK(Run(CheckGroupedMatmulRhsGradient, transposed, rows + List{swapped}, {swapped}, &sizes));
+}
+
 void TestGroupedMatmulActivation() {
   GroupedMatmulActivationConfig config;
   config.activation = Activation::kSwiglu;
@@ -184,6 +209,7 @@ int main() {
   jax_ep::TestCombine();
   jax_ep::TestGroupedMatmul();
   jax_ep::TestGroupedMatmulRhsGradient();
+  jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulActivation();
   jax_ep::TestGroupedMatmulActivationGradient();
   return jax_ep::testing::Finish();

@@ -86,16 +86,20 @@ class EpilogueStaging {
     __syncwarp();
   }
 
-  // Stores boxes to memory, side by side from `coordinates` on. TMA skips what lies outside of the
-  // tensor.
+  // Stores boxes to memory, side by side from `coordinates` on; `adds`: adds them, in float32. TMA
+  // skips what lies outside of the tensor.
   template <int kElementBytes>
   __device__ void Store(const void* tensor_map, TmaCoordinates coordinates,
-                        int num_boxes = kStagingBoxes, int first_box = 0) const {
+                        int num_boxes = kStagingBoxes, int first_box = 0, bool adds = false) const {
     FenceProxyAsyncShared();
     __syncwarp();
     if (ElectOne()) {
       for (int i = 0; i < num_boxes; ++i) {
-        TmaStore(tensor_map, Box(first_box + i), coordinates);
+        if (adds) {
+          TmaReduceAdd(tensor_map, Box(first_box + i), coordinates);
+        } else {
+          TmaStore(tensor_map, Box(first_box + i), coordinates);
+        }
         coordinates.column += kSwizzleBytes / kElementBytes;
       }
       BulkCommitGroup();

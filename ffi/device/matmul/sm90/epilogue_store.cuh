@@ -25,7 +25,7 @@ class StoreEpilogue {
     const TmaCoordinates box =
         kIsRhsGradient<kKind> ? TmaCoordinates{at.n, at.m, 0, at.group} : PrefixBox(at);
     if (params.out_is_float32) {
-      StoreFloat32(box, accumulators);
+      StoreFloat32(box, accumulators, kIsRhsGradient<kKind> && params.accumulates);
     } else {
       StoreRounded(box, accumulators);
     }
@@ -71,8 +71,10 @@ class StoreEpilogue {
     --halves_left_;
   }
 
-  // Stores all columns at once, which leaves nothing for slices.
-  __device__ void StoreFloat32(TmaCoordinates box, const float (&accumulators)[kAccumulators]) {
+  // Stores all columns at once, which leaves nothing for slices. `adds`: TMA adds them to the
+  // result. Every element is in one tile only, so the sum does not depend on an order.
+  __device__ void StoreFloat32(TmaCoordinates box, const float (&accumulators)[kAccumulators],
+                               bool adds) {
     constexpr int kColumns = kStagingBoxes * kSwizzleBytes / 4;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -87,7 +89,7 @@ class StoreEpilogue {
                       &accumulators[first / 2 + 4 * j + 2 * half]);
         }
       }
-      staging_.Store<4>(map_, box);
+      staging_.Store<4>(map_, box, kStagingBoxes, 0, adds);
       box.column += kColumns;
     }
   }

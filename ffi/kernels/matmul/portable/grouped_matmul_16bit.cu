@@ -108,6 +108,39 @@ __device__ void MultiplyAccumulate(const Fragments& fragments, Accumulators& acc
   }
 }
 
+// Calls function(index, count, values) for each pair of adjacent elements of this thread: the index
+// of the first in `out`, how many of them lie in the result (perhaps 0 or less), their
+// accumulators.
+template <typename Function>
+__device__ void ForEachPair(const MatmulParams& params, const Tile& tile, int warp_m, int warp_n,
+                            Accumulators& accumulators, const Function& function) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2 * kFragmentsM; ++i) {
+    const int m = warp_m + 8 * i + lane / 4;
+    if (m >= tile.num_m) break;
+#pragma unroll
+    for (int j = 0; j < 2 * kFragmentsN; ++j) {
+      const int n = warp_n + 8 * j + lane % 4 * 2;
+      function(tile.out + int64_t{m} * params.shape_n + n, tile.num_n - n,
+               &accumulators[i / 2][j][i % 2 * 2]);
+    }
+  }
+}
+
+// Adds the first `count` of two adjacent elements of the result to `values`.
+__device__ void AddPair(const MatmulParams& params, int64_t index, int count, float* values) {
+  if (count <= 0) return;
+  const float* const from = static_cast<const float*>(params.out) + index;
+  if (params.out_is_aligned) {
+    const float2 pair = *reinterpret_cast<const float2*>(from);
+    values[0] += pair.x, values[1] += pair.y;
+  } else {
+    values[0] += from[0];
+    if (count > 1) values[1] += from[1];
+  }
+}
+
 // Stores the first `count` of two adjacent elements; the first has an even column in its tile.
 template <typename T>
 __device__ void StorePair(const MatmulParams& params, int64_t index, int count,
@@ -133,21 +166,19 @@ __device__ void StorePair(const MatmulParams& params, int64_t index, int count,
   }
 }
 
-template <typename T>
+template <typename T, MatmulKind kKind>
 __device__ void StoreEpilogue(const MatmulParams& params, const Tile& tile, int warp_m, int warp_n,
-                              const Accumulators& accumulators) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 2 * kFragmentsM; ++i) {
-    const int m = warp_m + 8 * i + lane / 4;
-    if (m >= tile.num_m) break;
-#pragma unroll
-    for (int j = 0; j < 2 * kFragmentsN; ++j) {
-      const int n = warp_n + 8 * j + lane % 4 * 2;
-      StorePair<T>(params, tile.out + int64_t{m} * params.shape_n + n, tile.num_n - n,
-                   &accumulators[i / 2][j][i % 2 * 2]);
-    }
+                              Accumulators& accumulators) {
+  // All loads come before the first store: the compiler would not move them across one.
+  if (kIsRhsGradient<kKind> && params.accumulates) {
+    ForEachPair(
+        params, tile, warp_m, warp_n, accumulators,
+        [&](int64_t index, int count, float* values) { AddPair(params, index, count, values); });
   }
+  ForEachPair(params, tile, warp_m, warp_n, accumulators,
+              [&](int64_t index, int count, const float* values) {
+                StorePair<T>(params, index, count, values);
+              });
 }
 
 // The interleaving of TileColumns gives a lane the accumulators of both gate and up.
@@ -237,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kIsActivation<kKind>) {
       ActivationEpilogue<T>(params, tile, warp_m, warp_n, accumulators);
     } else {
-      StoreEpilogue<T>(params, tile, warp_m, warp_n, accumulators);
+      StoreEpilogue<T, kKind>(params, tile, warp_m, warp_n, accumulators);
     }
   }
 }

@@ -87,8 +87,11 @@ __device__ void MultiplyAccumulate(const Stage& stage, int m, int n, Accumulator
   }
 }
 
-__device__ void StoreEpilogue(const MatmulParams& params, const Tile& tile, int m, int n,
-                              const Accumulators& accumulators) {
+// Calls function(elements, count, values) for each row of a square: its elements of the result, how
+// many of them there are (perhaps 0 or less), and their accumulators.
+template <typename Function>
+__device__ void ForEachSquareRow(const MatmulParams& params, const Tile& tile, int m, int n,
+                                 Accumulators& accumulators, const Function& function) {
 #pragma unroll
   for (int i = 0; i < 2 * kSquare; ++i) {
     const int row = m + i / kSquare * (kTile / 2) + i % kSquare;
@@ -96,19 +99,42 @@ __device__ void StoreEpilogue(const MatmulParams& params, const Tile& tile, int 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int column = n + half * kTile / 2;
-      const float* const values = accumulators[i] + half * kSquare;
-      float* const to =
-          static_cast<float*>(params.out) + tile.out + int64_t{row} * params.shape_n + column;
-      if (params.out_is_aligned && column < tile.num_n) {
-        *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kSquare; ++j) {
-          if (column + j < tile.num_n) to[j] = values[j];
-        }
-      }
+      function(static_cast<float*>(params.out) + tile.out + int64_t{row} * params.shape_n + column,
+               tile.num_n - column, accumulators[i] + half * kSquare);
     }
   }
+}
+
+template <MatmulKind kKind>
+__device__ void StoreEpilogue(const MatmulParams& params, const Tile& tile, int m, int n,
+                              Accumulators& accumulators) {
+  // All loads come before the first store: the compiler would not move them across one.
+  if (kIsRhsGradient<kKind> && params.accumulates) {
+    ForEachSquareRow(params, tile, m, n, accumulators,
+                     [&](const float* from, int count, float* values) {
+                       if (params.out_is_aligned && count > 0) {
+                         const float4 row = *reinterpret_cast<const float4*>(from);
+                         values[0] += row.x, values[1] += row.y;
+                         values[2] += row.z, values[3] += row.w;
+                       } else {
+#pragma unroll
+                         for (int j = 0; j < kSquare; ++j) {
+                           if (j < count) values[j] += from[j];
+                         }
+                       }
+                     });
+  }
+  ForEachSquareRow(
+      params, tile, m, n, accumulators, [&](float* to, int count, const float* values) {
+        if (params.out_is_aligned && count > 0) {
+          *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kSquare; ++j) {
+            if (j < count) to[j] = values[j];
+          }
+        }
+      });
 }
 
 // If the activation is gated, a thread's first square along n is the gate and its second the up.
@@ -177,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kIsActivation<kKind>) {
       ActivationEpilogue(params, tile, m, n, accumulators);
     } else {
-      StoreEpilogue(params, tile, m, n, accumulators);
+      StoreEpilogue<kKind>(params, tile, m, n, accumulators);
     }
   }
 }
