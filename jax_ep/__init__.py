@@ -16,6 +16,7 @@ from jax_ep._src.errors import (
     UnavailableError,
 )
 from jax_ep._src.grouped_matmul import grouped_matmul
+from jax_ep._src.grouped_matmul_rhs_gradient import grouped_matmul_rhs_gradient
 from jax_ep._src.grouped_mlp import grouped_mlp
 from jax_ep._src.groups import mask_tail
 from jax_ep._src.moe_mlp import Stats, moe_mlp
@@ -46,6 +47,7 @@ __all__ = [
     "dispatch",
     "export_checks",
     "grouped_matmul",
+    "grouped_matmul_rhs_gradient",
     "grouped_mlp",
     "mask_tail",
     "moe_mlp",

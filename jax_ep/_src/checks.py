@@ -332,3 +332,23 @@ def out_dtype(operation: str, lhs: jax.Array, preferred_element_type: Any) -> np
             f"expected {lhs.dtype} or float32. Cast the result instead."
         )
     return dtype
+
+
+def accumulator(
+    operation: str,
+    accumulator: jax.Array,
+    expected: tuple[int, ...],
+    preferred_element_type: Any,
+) -> None:
+    """Raises if a result of shape `expected` cannot be added to it."""
+    shape(operation, "accumulator", accumulator, expected)
+    if accumulator.dtype != jnp.float32:
+        raise DtypeError(
+            f"jax_ep.{operation}: accumulator has dtype {accumulator.dtype}; expected float32. "
+            "Cast it with accumulator.astype(jnp.float32)."
+        )
+    if preferred_element_type is not None and jnp.dtype(preferred_element_type) != jnp.float32:
+        raise DtypeError(
+            f"jax_ep.{operation}: preferred_element_type={jnp.dtype(preferred_element_type)} with "
+            "an accumulator; expected float32 or None. Cast the result instead."
+        )

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src import compat
-from jax_ep._src.experts import Experts
+from jax_ep._src.accumulation import Accumulators
+from jax_ep._src.experts import Experts, gradient_of_experts
 from jax_ep._src.grouped_matmul import bind_matmul, bind_rhs_gradient
 from jax_ep._src.grouped_matmul_activation import bind_activation, bind_activation_gradient
 from jax_ep._src.groups import rows_in_groups
@@ -32,9 +33,10 @@ def epilogue_mlp(
     group_sizes: jax.Array,
     row_weights: jax.Array | None,
     params: GroupedMlpParams,
-) -> jax.Array:
-    """Returns [M, H] in rows' dtype."""
-    return epilogue_mlp_forward(rows, experts, group_sizes, row_weights, params, keep=False)[0]
+) -> tuple[jax.Array, Accumulators]:
+    """Returns [M, H] in rows' dtype, and the accumulators for a later call."""
+    y, _ = epilogue_mlp_forward(rows, experts, group_sizes, row_weights, params, keep=False)
+    return y, experts.passed_on(params.accumulation)
 
 
 def epilogue_mlp_forward(
@@ -47,7 +49,7 @@ def epilogue_mlp_forward(
     keep: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the result, and the pre-activation if it is to be kept."""
-    w_up, w_down, b_up, b_down = experts
+    w_up, w_down, b_up, b_down, _ = experts
     activations, pre_activation = bind_activation(
         rows,
         w_up,
@@ -69,10 +71,10 @@ def epilogue_mlp_forward(
 
 
 def epilogue_mlp_backward(
-    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array
+    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
 ) -> tuple[jax.Array, Experts, jax.Array | None]:
     """Returns the gradients of rows, experts and row weights."""
-    rows, (w_up, w_down, b_up, b_down), group_sizes, row_weights, pre_activation = residuals
+    rows, (w_up, w_down, b_up, b_down, _), group_sizes, row_weights, pre_activation = residuals
     activation = params.epilogue(params.activation)
     pre_activation_bar, activations, row_dots = bind_activation_gradient(
         y_bar, w_down, group_sizes, pre_activation, row_weights, activation
@@ -80,9 +82,9 @@ def epilogue_mlp_backward(
     to_rows = params.matmul(rows.dtype, transpose_rhs=True, zero_tail=params.zero_tail)
     rows_bar = bind_matmul(pre_activation_bar, w_up, group_sizes, to_rows)
     # Accumulators are float32; gradients of float32 weights are never rounded.
-    to_up, to_down = params.matmul(w_up.dtype), params.matmul(w_down.dtype)
-    w_up_bar = bind_rhs_gradient(rows, pre_activation_bar, group_sizes, to_up)
-    w_down_bar = bind_rhs_gradient(activations, y_bar, group_sizes, to_down)
+    to_up, to_down = (params.matmul(params.accumulation.dtype(w)) for w in (w_up, w_down))
+    w_up_bar = bind_rhs_gradient(rows, pre_activation_bar, group_sizes, to_up, accumulators.w_up)
+    w_down_bar = bind_rhs_gradient(activations, y_bar, group_sizes, to_down, accumulators.w_down)
     b_up_bar = b_down_bar = row_weights_bar = None
     if b_up is not None:
         b_up_bar = _sum_of_groups(None, pre_activation_bar, group_sizes, params)
@@ -94,7 +96,10 @@ def epilogue_mlp_backward(
             row_weights_bar += _dots_with_group(y_bar, b_down, group_sizes, params)
         in_groups = rows_in_groups(group_sizes, rows.shape[0])
         row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
-    return rows_bar, Experts(w_up_bar, w_down_bar, b_up_bar, b_down_bar), row_weights_bar
+    experts_bar = gradient_of_experts(
+        params.accumulation, w_up_bar, w_down_bar, b_up_bar, b_down_bar
+    )
+    return rows_bar, experts_bar, row_weights_bar
 
 
 def _forward(
@@ -107,11 +112,12 @@ def _forward(
     y, pre_activation = epilogue_mlp_forward(
         rows, experts, group_sizes, row_weights, params, keep=True
     )
-    return y, (rows, experts, group_sizes, row_weights, pre_activation)
+    residuals = rows, experts.without_accumulators(), group_sizes, row_weights, pre_activation
+    return (y, experts.passed_on(params.accumulation)), residuals
 
 
-def _backward(params: GroupedMlpParams, residuals: Any, y_bar: jax.Array) -> Any:
-    rows_bar, experts_bar, row_weights_bar = epilogue_mlp_backward(params, residuals, y_bar)
+def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:
+    rows_bar, experts_bar, row_weights_bar = epilogue_mlp_backward(params, residuals, *cotangents)
     return rows_bar, experts_bar, None, row_weights_bar
 
 

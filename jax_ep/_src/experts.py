@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_ep._src import checks, compat
+from jax_ep._src.accumulation import NO_ACCUMULATORS, Accumulation, Accumulators
 from jax_ep._src.activations import GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, Activation
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.mesh import ExpertAxis
@@ -26,6 +27,28 @@ class Experts(NamedTuple):
     w_down: jax.Array  # [L, F, H]
     b_up: jax.Array | None  # float32[L, N]
     b_down: jax.Array | None  # float32[L, H]
+    accumulators: Accumulators = NO_ACCUMULATORS
+
+    def passed_on(self, accumulation: Accumulation) -> Accumulators:
+        """Returns the accumulators for a later call."""
+        return self.accumulators if accumulation.passes_on else NO_ACCUMULATORS
+
+    def without_accumulators(self) -> Experts:
+        """Returns what a backward pass keeps: stand-ins would be kept as arrays."""
+        return self._replace(accumulators=NO_ACCUMULATORS)
+
+
+def gradient_of_experts(
+    accumulation: Accumulation,
+    w_up: jax.Array | None,
+    w_down: jax.Array | None,
+    b_up: jax.Array | None,
+    b_down: jax.Array | None,
+) -> Any:
+    """Returns the cotangent of `Experts`: gradients of matrices are results, or accumulators."""
+    if accumulation is Accumulation.NONE:
+        return Experts(w_up, w_down, b_up, b_down)  # type: ignore[arg-type]
+    return Experts(None, None, b_up, b_down, Accumulators(w_up, w_down))  # type: ignore[arg-type]
 
 
 def check_experts(

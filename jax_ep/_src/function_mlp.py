@@ -11,18 +11,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_ep._src import compat
 from jax_ep._src.experts import Experts
-from jax_ep._src.grouped_matmul import grouped_matmul
+from jax_ep._src.grouped_matmul import chained_matmul, grouped_matmul, matmul_backward
 from jax_ep._src.groups import rows_in_groups
-from jax_ep._src.params import GroupedMlpParams
+from jax_ep._src.params import GroupedMatmulParams, GroupedMlpParams
 
 
 def function_mlp_up(
-    rows: jax.Array, w_up: jax.Array, group_sizes: jax.Array, params: GroupedMlpParams
-) -> jax.Array:
-    """Returns the pre-activation [M, N], without the bias."""
-    # Tails are zeros here and below: the function's own parameters get gradients from all rows.
-    return grouped_matmul(rows, w_up, group_sizes, **_options(params))
+    rows: jax.Array, experts: Experts, group_sizes: jax.Array, params: GroupedMlpParams
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the pre-activation [M, N], without the bias, and the accumulator for a later call."""
+    return _matmul(rows, experts.w_up, group_sizes, experts.accumulators.w_up, rows.dtype, params)
+
+
+def function_mlp_up_backward(
+    params: GroupedMlpParams, residuals: Any, out_bar: jax.Array, accumulator: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of rows and of w_up, from (rows, w_up, group_sizes)."""
+    to_out = _to_out(out_bar.dtype, params)
+    return matmul_backward(to_out, params.accumulation, residuals, out_bar, accumulator)
 
 
 def function_mlp_down(
@@ -34,11 +42,11 @@ def function_mlp_down(
     params: GroupedMlpParams,
     *,
     keep_activations: bool = True,
-) -> jax.Array:
-    """Returns the result [M, H] from the pre-activation; its tail is zeros.
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result [M, H] from the pre-activation, and the accumulator for a later call.
 
-    Without `keep_activations` the backward pass repeats the function. The weight multiplies the
-    activation, so that no output row is kept for its gradient.
+    The result's tail is zeros. Without `keep_activations` the backward pass repeats the function.
+    The weight multiplies the activation, so that no output row is kept for its gradient.
     """
     dtype = pre_activation.dtype
     scale = rows_in_groups(group_sizes, pre_activation.shape[0]).astype(jnp.float32)
@@ -47,7 +55,13 @@ def function_mlp_down(
 
     def bias_rows(scale: jax.Array, bias: jax.Array) -> jax.Array:
         # A matmul of inner size 1: its gradients sum over each group in a fixed order.
-        return grouped_matmul(scale[:, None], bias[:, None, :], group_sizes, **_options(params))
+        return grouped_matmul(
+            scale[:, None],
+            bias[:, None, :],
+            group_sizes,
+            num_sms=params.num_sms or None,
+            implementation=params.implementation,
+        )
 
     def activate(pre_activation: jax.Array, scale: jax.Array, b_up: jax.Array | None) -> jax.Array:
         wide = pre_activation.astype(jnp.float32)
@@ -60,17 +74,32 @@ def function_mlp_down(
 
     activate = activate if keep_activations else jax.checkpoint(activate)
     activations = activate(pre_activation, scale, experts.b_up)
-    if experts.b_down is None:
-        return grouped_matmul(activations, experts.w_down, group_sizes, **_options(params))
-    y = grouped_matmul(
+    y, accumulator = _matmul(
         activations,
         experts.w_down,
         group_sizes,
-        preferred_element_type=jnp.float32,
-        **_options(params),
+        experts.accumulators.w_down,
+        dtype if experts.b_down is None else jnp.float32,
+        params,
     )
-    return (y + bias_rows(scale, experts.b_down)).astype(dtype)
+    if experts.b_down is not None:
+        y = (y + bias_rows(scale, experts.b_down)).astype(dtype)
+    return y, accumulator
 
 
-def _options(params: GroupedMlpParams) -> dict[str, Any]:
-    return {"num_sms": params.num_sms or None, "implementation": params.implementation}
+def _matmul(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    accumulator: jax.Array | None,
+    out_dtype: Any,
+    params: GroupedMlpParams,
+) -> tuple[jax.Array, jax.Array | None]:
+    # The function may have made lhs vary over more axes.
+    arrays = compat.vary_together((lhs, rhs, group_sizes, accumulator))
+    return chained_matmul(*arrays, _to_out(out_dtype, params), params.accumulation)
+
+
+def _to_out(dtype: Any, params: GroupedMlpParams) -> GroupedMatmulParams:
+    # Tails are zeros: the function's own parameters get gradients from all rows.
+    return params.matmul(dtype, zero_tail=True)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_ep._src import checks, compat, primitive
+from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.compat import Aval
 from jax_ep._src.params import GroupedMatmulParams
 from jax_ep._src.reference import matmul as reference
@@ -73,7 +74,7 @@ def grouped_matmul(
     )
     lhs, rhs, group_sizes = compat.vary_together((lhs, rhs, group_sizes))
     with jax.named_scope("jax_ep.grouped_matmul"):
-        return _grouped_matmul(lhs, rhs, group_sizes, params)
+        return chained_matmul(lhs, rhs, group_sizes, None, params, Accumulation.NONE)[0]
 
 
 # ---- abstract evaluation
@@ -87,11 +88,18 @@ def _grouped_matmul_avals(
 
 
 def _rhs_gradient_avals(
-    lhs: Aval, out_bar: Aval, group_sizes: Aval, *, params: GroupedMatmulParams
+    lhs: Aval,
+    out_bar: Aval,
+    group_sizes: Aval,
+    *accumulator: Aval,
+    params: GroupedMatmulParams,
+    has_accumulator: bool,
 ) -> list[Aval]:
     matrix = (lhs.shape[1], out_bar.shape[1])
     shape = (group_sizes.shape[0], *(matrix[::-1] if params.transpose_rhs else matrix))
-    return [compat.aval_like(lhs, shape, params.out_dtype)]
+    result = compat.aval_like(lhs, shape, params.out_dtype)
+    assert all(a.shape == shape and a.dtype == result.dtype == jnp.float32 for a in accumulator)
+    return [result]
 
 
 # ---- lowering
@@ -105,15 +113,22 @@ def _attributes(avals: list[Aval], params: GroupedMatmulParams) -> dict[str, Any
     }
 
 
-def _rhs_gradient_attributes(avals: list[Aval], params: GroupedMatmulParams) -> dict[str, Any]:
+def _rhs_gradient_attributes(
+    avals: list[Aval], params: GroupedMatmulParams, has_accumulator: bool
+) -> dict[str, Any]:
     return {
         "transpose_rhs": np.bool_(params.transpose_rhs),
+        "has_accumulator": np.bool_(has_accumulator),
         "num_sms": np.int64(params.num_sms),
     }
 
 
-def _unsupported(avals: list[Aval], params: GroupedMatmulParams) -> str | None:
-    lhs, other, group_sizes = (aval.shape for aval in avals)
+def _rhs_gradient_aliases(params: GroupedMatmulParams, has_accumulator: bool) -> dict[int, int]:
+    return {3: 0} if has_accumulator else {}
+
+
+def _unsupported(avals: list[Aval], params: GroupedMatmulParams, **_: bool) -> str | None:
+    lhs, other, group_sizes = (aval.shape for aval in avals[:3])
     return primitive.too_many(
         num_rows=lhs[0], num_groups=group_sizes[0], matrix_size=max(lhs[1], *other[1:])
     )
@@ -133,6 +148,7 @@ grouped_matmul_rhs_gradient_p = primitive.define_primitive(
     reference=reference.grouped_matmul_rhs_gradient,
     attributes=_rhs_gradient_attributes,
     unsupported=_unsupported,
+    aliases=_rhs_gradient_aliases,
 )
 
 
@@ -148,10 +164,21 @@ def bind_matmul(
 
 
 def bind_rhs_gradient(
-    lhs: jax.Array, out_bar: jax.Array, group_sizes: jax.Array, params: GroupedMatmulParams
+    lhs: jax.Array,
+    out_bar: jax.Array,
+    group_sizes: jax.Array,
+    params: GroupedMatmulParams,
+    accumulator: jax.Array | None = None,
 ) -> jax.Array:
-    """Binds grouped_matmul_rhs_gradient."""
-    (rhs_bar,) = grouped_matmul_rhs_gradient_p.bind(lhs, out_bar, group_sizes, params=params)
+    """Binds grouped_matmul_rhs_gradient. An accumulator requires a float32 result."""
+    (rhs_bar,) = grouped_matmul_rhs_gradient_p.bind(
+        lhs,
+        out_bar,
+        group_sizes,
+        *(() if accumulator is None else (accumulator,)),
+        params=params,
+        has_accumulator=accumulator is not None,
+    )
     return rhs_bar
 
 
@@ -167,22 +194,28 @@ def kernel_rhs(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 # ---- derivative: two grouped matmuls over the same groups
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _grouped_matmul(
-    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, params: GroupedMatmulParams
-) -> jax.Array:
-    return bind_matmul(lhs, rhs, group_sizes, params)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def chained_matmul(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    accumulator: jax.Array | None,
+    params: GroupedMatmulParams,
+    accumulation: Accumulation,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the product, and the stand-in for rhs's accumulator if a later call takes it."""
+    out = bind_matmul(lhs, rhs, group_sizes, params)
+    return out, accumulator if accumulation.passes_on else None
 
 
-def _grouped_matmul_forward(
-    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, params: GroupedMatmulParams
-) -> Any:
-    return _grouped_matmul(lhs, rhs, group_sizes, params), (lhs, rhs, group_sizes)
-
-
-def _grouped_matmul_backward(
-    params: GroupedMatmulParams, residuals: Any, out_bar: jax.Array
-) -> Any:
+def matmul_backward(
+    params: GroupedMatmulParams,
+    accumulation: Accumulation,
+    residuals: Any,
+    out_bar: jax.Array,
+    accumulator: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of lhs and rhs; the latter is the accumulator if there is a chain."""
     lhs, rhs, group_sizes = residuals
     # Tensor cores multiply operands of one dtype, so a float32 cotangent is rounded to lhs's.
     out_bar = out_bar.astype(lhs.dtype)
@@ -190,8 +223,29 @@ def _grouped_matmul_backward(
         params, transpose_rhs=not params.transpose_rhs, out_dtype=jnp.dtype(lhs.dtype)
     )
     lhs_bar = bind_matmul(out_bar, rhs, group_sizes, to_lhs)
-    to_rhs = dataclasses.replace(params, out_dtype=jnp.dtype(rhs.dtype))
-    return lhs_bar, bind_rhs_gradient(lhs, out_bar, group_sizes, to_rhs), None
+    to_rhs = dataclasses.replace(params, out_dtype=jnp.dtype(accumulation.dtype(rhs)))
+    return lhs_bar, bind_rhs_gradient(lhs, out_bar, group_sizes, to_rhs, accumulator)
 
 
-_grouped_matmul.defvjp(_grouped_matmul_forward, _grouped_matmul_backward)
+def _forward(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    accumulator: jax.Array | None,
+    params: GroupedMatmulParams,
+    accumulation: Accumulation,
+) -> Any:
+    results = chained_matmul(lhs, rhs, group_sizes, accumulator, params, accumulation)
+    return results, (lhs, rhs, group_sizes)
+
+
+def _backward(
+    params: GroupedMatmulParams, accumulation: Accumulation, residuals: Any, cotangents: Any
+) -> Any:
+    lhs_bar, rhs_bar = matmul_backward(params, accumulation, residuals, *cotangents)
+    if accumulation is Accumulation.NONE:
+        return lhs_bar, rhs_bar, None, None
+    return lhs_bar, None, None, rhs_bar
+
+
+chained_matmul.defvjp(_forward, _backward)

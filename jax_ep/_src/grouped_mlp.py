@@ -85,10 +85,10 @@ def grouped_mlp(
     )
     with jax.named_scope("jax_ep.grouped_mlp"):
         if isinstance(activation, str):
-            y = epilogue_mlp(rows, experts, group_sizes, row_weights, params)
+            y, _ = epilogue_mlp(rows, experts, group_sizes, row_weights, params)
         else:
-            pre_activation = function_mlp_up(rows, experts.w_up, group_sizes, params)
-            y = function_mlp_down(
+            pre_activation, _ = function_mlp_up(rows, experts, group_sizes, params)
+            y, _ = function_mlp_down(
                 pre_activation, experts, group_sizes, row_weights, activation, params
             )
     if row_weights is not None:

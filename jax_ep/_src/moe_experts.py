@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.dispatch import dispatch
 from jax_ep._src.epilogue_mlp import epilogue_mlp, epilogue_mlp_backward, epilogue_mlp_forward
-from jax_ep._src.experts import Experts
-from jax_ep._src.function_mlp import function_mlp_down, function_mlp_up
+from jax_ep._src.experts import Experts, gradient_of_experts
+from jax_ep._src.function_mlp import (
+    function_mlp_down,
+    function_mlp_up,
+    function_mlp_up_backward,
+)
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
 from jax_ep._src.redispatch import redispatch
@@ -28,12 +33,16 @@ def named_experts(
     experts: Experts,
     remat: str | None,
     params: MoeMlpParams,
-) -> tuple[jax.Array, Plan]:
-    """Returns the experts' weighted outputs [M, H], with an activation that has a name."""
+) -> tuple[jax.Array, Plan, Accumulators]:
+    """Returns the experts' weighted outputs [M, H], with an activation that has a name.
+
+    The accumulators are for a later call.
+    """
     if remat == "dispatch":
         return _redispatching(x, topk_ids, topk_weights, experts, _MLP, params)
     rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
-    return epilogue_mlp(rows, experts, plan.group_sizes, row_weights, params.mlp), plan
+    y, accumulators = epilogue_mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
+    return y, plan, accumulators
 
 
 def function_experts(
@@ -45,16 +54,19 @@ def function_experts(
     experts: Experts,
     remat: str | None,
     params: MoeMlpParams,
-) -> tuple[jax.Array, Plan]:
-    """Returns the experts' weighted outputs [M, H], with a function as the activation."""
+) -> tuple[jax.Array, Plan, Accumulators]:
+    """Returns the same as `named_experts`, with a function as the activation."""
     if remat == "dispatch":
-        (pre_activation, row_weights), plan = _redispatching(
-            x, topk_ids, topk_weights, experts.w_up, _UP, params
+        up = experts._replace(accumulators=Accumulators(experts.accumulators.w_up, None))
+        (pre_activation, row_weights), plan, (up_accumulator, _) = _redispatching(
+            x, topk_ids, topk_weights, up, _UP, params
         )
     else:
         rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
-        pre_activation = function_mlp_up(rows, experts.w_up, plan.group_sizes, params.mlp)
-    y = function_mlp_down(
+        pre_activation, up_accumulator = function_mlp_up(
+            rows, experts, plan.group_sizes, params.mlp
+        )
+    y, down_accumulator = function_mlp_down(
         pre_activation,
         experts,
         plan.group_sizes,
@@ -63,7 +75,7 @@ def function_experts(
         params.mlp,
         keep_activations=remat is None,
     )
-    return y, plan
+    return y, plan, Accumulators(up_accumulator, down_accumulator)
 
 
 def _dispatch(
@@ -90,9 +102,9 @@ def _dispatch(
 class _Rule(NamedTuple):
     """A function of rows with its derivative: `_MLP` or `_UP`.
 
-    Both take rows, parameters, group_sizes, row_weights and params. `forward` returns the result
-    and one residual. `backward` takes these with the cotangent, and returns the gradients of rows,
-    parameters and row weights.
+    Both take rows, experts, group_sizes, row_weights and params. `forward` returns the result and
+    one residual. `backward` takes these with the cotangent and the accumulators, and returns the
+    gradients of rows, experts and row weights.
     """
 
     forward: Callable[..., tuple[Any, jax.Array | None]]
@@ -101,21 +113,27 @@ class _Rule(NamedTuple):
 
 def _up_forward(
     rows: jax.Array,
-    w_up: jax.Array,
+    experts: Experts,
     group_sizes: jax.Array,
     row_weights: jax.Array | None,
     params: GroupedMlpParams,
     *,
     keep: bool,
 ) -> tuple[Any, None]:
-    return (function_mlp_up(rows, w_up, group_sizes, params), row_weights), None
+    pre_activation, _ = function_mlp_up(rows, experts, group_sizes, params)
+    return (pre_activation, row_weights), None
 
 
-def _up_backward(params: GroupedMlpParams, residuals: Any, results_bar: Any) -> Any:
-    rows, w_up, group_sizes, *_ = residuals
+def _up_backward(
+    params: GroupedMlpParams, residuals: Any, results_bar: Any, accumulators: Accumulators
+) -> Any:
+    rows, experts, group_sizes, *_ = residuals
     pre_activation_bar, row_weights_bar = results_bar
-    _, backward = jax.vjp(lambda r, w: function_mlp_up(r, w, group_sizes, params), rows, w_up)
-    return *backward(pre_activation_bar), row_weights_bar
+    rows_bar, w_up_bar = function_mlp_up_backward(
+        params, (rows, experts.w_up, group_sizes), pre_activation_bar, accumulators.w_up
+    )
+    experts_bar = gradient_of_experts(params.accumulation, w_up_bar, None, None, None)
+    return rows_bar, experts_bar, row_weights_bar
 
 
 _MLP = _Rule(epilogue_mlp_forward, epilogue_mlp_backward)
@@ -127,38 +145,35 @@ def _redispatching(
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
-    parameters: Any,
+    experts: Experts,
     rule: _Rule,
     params: MoeMlpParams,
-) -> tuple[Any, Plan]:
+) -> tuple[Any, Plan, Accumulators]:
     """Applies `rule` to the dispatched x. The backward pass dispatches x again."""
     rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
-    result, _ = rule.forward(
-        rows, parameters, plan.group_sizes, row_weights, params.mlp, keep=False
-    )
-    return result, plan
+    result, _ = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=False)
+    return result, plan, experts.passed_on(params.mlp.accumulation)
 
 
 def _redispatching_forward(
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
-    parameters: Any,
+    experts: Experts,
     rule: _Rule,
     params: MoeMlpParams,
 ) -> Any:
     rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
-    result, kept = rule.forward(
-        rows, parameters, plan.group_sizes, row_weights, params.mlp, keep=True
-    )
-    return (result, plan), (x, topk_weights, parameters, plan, kept)
+    result, kept = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=True)
+    results = result, plan, experts.passed_on(params.mlp.accumulation)
+    return results, (x, topk_weights, experts.without_accumulators(), plan, kept)
 
 
 def _redispatching_backward(
     rule: _Rule, params: MoeMlpParams, residuals: Any, cotangents: Any
 ) -> Any:
-    x, topk_weights, parameters, plan, kept = residuals
-    result_bar, _ = cotangents
+    x, topk_weights, experts, plan, kept = residuals
+    result_bar, _, accumulators = cotangents
 
     def send(x: jax.Array, topk_weights: jax.Array | None) -> Any:
         dispatched = redispatch(
@@ -171,11 +186,11 @@ def _redispatching_backward(
         return dispatched.rows, dispatched.row_weights
 
     (rows, row_weights), send_backward = jax.vjp(send, x, topk_weights)
-    rows_bar, parameters_bar, row_weights_bar = rule.backward(
-        params.mlp, (rows, parameters, plan.group_sizes, row_weights, kept), result_bar
+    rows_bar, experts_bar, row_weights_bar = rule.backward(
+        params.mlp, (rows, experts, plan.group_sizes, row_weights, kept), result_bar, accumulators
     )
     x_bar, topk_weights_bar = send_backward((rows_bar, row_weights_bar))
-    return x_bar, None, topk_weights_bar, parameters_bar
+    return x_bar, None, topk_weights_bar, experts_bar
 
 
 _redispatching.defvjp(_redispatching_forward, _redispatching_backward)

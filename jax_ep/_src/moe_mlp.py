@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jax_ep._src import checks, compat
+from jax_ep._src.accumulation import Accumulation, Accumulators, stand_in
 from jax_ep._src.activations import Activation
 from jax_ep._src.combine import combine
-from jax_ep._src.experts import UpBiases, UpWeights, check_experts, check_num_experts
+from jax_ep._src.experts import Experts, UpBiases, UpWeights, check_experts, check_num_experts
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import function_experts, named_experts
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
@@ -92,7 +94,8 @@ def moe_mlp(
       capacity_factor: as in `dispatch`, for the tokens of a chunk.
       recv_capacity: the rows that this rank can receive, as in `dispatch`, shared by all chunks.
       num_chunks: splits the tokens into this many calls, one after another, to bound memory. T must
-        be a multiple of it.
+        be a multiple of it. The calls' gradients of w_up and w_down are summed in float32, in
+        place, and rounded once.
       remat: ``"dispatch"`` does not keep the dispatched rows for the backward pass: it sends x
         again along the plan. None keeps them. Both keep the pre-activation and recompute the
         activation (for a function as the activation, None keeps its result).
@@ -138,31 +141,44 @@ def moe_mlp(
         (x, topk_ids, topk_weights, experts), axis.names
     )
     if isinstance(activation, str):
-        compute = functools.partial(named_experts, experts=experts, remat=remat, params=params)
+        compute = functools.partial(named_experts, remat=remat)
     else:
-        compute = functools.partial(
-            function_experts, activation, experts=experts, remat=remat, params=params
-        )
+        compute = functools.partial(function_experts, activation, remat=remat)
 
     def one_chunk(
-        x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None
-    ) -> tuple[jax.Array, Stats]:
-        y, plan = compute(x, topk_ids, topk_weights)
+        chunk: tuple[Any, ...],
+        experts: Experts,
+        params: MoeMlpParams,
+    ) -> tuple[jax.Array, Stats, Accumulators]:
+        y, plan, accumulators = compute(*chunk, experts=experts, params=params)
         out = combine(y, plan, None, num_sms=num_comm_sms, implementation=implementation)
-        return out, _stats(plan)
+        return out, _stats(plan), accumulators
 
     with jax.named_scope("jax_ep.moe_mlp"):
         if x.shape[0] == 0:  # on all ranks alike, so that none of them calls a collective
             counts = [jnp.zeros(n, jnp.int32) for n in (1, 1, 1, experts.w_up.shape[0], 1)]
             return x, Stats(*(compat.vary_over(n, compat.varying_axes(x)) for n in counts))
+        tokens = x, topk_ids, topk_weights
         if num_chunks == 1:
-            return one_chunk(x, topk_ids, topk_weights)
-        size = x.shape[0] // num_chunks
-        chunks = [
-            one_chunk(*jax.tree.map(lambda a, i=i: a[i : i + size], (x, topk_ids, topk_weights)))
-            for i in range(0, x.shape[0], size)
-        ]
-        return jnp.concatenate([out for out, _ in chunks]), _sum([stats for _, stats in chunks])
+            return one_chunk(tokens, experts, params)[:2]
+        # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
+        accumulators = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
+        outs: list[jax.Array] = []
+        all_stats: list[Stats] = []
+        for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
+            is_last = len(outs) + 1 == num_chunks
+            out, stats, accumulators = one_chunk(
+                chunk,
+                experts._replace(accumulators=accumulators),
+                params.accumulating(Accumulation.FIRST if is_last else Accumulation.NEXT),
+            )
+            outs.append(out)
+            all_stats.append(stats)
+        return jnp.concatenate(outs), _sum(all_stats)
+
+
+def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:
+    return [None] * num_chunks if a is None else jnp.split(a, num_chunks)
 
 
 def _stats(plan: Plan) -> Stats:

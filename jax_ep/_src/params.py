@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.mesh import AxisName, ExpertAxis
 
 
@@ -55,6 +56,7 @@ class GroupedMlpParams:
     zero_tail: bool  # for the result and for the gradient of the rows
     num_sms: int
     implementation: str | None
+    accumulation: Accumulation = Accumulation.NONE
 
     def epilogue(self, activation: str) -> GroupedMatmulActivationParams:
         """Returns the parameters of a matmul with that activation in its epilogue."""
@@ -84,3 +86,9 @@ class MoeMlpParams:
     num_comm_sms: int | None
     implementation: str | None
     mlp: GroupedMlpParams
+
+    def accumulating(self, accumulation: Accumulation) -> MoeMlpParams:
+        """Returns the parameters of one call of a chain."""
+        return dataclasses.replace(
+            self, mlp=dataclasses.replace(self.mlp, accumulation=accumulation)
+        )

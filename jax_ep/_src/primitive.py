@@ -35,6 +35,7 @@ def define_primitive(
     reference: Callable[..., Sequence[jax.Array]],
     attributes: Callable[..., dict[str, Any]],
     unsupported: Callable[..., str | None],
+    aliases: Callable[..., dict[int, int]] = lambda **_: {},
 ) -> Primitive:
     """A primitive that lowers to the custom call ``jax_ep.<operation>.v1`` or to `reference`.
 
@@ -47,6 +48,7 @@ def define_primitive(
       reference: (*operands, **parameters) -> results, in plain JAX.
       attributes: (avals, **parameters) -> attributes of the custom call.
       unsupported: (avals, **parameters) -> why the kernels do not cover these, or None.
+      aliases: (**parameters) -> operands that the kernels overwrite, each with its result.
     """
     primitive = Primitive(f"jax_ep.{operation}")
     primitive.multiple_results = True
@@ -78,7 +80,9 @@ def define_primitive(
         reason = _no_cuda_build() or unsupported(ctx.avals_in, **params)
         if reason is None:
             runtime.logger.debug("jax_ep.%s is lowered to its CUDA kernel", operation)
-            return _lower_custom_call(target, ctx, operands, attributes(ctx.avals_in, **params))
+            return _lower_custom_call(
+                target, ctx, operands, attributes(ctx.avals_in, **params), aliases(**params)
+            )
         runtime.logger.debug("jax_ep.%s is lowered to pure JAX: %s", operation, reason)
         if implementation == "cuda":
             raise UnavailableError(
@@ -144,12 +148,17 @@ def _warn_once(reason: str, message: str) -> None:
 
 
 def _lower_custom_call(
-    target: str, ctx: Any, operands: Sequence[Any], attributes: dict[str, Any]
+    target: str,
+    ctx: Any,
+    operands: Sequence[Any],
+    attributes: dict[str, Any],
+    aliases: dict[int, int],
 ) -> Any:
     rule = _replicated_sharding_rule(ctx.avals_in, ctx.avals_out)
-    return jax.ffi.ffi_lowering(target, extra_attributes={"sdy.sharding_rule": rule})(
-        ctx, *operands, **attributes
+    lower = jax.ffi.ffi_lowering(
+        target, extra_attributes={"sdy.sharding_rule": rule}, operand_output_aliases=aliases
     )
+    return lower(ctx, *operands, **attributes)
 
 
 def _replicated_sharding_rule(avals_in: Sequence[Any], avals_out: Sequence[Any]) -> Any:

@@ -41,6 +41,7 @@ class Call:
     attributes: dict[str, object]
     operands: tuple[str, ...]  # types as StableHLO writes them, e.g. "8x2xi32"
     results: tuple[str, ...]
+    aliases: dict[int, int]  # operand -> result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +54,10 @@ class Program:
 
     @property
     def calls(self) -> list[Call]:
-        pattern = r"custom_call @(jax_ep\.[\w.]+)\(.*mhlo\.backend_config = \{(.*?)\}, .* : \((.*)\) -> (.*)"
+        pattern = r"custom_call @(jax_ep\.[\w.]+)\(.*mhlo\.backend_config = \{(.*?)\}, (.*) : \((.*)\) -> (.*)"
         return [
-            Call(target, _attributes(attributes), _types(operands), _types(results))
-            for target, attributes, operands, results in re.findall(pattern, self.text)
+            Call(target, _attributes(attributes), _types(operands), _types(results), _aliases(rest))
+            for target, attributes, rest, operands, results in re.findall(pattern, self.text)
         ]
 
     @property
@@ -139,6 +140,11 @@ def _num_elements(shape: str) -> int:
 
 def _types(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"tensor<([^>]*)>", text))
+
+
+def _aliases(text: str) -> dict[int, int]:
+    found = re.findall(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)", text)
+    return {int(operand): int(result or 0) for result, operand in found}
 
 
 def _attributes(text: str) -> dict[str, object]:

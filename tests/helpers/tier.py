@@ -24,8 +24,9 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1]
 # Suites of the CPU tier that run on GPUs as well. The others test nothing that depends on a device: the build, lowering,
 # messages, the numpy oracle, routers. Suites in tests/gpu_only/ run on GPUs only.
 ON_BOTH = (
-    "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation", "grouped_mlp",
-    "meshes", "moe_mlp", "nnx", "plan", "property", "reference", "transformations",
+    "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
+    "grouped_matmul_rhs_gradient", "grouped_mlp", "meshes", "moe_mlp", "nnx", "plan", "property", "reference",
+    "transformations",
 )  # fmt: skip
 
 # Tests that `make test` leaves to `make slow_test`. Each is a pattern of names, FILE::CLASS::TEST without the number of a

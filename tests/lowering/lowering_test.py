@@ -128,13 +128,49 @@ class CallsTest(parameterized.TestCase):
         self.assertEqual(combine.operands, (rows, *PLAN, weights))
         self.assertEqual(combine.results, ("16x64xbf16", "16x2xf32"))
         rhs_gradient = program.call("grouped_matmul_rhs_gradient")
-        self.assertEqual(
-            rhs_gradient.attributes, {"transpose_rhs": ("bool", False), "num_sms": ("i64", 0)}
-        )
+        expected = {
+            "transpose_rhs": ("bool", False),
+            "has_accumulator": ("bool", False),
+            "num_sms": ("i64", 0),
+        }
+        self.assertEqual(rhs_gradient.attributes, expected)
+        self.assertEmpty(rhs_gradient.aliases)
         self.assertEqual(
             (rhs_gradient.operands, rhs_gradient.results),
             ((rows, rows, "4xi32"), ("4x64x64xbf16",)),
         )
+
+    @parameterized.parameters(False, True)
+    def test_an_accumulator_is_the_result(self, transpose_rhs):
+        """The custom call aliases it, so XLA gives both the same memory; nothing else touches it."""
+        f = lambda lhs, out_gradient, sizes, accumulator: jax_ep.grouped_matmul_rhs_gradient(
+            lhs,
+            out_gradient,
+            sizes,
+            accumulator=accumulator,
+            transpose_rhs=transpose_rhs,
+            num_sms=6,
+        )
+        shape = (4, 48, 32) if transpose_rhs else (4, 32, 48)
+        program = lower_for_cuda(
+            f,
+            struct((64, 32), jnp.bfloat16),
+            struct((64, 48), jnp.bfloat16),
+            struct((4,), np.int32),
+            struct(shape),
+        )
+        call = program.call("grouped_matmul_rhs_gradient")
+        expected = {
+            "transpose_rhs": ("bool", transpose_rhs),
+            "has_accumulator": ("bool", True),
+            "num_sms": ("i64", 6),
+        }
+        self.assertEqual(call.attributes, expected)
+        matrices = "x".join(map(str, shape)) + "xf32"
+        self.assertEqual(call.operands, ("64x32xbf16", "64x48xbf16", "4xi32", matrices))
+        self.assertEqual(call.results, (matrices,))
+        self.assertEqual(call.aliases, {3: 0})
+        self.assertEmpty(program.operations_on(4))
 
     def test_options_become_attributes(self):
         program = lower_for_cuda(

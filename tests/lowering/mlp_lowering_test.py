@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 
 import testing  # isort: skip
 
@@ -212,6 +214,52 @@ class MoeMlpTest(parameterized.TestCase):
             "grouped_matmul_rhs_gradient": 2,
         }
         self.assertEqual(program.targets, expected)
+
+    @parameterized.product(
+        num_chunks=[2, 4],
+        remat=["dispatch", None],
+        activation=["swiglu", lambda h: jnp.tanh(h[:, 0]) * h[:, 1]],
+        weight_dtype=[BF16, F32],
+    )
+    def test_chunks_accumulate_in_the_kernels(self, num_chunks, remat, activation, weight_dtype):
+        """No array of a matrix's shape is added: each chunk's call adds to the next chunk's result."""
+        layer = self.layer(num_chunks=num_chunks, remat=remat, activation=activation)
+        arguments = self.arguments()
+        arguments = *arguments[:3], *(struct(w.shape, weight_dtype) for w in arguments[3:])
+        program = lower_for_cuda(value_and_gradients(layer), *arguments)
+        calls = [c for c in program.calls if "rhs_gradient" in c.target]
+        self.assertLen(calls, 2 * num_chunks)
+        matrices = [f"{L}x{H}x{2 * F}xf32", f"{L}x{F}x{H}xf32"]
+        for matrix in matrices:
+            chain = [call for call in calls if call.results == (matrix,)]
+            self.assertLen(chain, num_chunks)
+            first, *later = sorted(chain, key=lambda call: len(call.operands))
+            self.assertEqual(first.attributes["has_accumulator"], ("bool", False))
+            self.assertLen(first.operands, 3)
+            for call in later:
+                self.assertEqual(call.attributes["has_accumulator"], ("bool", True))
+                self.assertEqual(call.operands[3:], (matrix,))
+                self.assertEqual(call.aliases, {3: 0})
+        # One cast at the end, unless the weights are float32.
+        sizes = [f"{matrix[:-4]}x(?:f32|bf16)" for matrix in matrices]
+        touching = re.findall(rf"stablehlo\.(\w+) .*tensor<(?:{'|'.join(sizes)})>", program.text)
+        expected = {"custom_call"} if weight_dtype == F32 else {"custom_call", "convert"}
+        self.assertEqual(set(touching) - {"reshape", "broadcast_in_dim"}, expected)
+        self.assertEqual(touching.count("convert"), 0 if weight_dtype == F32 else 2)
+        # Broadcasts make stand-ins for accumulators in the forward pass: nothing uses them.
+        lines = program.text.splitlines()
+        for index, line in enumerate(lines):
+            if "broadcast_in_dim" in line and re.search("|".join(sizes), line):
+                scope = itertools.takewhile(lambda line: "} :" not in line, lines[index + 1 :])
+                name = re.escape(line.split()[0])
+                self.assertNotRegex("\n".join(scope), rf"{name}\b")
+
+    def test_one_chunk_rounds_in_the_kernel(self):
+        program = lower_for_cuda(value_and_gradients(self.layer()), *self.arguments())
+        for call in program.calls:
+            if "rhs_gradient" in call.target:
+                self.assertEqual(call.attributes["has_accumulator"], ("bool", False))
+                self.assertEndsWith(call.results[0], "xbf16")
 
 
 if __name__ == "__main__":

@@ -312,6 +312,7 @@ class GradientsTest(parameterized.TestCase):
     @parameterized.parameters(
         {},
         {"remat": None, "num_chunks": 2},
+        {"num_chunks": 4},
         {"recv_capacity": 8, "biases": False, "weights": False},
     )
     def test_agree_with_the_dense_layer(self, biases=True, weights=True, **options):
@@ -338,8 +339,8 @@ class GradientsTest(parameterized.TestCase):
                 if b is not None:
                     testing.assert_close(a, b, f"{kind} {name}", steps=256)
 
-    @parameterized.parameters("dispatch", None)
-    def test_a_function_is_differentiated_as_well(self, remat):
+    @parameterized.product(remat=["dispatch", None], num_chunks=[1, 4])
+    def test_a_function_is_differentiated_as_well(self, remat, num_chunks):
         """Written out, swiglu has the gradients of the named one."""
         p = parameters()
         ids = testing.merge_ranks(testing.routings(SIZES)["half"])
@@ -347,7 +348,7 @@ class GradientsTest(parameterized.TestCase):
         got, expected = (
             jax.jit(
                 jax.grad(lambda floats, f: jnp.sin(f(ids, *floats)[0]).sum()), static_argnums=1
-            )(p.floats, layer(activation=activation, remat=remat))
+            )(p.floats, layer(activation=activation, remat=remat, num_chunks=num_chunks))
             for activation in (swiglu, "swiglu")
         )
         for name, a, b in zip(vars(p), got, expected, strict=True):
@@ -371,6 +372,76 @@ class GradientsTest(parameterized.TestCase):
             self.assertTrue(np.isfinite(np.asarray(a, np.float32)).all(), name)
             self.assertTrue(np.asarray(a).any(), name)
 
+    @parameterized.product(remat=["dispatch", None], activation=["swiglu", "function"])
+    def test_gradients_of_chunks_are_summed_in_float32(self, remat, activation):
+        """Those of 16-bit weights are rounded once, so they are the rounded ones of float32 weights."""
+        swiglu = lambda h: jax.nn.silu(h[:, 0]) * h[:, 1]
+        activation = swiglu if activation == "function" else activation
+        ids = testing.merge_ranks(testing.routings(SIZES)["uniform"])
+
+        @functools.partial(jax.jit, static_argnums=1)
+        def gradient(floats, f):
+            return jax.grad(lambda floats: jnp.sin(f(ids, *floats)[0].astype(jnp.float32)).sum())(
+                floats
+            )
+
+        f = layer(num_chunks=4, remat=remat, activation=activation)
+        p = parameters(dtype=jnp.bfloat16, biases=False)
+        wide = dataclasses.replace(
+            p, w_up=p.w_up.astype(np.float32), w_down=p.w_down.astype(np.float32)
+        )
+        got, expected = gradient(p.floats, f), gradient(wide.floats, f)
+        for name, a, b in zip(vars(p), got, expected, strict=True):
+            if name.startswith("w_"):
+                self.assertEqual((a.dtype, b.dtype), (jnp.bfloat16, jnp.float32))
+                self.assertTrue(np.asarray(a).any(), name)
+                testing.assert_bitwise(a, np.asarray(b).astype(jnp.bfloat16), name)
+
+    @parameterized.parameters("dispatch", None)
+    def test_chunks_in_a_scan(self, remat):
+        """Layers in a loop."""
+        p = parameters(biases=False)
+        ids = testing.merge_ranks(testing.routings(SIZES)["half"])
+
+        def layers(num_chunks, floats):
+            def per_rank(ids, x, topk_weights, w_up, w_down):
+                def step(x, _):
+                    out, _ = jax_ep.moe_mlp(
+                        x,
+                        ids,
+                        topk_weights,
+                        w_up,
+                        w_down,
+                        axis_name="expert",
+                        num_chunks=num_chunks,
+                        remat=remat,
+                    )
+                    return x + out, None
+
+                return jax.lax.scan(step, x, length=3)[0]
+
+            out = testing.sharded(per_rank, SIZES.mesh)(ids, *floats)
+            return jnp.sin(out).sum()
+
+        floats = p.floats[:4]
+        got, expected = (jax.jit(jax.grad(functools.partial(layers, n)))(floats) for n in (2, 1))
+        for name, a, b in zip(vars(p), got, expected, strict=False):
+            testing.assert_close(a, np.asarray(b), name, steps=256)
+
+    @parameterized.product(remat=["dispatch", None], activation=["swiglu", "function"])
+    def test_no_stand_in_is_kept(self, remat, activation):
+        """Residuals have the matrices in their own dtype, and no float32 array of their shape."""
+        activation = (
+            (lambda h: jnp.tanh(h[:, 0]) * h[:, 1]) if activation == "function" else activation
+        )
+        p = parameters(dtype=jnp.bfloat16, biases=False)
+        ids = testing.merge_ranks(testing.routings(SIZES)["half"])
+        f = layer(num_chunks=2, remat=remat, activation=activation)
+        _, backward = jax.vjp(lambda floats: f(ids, *floats)[0], p.floats)
+        matrices = [a for a in jax.tree.leaves(backward) if a.ndim > 2]
+        self.assertNotEmpty(matrices)
+        self.assertEqual({a.dtype for a in matrices}, {jnp.dtype(jnp.bfloat16)})
+
     def test_remat_changes_no_bit_of_the_result(self):
         p = parameters()
         ids = testing.routings(SIZES)["uniform"]
@@ -378,7 +449,8 @@ class GradientsTest(parameterized.TestCase):
         kept, _ = layer(remat=None)(testing.merge_ranks(ids), *p.floats)
         testing.assert_bitwise(out, kept)
 
-    def test_replicated_inputs_and_shared_experts_get_their_psum(self):
+    @parameterized.parameters(1, 2)
+    def test_replicated_inputs_and_shared_experts_get_their_psum(self, num_chunks):
         """Tokens over ("data", "expert"), experts over "expert": gradients of experts are summed over "data"."""
         mesh = testing.mesh_of(testing.two_axes(), ("data", "expert"))
         p = parameters()
@@ -386,7 +458,14 @@ class GradientsTest(parameterized.TestCase):
         tokens, experts = P(("data", "expert")), P("expert")
         f = jax.shard_map(
             lambda ids, x, w, *ps: jax_ep.moe_mlp(
-                x, ids, w, *ps[:2], b_up=ps[2], b_down=ps[3], axis_name="expert"
+                x,
+                ids,
+                w,
+                *ps[:2],
+                b_up=ps[2],
+                b_down=ps[3],
+                axis_name="expert",
+                num_chunks=num_chunks,
             )[0],
             mesh=mesh,
             in_specs=(tokens, tokens, tokens, experts, experts, experts, experts),

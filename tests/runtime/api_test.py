@@ -162,6 +162,7 @@ class ApiTest(absltest.TestCase):
             "dispatch": ("x", "topk_ids", "topk_weights"),
             "combine": ("y", "plan", "row_weights"),
             "grouped_matmul": ("lhs", "rhs", "group_sizes"),
+            "grouped_matmul_rhs_gradient": ("lhs", "out_gradient", "group_sizes"),
             "moe_mlp": ("x", "topk_ids", "topk_weights", "w_up", "w_down"),
         }
         for name, names in positional.items():
@@ -189,6 +190,7 @@ class ApiTest(absltest.TestCase):
             "redispatch",
             "combine",
             "grouped_matmul",
+            "grouped_matmul_rhs_gradient",
             "grouped_mlp",
             "moe_mlp",
         ):
@@ -213,7 +215,7 @@ class ApiTest(absltest.TestCase):
         self.assertContainsSubset(
             {
                 "dispatch", "combine", "grouped_matmul", "grouped_mlp", "moe_mlp", "Plan", "Dispatched", "mask_tail",
-                "redispatch", "Stats", "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
+                "grouped_matmul_rhs_gradient", "redispatch", "Stats", "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
                 "routing", "Error",
             },
             set(jax_ep.__all__),

@@ -96,6 +96,18 @@ def matmul(lhs=np.float32, rhs=np.float32, sizes=np.int32, num_groups=2, **optio
     )
 
 
+def rhs_gradient(accumulator=np.float32, shape=(2, 8, 6), out_gradient=(4, 6), **options):
+    jax.eval_shape(
+        lambda *arrays, accumulator: jax_ep.grouped_matmul_rhs_gradient(
+            *arrays, accumulator=accumulator, **options
+        ),
+        programs.struct((4, 8), jnp.bfloat16),
+        programs.struct(out_gradient, jnp.bfloat16),
+        programs.struct((2,), np.int32),
+        accumulator=programs.struct(shape, accumulator),
+    )
+
+
 def grouped_mlp(sizes=1, up=(1, 8, 2, 4), down=(1, 4, 8), w_down=np.float32, **options):
     rows, w_up = programs.struct((4, 8)), programs.struct(up)
     f = functools.partial(jax_ep.grouped_mlp, **options)
@@ -248,6 +260,9 @@ PRODUCERS = {
         lambda: combine(lambda y, plan, w: (y, plan, jnp.ones(3))),
         weighted_twice,
         lambda: matmul(num_groups=0),
+        lambda: rhs_gradient(shape=(2, 6, 8)),
+        lambda: rhs_gradient(transpose_rhs=True),
+        lambda: rhs_gradient(out_gradient=(3, 6)),
         lambda: grouped_mlp(sizes=2),
         lambda: grouped_mlp(activation="relu"),
         lambda: grouped_mlp(activation="mish"),
@@ -301,6 +316,8 @@ PRODUCERS = {
         lambda: grouped_mlp(w_down=jnp.bfloat16),
         lambda: grouped_mlp(b_down=jnp.ones((1, 8), np.int32)),
         lambda: matmul(preferred_element_type=jnp.bfloat16),
+        lambda: rhs_gradient(accumulator=jnp.bfloat16),
+        lambda: rhs_gradient(preferred_element_type=jnp.bfloat16),
         lambda: layer(router=lambda logits, top_k: jax.lax.top_k(logits, top_k)),
     ],
     "UnavailableError": [

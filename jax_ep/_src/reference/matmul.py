@@ -41,10 +41,14 @@ def grouped_matmul_rhs_gradient(
     lhs: jax.Array,
     out_gradient: jax.Array,
     group_sizes: jax.Array,
-    *,
+    *accumulator: jax.Array,
     params: GroupedMatmulParams,
+    has_accumulator: bool,
 ) -> tuple[jax.Array]:
-    """The contraction over each group's rows; groups without rows get zeros."""
+    """The contraction over each group's rows, added to the accumulator.
+
+    Groups without rows get zeros, or keep the accumulator as it is.
+    """
     blocks = _blocks(group_sizes, lhs.shape[0])
     a, b = (out_gradient, lhs) if params.transpose_rhs else (lhs, out_gradient)
     a, b = (jnp.pad(m, ((0, ROWS_PER_BLOCK), (0, 0))) for m in (a, b))
@@ -56,7 +60,10 @@ def grouped_matmul_rhs_gradient(
         )
         return gradient.at[group].add(product)
 
-    gradient = jnp.zeros((group_sizes.shape[0], a.shape[1], b.shape[1]), jnp.float32)
+    if has_accumulator:
+        (gradient,) = accumulator
+    else:
+        gradient = jnp.zeros((group_sizes.shape[0], a.shape[1], b.shape[1]), jnp.float32)
     gradient = fori_loop(blocks.count, body, gradient, like=a, also_like=b)
     return (gradient.astype(params.out_dtype),)
 

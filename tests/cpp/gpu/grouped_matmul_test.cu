@@ -140,6 +140,9 @@ void CheckMessages() {
   expect("f16 lhs, bf16 rhs", {2, 8, 8, 8, kF16, kBF16, kF16}, false);
   expect("bf16 lhs, f16 result", {2, 8, 8, 8, kBF16, kBF16, kF16}, false);
   expect("bf16 lhs, f32 out_gradient", {2, 8, 8, 8, kBF16, kBF16, kF32}, true);
+  config.has_accumulator = true;
+  expect("bf16 accumulator", {2, 8, 8, 8, kBF16, kBF16, kBF16}, true);
+  config.has_accumulator = false;
   expect("no type", {2, 8, 8, 8, jax_ep::kOther, kBF16, kF32}, true);
   expect("too many rows", {2, int64_t{1} << 31, 8, 8, kBF16, kBF16, kBF16}, false);
   config.num_sms = -1;
@@ -198,7 +201,9 @@ void CheckUneven() {
   for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
   const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
   CheckCase("uneven", Sampled(kForward, rows, 2304, 1288, uneven));
-  CheckCase("uneven gradient", Sampled(kRhsGradient, rows, 576, 1200, uneven));
+  for (const Kind& kind : {kRhsGradient, kAccumulation}) {
+    CheckCase("uneven gradient", Sampled(kind, rows, 576, 1200, uneven));
+  }
   // Many more k-blocks than stages, and a last one that is not whole.
   CheckCase("long gradient", Sampled(kRhsGradient, 6000, 576, 1200,
                                      {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900}));
@@ -233,6 +238,7 @@ void CheckLarge() {
   CheckCase("large rhs", Sampled(kForward, 4096, 2304, 2048, Cut(4000, 512, 11)));
   CheckCase("large float32 rhs", Sampled(float32_rhs, 4096, 2304, 2048, Cut(4000, 512, 11)));
   CheckCase("large gradient", Sampled(kRhsGradient, 65536, 2304, 2048, Cut(65000, 512, 12)));
+  CheckCase("large accumulator", Sampled(kAccumulation, 65536, 2304, 2048, Cut(65000, 512, 12)));
   CheckCase("large float32", Sampled(float32, rows, 2304, 16, Cut(rows - 1000, 512, 9)));
   CheckCase("large float32 gradient",
             Sampled(float32_gradient, 4096, 2304, 2048, Cut(4000, 512, 12)));

@@ -77,19 +77,21 @@ struct Kind {
   ElementType lhs;
   ElementType right;
   ElementType out;
+  bool accumulates = false;  // gradients: adds to the result
 
   std::string Name() const {
     const auto type = [](ElementType type) {
       return std::string(type == kF32 ? "f32" : type == kBF16 ? "bf16" : "f16");
     };
     return std::string(is_gradient ? "gradient" : "forward") + (transpose ? " transposed " : " ") +
-           type(lhs) + " x " + type(right) + " -> " + type(out);
+           type(lhs) + " x " + type(right) + (accumulates ? " +-> " : " -> ") + type(out);
   }
 };
 
 inline constexpr Kind kForward = {false, false, kBF16, kBF16, kBF16};
 inline constexpr Kind kTransposed = {false, true, kBF16, kBF16, kBF16};
 inline constexpr Kind kRhsGradient = {true, false, kBF16, kBF16, kBF16};
+inline constexpr Kind kAccumulation = {true, false, kBF16, kBF16, kF32, true};
 
 inline std::vector<Kind> Kinds() {
   std::vector<Kind> kinds;
@@ -104,6 +106,7 @@ inline std::vector<Kind> Kinds() {
       if (lhs == kF32) kinds.push_back({false, transpose, kF32, kF32, kF32});
       kinds.push_back({true, transpose, lhs, lhs, lhs});
       if (lhs != kF32) kinds.push_back({true, transpose, lhs, lhs, kF32});
+      kinds.push_back({true, transpose, lhs, lhs, kF32, true});
     }
   }
   return kinds;

@@ -28,6 +28,9 @@ HARNESS_FUNCTION float RandomNumber(uint64_t seed, uint64_t i) {
   return static_cast<float>(static_cast<int32_t>(Hash(seed, i))) * 0x1p-31f;
 }
 
+// Accumulators are RandomNumber(kAccumulatorSeed, element) before the call.
+inline constexpr uint64_t kAccumulatorSeed = 3;
+
 // Reads a 16-bit number.
 HARNESS_FUNCTION uint16_t ToBits(ElementType type, float value) {
   return type == kBF16 ? ToBFloat16(value) : ToFloat16(value);
@@ -46,8 +49,8 @@ struct FillFunction {
   uint64_t seed;
   void* data;
   int64_t poison_from;
-  const int32_t* group_rows;  // or null
-  int64_t group_elements;
+  const int32_t* group_rows = nullptr;  // or null
+  int64_t group_elements = 1;
 
   __device__ void operator()(int64_t i) const {
     if (i >= poison_from) return;
@@ -84,6 +87,7 @@ struct CheckFunction {
   bool is_gradient;
   bool transpose;
   bool zero_tail;
+  bool accumulates;
   ElementType lhs_type;
   ElementType b_type;  // rhs or out_gradient
   ElementType out_type;
@@ -136,7 +140,12 @@ struct CheckFunction {
                          int64_t count) const {
     double excess = 0;
     double relative = 0;
-    if (count == 0) {
+    const float accumulator = accumulates ? RandomNumber(kAccumulatorSeed, i) : 0;
+    sum += accumulator;
+    magnitude += fabs(accumulator);
+    if (count == 0 && accumulates) {
+      if (Bits(static_cast<const float*>(out)[i]) != Bits(accumulator)) excess = 1e30;
+    } else if (count == 0) {
       // Exactly +0, or untouched.
       const int bytes = out_type == kF32 ? 4 : 2;
       const uint8_t expected = is_tail && !zero_tail ? 0xff : 0;

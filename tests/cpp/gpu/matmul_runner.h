@@ -53,6 +53,7 @@ class Runner {
     out_elements_ = kind.is_gradient ? groups * c.k * c.n : c.m * c.n;
     out_bytes_ = out_elements_ * bytes(kind.out);
     out_.Reset(out_bytes_, offset(kind.out));
+    FillAccumulators();
   }
 
   // Other groups on the same operands; the capacity of rhs stays.
@@ -69,12 +70,17 @@ class Runner {
     set(ends_, rows.ends);
   }
 
-  void ClearOut() { Require(cudaMemset(out_.data(), 0xff, out_bytes_), "cudaMemset"); }
+  // Poisons the result; one that accumulates begins with its accumulators again.
+  void ClearOut() {
+    Require(cudaMemset(out_.data(), 0xff, out_bytes_), "cudaMemset");
+    FillAccumulators();
+  }
 
   jax_ep::Status Launch(cudaStream_t stream = nullptr) const {
     const Kind& kind = case_.kind;
     jax_ep::GroupedMatmulConfig config;
     config.transpose_rhs = kind.transpose;
+    config.has_accumulator = kind.accumulates;
     config.zero_tail = case_.zero_tail;
     config.num_sms = case_.num_sms;
     jax_ep::GroupedMatmulSizes sizes;
@@ -102,11 +108,12 @@ class Runner {
       return reinterpret_cast<const int32_t*>(b.data());
     };
     const int64_t samples = out_elements_ == 0 ? 0 : case_.num_samples;
-    ForEach(samples != 0 ? samples : out_elements_,
-            CheckFunction{kind.is_gradient, kind.transpose, case_.zero_tail, kind.lhs, kind.right,
-                          kind.out, case_.k, case_.n, lhs_.data(), right_.data(), out_.data(),
-                          integers(row_group_), integers(begins_), integers(ends_), out_elements_,
-                          samples, reinterpret_cast<Worst*>(worst_.data())});
+    ForEach(
+        samples != 0 ? samples : out_elements_,
+        CheckFunction{kind.is_gradient, kind.transpose, case_.zero_tail, kind.accumulates, kind.lhs,
+                      kind.right, kind.out, case_.k, case_.n, lhs_.data(), right_.data(),
+                      out_.data(), integers(row_group_), integers(begins_), integers(ends_),
+                      out_elements_, samples, reinterpret_cast<Worst*>(worst_.data())});
     Worst worst;
     Require(cudaMemcpy(&worst, worst_.data(), sizeof worst, cudaMemcpyDeviceToHost), "cudaMemcpy");
     Outcome outcome;
@@ -134,6 +141,11 @@ class Runner {
   void SetNumSms(int64_t num_sms) { case_.num_sms = num_sms; }
 
  private:
+  void FillAccumulators() {
+    if (!case_.kind.accumulates) return;
+    ForEach(out_elements_, FillFunction{kF32, kAccumulatorSeed, out_.data(), out_elements_});
+  }
+
   Case case_;
   int64_t out_elements_ = 0;
   size_t out_bytes_ = 0;

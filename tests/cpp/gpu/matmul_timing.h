@@ -19,7 +19,7 @@ inline double BytesOf(const Case& c) {
   const double matrices = static_cast<double>(c.sizes.size()) * c.k * c.n;
   const double lhs = rows * c.k * jax_ep::ElementBytes(c.kind.lhs);
   const double right = jax_ep::ElementBytes(c.kind.right);
-  const double out = jax_ep::ElementBytes(c.kind.out);
+  const double out = jax_ep::ElementBytes(c.kind.out) * (c.kind.accumulates ? 2 : 1);
   return c.kind.is_gradient ? lhs + rows * c.n * right + matrices * out
                             : lhs + matrices * right + rows * c.n * out;
 }
@@ -112,6 +112,7 @@ inline void TimeAll() {
     }
     if (s.k == 7168) {
       time({true, false, kBF16, kBF16, kF32}, "even", even(s.m, s.groups));
+      time(kAccumulation, "even", even(s.m, s.groups));
       time({false, false, kBF16, kF32, kBF16}, "even", even(s.m, s.groups));
     }
   }
