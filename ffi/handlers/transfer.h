@@ -16,7 +16,7 @@ namespace jax_ep {
 using PreparedTransfer =
     std::variant<PreparedDispatch, PreparedRedispatch, PreparedCombine, PreparedBulkCopyCeiling>;
 
-// What distinguishes the stages of one operation before execute.
+// Holds what the stages before execute need of one operation.
 struct TransferOperation {
   const char* target;
   BufferCheck<TransferConfig, TransferShape> check;
@@ -38,7 +38,7 @@ struct TransferState {
   const TransferOperation& operation;
   const TransferConfig config;
   CallSite site;
-  PerDevice<PreparedTransfer> prepared;  // by the first initialize
+  PerDevice<PreparedTransfer> prepared;  // made by the first initialize
 };
 
 ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(const TransferOperation& operation,

@@ -148,7 +148,7 @@ assert "custom_call @jax_ep" not in exported.mlir_module()
         self.assertIn("jax_ep.combine is lowered to pure JAX: this build", text)
 
     @parameterized.parameters(
-        (dict(num_ranks=100), "axis has 100 ranks; .* 64"),
+        (dict(num_ranks=300), "axis has 300 ranks; .* 256"),
         (dict(top_k=65), "top_k is 65; .* 64"),
         (dict(hidden=4), "rows are 8 bytes; .* 16"),
         (dict(recv_capacity=2**30 + 1), "num_rows is 1073741825; .* 1073741824"),

@@ -392,7 +392,7 @@ class ProducedTest(absltest.TestCase):
         """The table of reasons: each is given, in a warning, by what it says."""
         reasons = re.findall(r"^\| `([^`]*)` \| ", sections()["Warnings"], re.MULTILINE)
         patterns = [to_regex(reason) for reason in reasons]
-        wide = AbstractMesh((100,), ("expert",), axis_types=(AxisType.Auto,))
+        wide = AbstractMesh((300,), ("expert",), axis_types=(AxisType.Auto,))
 
         def on(mesh, hidden=8, top_k=2, recv_capacity=None, num_experts=None, **kwargs):
             def f(x, ids):
