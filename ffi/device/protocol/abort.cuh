@@ -4,7 +4,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_ABORT_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_ABORT_CUH_
 
-#include "ffi/device/protocol/running_call.cuh"
+#include "ffi/device/protocol/peer_stores.cuh"
 
 namespace jax_ep {
 
@@ -39,10 +39,7 @@ __device__ inline void WarnHost(const CallParams& call, WaitPoint wait_point, in
 // Called by one warp. Sets the abort word of all peers.
 __device__ inline void ForwardAbort(const CallParams& call, uint32_t word) {
   const ControlBlock* const control = call.control;
-  ForEachPeer(control, [&](int peer) {
-    // The word publishes no other data, so its order does not matter. It may replace another cause.
-    StoreReleaseSystem(&control->peers[peer].inbox->abort, word);
-  });
+  ForEachPeer(control, [&](int peer) { StoreAbort(control, peer, word); });
 }
 
 // Called by one warp. Aborts this call and all later ones of the generation, on all ranks.

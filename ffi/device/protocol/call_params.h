@@ -78,11 +78,10 @@ struct CallParams {
   }
 
 #ifdef __CUDACC__
-  // Returns a buffer in the workspace of `rank`, which exists (HasWorkspace). Except for eager
-  // buffers, a store to a peer's buffer has to follow a successful WaitForEntry.
+  // Returns a buffer in the workspace of this rank, which exists (HasWorkspace).
   template <typename T>
-  __device__ T* WorkspaceBuffer(int rank, WorkspaceBufferId buffer) const {
-    return reinterpret_cast<T*>(control->peers[rank].workspace + buffer_offsets[buffer]);
+  __device__ T* LocalBuffer(WorkspaceBufferId buffer) const {
+    return reinterpret_cast<T*>(control->workspace + buffer_offsets[buffer]);
   }
 #endif
 };

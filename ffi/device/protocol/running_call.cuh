@@ -23,6 +23,11 @@ __device__ inline void ForEachPeer(const ControlBlock* control, Use use) {
   for (int i = threadIdx.x % 32; i < control->num_peers; i += 32) use(int{control->peer_ranks[i]});
 }
 
+// Returns the flags of a wait point, kChunk or kCredit, in the inbox of the waiting rank.
+__device__ inline ChunkFlags& ChunkFlagsAt(Inbox* inbox, WaitPoint wait_point) {
+  return wait_point == WaitPoint::kCredit ? inbox->credits : inbox->chunks_sent;
+}
+
 // Test only: delays the caller at random, to provoke rare interleavings.
 __device__ inline void InjectDelay(const CallParams& call, uint64_t sequence, uint32_t salt) {
   const uint64_t max_delay = call.control->max_delay_ns;

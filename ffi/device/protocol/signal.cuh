@@ -10,14 +10,8 @@ namespace jax_ep {
 __device__ inline void SignalEntry(const CallParams& call, uint64_t sequence, bool poisoned) {
   const ControlBlock* const control = call.control;
   InjectDelay(call, sequence, 2);
-  ForEachPeer(control, [&](int peer) {
-    EntryFlags* const flags = &control->peers[peer].inbox->entry[sequence % 2][control->rank];
-    StoreRelaxedSystem(&flags->fingerprint, call.fingerprint);
-    StoreRelaxedSystem(&flags->poisoned, poisoned ? 1 : 0);
-    // Release: after the other entry flags, and after everything that this rank's last call did.
-    // SIGNAL_ENTRY
-    StoreReleaseSystem(&flags->sequence, sequence);
-  });
+  ForEachPeer(control,
+              [&](int peer) { StoreEntry(control, peer, sequence, call.fingerprint, poisoned); });
 }
 
 // Called by a thread group of a block that holds `ticket`, if HasWorkspace. The first warp of the
@@ -33,10 +27,8 @@ __device__ inline void SignalEntryOnFirstTicket(const CallParams& call, uint64_t
 __device__ inline void SignalChunk(const CallParams& call, WaitPoint wait_point, int chunk,
                                    uint64_t sequence) {
   const ControlBlock* const control = call.control;
-  ForEachPeer(control, [&](int peer) {
-    ChunkFlags& flags = ChunkFlagsAt(control->peers[peer].inbox, wait_point);
-    StoreReleaseSystem(&flags[control->rank][chunk], sequence);
-  });
+  ForEachPeer(control,
+              [&](int peer) { StoreChunkFlag(control, peer, wait_point, chunk, sequence); });
 }
 
 // Called by one warp whose lane 0 has counted what belongs to the chunk. Signals if it `is_last`.

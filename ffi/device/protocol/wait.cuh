@@ -119,11 +119,6 @@ __device__ inline Outcome WaitForEntry(const CallParams& call, uint64_t sequence
   return WaitByFirstWarp(call, sequence, threads, [&] { return WaitForEntry(call, sequence); });
 }
 
-// Returns the flags of a wait point, kChunk or kCredit, in the inbox of the waiting rank.
-__device__ inline ChunkFlags& ChunkFlagsAt(Inbox* inbox, WaitPoint wait_point) {
-  return wait_point == WaitPoint::kCredit ? inbox->credits : inbox->chunks_sent;
-}
-
 // Called by one whole warp; all lanes return the same. Waits until every peer has sent `chunk`
 // (kChunk), or has returned the credit for this rank's `chunk` (kCredit).
 __device__ inline Outcome WaitForChunk(const CallParams& call, WaitPoint wait_point, int chunk,

@@ -26,7 +26,7 @@ class AssignmentTile {
         begin_(tile * call.tile_assignments + threadIdx.x / 32 * (call.tile_assignments / kWarps)),
         end_(min(begin_ + call.tile_assignments / kWarps, call.num_assignments())),
         counts_(reinterpret_cast<int2*>(DynamicSharedMemory())),
-        routes_(Routes(call, call.control->rank)) {}
+        routes_(call.LocalBuffer<Route>(kRoutes) + FirstRoute()) {}
 
   // Counts the tile. The last tile sends this rank's totals to all ranks.
   __device__ void Count(const EagerBuffers& eager, uint64_t sequence, const ThreadGroup& threads) {
@@ -66,11 +66,12 @@ class AssignmentTile {
       }
 #pragma unroll 1
       for (int distance = 1; distance <= call_.num_ranks; ++distance) {
-        Route* const to = Routes(call_, call_.RankAfter(rank, distance));
+        const PeerPointer<Route> to =
+            PeerBuffer<Route>(call_, call_.RankAfter(rank, distance), kRoutes) + FirstRoute();
 #pragma unroll
         for (int j = 0; j < kPerLane; ++j) {
           const int i = base + 32 * j + lane;
-          if (i < end_) to[i] = routes[j];
+          if (i < end_) StoreToPeer(to + i, routes[j]);
         }
       }
     }
@@ -80,10 +81,9 @@ class AssignmentTile {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kPerLane = 4;  // loads in flight per lane, to hide memory latency
 
-  // Returns this rank's routes in the workspace of a rank.
-  __device__ static Route* Routes(const CallParams& call, int rank) {
-    return call.WorkspaceBuffer<Route>(rank, kRoutes) +
-           int64_t{call.control->rank} * call.num_assignments();
+  // Returns the index of this rank's first route among those of all ranks.
+  __device__ int64_t FirstRoute() const {
+    return int64_t{call_.control->rank} * call_.num_assignments();
   }
 
   // Returns a warp's counts, by pair.
@@ -96,7 +96,7 @@ class AssignmentTile {
 
   // Returns a tile's counts, by pair, which higher tiles read.
   __device__ int2* TileCounts(int tile) const {
-    return call_.WorkspaceBuffer<int2>(call_.control->rank, kTileCounts) + tile * num_pairs_;
+    return call_.LocalBuffer<int2>(kTileCounts) + tile * num_pairs_;
   }
 
   // Counts the warp's range. Stores each assignment's expert, and its position within the range.
@@ -161,9 +161,8 @@ class AssignmentTile {
 #pragma unroll 1
         for (int i = 1; i <= call_.num_ranks; ++i) {
           const int rank = call_.RankAfter(eager.rank(), i);
-          // SIGNAL_SEGMENT
-          StoreRelaxedSystem(&eager.At(rank).counts()[eager.rank() * num_pairs_ + pair],
-                             first | uint64_t{second} << 32, eager.tag());
+          StorePacket(eager.At(rank).counts() + eager.rank() * num_pairs_ + pair,
+                      first | uint64_t{second} << 32, eager.tag());
         }
       }
 #pragma unroll 1

@@ -3,7 +3,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_RESULTS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_RESULTS_CUH_
 
-#include "ffi/device/protocol/running_call.cuh"
+#include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/transfer/fill.cuh"
 #include "ffi/device/transfer/plan.h"
 #include "ffi/device/transfer/token_params.h"
@@ -30,6 +30,12 @@ __device__ inline bool IsEmptyRow(const CallParams& call, const PlanResults& pla
     (plan.row_offsets[middle] <= row ? low : high) = middle;
   }
   return row - plan.row_offsets[low] >= plan.real_group_sizes[low];
+}
+
+// Returns the address of a row of the result, for what copies rows to any rank.
+__device__ inline PeerPointer<uint4> RowAddress(const TokenParams& params, int row) {
+  return PeerPointer<uint4>(static_cast<uint4*>(params.rows)) +
+         int64_t{row} * params.call.row_vectors;
 }
 
 // Called by any lane of the warp that has stored this row, after a __syncwarp.

@@ -2,7 +2,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_EAGER_BUFFERS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_EAGER_BUFFERS_CUH_
 
-#include "ffi/device/protocol/running_call.cuh"
+#include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/transfer/eager_layout.h"
 
 namespace jax_ep {
@@ -13,37 +13,46 @@ namespace jax_ep {
 // This rank's members of the control block are loaded once: loads after an acquire would miss L1.
 class EagerBuffers {
  public:
-  // The buffers of one rank.
+  // The buffers of one rank: Pointer<T> is T* for this rank, which reads them, and PeerPointer<T>
+  // for any rank that is sent to.
+  template <template <typename> class Pointer>
   class RankBuffers {
    public:
     __device__ RankBuffers(const CallParams& call, unsigned char* workspace, int64_t parity)
         : call_(call), workspace_(workspace), parity_(parity) {}
 
-    __device__ uint4* rows() const { return Buffer<uint4>(kEagerRows, kEagerRowBytes); }
+    __device__ Pointer<uint4> rows() const { return Buffer<uint4>(kEagerRows, kEagerRowBytes); }
     // [R][CountPairs]: the counts of each rank. They share the buffer of the rows.
-    __device__ CountPacket* counts() const {
+    __device__ Pointer<CountPacket> counts() const {
       return Buffer<CountPacket>(kEagerRows, kEagerRowBytes);
     }
-    __device__ AssignmentPacket* packets() const {
-      return Buffer<AssignmentPacket>(
-          kEagerPackets, kMaxLowLatencyAssignments * int64_t{sizeof(AssignmentPacket)});
+    __device__ Pointer<AssignmentPacket> packets() const {
+      return Buffer<AssignmentPacket>(kEagerPackets, kPacketBytes);
     }
     // The scalars of a combine share the buffer of the packets.
-    __device__ float* scalars() const { return reinterpret_cast<float*>(packets()); }
-    __device__ uint64_t* flags() const {
+    __device__ Pointer<float> scalars() const { return Buffer<float>(kEagerPackets, kPacketBytes); }
+    __device__ Pointer<uint64_t> flags() const {
       return Buffer<uint64_t>(kEagerFlags, kMaxLowLatencySegments * int64_t{sizeof(uint64_t)});
     }
 
    private:
+    static constexpr int64_t kPacketBytes =
+        kMaxLowLatencyAssignments * int64_t{sizeof(AssignmentPacket)};
+
     template <typename T>
-    __device__ T* Buffer(WorkspaceBufferId buffer, int64_t bytes) const {
-      return reinterpret_cast<T*>(workspace_ + call_.buffer_offsets[buffer] + parity_ * bytes);
+    __device__ Pointer<T> Buffer(WorkspaceBufferId buffer, int64_t bytes) const {
+      return Pointer<T>(
+          reinterpret_cast<T*>(workspace_ + call_.buffer_offsets[buffer] + parity_ * bytes));
     }
 
     const CallParams& call_;
     unsigned char* const workspace_;
     const int64_t parity_;
   };
+
+  template <typename T>
+  using LocalPointer = T*;
+  using LocalBuffers = RankBuffers<LocalPointer>;
 
   __device__ EagerBuffers(const CallParams& call, uint64_t sequence)
       : call_(call),
@@ -54,8 +63,8 @@ class EagerBuffers {
 
   __device__ uint64_t tag() const { return tag_; }
   __device__ int rank() const { return rank_; }
-  __device__ RankBuffers Local() const { return {call_, workspace_, parity_}; }
-  __device__ RankBuffers At(int rank) const {
+  __device__ LocalBuffers Local() const { return {call_, workspace_, parity_}; }
+  __device__ RankBuffers<PeerPointer> At(int rank) const {
     return {call_, call_.control->peers[rank].workspace, parity_};
   }
 

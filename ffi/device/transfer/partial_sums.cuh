@@ -23,8 +23,8 @@ struct TokenSegment {
 // entry of `partial_rows` on the token's rank. The first segment stores the rows' scalars, too.
 template <int kPerLane, typename Sum>
 __device__ void SendPartialSum(const CombineParams& params, const TokenRowsPerLane<kPerLane>& found,
-                               const TokenSegment& segment, uint4* partial_rows,
-                               float* assignment_scalars, Sum sum) {
+                               const TokenSegment& segment, PeerPointer<uint4> partial_rows,
+                               PeerPointer<float> assignment_scalars, Sum sum) {
   if (found.assignments == 0) return;
   const CallParams& call = params.call;
   SumTerms<kPerLane> terms;
@@ -38,15 +38,15 @@ __device__ void SendPartialSum(const CombineParams& params, const TokenRowsPerLa
     if (params.has_weights) terms.weights[i] = params.row_weights[row];
     if (params.has_scalars && segment.first == 0) {
       const int k = threadIdx.x % 32 + 32 * i;
-      assignment_scalars[segment.token * call.top_k + k] = params.row_scalars[row];
+      StoreToPeer(assignment_scalars + (segment.token * call.top_k + k), params.row_scalars[row]);
     }
   }
   // The plan's index becomes an address in a peer's memory, so it is checked.
   const int32_t index = params.plan.partial_sum_index[found.Row(__ffsll(found.assignments) - 1)];
   const bool is_valid = 0 <= index && index < call.num_partial_sums;
-  uint4* const to =
+  const PeerPointer<uint4> to =
       partial_rows + (int64_t{segment.token} * call.num_partial_sums + index) * call.row_vectors;
-  sum(terms, segment.first, segment.end, is_valid ? to : nullptr);
+  sum(terms, segment.first, segment.end, is_valid ? to : PeerPointer<uint4>(nullptr));
 }
 
 // The kept assignments of a token of this rank, and how many ranks send partial sums of it. Read it
@@ -94,8 +94,8 @@ __device__ void ReducePartialSums(const CombineParams& params,
     terms.rows[i] = reinterpret_cast<uint64_t>(from + int64_t{index} * call.row_vectors);
     terms.weights[i] = 1;
   }
-  sum(terms, segment.first, segment.end,
-      static_cast<uint4*>(params.out) + int64_t{segment.token} * call.row_vectors);
+  uint4* const to = static_cast<uint4*>(params.out) + int64_t{segment.token} * call.row_vectors;
+  sum(terms, segment.first, segment.end, PeerPointer<uint4>(to));
 }
 
 // Called after a failure.

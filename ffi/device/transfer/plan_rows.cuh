@@ -33,8 +33,7 @@ __device__ inline bool FindAssignment(const CallParams& call, const PlanOperands
 // Assignments without a row keep the previous contents; CheckRows detects them.
 __device__ inline void InvertRows(const CallParams& call, const PlanOperands& plan, int64_t item,
                                   int64_t num_items, const ThreadGroup& threads) {
-  int32_t* const assignment_rows =
-      call.WorkspaceBuffer<int32_t>(call.control->rank, kAssignmentRows);
+  int32_t* const assignment_rows = call.LocalBuffer<int32_t>(kAssignmentRows);
   const int64_t end = EndOfRows(call, plan);
   const int last = static_cast<int>(end * (item + 1) / num_items);
   for (int row = static_cast<int>(end * item / num_items + threads.index); row < last;
@@ -48,8 +47,7 @@ __device__ inline void InvertRows(const CallParams& call, const PlanOperands& pl
 __device__ inline int32_t LoadUncheckedRow(const CallParams& call, int source, int token, int i) {
   const int k = threadIdx.x % 32 + 32 * i;
   if (k >= call.top_k) return -1;
-  const int32_t* const assignment_rows =
-      call.WorkspaceBuffer<int32_t>(call.control->rank, kAssignmentRows);
+  const int32_t* const assignment_rows = call.LocalBuffer<int32_t>(kAssignmentRows);
   return LoadGlobalNoAllocate(
       &assignment_rows[(source * call.num_tokens + token) * call.top_k + k]);
 }

@@ -3,6 +3,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
 #define JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
 
+#include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/ptx/bulk_copy.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
@@ -28,7 +29,7 @@ class BulkRowCopies {
         DynamicSharedMemory() + pipeline.shared_offset + warp * CopyPipelineBytes(pipeline);
     stages_ = SharedAddress(shared);
     state_ = reinterpret_cast<CopyPipelineState*>(shared + num_stages_ * stage_vectors_ * 16);
-    destinations_ = reinterpret_cast<uint4**>(state_ + 1);
+    destinations_ = reinterpret_cast<PeerPointer<uint4>*>(state_ + 1);
     if (IsLeader()) {
       for (int stage = 0; stage < num_stages_; ++stage) MbarrierInit(FullBarrier(stage), 1);
       FenceMbarrierInit();
@@ -45,7 +46,7 @@ class BulkRowCopies {
   // `has_destination` has a bit for each: l and l + 32 for lane l. Called by the whole warp, like
   // the functions below.
   __device__ void Add(const uint4* from, uint64_t has_destination,
-                      uint4* const (&destinations)[2]) {
+                      const PeerPointer<uint4> (&destinations)[2]) {
     for (int first = 0; first < row_vectors_; first += stage_vectors_) {
       Load(from, first, has_destination, destinations);
       if (num_loaded_ - num_stored_ > num_stages_ - 2) StoreOldest();
@@ -79,10 +80,10 @@ class BulkRowCopies {
 
   // The stage's previous stores are at least two bulk groups old, so one group may be pending.
   __device__ void Load(const uint4* from, int first, uint64_t has_destination,
-                       uint4* const (&destinations)[2]) {
+                       const PeerPointer<uint4> (&destinations)[2]) {
     const int stage = num_loaded_ % num_stages_;
     for (int i = 0; i < 2; ++i) {
-      if (destinations[i] == nullptr) continue;
+      if (!destinations[i]) continue;
       const uint64_t lower = (uint64_t{1} << (threadIdx.x % 32 + 32 * i)) - 1;
       destinations_[stage * max_destinations_ + __popcll(has_destination & lower)] =
           destinations[i];
@@ -105,8 +106,8 @@ class BulkRowCopies {
       const int stage = num_stored_ % num_stages_;
       MbarrierWait(FullBarrier(stage), num_stored_ / num_stages_ % 2);
       for (int i = 0; i < state_->num_destinations[stage]; ++i) {
-        BulkStore(destinations_[stage * max_destinations_ + i] + state_->first_vector[stage],
-                  Stage(stage), state_->num_vectors[stage] * 16);
+        BulkStoreToPeer(destinations_[stage * max_destinations_ + i] + state_->first_vector[stage],
+                        Stage(stage), state_->num_vectors[stage] * 16);
       }
       BulkCommitGroup();
     }
@@ -120,7 +121,7 @@ class BulkRowCopies {
   const int row_vectors_;
   uint32_t stages_;
   CopyPipelineState* state_;
-  uint4** destinations_;
+  PeerPointer<uint4>* destinations_;
   int num_loaded_ = 0;
   int num_stored_ = 0;
 };
@@ -132,7 +133,7 @@ class RegisterRowCopies {
       : row_vectors_(row_vectors) {}
 
   __device__ void Add(const uint4* from, uint64_t has_destination,
-                      uint4* const (&destinations)[2]) {
+                      const PeerPointer<uint4> (&destinations)[2]) {
     const int lane = threadIdx.x % 32;
     for (int base = lane; base - lane < row_vectors_; base += 32 * kLoads) {
       uint4 vectors[kLoads];
@@ -142,12 +143,11 @@ class RegisterRowCopies {
       }
       for (uint64_t left = has_destination; left != 0; left &= left - 1) {
         const int destination = __ffsll(left) - 1;
-        const auto mine =
-            reinterpret_cast<uint64_t>(destination < 32 ? destinations[0] : destinations[1]);
-        uint4* const to = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, mine, destination % 32));
+        const PeerPointer<uint4> mine = destination < 32 ? destinations[0] : destinations[1];
+        const PeerPointer<uint4> to = mine.Shuffle(destination % 32);
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          if (base + 32 * i < row_vectors_) to[base + 32 * i] = vectors[i];
+          if (base + 32 * i < row_vectors_) StoreToPeer(to + (base + 32 * i), vectors[i]);
         }
       }
     }

@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_TRANSFER_ROW_SUMS_CUH_
 
 #include "ffi/device/common/vectors.cuh"
+#include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/ptx/cp_async.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/transfer/plan_rows.cuh"
@@ -32,7 +33,8 @@ struct SumTerms {
 // Called by one warp. Stores to[i], the sum of weight * row[i] over the terms in order, for the
 // vectors i of [first, end). An empty sum is zero. Stores nothing if `to` is null.
 template <typename Type, int kStages, int kPerLane>
-__device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int end, uint4* to) {
+__device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int end,
+                               PeerPointer<uint4> to) {
   using Pipeline = SumPipeline<kStages>;
   constexpr int kStep = 32 * Pipeline::kLoads;
   const int lane = threadIdx.x % 32;
@@ -95,7 +97,7 @@ __device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int e
 #pragma unroll
     for (int i = 0; i < Pipeline::kLoads; ++i) {
       const int vector = base + lane + 32 * i;
-      if (to != nullptr && vector < end) to[vector] = PackVector<Type>(sums[i]);
+      if (to && vector < end) StoreToPeer(to + vector, PackVector<Type>(sums[i]));
     }
   }
 }

@@ -55,7 +55,8 @@ class TokenExpansion {
     const CallParams& call = params_.call;
     const int lane = threadIdx.x % 32;
     const int rank = call.control->rank;
-    const float* const received_weights = call.WorkspaceBuffer<float>(rank, kReceivedWeights);
+    const float* const received_weights = call.LocalBuffer<float>(kReceivedWeights);
+    const uint4* const received_rows = call.LocalBuffer<uint4>(kReceivedRows);
     float next_weights[2] = {};
     typename Finder::Loaded next_loaded = {};
     const auto load = [&](const Item& item) {
@@ -102,17 +103,17 @@ class TokenExpansion {
         copies_.Begin();
       }
       if (found.assignments != 0) {
-        uint4* rows[2] = {};
+        PeerPointer<uint4> rows[2] = {};
         for (int i = 0; i < 2; ++i) {
           const int32_t row = found.rows[i];
           if (row < 0) continue;
           if (params_.has_weights) params_.row_weights[row] = weights[i];
-          rows[i] = static_cast<uint4*>(params_.rows) + int64_t{row} * call.row_vectors;
+          rows[i] = RowAddress(params_, row);
         }
         const uint4* const from =
             item.distance == 0
                 ? static_cast<const uint4*>(params_.x) + int64_t{item.token} * call.row_vectors
-                : ReceivedRows(params_, rank, item.distance) + SlotOffset(params_, item.token);
+                : received_rows + SlotOffset(params_, item.distance, item.token);
         copies_.Add(from, found.assignments, rows);
         if (params_.arrivals != nullptr) {
           copies_.Finish();

@@ -15,16 +15,11 @@ namespace jax_ep {
 // this SM.
 __device__ inline void ReleaseSenders() { __syncthreads(); }
 
-// Returns the receive ring on `rank` for the tokens of the rank `distance` after it.
-__device__ inline uint4* ReceivedRows(const TokenParams& params, int rank, int distance) {
-  const CallParams& call = params.call;
-  return call.WorkspaceBuffer<uint4>(rank, kReceivedRows) +
-         int64_t{distance - 1} * params.chunks.ring_slots * call.row_vectors;
-}
-
-// Returns the offset of a token's slot in a receive ring, in vectors.
-__device__ inline int64_t SlotOffset(const TokenParams& params, int token) {
-  return int64_t{token % params.chunks.ring_slots} * params.call.row_vectors;
+// Returns the offset in kReceivedRows, in vectors, of the slot of a token of the rank `distance`
+// after the receiver.
+__device__ inline int64_t SlotOffset(const TokenParams& params, int distance, int token) {
+  const int64_t slots = params.chunks.ring_slots;
+  return ((distance - 1) * slots + token % params.chunks.ring_slots) * params.call.row_vectors;
 }
 
 // Returns the number of tokens of a chunk.
@@ -46,8 +41,9 @@ __device__ inline void SendWeights(const TokenParams& params, int64_t item, int6
     const float weight = params.topk_weights[i];
 #pragma unroll 1
     for (int distance = 1; distance < call.num_ranks; ++distance) {
-      call.WorkspaceBuffer<float>(call.RankAfter(rank, distance),
-                                  kReceivedWeights)[rank * assignments + i] = weight;
+      const int peer = call.RankAfter(rank, distance);
+      StoreToPeer(PeerBuffer<float>(call, peer, kReceivedWeights) + (rank * assignments + i),
+                  weight);
     }
   }
 }
@@ -82,13 +78,13 @@ class TokenSender {
     };
     // Sends a token to the ranks of the lanes that are in `lanes`, as RowCopies::Add.
     const auto send = [&](int token, uint64_t lanes, const int32_t (&ranks)[2]) {
-      uint4* slots[2] = {};
+      PeerPointer<uint4> slots[2] = {};
       for (int i = 0; i < 2; ++i) {
         if (!(lanes >> (lane + 32 * i) & 1)) continue;
-        const int distance = rank - ranks[i];
+        const int difference = rank - ranks[i];
+        const int distance = difference < 0 ? difference + call.num_ranks : difference;
         slots[i] =
-            ReceivedRows(params_, ranks[i], distance < 0 ? distance + call.num_ranks : distance) +
-            SlotOffset(params_, token);
+            PeerBuffer<uint4>(call, ranks[i], kReceivedRows) + SlotOffset(params_, distance, token);
       }
       copies_.Add(x_ + int64_t{token} * call.row_vectors, lanes, slots);
     };

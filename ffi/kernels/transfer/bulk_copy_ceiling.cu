@@ -23,9 +23,9 @@ __device__ void SendRows(const BulkCopyCeilingParams& params) {
     for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
       const int peer = (call.control->rank + 1 + row % num_peers) % call.num_ranks;
       const int64_t first = int64_t{row} * call.row_vectors;
-      uint4* destinations[2] = {};
+      PeerPointer<uint4> destinations[2] = {};
       if (threadIdx.x % 32 == 0)
-        destinations[0] = call.WorkspaceBuffer<uint4>(peer, kReceivedRows) + first;
+        destinations[0] = PeerBuffer<uint4>(call, peer, kReceivedRows) + first;
       copies.Add(static_cast<const uint4*>(params.x) + first, 1, destinations);
     }
   }

@@ -27,8 +27,8 @@ __device__ void SendItem(const CombineParams& params, int32_t end, const Combine
   const CallParams& call = params.call;
   SendPartialSum(
       params, FindRows(call, params.plan, end, item.rank, item.token),
-      {item.token, item.first, item.end}, call.WorkspaceBuffer<uint4>(item.rank, kReceivedRows),
-      call.WorkspaceBuffer<float>(item.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
+      {item.token, item.first, item.end}, PeerBuffer<uint4>(call, item.rank, kReceivedRows),
+      PeerBuffer<float>(call, item.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
 }
 
 // Called by one warp. Reduces the partial sums of a token of this rank.
@@ -37,9 +37,8 @@ __device__ void ReduceItem(const CombineParams& params, const CombineItem& item,
                            const KeptAssignments<2>& kept) {
   const CallParams& call = params.call;
   ReducePartialSums(params, kept, {item.token, item.first, item.end},
-                    call.WorkspaceBuffer<uint4>(item.rank, kReceivedRows),
-                    call.WorkspaceBuffer<float>(item.rank, kAssignmentScalars),
-                    SumRows<Type, kSumStages, 2>);
+                    call.LocalBuffer<uint4>(kReceivedRows),
+                    call.LocalBuffer<float>(kAssignmentScalars), SumRows<Type, kSumStages, 2>);
 }
 
 // Called by one warp after SendItem. The last item of a chunk signals the tokens' rank.
@@ -54,8 +53,7 @@ __device__ void FinishSend(const CombineParams& params, const CombineItem& item,
       AddAcquireReleaseDevice(&control->progress.chunk_items_finished[item.rank][item.chunk], 1);
   if (before + 1 != static_cast<uint32_t>(params.schedule.NumSends(item.chunk))) return;
   // SIGNAL_CHUNK
-  StoreReleaseSystem(&control->peers[item.rank].inbox->chunks_sent[control->rank][item.chunk],
-                     sequence);
+  StoreChunkFlag(control, item.rank, WaitPoint::kChunk, item.chunk, sequence);
 }
 
 // Called by all warps. Runs items until there are no more.

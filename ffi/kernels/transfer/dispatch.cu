@@ -31,10 +31,7 @@ class ReceivedRoutes {
   };
 
   __device__ ReceivedRoutes(const CallParams& call, const RowPlacement& placement)
-      : call_(call),
-        placement_(placement),
-        routes_(reinterpret_cast<const int2*>(
-            call.WorkspaceBuffer<Route>(call.control->rank, kRoutes))) {}
+      : call_(call), placement_(placement), routes_(call.LocalBuffer<const int2>(kRoutes)) {}
 
   __device__ Loaded Load(int source, int token) const {
     Loaded loaded;

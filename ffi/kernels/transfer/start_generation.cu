@@ -1,6 +1,6 @@
 // Starts a generation on one device: copies what is the same for all of its calls into the control
 // block, between two calls.
-#include "ffi/device/protocol/running_call.cuh"
+#include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
@@ -23,11 +23,7 @@ __device__ void ClaimForHost(ControlBlock* control) {
 __device__ void LeaveGeneration(const ControlBlock* control) {
   constexpr uint64_t kNoCall = 0;
   const uint64_t sequence = FirstSequence(control->generation) + (control->claim >> kClaimShift);
-  ForEachPeer(control, [&](int peer) {
-    EntryFlags* const flags = &control->peers[peer].inbox->entry[sequence % 2][control->rank];
-    StoreRelaxedSystem(&flags->fingerprint, kNoCall);
-    StoreReleaseSystem(&flags->sequence, sequence);
-  });
+  ForEachPeer(control, [&](int peer) { StoreEntry(control, peer, sequence, kNoCall, false); });
 }
 
 }  // namespace

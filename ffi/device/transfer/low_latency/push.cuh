@@ -28,10 +28,9 @@ __device__ inline void PushPackets(const TokenParams& params, const EagerBuffers
       params.topk_weights == nullptr ? 0 : __float_as_uint(params.topk_weights[assignment]);
 #pragma unroll 1
   for (int i = 1; i <= call.num_ranks; ++i) {
-    AssignmentPacket* const packets = eager.At(call.RankAfter(rank, i)).packets();
-    // SIGNAL_SEGMENT
-    StoreRelaxedSystem(&packets[rank * call.num_assignments() + assignment],
-                       expert | uint64_t{weight} << 32, eager.tag());
+    const PeerPointer<AssignmentPacket> packets = eager.At(call.RankAfter(rank, i)).packets();
+    StorePacket(packets + (rank * call.num_assignments() + assignment),
+                expert | uint64_t{weight} << 32, eager.tag());
   }
 }
 
@@ -50,14 +49,14 @@ __device__ inline void PushSegment(const TokenParams& params, const EagerBuffers
   const uint4* const from =
       static_cast<const uint4*>(params.x) + int64_t{item.token} * call.row_vectors;
   const int row = rank * call.num_tokens + item.token;
-  uint4* const to = eager.At(peer).rows() + int64_t{row} * call.row_vectors;
+  const PeerPointer<uint4> to = eager.At(peer).rows() + int64_t{row} * call.row_vectors;
   SegmentCopy copy(segments, item.segment, call.row_vectors);
   copy.Load(from);
   // After the loads, so that both latencies overlap.
   const bool is_sent = __any_sync(kFullWarp, is_for_peer);
   if (!is_sent && !flags_all) return;
   if (is_sent) copy.Store(to);
-  flags->Add(&eager.At(peer).flags()[row * segments.count() + item.segment]);
+  flags->Add(eager.At(peer).flags() + (row * segments.count() + item.segment));
 }
 
 // Sends everything of this rank. No item waits for another one, so tickets are prefetched. `Params`

@@ -24,10 +24,10 @@ class SegmentCopy {
     }
   }
 
-  __device__ void Store(uint4* row) const {
+  __device__ void Store(PeerPointer<uint4> row) const {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (first_ + 32 * i < end_) row[first_ + 32 * i] = vectors_[i];
+      if (first_ + 32 * i < end_) StoreToPeer(row + (first_ + 32 * i), vectors_[i]);
     }
   }
 
@@ -47,22 +47,21 @@ class SegmentFlags {
   __device__ explicit SegmentFlags(const EagerBuffers& eager) : eager_(eager) {}
 
   // Adds the flag of a stored segment.
-  __device__ void Add(uint64_t* flag) {
+  __device__ void Add(PeerPointer<uint64_t> flag) {
     if (static_cast<int>(threadIdx.x % 32) == count_) flag_ = flag;
     if (++count_ == 32) Signal();
   }
 
   __device__ void Signal() {
     __syncwarp();  // all lanes' stores come before each lane's flag
-    // SIGNAL_SEGMENT
-    if (flag_ != nullptr) StoreReleaseSystem(flag_, eager_.tag());
-    flag_ = nullptr;
+    if (flag_) SignalSegment(flag_, eager_.tag());
+    flag_ = PeerPointer<uint64_t>(nullptr);
     count_ = 0;
   }
 
  private:
   const EagerBuffers& eager_;
-  uint64_t* flag_ = nullptr;
+  PeerPointer<uint64_t> flag_{nullptr};
   int count_ = 0;
 };
 

@@ -22,7 +22,8 @@ static_assert(SumPipeline<kLowLatencySumStages>::kBytes == kLowLatencySumPipelin
 
 // Not inlined: both sums share its instructions, which are then fetched once.
 template <typename Type>
-__device__ __noinline__ void SumSegment(const SumTerms<1>& terms, int first, int end, uint4* to) {
+__device__ __noinline__ void SumSegment(const SumTerms<1>& terms, int first, int end,
+                                        PeerPointer<uint4> to) {
   SumRows<Type, kLowLatencySumStages, 1>(terms, first, end, to);
 }
 
@@ -74,7 +75,7 @@ __device__ void SendSum(const LowLatencyCombineParams& params, const EagerBuffer
   found.assignments = __ballot_sync(kFullWarp, found.rows[0] >= 0);
   SendPartialSum(params.combine, found, Segment(params, item), eager.At(owner).rows(),
                  eager.At(owner).scalars(), SumSegment<Type>);
-  flags->Add(&eager.At(owner).flags()[FirstFlag(params, item) + rank]);
+  flags->Add(eager.At(owner).flags() + (FirstFlag(params, item) + rank));
 }
 
 // Sends all partial sums of this rank. No item waits for another one, so tickets are prefetched.

@@ -72,7 +72,7 @@ __device__ Outcome ExpandSegment(const LowLatencyDispatchParams& params, const E
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.assignments); left != 0; left &= left - 1) {
     const int32_t row = placed.found.Row(__ffs(left) - 1);
-    copy.Store(static_cast<uint4*>(tokens.rows) + int64_t{row} * call.row_vectors);
+    copy.Store(RowAddress(tokens, row));
   }
   return Outcome::kArrived;
 }

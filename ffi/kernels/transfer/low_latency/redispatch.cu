@@ -129,7 +129,7 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    copies[j].Store(static_cast<uint4*>(tokens.rows) + int64_t{items[j].row} * call.row_vectors);
+    copies[j].Store(RowAddress(tokens, items[j].row));
   }
   return Outcome::kArrived;
 }
