@@ -32,14 +32,17 @@ __device__ inline Outcome WaitForFirstChunks(const TokenParams& params, const Th
   });
 }
 
-// Used by an expand warp. The tokens of all ranks are handed out chunk by chunk. This rank's own
-// tokens need no wait, and are some chunks ahead.
+// Used by an expand warp. The tokens of all ranks are handed out chunk by chunk, in the order in
+// which they are sent (send_order.cuh). This rank's own tokens need no wait, and are some chunks
+// ahead.
+template <typename Order>
 class TokenExpansion {
  public:
   // Needs no peer. Called by the expand warps, the first warps of a block, when the pipelines'
   // shared memory is free.
-  __device__ explicit TokenExpansion(const TokenParams& params)
+  __device__ TokenExpansion(const TokenParams& params, const Order& order)
       : params_(params),
+        order_(order),
         warp_(static_cast<int>(threadIdx.x) / 32),
         num_reused_(params.chunks.num_chunks - params.chunks.ring_chunks),
         copies_(params.expand_pipeline, warp_, params.call.row_vectors),
@@ -60,16 +63,17 @@ class TokenExpansion {
     float next_weights[2] = {};
     typename Finder::Loaded next_loaded = {};
     const auto load = [&](const Item& item) {
-      if (item.token < 0) return;
+      if (item.position < 0) return;
       const int source = call.RankAfter(rank, item.distance);
-      next_loaded = finder.Load(source, item.token);
+      const int token = order_.Token(source, item.position);
+      next_loaded = finder.Load(source, token);
       const float* const weights = item.distance == 0
                                        ? params_.topk_weights
                                        : received_weights + source * call.num_assignments();
       for (int i = 0; params_.has_weights && i < 2; ++i) {
         const int k = lane + 32 * i;
         if (k < call.top_k)
-          next_weights[i] = LoadGlobalNoAllocate(&weights[item.token * call.top_k + k]);
+          next_weights[i] = LoadGlobalNoAllocate(&weights[token * call.top_k + k]);
       }
     };
     if (has_pipeline_) copies_.Begin();
@@ -88,9 +92,11 @@ class TokenExpansion {
       next_ticket = tickets_.Next();
       next_item = ItemOf(next_ticket);
       load(next_item);
-      if (item.token < 0) continue;
-      const TokenRows found = finder.Rows(call.RankAfter(rank, item.distance), item.token, loaded);
-      const int chunk = item.token / params_.chunks.tokens;
+      if (item.position < 0) continue;
+      const int source = call.RankAfter(rank, item.distance);
+      const int token = order_.Token(source, item.position);
+      const TokenRows found = finder.Rows(source, token, loaded);
+      const int chunk = item.position / params_.chunks.tokens;
       if (item.distance > 0 && chunk >= num_chunks) {
         num_chunks = CountArrivedChunks(call, sequence);
         if (chunk >= num_chunks) {
@@ -112,8 +118,8 @@ class TokenExpansion {
         }
         const uint4* const from =
             item.distance == 0
-                ? static_cast<const uint4*>(params_.x) + int64_t{item.token} * call.row_vectors
-                : received_rows + SlotOffset(params_, item.distance, item.token);
+                ? static_cast<const uint4*>(params_.x) + int64_t{token} * call.row_vectors
+                : received_rows + SlotOffset(params_, item.distance, item.position);
         copies_.Add(from, found.assignments, rows);
         if (params_.arrivals != nullptr) {
           copies_.Finish();
@@ -138,10 +144,10 @@ class TokenExpansion {
   }
 
  private:
-  // A token of the rank `distance` after this one; -1 if there is none.
+  // What the rank `distance` after this one sends at `position`; -1 if there is nothing.
   struct Item {
     int distance;
-    int token;
+    int position;
   };
   static constexpr int kChunksAhead = 4;
 
@@ -185,15 +191,16 @@ class TokenExpansion {
     Item item = {0, ticket};
     if (ticket >= num_ahead) {
       const int later = ticket - num_ahead;
-      item.token = later / call.num_ranks;
+      item.position = later / call.num_ranks;
       item.distance = call.num_ranks - 1 - later % call.num_ranks;
-      if (item.distance == 0) item.token += num_ahead;
+      if (item.distance == 0) item.position += num_ahead;
     }
-    if (item.token >= call.num_tokens) item.token = -1;
+    if (item.position >= call.num_tokens) item.position = -1;
     return item;
   }
 
   const TokenParams& params_;
+  const Order order_;
   const int warp_;        // among the expand warps
   const int num_reused_;  // the first chunks, whose slots are used again
   RowCopies copies_;

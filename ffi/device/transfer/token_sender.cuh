@@ -6,6 +6,7 @@
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/row_copies.cuh"
+#include "ffi/device/transfer/send_order.cuh"
 #include "ffi/device/transfer/token_params.h"
 
 namespace jax_ep {
@@ -15,11 +16,11 @@ namespace jax_ep {
 // this SM.
 __device__ inline void ReleaseSenders() { __syncthreads(); }
 
-// Returns the offset in kReceivedRows, in vectors, of the slot of a token of the rank `distance`
-// after the receiver.
-__device__ inline int64_t SlotOffset(const TokenParams& params, int distance, int token) {
+// Returns the offset in kReceivedRows, in vectors, of the slot for what the rank `distance` after
+// the receiver sends at `position`.
+__device__ inline int64_t SlotOffset(const TokenParams& params, int distance, int position) {
   const int64_t slots = params.chunks.ring_slots;
-  return ((distance - 1) * slots + token % params.chunks.ring_slots) * params.call.row_vectors;
+  return ((distance - 1) * slots + position % params.chunks.ring_slots) * params.call.row_vectors;
 }
 
 // Returns the number of tokens of a chunk.
@@ -48,12 +49,14 @@ __device__ inline void SendWeights(const TokenParams& params, int64_t item, int6
   }
 }
 
-// Used by a send warp, which sends one token at a time.
+// Used by a send warp, which sends one token at a time, in `Order` (send_order.cuh).
+template <typename Order>
 class TokenSender {
  public:
   // `warp` is the warp's index among the send warps of the block.
-  __device__ TokenSender(const TokenParams& params, int warp, uint64_t sequence)
+  __device__ TokenSender(const TokenParams& params, const Order& order, int warp, uint64_t sequence)
       : params_(params),
+        order_(order),
         x_(static_cast<const uint4*>(params.x)),
         sequence_(sequence),
         copies_(params.send_pipeline, warp, params.call.row_vectors) {}
@@ -69,24 +72,25 @@ class TokenSender {
     if (num_peers == 0) return Outcome::kArrived;
     WarpTicketPrefetch tickets(&call.control->progress.send_tickets);
     int32_t next_destinations[2] = {-1, -1};
-    const auto load = [&](int token) {
+    const auto load = [&](int position) {
       for (int i = 0; i < 2; ++i) {
         const int k = lane + 32 * i;
-        next_destinations[i] =
-            token < call.num_tokens && k < call.top_k ? destination_of(token * call.top_k + k) : -1;
+        next_destinations[i] = position < call.num_tokens && k < call.top_k
+                                   ? destination_of(order_.Token(rank, position) * call.top_k + k)
+                                   : -1;
       }
     };
     // Sends a token to the ranks of the lanes that are in `lanes`, as RowCopies::Add.
-    const auto send = [&](int token, uint64_t lanes, const int32_t (&ranks)[2]) {
+    const auto send = [&](int position, uint64_t lanes, const int32_t (&ranks)[2]) {
       PeerPointer<uint4> slots[2] = {};
       for (int i = 0; i < 2; ++i) {
         if (!(lanes >> (lane + 32 * i) & 1)) continue;
         const int difference = rank - ranks[i];
         const int distance = difference < 0 ? difference + call.num_ranks : difference;
-        slots[i] =
-            PeerBuffer<uint4>(call, ranks[i], kReceivedRows) + SlotOffset(params_, distance, token);
+        slots[i] = PeerBuffer<uint4>(call, ranks[i], kReceivedRows) +
+                   SlotOffset(params_, distance, position);
       }
-      copies_.Add(x_ + int64_t{token} * call.row_vectors, lanes, slots);
+      copies_.Add(x_ + int64_t{order_.Token(rank, position)} * call.row_vectors, lanes, slots);
     };
     const int ring_chunks = params_.chunks.ring_chunks;
     int num_chunks = ring_chunks;  // chunks that have slots
@@ -95,12 +99,12 @@ class TokenSender {
     load(next);
 #pragma unroll 1
     while (next < call.num_tokens) {
-      const int token = next;
+      const int position = next;
       int32_t ranks[2];
       for (int i = 0; i < 2; ++i)
         ranks[i] = next_destinations[i] == rank ? -1 : next_destinations[i];
       const uint64_t firsts = to_all ? 0 : FirstAssignments(ranks);
-      const int chunk = token / params_.chunks.tokens;
+      const int chunk = position / params_.chunks.tokens;
       if (chunk >= num_chunks) {
         // WAIT_CREDIT
         const Outcome outcome =
@@ -109,8 +113,8 @@ class TokenSender {
         num_chunks = chunk + 1;
         copies_.Begin();
       }
-      if (firsts != 0) send(token, firsts, ranks);
-      if (to_all) SendToAll(token, send);
+      if (firsts != 0) send(position, firsts, ranks);
+      if (to_all) SendToAll(position, send);
       next = tickets.Next();
       load(next);
       if (firsts != 0 || to_all) copies_.Finish();
@@ -121,7 +125,7 @@ class TokenSender {
 
  private:
   template <typename Send>
-  __device__ void SendToAll(int token, Send send) {
+  __device__ void SendToAll(int position, Send send) {
     const CallParams& call = params_.call;
 #pragma unroll 1
     for (int first = 1; first < call.num_ranks; first += 64) {
@@ -132,7 +136,7 @@ class TokenSender {
         ranks[i] = call.RankAfter(call.control->rank, min(distance, call.num_ranks));
         lanes |= uint64_t{__ballot_sync(kFullWarp, distance < call.num_ranks)} << (32 * i);
       }
-      send(token, lanes, ranks);
+      send(position, lanes, ranks);
     }
   }
 
@@ -151,19 +155,20 @@ class TokenSender {
   }
 
   const TokenParams& params_;
+  const Order order_;
   const uint4* const x_;
   const uint64_t sequence_;
   RowCopies copies_;
 };
 
 // Called by the send warps, the last warps of a block.
-template <typename DestinationOf>
-__device__ inline Outcome SendTokens(const TokenParams& params, uint64_t sequence, bool to_all,
-                                     DestinationOf destination_of) {
+template <typename Order, typename DestinationOf>
+__device__ inline Outcome SendTokens(const TokenParams& params, const Order& order,
+                                     uint64_t sequence, bool to_all, DestinationOf destination_of) {
   const int first = static_cast<int>(blockDim.x) / 32 - params.send_pipeline.num_warps;
   // The first warps to ask are the senders, because these are surely running.
   const int sender = NextWarpTicket(&params.call.control->progress.sender_tickets);
-  TokenSender sends(params, static_cast<int>(threadIdx.x) / 32 - first, sequence);
+  TokenSender sends(params, order, static_cast<int>(threadIdx.x) / 32 - first, sequence);
   InjectDelay(params.call, sequence, 5);
   const Outcome outcome = WaitForEntry(params.call, sequence);
   ReleaseSenders();

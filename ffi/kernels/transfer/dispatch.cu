@@ -83,7 +83,7 @@ __device__ Outcome ExpandAndFill(const DispatchParams& params, uint64_t sequence
   // The quotas replace the tiles' counts in shared memory: this block has no more tiles.
   Quotas quotas(call, params.row_align, eager.rank(),
                 reinterpret_cast<int32_t*>(DynamicSharedMemory()));
-  TokenExpansion expansion(tokens);
+  TokenExpansion expansion(tokens, TokenOrder(call));
   IncomingCounts counts(call, eager, threads);
   if (has_workspace) counts.Collect(&quotas);
   const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
   if (threadIdx.x < kDispatchThreads) {
     outcome = ExpandAndFill(params, sequence, ThreadGroup::FirstThreads(kDispatchThreads));
   } else {
-    outcome = SendTokens(tokens, sequence, false, [&](int assignment) {
+    outcome = SendTokens(tokens, TokenOrder(call), sequence, false, [&](int assignment) {
       const int32_t expert = params.topk_ids[assignment];
       const bool is_expert = 0 <= expert && expert < call.num_experts;
       return is_expert ? call.RankOfExpert(expert) : -1;

@@ -65,7 +65,7 @@ __device__ Outcome ExpandAndFill(const RedispatchParams& params, uint64_t sequen
     }
     FinishItem(&progress.items_finished, false, threads);
   }
-  TokenExpansion expansion(tokens);
+  TokenExpansion expansion(tokens, TokenOrder(call));
   const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
   if (outcome != Outcome::kArrived) return outcome;
   const int32_t end = poisoned ? 0 : EndOfRows(call, params.plan);
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     outcome =
         ExpandAndFill(params, sequence, poisoned, ThreadGroup::FirstThreads(kDispatchThreads));
   } else {
-    outcome = SendTokens(tokens, sequence, poisoned, [&](int assignment) {
+    outcome = SendTokens(tokens, TokenOrder(call), sequence, poisoned, [&](int assignment) {
       const int32_t destination = params.plan.destination[assignment];
       return destination < call.num_ranks ? destination : -1;
     });
