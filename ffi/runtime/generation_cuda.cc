@@ -53,8 +53,14 @@ unsigned char* Generation::workspace(size_t rank) const {
 Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
                             int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
                             bool* out_of_memory) {
-  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes));
   *out_of_memory = false;
+  if (number > kMaxGeneration) {
+    return FailedPrecondition("jax_ep: ", kMaxGeneration,
+                              " generations of these GPUs have begun in this process: workspaces "
+                              "have grown or been released as often. Restart it, and call "
+                              "jax_ep.release() less often");
+  }
+  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes));
   for (size_t rank = 0; rank < members.size(); ++rank) {
     if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
   }

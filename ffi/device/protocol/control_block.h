@@ -24,6 +24,8 @@ enum class WaitPoint : uint32_t {
 // Sequence numbers count the calls of a generation, from 1. Their high bits are the generation's
 // number, so they rise from one generation to the next.
 inline constexpr int kGenerationShift = 40;
+inline constexpr int kGenerationBits = 16;
+inline constexpr uint64_t kMaxGeneration = (uint64_t{1} << kGenerationBits) - 1;
 JAX_EP_HOST_DEVICE constexpr uint64_t FirstSequence(uint64_t generation) {
   return (generation << kGenerationShift) + 1;
 }

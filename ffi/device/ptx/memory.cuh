@@ -74,8 +74,12 @@ __device__ inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t v
   return before;
 }
 
-__device__ inline void AddReleaseDevice(uint32_t* address, uint32_t value) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+__device__ inline void AddReleaseDevice(uint64_t* address, uint64_t value) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline void MaxRelaxedDevice(uint64_t* address, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 __device__ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected,

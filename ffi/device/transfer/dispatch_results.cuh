@@ -39,15 +39,20 @@ __device__ inline PeerPointer<uint4> RowAddress(const TokenParams& params, int r
 }
 
 // Called by any lane of the warp that has stored this row, after a __syncwarp.
-__device__ inline void CountArrival(const TokenParams& params, int row) {
-  AddReleaseDevice(&params.arrivals[1 + row / kArrivalRows], 1);
+__device__ inline void CountArrival(const TokenParams& params, uint64_t sequence, int row) {
+  uint64_t* const counter = &params.arrivals[1 + row / kArrivalRows];
+  // Begins this call's count, unless it has begun. Operations of one thread on one address are in
+  // order.
+  MaxRelaxedDevice(counter, ArrivalValue(sequence, 0));
+  AddReleaseDevice(counter, 1);
 }
 
 // Called by warps. Writes zeros to padding, and to the tail if zero_tail. is_empty(row) returns
 // whether a row comes from no token, and may write its plan. next() returns the warp's next item of
 // 32 rows.
 template <typename Next, typename IsEmpty>
-__device__ void FillEmptyRows(const TokenParams& params, int32_t end, Next next, IsEmpty is_empty) {
+__device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int32_t end, Next next,
+                              IsEmpty is_empty) {
   const CallParams& call = params.call;
   const int lane = threadIdx.x % 32;
   const int num_items = CeilDivide(call.num_rows, 32);
@@ -66,7 +71,7 @@ __device__ void FillEmptyRows(const TokenParams& params, int32_t end, Next next,
     }
     if (params.arrivals != nullptr) {
       __syncwarp();
-      if (is_zero && row < end) CountArrival(params, row);
+      if (is_zero && row < end) CountArrival(params, sequence, row);
     }
   }
 }

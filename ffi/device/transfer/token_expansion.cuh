@@ -124,7 +124,7 @@ class TokenExpansion {
         if (params_.arrivals != nullptr) {
           copies_.Finish();
           for (const int32_t row : found.rows) {
-            if (row >= 0) CountArrival(params_, row);
+            if (row >= 0) CountArrival(params_, sequence, row);
           }
         }
       }

@@ -4,13 +4,11 @@
 #define JAX_EP_DEVICE_TRANSFER_TOKEN_PARAMS_H_
 
 #include "ffi/device/protocol/call_params.h"
+#include "ffi/device/transfer/arrivals.h"
 #include "ffi/device/transfer/copy_pipeline.h"
 #include "ffi/device/transfer/token_chunks.h"
 
 namespace jax_ep {
-
-// Rows per counter of `arrivals`. A matmul tile reads one or two such ranges.
-inline constexpr int kArrivalRows = 128;
 
 struct TokenParams {
   CallParams call;
@@ -24,7 +22,7 @@ struct TokenParams {
   const float* topk_weights;  // [T, K]
   void* rows;                 // rows[M]
   float* row_weights;         // [M]
-  uint32_t* arrivals;         // [1 + ceil(M / kArrivalRows)], or null; see launch.h
+  uint64_t* arrivals;         // [1 + ceil(M / kArrivalRows)], or null; see launch.h
 };
 
 }  // namespace jax_ep

@@ -94,13 +94,17 @@ __device__ Outcome ExpandAndFill(const DispatchParams& params, uint64_t sequence
   threads.Sync();
   if (blockIdx.x == 0) {
     quotas.WriteGroups(params.plan, threads);
-    if (tokens.arrivals != nullptr) FinishItem(&tokens.arrivals[0], false, threads);
+    if (tokens.arrivals != nullptr) {
+      threads.Sync();  // all of its threads have written groups
+      if (threads.index == 0) StoreReleaseDevice(&tokens.arrivals[0], ArrivalValue(sequence, 1));
+    }
   }
   const PlanResults plan = quotas.PlanWithGroups(params.plan);
   const RowPlacement placement(call, plan, quotas, eager.rank());
   return expansion.Run(sequence, ReceivedRoutes(call, placement), [&](int max_items) {
     const FillItems next_item = {&progress.fill_tickets, max_items};
-    FillEmptyRows(tokens, plan.row_offsets[call.num_local_experts], next_item, [&](int row) {
+    const int32_t end = plan.row_offsets[call.num_local_experts];
+    FillEmptyRows(tokens, sequence, end, next_item, [&](int row) {
       if (!IsEmptyRow(call, plan, row)) return false;
       WriteRowSource(plan, row, -1, -1, -1, -1);
       return true;

@@ -39,18 +39,20 @@ struct TransferCall {
 // The addresses are this device's operands and results. A buffer without elements may be null.
 //
 // With `arrivals`, which all ranks give or none, a concurrent kernel may read results before the
-// call ends. The caller zeroes them. arrivals[0] becomes 1 when a dispatch's group sizes and row
-// offsets are written. arrivals[1 + i] counts the complete rows of [128 * i, 128 * (i + 1)), with
-// their weights, up to the end of all groups, padding included. A reader that acquires the full
-// count may read these rows (by TMA after a proxy fence). A call that fails may count fewer rows,
-// and overwrites rows that it has counted. The reader must leave at least one SM to the call.
+// call ends. They are zero before their first call in the life of the control block, and nobody
+// zeroes them later: their values are ArrivalValue of the call's sequence number and a count.
+// arrivals[0] has the count 1 when a dispatch's group sizes and row offsets are written.
+// arrivals[1 + i] counts the complete rows of [128 * i, 128 * (i + 1)), with their weights, up to
+// the end of all groups, padding included. A reader that acquires the full count may read these
+// rows (by TMA after a proxy fence). A call that fails may count fewer rows, and overwrites rows
+// that it has counted. The reader must leave at least one SM to the call.
 struct DispatchBuffers {
   const void* x = nullptr;              // [T, H]
   const int32_t* topk_ids = nullptr;    // [T, K]
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
-  uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
+  uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
   PlanResults plan = {};
 };
 
@@ -60,7 +62,7 @@ struct RedispatchBuffers {
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
   float* row_weights = nullptr;         // [M]
-  uint32_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays 0
+  uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays
 };
 
 struct CombineBuffers {

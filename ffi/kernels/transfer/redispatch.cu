@@ -72,7 +72,7 @@ __device__ Outcome ExpandAndFill(const RedispatchParams& params, uint64_t sequen
   return expansion.Run(sequence, PlannedRows(call, params.plan, end), [&](int max_items) {
     if (poisoned) return;
     const FillItems next_item = {&progress.fill_tickets, max_items};
-    FillEmptyRows(tokens, end, next_item, [&](int row) {
+    FillEmptyRows(tokens, sequence, end, next_item, [&](int row) {
       int assignment;
       return row >= end || !FindAssignment(call, params.plan, row, &assignment);
     });

@@ -194,6 +194,15 @@ void TestOldWorkspacesAreFreed() {
   CHECK(emulation::AllocatedBytes() < before + one);
 }
 
+// Sequence numbers have room for so many generations.
+void TestTooManyGenerations() {
+  std::unique_ptr<Generation> generation;
+  bool out_of_memory = false;
+  CHECK_OK(Generation::Allocate({}, kMaxGeneration, 0, &generation, &out_of_memory));
+  CHECK_FAILS(Generation::Allocate({}, kMaxGeneration + 1, 0, &generation, &out_of_memory),
+              "65535 generations");
+}
+
 // While one thread is in the driver, others learn at once what they ask for.
 void TestNoLockIsHeldOverTheDriver() {
   Restart();
@@ -363,6 +372,7 @@ int main() {
                {"nobody comes", TestNobodyComes},
                {"growth before a launch", TestGrowthBeforeALaunch},
                {"old workspaces are freed", TestOldWorkspacesAreFreed},
+               {"too many generations", TestTooManyGenerations},
                {"no lock is held over the driver", TestNoLockIsHeldOverTheDriver},
                {"one device fails", TestOneDeviceFails},
                {"a launch fails", TestALaunchFails},

@@ -2,6 +2,7 @@
 #ifndef JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
 #define JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -81,7 +82,6 @@ class Sequence {
     });
     launches_.push_back([=, this](int r) {
       const DispatchCall& call = state->calls[r];
-      ClearArrivals(r, shape, call.arrivals);
       STATUS_OK(LaunchDispatch(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, choices);
     });
@@ -123,7 +123,6 @@ class Sequence {
     });
     launches_.push_back([=, this](int r) {
       const RedispatchCall& call = (*calls)[r];
-      ClearArrivals(r, shape, call.arrivals);
       STATUS_OK(LaunchRedispatch(call, group_.ranks[r].stream));
       Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
     });
@@ -278,15 +277,9 @@ class Sequence {
   }
 
  private:
-  uint32_t* Arrivals(int r, const Shape& shape) {
-    return shape.counts_arrivals ? group_.Allocate<uint32_t>(r, shape.num_arrivals()) : nullptr;
-  }
-
-  // Call it before every launch.
-  void ClearArrivals(int r, const Shape& shape, uint32_t* arrivals) {
-    if (!shape.counts_arrivals) return;
-    CUDA_OK(cudaMemsetAsync(arrivals, 0, shape.num_arrivals() * sizeof(uint32_t),
-                            group_.ranks[r].stream));
+  uint64_t* Arrivals(int r, const Shape& shape) {
+    if (!shape.counts_arrivals) return nullptr;
+    return group_.Upload(r, std::vector<uint64_t>(shape.num_arrivals()));
   }
 
   void Overwrite(int r, const void* x, int64_t bytes, const float* weights, int64_t count) {
@@ -327,13 +320,25 @@ class Sequence {
   }
 
   void CheckArrivals(const char* what, int r, const Shape& shape, const HostPlan& plan,
-                     const uint32_t* arrivals, uint32_t first) {
+                     const uint64_t* arrivals, int first) {
     if (!shape.counts_arrivals) return;
-    std::vector<uint32_t> want(shape.num_arrivals());
-    want[0] = first;
-    for (int row = 0; row < plan.row_offsets.back(); ++row) ++want[1 + row / jax_ep::kArrivalRows];
-    Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r,
-           group_.Download<uint32_t>(r, arrivals, want.size()), want);
+    std::vector<int> counts(shape.num_arrivals());
+    counts[0] = first;
+    for (int row = 0; row < plan.row_offsets.back(); ++row) {
+      ++counts[1 + row / jax_ep::kArrivalRows];
+    }
+    // Which call wrote last cannot be told if it counted nothing.
+    if (*std::max_element(counts.begin(), counts.end()) == 0) return;
+    std::vector<uint64_t> found = group_.Download<uint64_t>(r, arrivals, counts.size());
+    const uint64_t latest = *std::max_element(found.begin(), found.end());
+    const uint64_t sequence = latest >> jax_ep::kArrivalCountBits;
+    std::vector<uint64_t> want(counts.size());
+    for (size_t i = 0; i < counts.size(); ++i) {
+      want[i] = counts[i] == 0 ? 0 : jax_ep::ArrivalValue(sequence, counts[i]);
+      // Earlier calls may have had more rows.
+      if (counts[i] == 0 && found[i] < jax_ep::ArrivalValue(sequence, 0)) found[i] = 0;
+    }
+    Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r, found, want);
   }
 
   void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,

@@ -134,6 +134,12 @@ class Group {
     }
   }
 
+  // Returns the sequence number of a rank's next call, when no call runs.
+  uint64_t NextSequence(int r) {
+    const uint64_t claim = Download<uint64_t>(r, &ranks[r].control->claim, 1)[0];
+    return jax_ep::FirstSequence(generation_) + (claim >> jax_ep::kClaimShift);
+  }
+
   // Captures what `enqueue(r)` puts into each rank's stream, as a graph that is ready to launch.
   template <typename Enqueue>
   std::vector<cudaGraphExec_t> Capture(const Enqueue& enqueue) {

@@ -13,7 +13,8 @@
 namespace harness {
 
 struct ReaderStage {
-  const uint32_t* arrivals;
+  const uint64_t* arrivals;
+  uint64_t sequence;
   bool waits_for_groups;
   const int32_t* end;  // the end of all groups' rows
   const uint4* rows;
@@ -24,8 +25,8 @@ struct ReaderStage {
 };
 
 // One thread calls it. It ends ten seconds after `start` at the latest.
-__device__ inline void AwaitArrivals(const uint32_t* counter, uint32_t number, uint64_t start) {
-  while (jax_ep::LoadAcquireDevice(counter) < number &&
+__device__ inline void AwaitArrivals(const uint64_t* counter, uint64_t value, uint64_t start) {
+  while (jax_ep::LoadAcquireDevice(counter) < value &&
          static_cast<int64_t>(jax_ep::GlobalTimer() - start) < 10'000'000'000) {
     __nanosleep(100);
   }
@@ -34,13 +35,16 @@ __device__ inline void AwaitArrivals(const uint32_t* counter, uint32_t number, u
 // Copies rows in the order of their counters.
 __global__ void ReadArrivals(const __grid_constant__ ReaderStage stage) {
   const uint64_t start = jax_ep::GlobalTimer();
-  if (threadIdx.x == 0 && stage.waits_for_groups) AwaitArrivals(&stage.arrivals[0], 1, start);
+  const auto wanted = [&](int count) { return jax_ep::ArrivalValue(stage.sequence, count); };
+  if (threadIdx.x == 0 && stage.waits_for_groups) {
+    AwaitArrivals(&stage.arrivals[0], wanted(1), start);
+  }
   __syncthreads();
   const int32_t end = jax_ep::LoadGlobalNoAllocate(stage.end);
   for (int i = blockIdx.x; i * jax_ep::kArrivalRows < end; i += gridDim.x) {
     const int32_t first = i * jax_ep::kArrivalRows;
     const int32_t count = min(end - first, jax_ep::kArrivalRows);
-    if (threadIdx.x == 0) AwaitArrivals(&stage.arrivals[1 + i], count, start);
+    if (threadIdx.x == 0) AwaitArrivals(&stage.arrivals[1 + i], wanted(count), start);
     __syncthreads();
     const int64_t first_chunk = int64_t{first} * stage.row_vectors;
     for (int64_t at = threadIdx.x; at < int64_t{count} * stage.row_vectors; at += blockDim.x) {
@@ -94,9 +98,10 @@ class ArrivalsTest {
     for (int call = 0; call < calls.size(); ++call) {
       // The plan is complete before its reader begins.
       group_.Synchronize();
-      if (call == read_call && reader_first) Launch(&readers);
+      const uint64_t sequence = group_.NextSequence(0);
+      if (call == read_call && reader_first) Launch(sequence, &readers);
       for (int r = 0; r < group_.size(); ++r) calls.Launch(call, r);
-      if (call == read_call && !reader_first) Launch(&readers);
+      if (call == read_call && !reader_first) Launch(sequence, &readers);
     }
     calls.Check();
     for (int r = 0; r < group_.size(); ++r) {
@@ -134,8 +139,6 @@ class ArrivalsTest {
   template <typename Call>
   ReaderStage Reader(int r, const Shape& shape, const Call& call) {
     const int64_t rows = shape.routing.rows;
-    // A reader may read the counters before the launch clears them.
-    group_.Refill(r, call.arrivals, std::vector<uint32_t>(shape.num_arrivals()));
     ReaderStage reader = {};
     reader.arrivals = call.arrivals;
     reader.rows = static_cast<const uint4*>(call.rows);
@@ -147,9 +150,10 @@ class ArrivalsTest {
     return reader;
   }
 
-  void Launch(std::vector<ReaderStage>* readers) {
+  void Launch(uint64_t sequence, std::vector<ReaderStage>* readers) {
     for (int r = 0; r < group_.size(); ++r) {
       CUDA_OK(cudaSetDevice(group_.ranks[r].device));
+      (*readers)[r].sequence = sequence;
       void* arguments[] = {&(*readers)[r]};
       CUDA_OK(cudaLaunchKernel(reinterpret_cast<const void*>(ReadArrivals), dim3(kReaderBlocks),
                                dim3(kReaderThreads), arguments, 0, streams_[r]));

@@ -98,12 +98,12 @@ __device__ Outcome ExpandAndFill(const LowLatencyDispatchParams& params, const E
     index += num_warps;
     return item;
   };
-  FillEmptyRows(params.dispatch.tokens, plan.row_offsets[call.num_local_experts], next_item,
-                [&](int row) {
-                  if (!IsEmptyRow(call, plan, row)) return false;
-                  WriteRowSource(plan, row, -1, -1, -1, -1);
-                  return true;
-                });
+  const int32_t end = plan.row_offsets[call.num_local_experts];
+  FillEmptyRows(params.dispatch.tokens, sequence, end, next_item, [&](int row) {
+    if (!IsEmptyRow(call, plan, row)) return false;
+    WriteRowSource(plan, row, -1, -1, -1, -1);
+    return true;
+  });
   return Outcome::kArrived;
 }
 

@@ -156,7 +156,7 @@ __device__ Outcome CopyAndFill(const LowLatencyRedispatchParams& params, const E
   }
   int item = warp - num_warps;
   FillEmptyRows(
-      tokens, end, [&] { return item += num_warps; },
+      tokens, sequence, end, [&] { return item += num_warps; },
       [&](int row) {
         int assignment;
         return row >= end || !FindAssignment(tokens.call, plan, row, &assignment);

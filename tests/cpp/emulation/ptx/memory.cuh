@@ -40,8 +40,13 @@ inline void FenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst);
 inline uint32_t AddAcquireReleaseDevice(uint32_t* address, uint32_t value) {
   return std::atomic_ref<uint32_t>(*address).fetch_add(value);
 }
-inline void AddReleaseDevice(uint32_t* address, uint32_t value) {
-  std::atomic_ref<uint32_t>(*address).fetch_add(value);
+inline void AddReleaseDevice(uint64_t* address, uint64_t value) {
+  std::atomic_ref<uint64_t>(*address).fetch_add(value);
+}
+inline void MaxRelaxedDevice(uint64_t* address, uint64_t value) {
+  const std::atomic_ref<uint64_t> word(*address);
+  for (uint64_t before = word; before < value && !word.compare_exchange_weak(before, value);) {
+  }
 }
 inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
