@@ -85,13 +85,14 @@ nb::dict WorkspaceBuffers(int64_t num_tokens, int64_t hidden, int64_t top_k, int
     throw nb::value_error("the dtype has another size; the kernels take bf16, f16 and f32");
   }
   WorkspaceLayout layout;
-  const Status status = PlanWorkspace({.num_tokens = num_tokens,
-                                       .hidden = hidden,
-                                       .top_k = top_k,
-                                       .num_experts = num_experts,
-                                       .num_ranks = num_ranks,
-                                       .row_type = row_bytes_per_element == 2 ? kBF16 : kF32},
-                                      &layout);
+  const Status status =
+      PlanWorkspace({.num_tokens = num_tokens,
+                     .hidden = hidden,
+                     .top_k = top_k,
+                     .num_experts = num_experts,
+                     .num_ranks = num_ranks,
+                     .format = row_bytes_per_element == 2 ? kBFloat16Rows : kFloat32Rows},
+                    &layout);
   if (!status.ok()) throw nb::value_error(status.message.c_str());
   nb::dict buffers;
   for (const WorkspaceBuffer& buffer : layout.buffers) buffers[buffer.name] = buffer.bytes;

@@ -46,8 +46,8 @@ struct TransferSymbols {
               .num_experts = config.num_experts,
               .num_ranks = config.group_size,
               .num_rows = m.value,
-              .row_type = row.type()};
-    if (const int64_t bytes = shape->row_bytes(); bytes % kRowUnit != 0) {
+              .format = {.payload = row.type()}};
+    if (const int64_t bytes = shape->operand_bytes(); bytes % kRowUnit != 0) {
       return Unimplemented(target, ": a row of ", h.value, " elements has ", bytes,
                            " bytes; the kernels take multiples of ", kRowUnit,
                            ". Pad the hidden size, or use implementation=\"xla\"");

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/row_format.h"
 
 namespace jax_ep {
 
@@ -16,9 +16,12 @@ struct TransferShape {
   int64_t num_experts = 0;  // E, of all ranks
   int64_t num_ranks = 0;    // R
   int64_t num_rows = 0;     // M
-  ElementType row_type = kOther;
+  RowFormat format;         // of the rows that travel
 
-  int64_t row_bytes() const { return hidden * ElementBytes(row_type); }
+  // The bytes of a row of the operand, of the workspace, and of the result.
+  int64_t operand_bytes() const { return format.payload_bytes(hidden); }
+  int64_t wire_bytes() const { return format.wire_bytes(hidden); }
+  int64_t result_bytes() const { return format.payload_bytes(hidden); }
 };
 
 }  // namespace jax_ep

@@ -48,7 +48,7 @@ Status CheckShape(const TransferShape& shape) {
       {"top_k", shape.top_k, 1, kMaxAssignments},
       {"num_experts", shape.num_experts, 1, kMaxAssignments},
       {"num_ranks", shape.num_ranks, 1, kMaxRanks},
-      {"the size of a row element in bytes", ElementBytes(shape.row_type), 2, 4},
+      {"the size of a row element in bytes", ElementBytes(shape.format.payload), 2, 4},
   };
   for (const auto& limit : limits) {
     if (limit.value < limit.least || limit.value > limit.most) {
@@ -76,7 +76,7 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
   const int64_t tokens = shape.num_tokens;
   const int64_t assignments = tokens * shape.top_k;
   const int64_t ranks = shape.num_ranks;
-  const Bytes row = Bytes({shape.hidden, ElementBytes(shape.row_type)}).RoundUp(kWireRowAlignment);
+  const Bytes row({shape.wire_bytes()});
   if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
   const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
 

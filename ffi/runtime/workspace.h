@@ -28,9 +28,6 @@ inline constexpr int64_t kWorkspaceAlignment = 256;
 // Larger than any machine's memory: a larger size is a mistake.
 inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 44;
 
-// Row strides in the workspace are multiples of this, as bulk copies are.
-inline constexpr int64_t kWireRowAlignment = 16;
-
 // Computes the layout, or returns an error that names a size that makes no sense. Allocates
 // nothing.
 Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout);

@@ -35,7 +35,7 @@ __device__ inline bool IsEmptyRow(const CallParams& call, const PlanResults& pla
 // Returns the address of a row of the result, for what copies rows to any rank.
 __device__ inline PeerPointer<uint4> RowAddress(const TokenParams& params, int row) {
   return PeerPointer<uint4>(static_cast<uint4*>(params.rows)) +
-         int64_t{row} * params.call.row_vectors;
+         int64_t{row} * params.call.result_vectors;
 }
 
 // Called by any lane of the warp that has stored this row, after a __syncwarp.
@@ -65,9 +65,9 @@ __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int3
 #pragma unroll 1
     for (uint32_t left = __ballot_sync(kFullWarp, is_zero); left != 0; left &= left - 1) {
       uint4* const to =
-          static_cast<uint4*>(params.rows) + int64_t{first + __ffs(left) - 1} * call.row_vectors;
+          static_cast<uint4*>(params.rows) + int64_t{first + __ffs(left) - 1} * call.result_vectors;
 #pragma unroll 1
-      for (int i = lane; i < call.row_vectors; i += 32) to[i] = RepeatWord(0);
+      for (int i = lane; i < call.result_vectors; i += 32) to[i] = RepeatWord(0);
     }
     if (params.arrivals != nullptr) {
       __syncwarp();
@@ -79,7 +79,7 @@ __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int3
 // Fills rows and row weights with NaN.
 __device__ inline void FillWithNan(const TokenParams& params, const ThreadGroup& threads) {
   const CallParams& call = params.call;
-  Fill(threads, static_cast<uint4*>(params.rows), int64_t{call.num_rows} * call.row_vectors,
+  Fill(threads, static_cast<uint4*>(params.rows), int64_t{call.num_rows} * call.result_vectors,
        RepeatWord(call.nan_word));
   if (params.has_weights) Fill(threads, params.row_weights, call.num_rows, Nan());
 }

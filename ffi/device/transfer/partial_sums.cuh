@@ -32,7 +32,7 @@ __device__ void SendPartialSum(const CombineParams& params, const TokenRowsPerLa
   for (int i = 0; i < kPerLane; ++i) {
     const int32_t row = found.rows[i];
     terms.rows[i] = reinterpret_cast<uint64_t>(static_cast<const uint4*>(params.y) +
-                                               int64_t{row} * call.row_vectors);
+                                               int64_t{row} * call.operand_vectors);
     terms.weights[i] = 1;
     if (row < 0) continue;
     if (params.has_weights) terms.weights[i] = params.row_weights[row];
@@ -45,7 +45,7 @@ __device__ void SendPartialSum(const CombineParams& params, const TokenRowsPerLa
   const int32_t index = params.plan.partial_sum_index[found.Row(__ffsll(found.assignments) - 1)];
   const bool is_valid = 0 <= index && index < call.num_partial_sums;
   const PeerPointer<uint4> to =
-      partial_rows + (int64_t{segment.token} * call.num_partial_sums + index) * call.row_vectors;
+      partial_rows + (int64_t{segment.token} * call.num_partial_sums + index) * call.wire_vectors;
   sum(terms, segment.first, segment.end, is_valid ? to : PeerPointer<uint4>(nullptr));
 }
 
@@ -88,13 +88,13 @@ __device__ void ReducePartialSums(const CombineParams& params,
   SumTerms<kPerLane> terms;
   terms.assignments = kept.num_sums == 64 ? ~uint64_t{0} : (uint64_t{1} << kept.num_sums) - 1;
   const uint4* const from =
-      partial_rows + int64_t{segment.token} * call.num_partial_sums * call.row_vectors;
+      partial_rows + int64_t{segment.token} * call.num_partial_sums * call.wire_vectors;
   for (int i = 0; i < kPerLane; ++i) {
     const int index = threadIdx.x % 32 + 32 * i;
-    terms.rows[i] = reinterpret_cast<uint64_t>(from + int64_t{index} * call.row_vectors);
+    terms.rows[i] = reinterpret_cast<uint64_t>(from + int64_t{index} * call.wire_vectors);
     terms.weights[i] = 1;
   }
-  uint4* const to = static_cast<uint4*>(params.out) + int64_t{segment.token} * call.row_vectors;
+  uint4* const to = static_cast<uint4*>(params.out) + int64_t{segment.token} * call.result_vectors;
   sum(terms, segment.first, segment.end, PeerPointer<uint4>(to));
 }
 
@@ -102,7 +102,7 @@ __device__ void ReducePartialSums(const CombineParams& params,
 __device__ __noinline__ inline void FillWithNan(const CombineParams& params,
                                                 const ThreadGroup& threads) {
   const CallParams& call = params.call;
-  Fill(threads, static_cast<uint4*>(params.out), int64_t{call.num_tokens} * call.row_vectors,
+  Fill(threads, static_cast<uint4*>(params.out), int64_t{call.num_tokens} * call.result_vectors,
        RepeatWord(call.nan_word));
   if (params.has_scalars) Fill(threads, params.assignment_scalars, call.num_assignments(), Nan());
 }

@@ -45,7 +45,7 @@ class TokenExpansion {
         order_(order),
         warp_(static_cast<int>(threadIdx.x) / 32),
         num_reused_(params.chunks.num_chunks - params.chunks.ring_chunks),
-        copies_(params.expand_pipeline, warp_, params.call.row_vectors),
+        copies_(params.expand_pipeline, warp_, params.call.result_vectors),
         has_pipeline_(warp_ < params.expand_pipeline.num_warps),
         tickets_(&params.call.control->progress.warp_tickets, has_pipeline_) {}
 
@@ -118,7 +118,7 @@ class TokenExpansion {
         }
         const uint4* const from =
             item.distance == 0
-                ? static_cast<const uint4*>(params_.x) + int64_t{token} * call.row_vectors
+                ? static_cast<const uint4*>(params_.x) + int64_t{token} * call.operand_vectors
                 : received_rows + SlotOffset(params_, item.distance, item.position);
         copies_.Add(from, found.assignments, rows);
         if (params_.arrivals != nullptr) {
@@ -144,7 +144,7 @@ class TokenExpansion {
   }
 
  private:
-  // What the rank `distance` after this one sends at `position`; -1 if there is nothing.
+  // A send position of the rank `distance` after this one; -1 if there is none.
   struct Item {
     int distance;
     int position;

@@ -20,7 +20,7 @@ __device__ inline void ReleaseSenders() { __syncthreads(); }
 // the receiver sends at `position`.
 __device__ inline int64_t SlotOffset(const TokenParams& params, int distance, int position) {
   const int64_t slots = params.chunks.ring_slots;
-  return ((distance - 1) * slots + position % params.chunks.ring_slots) * params.call.row_vectors;
+  return ((distance - 1) * slots + position % params.chunks.ring_slots) * params.call.wire_vectors;
 }
 
 // Returns the number of tokens of a chunk.
@@ -59,7 +59,7 @@ class TokenSender {
         order_(order),
         x_(static_cast<const uint4*>(params.x)),
         sequence_(sequence),
-        copies_(params.send_pipeline, warp, params.call.row_vectors) {}
+        copies_(params.send_pipeline, warp, params.call.wire_vectors) {}
 
   // Called after WaitForEntry. destination_of(assignment) returns the rank that an assignment goes
   // to, or -1. If `to_all`, all tokens go to all ranks instead.
@@ -90,7 +90,7 @@ class TokenSender {
         slots[i] = PeerBuffer<uint4>(call, ranks[i], kReceivedRows) +
                    SlotOffset(params_, distance, position);
       }
-      copies_.Add(x_ + int64_t{order_.Token(rank, position)} * call.row_vectors, lanes, slots);
+      copies_.Add(x_ + int64_t{order_.Token(rank, position)} * call.operand_vectors, lanes, slots);
     };
     const int ring_chunks = params_.chunks.ring_chunks;
     int num_chunks = ring_chunks;  // chunks that have slots

@@ -14,7 +14,7 @@ Status PrepareBulkCopyCeiling(const TransferCall& call, PreparedBulkCopyCeiling*
   const CallParams& sizes = preparation.call();
   CopyPipeline pipeline = {0, kDispatchWarps, 0, 0, 0};
   if (support.has_bulk_copies) {
-    pipeline = PlanCopyPipeline(sizes.row_vectors, 1, kDispatchWarps,
+    pipeline = PlanCopyPipeline(sizes.wire_vectors, 1, kDispatchWarps,
                                 std::min(support.shared_bytes, kMaxPipelineBytes));
   }
   prepared->params = {sizes, pipeline, static_cast<int32_t>(call.repeats), nullptr, nullptr};

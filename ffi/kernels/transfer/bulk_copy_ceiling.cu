@@ -17,12 +17,12 @@ __device__ void SendRows(const BulkCopyCeilingParams& params) {
   if (warp >= params.pipeline.num_warps) return;
   const int num_peers = max(call.num_ranks - 1, 1);
   const int stride = params.pipeline.num_warps * gridDim.x;
-  RowCopies copies(params.pipeline, warp, call.row_vectors);
+  RowCopies copies(params.pipeline, warp, call.wire_vectors);
   copies.Begin();
   for (int repeat = 0; repeat < params.repeats; ++repeat) {
     for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
       const int peer = (call.control->rank + 1 + row % num_peers) % call.num_ranks;
-      const int64_t first = int64_t{row} * call.row_vectors;
+      const int64_t first = int64_t{row} * call.wire_vectors;
       PeerPointer<uint4> destinations[2] = {};
       if (threadIdx.x % 32 == 0)
         destinations[0] = PeerBuffer<uint4>(call, peer, kReceivedRows) + first;

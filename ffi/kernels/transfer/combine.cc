@@ -27,10 +27,10 @@ Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
   params.has_weights = call.has_weights;
   params.has_scalars = call.has_scalars;
   params.schedule =
-      CombineSchedule(sizes.num_tokens, sizes.num_ranks, sizes.row_vectors, kMaxChunks,
+      CombineSchedule(sizes.num_tokens, sizes.num_ranks, sizes.wire_vectors, kMaxChunks,
                       static_cast<int32_t>(kWarps * preparation.MaxBlocks(2)));
   prepared->params = {params, segments, FastDivmod(sizes.num_ranks)};
-  const RowType type = ToRowType(call.shape.row_type);
+  const RowType type = ToRowType(call.shape.format.payload);
   if (segments.count() > 0) {
     prepared->launches = {
         {.name = "low-latency combine",

@@ -25,8 +25,9 @@ uint32_t NanWord(ElementType type) {
 
 Status CheckTransfer(const TransferCall& call) {
   const TransferShape& shape = call.shape;
-  if (shape.row_type != kBF16 && shape.row_type != kF16 && shape.row_type != kF32) {
-    return Unimplemented("rows are of another type; the kernels take bf16, f16 and f32");
+  if (shape.format != kBFloat16Rows && shape.format != kFloat16Rows &&
+      shape.format != kFloat32Rows) {
+    return Unimplemented("rows are of another format; the kernels take bf16, f16 and f32");
   }
   WorkspaceLayout layout;
   if (Status status = PlanWorkspace(shape, &layout); !status.ok()) return status;
@@ -38,9 +39,9 @@ Status CheckTransfer(const TransferCall& call) {
   if (call.repeats < 1 || call.repeats > kMaxItems) {
     return InvalidArgument("repeats is ", call.repeats);
   }
-  if (shape.row_bytes() % kVectorBytes != 0) {
-    return Unimplemented("a row has ", shape.row_bytes(), " bytes; the kernels take multiples of ",
-                         kVectorBytes);
+  if (shape.operand_bytes() % kVectorBytes != 0) {
+    return Unimplemented("a row has ", shape.operand_bytes(),
+                         " bytes; the kernels take multiples of ", kVectorBytes);
   }
   if (shape.top_k > kMaxTopK) {
     return Unimplemented("top_k is ", shape.top_k, "; the kernels take up to ", kMaxTopK);
@@ -56,7 +57,7 @@ Status CheckTransfer(const TransferCall& call) {
       {"num_experts", shape.num_experts, kMaxExperts},
       {"num_ranks * num_tokens * top_k", shape.num_ranks * shape.num_tokens * shape.top_k,
        kMaxItems},
-      {"the number of 16-byte vectors of a row", shape.row_bytes() / kVectorBytes, kMaxItems},
+      {"the number of 16-byte vectors of a row", shape.wire_bytes() / kVectorBytes, kMaxItems},
   };
   for (const auto& limit : limits) {
     if (limit.value > limit.max) {
@@ -80,7 +81,7 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.claim_tag = ClaimTag(call.call_site);
   call_.fingerprint = Hash(
       call.call_site, {static_cast<int64_t>(operation), shape.num_tokens, shape.hidden, shape.top_k,
-                       shape.num_experts, shape.num_ranks, shape.num_rows, shape.row_type});
+                       shape.num_experts, shape.num_ranks, shape.num_rows, shape.format.payload});
   call_.fingerprint = Hash(call_.fingerprint, flags);
   call_.operation = operation;
   call_.num_tokens = static_cast<int32_t>(shape.num_tokens);
@@ -90,7 +91,9 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.local_experts_divmod = FastDivmod(call_.num_local_experts);
   call_.num_ranks = static_cast<int32_t>(shape.num_ranks);
   call_.num_rows = static_cast<int32_t>(shape.num_rows);
-  call_.row_vectors = static_cast<int32_t>(shape.row_bytes() / kVectorBytes);
+  call_.operand_vectors = static_cast<int32_t>(shape.operand_bytes() / kVectorBytes);
+  call_.wire_vectors = static_cast<int32_t>(shape.wire_bytes() / kVectorBytes);
+  call_.result_vectors = static_cast<int32_t>(shape.result_bytes() / kVectorBytes);
   call_.num_partial_sums = std::min(call_.top_k, call_.num_ranks);
   const int64_t assignments = shape.num_tokens * shape.top_k;
   const int64_t tile = CeilDivide(std::max<int64_t>(assignments, 1), kMaxTiles);
@@ -103,7 +106,7 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.num_tiles = static_cast<int32_t>(tiles);
   call_.num_prologue_items =
       static_cast<int32_t>((prologue.tiles ? tiles : 0) + (prologue.plan ? plan_ranges : 0));
-  call_.nan_word = NanWord(shape.row_type);
+  call_.nan_word = NanWord(shape.format.payload);
   call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
   for (int i = 0; i < kNumBuffers; ++i) call_.buffer_offsets[i] = layout.buffers[i].offset;
 }
@@ -122,7 +125,7 @@ RowSegments PlanSegments(const TransferCall& call) {
   if (!call.allow_low_latency || call.counts_arrivals) return {};
   const TransferShape& shape = call.shape;
   return PlanRowSegments(shape.num_ranks, shape.num_tokens, shape.top_k,
-                         shape.row_bytes() / kVectorBytes);
+                         shape.wire_bytes() / kVectorBytes);
 }
 
 Status FindRowCopySupport(RowCopySupport* support) {

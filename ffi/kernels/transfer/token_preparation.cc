@@ -15,7 +15,7 @@ int64_t CountSenders(const CallParams& call) {
   if (call.num_ranks == 1) return 0;
   // The expected number of peers per token, for uniform routing.
   const double peers = (call.num_ranks - 1) * (1 - std::pow(1 - 1.0 / call.num_ranks, call.top_k));
-  const double bytes = static_cast<double>(call.row_vectors * kVectorBytes) * peers;
+  const double bytes = static_cast<double>(call.wire_vectors * kVectorBytes) * peers;
   return static_cast<int64_t>(std::ceil(std::min(kBytesInFlight / bytes, 1e6)));
 }
 
@@ -35,10 +35,10 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   CopyPipeline expand = {0, kDispatchWarps, 0, 0, 0};
   CopyPipeline send = {0, send_warps, 0, 0, 0};
   if (support.has_bulk_copies) {
-    send = PlanSendPipeline(params.row_vectors, std::min(params.num_ranks, 64), send_warps,
+    send = PlanSendPipeline(params.wire_vectors, std::min(params.num_ranks, 64), send_warps,
                             static_cast<int32_t>(bytes / 4));
     expand =
-        PlanCopyPipeline(params.row_vectors, params.top_k, kDispatchWarps,
+        PlanCopyPipeline(params.result_vectors, params.top_k, kDispatchWarps,
                          static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send));
   }
   expand.shared_offset = static_cast<int32_t>(shared_offset);
@@ -48,7 +48,7 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
              .expand_pipeline = expand,
              .send_pipeline = send,
              .num_senders = static_cast<int32_t>(senders),
-             .chunks = PlanTokenChunks(params.num_tokens, params.row_vectors * kVectorBytes,
+             .chunks = PlanTokenChunks(params.num_tokens, params.wire_vectors * kVectorBytes,
                                        params.num_ranks, params.top_k, call.ring_chunks),
              .zero_tail = call.zero_tail,
              .has_weights = call.has_weights,

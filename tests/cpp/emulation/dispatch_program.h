@@ -172,7 +172,7 @@ class DispatchProgram {
                       .num_experts = num_ranks_,
                       .num_ranks = num_ranks_,
                       .num_rows = num_ranks_ * num_tokens_,
-                      .row_type = kF32},
+                      .format = kFloat32Rows},
             .num_sms = 2,
             .allow_low_latency = allow_low_latency_};
   }

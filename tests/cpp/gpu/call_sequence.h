@@ -298,7 +298,7 @@ class Sequence {
                       .num_experts = sizes.experts,
                       .num_ranks = sizes.ranks,
                       .num_rows = sizes.rows,
-                      .row_type = shape.type},
+                      .format = {.payload = shape.type}},
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
             .row_align = sizes.align,
             .zero_tail = shape.zero_tail,

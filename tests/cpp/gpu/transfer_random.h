@@ -193,7 +193,7 @@ inline void TestManyTokens(const Options& options) {
                                    .top_k = sizes.top_k,
                                    .num_experts = sizes.experts,
                                    .num_ranks = sizes.ranks,
-                                   .row_type = jax_ep::kBF16},
+                                   .format = jax_ep::kBFloat16Rows},
                                   &layout));
   const jax_ep::TokenChunks chunks =
       jax_ep::PlanTokenChunks(sizes.tokens, shape.row_bytes(), sizes.ranks, sizes.top_k);

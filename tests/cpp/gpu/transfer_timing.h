@@ -179,7 +179,7 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
                                    .top_k = shape.top_k,
                                    .num_experts = shape.experts / options.ranks * options.ranks,
                                    .num_ranks = options.ranks,
-                                   .row_type = jax_ep::kBF16},
+                                   .format = jax_ep::kBFloat16Rows},
                                   &layout));
   const int64_t rows = RowsOf(shape) + int64_t{2} * shape.tokens;
   Group group(options.ranks, options.shared, layout.bytes, rows * shape.hidden * 2 + (64 << 20));

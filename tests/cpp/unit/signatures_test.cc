@@ -55,7 +55,7 @@ void TestDispatch() {
   TransferShape sizes;
   CHECK_OK(Run(CheckDispatch, Config(false), {kTokens, kIds}, List{kRows} + kPlan, &sizes));
   CHECK(sizes.num_tokens == 16 && sizes.hidden == 64 && sizes.top_k == 3);
-  CHECK(sizes.num_rows == 40 && sizes.row_type == kBF16);
+  CHECK(sizes.num_rows == 40 && sizes.format == kBFloat16Rows);
   CHECK_OK(Run(CheckDispatch, Config(true), {kTokens, kIds, kChoiceValues},
                List{kRows, kRowValues} + kPlan, &sizes));
 }

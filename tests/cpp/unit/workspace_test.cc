@@ -15,7 +15,7 @@ constexpr TransferShape kLarge{.num_tokens = 4096,
                                .top_k = 8,
                                .num_experts = 256,
                                .num_ranks = 4,
-                               .row_type = kBF16};
+                               .format = kBFloat16Rows};
 
 int64_t BytesOf(const TransferShape& shape, std::string_view name) {
   WorkspaceLayout layout;
@@ -63,7 +63,7 @@ void TestEagerBuffersDoNotDependOnTheShape() {
                           .top_k = 1,
                           .num_experts = 1,
                           .num_ranks = 1,
-                          .row_type = kBF16},
+                          .format = kBFloat16Rows},
                          &tiny));
   for (const WorkspaceBufferId buffer : {kEagerRows, kEagerPackets, kEagerFlags}) {
     CHECK(large.buffers[buffer].offset == tiny.buffers[buffer].offset);
@@ -108,13 +108,26 @@ void TestEdges() {
         4096 * 7168 * 2);
 }
 
+// The rows of the workspace are those of the wire: payload and scales, aligned.
+void TestRowFormat() {
+  CHECK(kLarge.operand_bytes() == 14336 && kLarge.wire_bytes() == 14336);
+  const RowFormat scaled = {.payload = kBF16, .scales = kF32, .values_per_scale = 128};
+  CHECK(scaled.payload_bytes(7168) == 14336 && scaled.scale_bytes(7168) == 4 * 56);
+  CHECK(scaled.wire_bytes(7168) == 14336 + 224);
+  CHECK(scaled.scale_bytes(7169) == 4 * 57);
+  CHECK(scaled.wire_bytes(7169) == 14576);  // 14338 + 228 rounded up to 16
+  const TransferShape one_rank =
+      With([&](TransferShape& s) { s.format = scaled, s.num_ranks = 1; });
+  CHECK(BytesOf(one_rank, "received_rows") == 4096 * (14336 + 224));
+}
+
 void TestRefused() {
   CHECK_FAILS(Refused([](TransferShape& s) { s.num_tokens = -1; }), "num_tokens is -1");
   CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = 0; }), "hidden is 0");
   CHECK_FAILS(Refused([](TransferShape& s) { s.top_k = 0; }), "top_k is 0");
   CHECK_FAILS(Refused([](TransferShape& s) { s.num_ranks = 257; }), "num_ranks is 257");
   CHECK_FAILS(Refused([](TransferShape& s) { s.num_ranks = 3; }), "multiple of num_ranks");
-  CHECK_FAILS(Refused([](TransferShape& s) { s.row_type = kOther; }), "row element");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.format = {}; }), "row element");
   CHECK_FAILS(Refused([](TransferShape& s) { s.num_tokens = kHuge; }), "num_tokens is");
   CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = kHuge; }), "hidden is");
   CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = kMaxWorkspaceBytes; }), "too large");
@@ -138,6 +151,7 @@ int main() {
   jax_ep::TestEagerBuffersDoNotDependOnTheShape();
   jax_ep::TestTokensArriveOnce();
   jax_ep::TestEdges();
+  jax_ep::TestRowFormat();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }

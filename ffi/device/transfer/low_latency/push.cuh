@@ -47,10 +47,10 @@ __device__ inline void PushSegment(const TokenParams& params, const EagerBuffers
   const int lane = threadIdx.x % 32;
   const bool is_for_peer = lane < call.top_k && is_for(peer, item.token * call.top_k + lane);
   const uint4* const from =
-      static_cast<const uint4*>(params.x) + int64_t{item.token} * call.row_vectors;
+      static_cast<const uint4*>(params.x) + int64_t{item.token} * call.operand_vectors;
   const int row = rank * call.num_tokens + item.token;
-  const PeerPointer<uint4> to = eager.At(peer).rows() + int64_t{row} * call.row_vectors;
-  SegmentCopy copy(segments, item.segment, call.row_vectors);
+  const PeerPointer<uint4> to = eager.At(peer).rows() + int64_t{row} * call.wire_vectors;
+  SegmentCopy copy(segments, item.segment, call.wire_vectors);
   copy.Load(from);
   // After the loads, so that both latencies overlap.
   const bool is_sent = __any_sync(kFullWarp, is_for_peer);

@@ -50,7 +50,7 @@ __device__ const int32_t* InvertPlan(const LowLatencyCombineParams& params) {
 
 __device__ TokenSegment Segment(const LowLatencyCombineParams& params, const SegmentItem& item) {
   return {item.token, params.segments.First(item.segment),
-          params.segments.End(item.segment, params.combine.call.row_vectors)};
+          params.segments.End(item.segment, params.combine.call.wire_vectors)};
 }
 
 // Returns the index of rank 0's flag for a segment of a token; the other ranks' follow it.

@@ -115,7 +115,7 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
     tokens.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
   }
   const auto make_copy = [&](const RowSegmentItem& item) {
-    return SegmentCopy(params.segments, item.segment, item.source < 0 ? 0 : call.row_vectors);
+    return SegmentCopy(params.segments, item.segment, item.source < 0 ? 0 : call.result_vectors);
   };
   SegmentCopy copies[] = {make_copy(items[0]), make_copy(items[1])};
 #pragma unroll
@@ -124,8 +124,8 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
     const bool is_local = item.source == rank;
     const int row =
         params.top_k_divmod.Quotient(item.assignment) - (is_local ? rank * call.num_tokens : 0);
-    copies[j].Load((is_local ? static_cast<const uint4*>(tokens.x) : local.rows()) +
-                   int64_t{row} * call.row_vectors);
+    const uint4* const from = is_local ? static_cast<const uint4*>(tokens.x) : local.rows();
+    copies[j].Load(from + int64_t{row} * (is_local ? call.operand_vectors : call.wire_vectors));
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {

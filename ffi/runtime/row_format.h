@@ -1,0 +1,39 @@
+// What a row is: the type of its values, their scales if there are any, and its alignment. From
+// this follow its bytes in an operand, in the workspace, where peers store it, and in a result.
+#ifndef JAX_EP_RUNTIME_ROW_FORMAT_H_
+#define JAX_EP_RUNTIME_ROW_FORMAT_H_
+
+#include <cstdint>
+
+#include "ffi/device/common/integers.h"
+#include "ffi/device/common/limits.h"
+#include "ffi/runtime/buffers.h"
+
+namespace jax_ep {
+
+struct RowFormat {
+  ElementType payload = kOther;
+  ElementType scales = kOther;       // of quantized rows
+  int64_t values_per_scale = 0;      // 0: no scales
+  int64_t alignment = kVectorBytes;  // of a row in the workspace, in bytes: bulk copies need 16
+
+  int64_t payload_bytes(int64_t hidden) const { return hidden * ElementBytes(payload); }
+  int64_t scale_bytes(int64_t hidden) const {
+    return values_per_scale == 0 ? 0 : CeilDivide(hidden, values_per_scale) * ElementBytes(scales);
+  }
+  // In the workspace the scales follow the payload.
+  int64_t wire_bytes(int64_t hidden) const {
+    return CeilDivide(payload_bytes(hidden) + scale_bytes(hidden), alignment) * alignment;
+  }
+
+  friend bool operator==(const RowFormat&, const RowFormat&) = default;
+};
+
+// The formats that the kernels move.
+inline constexpr RowFormat kBFloat16Rows = {.payload = kBF16};
+inline constexpr RowFormat kFloat16Rows = {.payload = kF16};
+inline constexpr RowFormat kFloat32Rows = {.payload = kF32};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_ROW_FORMAT_H_
