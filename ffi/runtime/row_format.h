@@ -1,4 +1,4 @@
-// What a row is: the type of its values, their scales if there are any, and its alignment. From
+// A row has the type of its values, their scales if there are any, and an alignment. From
 // this follow its bytes in an operand, in the workspace, where peers store it, and in a result.
 #ifndef JAX_EP_RUNTIME_ROW_FORMAT_H_
 #define JAX_EP_RUNTIME_ROW_FORMAT_H_
@@ -13,9 +13,9 @@ namespace jax_ep {
 
 struct RowFormat {
   ElementType payload = kOther;
-  ElementType scales = kOther;       // of quantized rows
+  ElementType scales = kOther;       // quantized rows have them
   int64_t values_per_scale = 0;      // 0: no scales
-  int64_t alignment = kVectorBytes;  // of a row in the workspace, in bytes: bulk copies need 16
+  int64_t alignment = kVectorBytes;  // in the workspace, in bytes: bulk copies need 16
 
   int64_t payload_bytes(int64_t hidden) const { return hidden * ElementBytes(payload); }
   int64_t scale_bytes(int64_t hidden) const {

@@ -16,7 +16,7 @@ struct TransferShape {
   int64_t num_experts = 0;  // E, of all ranks
   int64_t num_ranks = 0;    // R
   int64_t num_rows = 0;     // M
-  RowFormat format;         // of the rows that travel
+  RowFormat format;         // operand, wire and result
 
   // The bytes of a row of the operand, of the workspace, and of the result.
   int64_t operand_bytes() const { return format.payload_bytes(hidden); }
