@@ -48,7 +48,7 @@ __device__ inline void AbortGroup(const CallParams& call, Outcome outcome, WaitP
   const ControlBlock* const control = call.control;
   const auto word = static_cast<uint32_t>(outcome);
   // The first warp of this device to set the word reports. If a peer has set it, the peer reports.
-  const bool is_leader = threadIdx.x % 32 == 0;
+  const bool is_leader = LaneIndex() == 0;
   if (is_leader && CompareAndSwapSystem(&control->inbox->abort, 0, word) == 0 && control->report) {
     WriteRecord(call, control->report, outcome, wait_point, peer, sequence);
   }
@@ -76,9 +76,10 @@ __device__ inline void RecordFailure(const CallParams& call, Outcome outcome) {
 
 // Called by all threads of a low-latency kernel that has a plan. Returns kPoisoned, and records it,
 // if the plan is poisoned.
-__device__ inline Outcome PlanOutcome(const CallParams& call, int32_t status) {
+__device__ inline Outcome PlanOutcome(const CallParams& call, const RoleContext& role,
+                                      int32_t status) {
   if (status == 0) return Outcome::kArrived;
-  if (threadIdx.x == 0) RecordFailure(call, Outcome::kPoisoned);
+  if (role.Thread() == 0) RecordFailure(call, Outcome::kPoisoned);
   return Outcome::kPoisoned;
 }
 

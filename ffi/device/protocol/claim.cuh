@@ -33,17 +33,18 @@ __device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, u
 class ClaimRequest {
  public:
   // Called by all threads of every block, before anything else.
-  __device__ explicit ClaimRequest(const CallParams& call) : call_(call) {
-    if (threadIdx.x == 0) Request();
+  __device__ ClaimRequest(const CallParams& call, const RoleContext& role)
+      : call_(call), role_(role) {
+    if (role.Thread() == 0) Request();
   }
 
   // Called by all threads. Returns the call's sequence number. 0: another call runs; this one must
   // neither wait nor store to anything but its results, which all blocks make safe together.
   __device__ uint64_t Await() {
-    __shared__ uint64_t sequence;
-    if (threadIdx.x == 0) sequence = Sequence();
-    __syncthreads();
-    if (sequence == 0 && threadIdx.x < 32) {
+    if (role_.Thread() == 0) role_.scratch->sequence = Sequence();
+    role_.Sync();
+    const uint64_t sequence = role_.scratch->sequence;
+    if (sequence == 0 && role_.Warp() == 0) {
       AbortGroup(call_, Outcome::kConcurrent, WaitPoint::kEntry, call_.control->rank,
                  FirstSequence(call_.control->generation) + (call_.control->claim >> kClaimShift));
     }
@@ -71,12 +72,15 @@ class ClaimRequest {
   }
 
   const CallParams& call_;
+  const RoleContext& role_;
   uint64_t first_sequence_ = 0;  // these two in the first thread
   uint64_t before_ = 0;
 };
 
 // Called by all threads of every block, before anything else: ClaimRequest::Await.
-__device__ inline uint64_t BeginCall(const CallParams& call) { return ClaimRequest(call).Await(); }
+__device__ inline uint64_t BeginCall(const CallParams& call, const RoleContext& role) {
+  return ClaimRequest(call, role).Await();
+}
 
 // Called by one thread of the last block. Counts the call, and frees the claim unless it is
 // contested.

@@ -30,7 +30,7 @@ class Deadline {
     }
     if (waited > control->warning_ns && !warned_) {
       warned_ = true;
-      if (threadIdx.x % 32 == 0) WarnHost(call_, wait_point_, static_cast<int>(peer), sequence_);
+      if (LaneIndex() == 0) WarnHost(call_, wait_point_, static_cast<int>(peer), sequence_);
     }
     return Outcome::kArrived;
   }

@@ -14,36 +14,40 @@ struct BlockEnd {
 
 // Called exactly once by all threads of all blocks, after their work is done and all their stores
 // to peers are performed. `outcome` is the outcome of this thread's work. Block counts fit 16 bits.
-__device__ inline BlockEnd FinishBlock(const CallParams& call, Outcome outcome) {
-  __shared__ uint32_t sum;
+__device__ inline BlockEnd FinishBlock(const CallParams& call, const RoleContext& role,
+                                       Outcome outcome) {
   const bool has_failed = __syncthreads_or(outcome != Outcome::kArrived);
-  if (threadIdx.x == 0) {
+  uint32_t* const finished = &role.scratch->blocks_finished;
+  if (role.Thread() == 0) {
     const uint32_t own = has_failed ? 0x10001u : 1u;
-    sum = own + AddAcquireReleaseDevice(&call.control->blocks_finished, own);
+    *finished = own + AddAcquireReleaseDevice(&call.control->blocks_finished, own);
   }
-  __syncthreads();
-  return {(sum & 0xffffu) == gridDim.x, sum >> 16 != 0};
+  role.Sync();
+  const uint32_t sum = *finished;
+  return {(sum & 0xffffu) == static_cast<uint32_t>(role.num_blocks), sum >> 16 != 0};
 }
 
 // Called by all threads of the last block. Returns the outcome of the whole kernel.
-__device__ inline Outcome KernelOutcome(const CallParams& call, const BlockEnd& end) {
+__device__ inline Outcome KernelOutcome(const CallParams& call, const RoleContext& role,
+                                        const BlockEnd& end) {
   if (!end.has_failed) return Outcome::kArrived;
   const auto failure = static_cast<Outcome>(LoadAcquireDevice(&call.control->progress.failure));
-  __syncthreads();  // before it is reset
+  role.Sync();  // before it is reset
   return failure;
 }
 
 // Called by the last block. Completes this sequence number, and resets the counters for the next
 // kernel of the stream or the next graph replay.
-__device__ inline void FinishCall(const CallParams& call, uint64_t sequence) {
+__device__ inline void FinishCall(const CallParams& call, const RoleContext& role,
+                                  uint64_t sequence) {
   ControlBlock* const control = call.control;
-  if (threadIdx.x == 0) {
+  if (role.Thread() == 0) {
     EndClaim(call, sequence);
     control->blocks_finished = 0;
   }
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < Progress::UsedWords(call.num_ranks); i += blockDim.x) {
+  for (int i = role.Thread(); i < Progress::UsedWords(call.num_ranks); i += role.num_threads) {
     words[i] = 0;
   }
 }
@@ -51,20 +55,20 @@ __device__ inline void FinishCall(const CallParams& call, uint64_t sequence) {
 // Called by all threads of all blocks of a low-latency kernel; `outcome` is that of this thread's
 // warp. Ends the call. Returns the failure in the block that has to make the results safe, else
 // kArrived.
-__device__ inline Outcome FinishLowLatencyCall(const CallParams& call, uint64_t sequence,
-                                               Outcome outcome) {
+__device__ inline Outcome FinishLowLatencyCall(const CallParams& call, const RoleContext& role,
+                                               uint64_t sequence, Outcome outcome) {
   // In every call all ranks wait until all have entered it: the double buffering of the eager
   // buffers relies on it. The last warp of the last block waits, because it has the least other
   // work.
-  if (blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
+  if (role.block == role.num_blocks - 1 && role.Warp() == role.NumWarps() - 1) {
     const Outcome entry = WaitForEntry(call, sequence);
     if (entry != Outcome::kArrived) outcome = entry;
   }
-  const BlockEnd end = FinishBlock(call, outcome);
+  const BlockEnd end = FinishBlock(call, role, outcome);
   if (!end.is_last) return Outcome::kArrived;
-  const Outcome failure = KernelOutcome(call, end);
+  const Outcome failure = KernelOutcome(call, role, end);
   // FinishCall for the counters that these kernels use: 18 instructions less.
-  if (threadIdx.x == 0) {
+  if (role.Thread() == 0) {
     ControlBlock* const control = call.control;
     EndClaim(call, sequence);
     control->blocks_finished = 0;

@@ -2,6 +2,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
 
+#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/protocol/call_params.h"
 #include "ffi/device/ptx/memory.cuh"
 
@@ -20,7 +21,7 @@ __device__ inline bool HasWorkspace(const CallParams& call) {
 template <typename Use>
 __device__ inline void ForEachPeer(const ControlBlock* control, Use use) {
 #pragma unroll 1
-  for (int i = threadIdx.x % 32; i < control->num_peers; i += 32) use(int{control->peer_ranks[i]});
+  for (int i = LaneIndex(); i < control->num_peers; i += 32) use(int{control->peer_ranks[i]});
 }
 
 // Returns the flags of a wait point, kChunk or kCredit, in the inbox of the waiting rank.
@@ -32,10 +33,11 @@ __device__ inline ChunkFlags& ChunkFlagsAt(Inbox* inbox, WaitPoint wait_point) {
 __device__ inline void InjectDelay(const CallParams& call, uint64_t sequence, uint32_t salt) {
   const uint64_t max_delay = call.control->max_delay_ns;
   if (max_delay == 0) return;
-  uint64_t hash = (sequence * kMaxRanks + call.control->rank) * 1024 + blockIdx.x * 8 + salt;
+  const uint64_t start = GlobalTimer();
+  uint64_t hash = (sequence * kMaxRanks + call.control->rank) * 8 + salt + start * 1024;
   hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9ull;
   const uint64_t delay = (hash >> 33) % max_delay;
-  for (const uint64_t start = GlobalTimer(); GlobalTimer() - start < delay;) __nanosleep(200);
+  while (GlobalTimer() - start < delay) __nanosleep(200);
 }
 
 }  // namespace jax_ep

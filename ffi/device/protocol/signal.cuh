@@ -14,12 +14,12 @@ __device__ inline void SignalEntry(const CallParams& call, uint64_t sequence, bo
               [&](int peer) { StoreEntry(control, peer, sequence, call.fingerprint, poisoned); });
 }
 
-// Called by a thread group of a block that holds `ticket`, if HasWorkspace. The first warp of the
-// holder of ticket 0 signals entry.
+// Called by a role that holds `ticket`, if HasWorkspace. The first warp of the holder of ticket 0
+// signals entry.
 __device__ inline void SignalEntryOnFirstTicket(const CallParams& call, uint64_t sequence,
                                                 int ticket, bool poisoned,
-                                                const ThreadGroup& threads) {
-  if (ticket == 0 && threads.index < 32 && MayStoreToPeers(call))
+                                                const RoleContext& role) {
+  if (ticket == 0 && role.Warp() == 0 && MayStoreToPeers(call))
     SignalEntry(call, sequence, poisoned);
 }
 

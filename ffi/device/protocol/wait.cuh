@@ -11,7 +11,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_WAIT_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WAIT_CUH_
 
-#include "ffi/device/common/thread_group.cuh"
+#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/protocol/deadline.cuh"
 
 namespace jax_ep {
@@ -91,32 +91,31 @@ __device__ inline Outcome WaitForEntryFlags(const CallParams& call, uint64_t seq
 // what any lane does next.
 __device__ inline Outcome WaitForEntry(const CallParams& call, uint64_t sequence) {
   const Outcome outcome = WaitForEntryFlags(call, sequence);
-  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) RecordFailure(call, outcome);
+  if (outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, outcome);
   __syncwarp();
   return outcome;
 }
 
-// Called by a thread group of a block; all of it returns the same. The first warp waits by wait().
-// A barrier of the group has to follow before the next call.
+// Called by a role; its threads of one block return the same. The first warp waits by wait(). A
+// barrier of the role has to follow before the next call.
 template <typename Wait>
 __device__ inline Outcome WaitByFirstWarp(const CallParams& call, uint64_t sequence,
-                                          const ThreadGroup& threads, Wait wait) {
-  __shared__ Outcome outcome;
-  if (threads.index < 32) {
+                                          const RoleContext& role, Wait wait) {
+  if (role.Warp() == 0) {
     InjectDelay(call, sequence, 1);
     const Outcome own = wait();
-    if (threads.index == 0) outcome = own;
+    if (role.Thread() == 0) role.scratch->outcome = static_cast<uint32_t>(own);
   }
-  // Orders what the first warp has acquired before what the group does next: a barrier is
-  // causality within the block.
-  threads.Sync();
-  return outcome;
+  // Orders what the first warp has acquired before what the role does next: a barrier is causality
+  // within the block.
+  role.Sync();
+  return static_cast<Outcome>(role.scratch->outcome);
 }
 
-// WaitForEntry for a thread group of a block. Each block waits for itself.
+// WaitForEntry for a role. Each block waits for itself.
 __device__ inline Outcome WaitForEntry(const CallParams& call, uint64_t sequence,
-                                       const ThreadGroup& threads) {
-  return WaitByFirstWarp(call, sequence, threads, [&] { return WaitForEntry(call, sequence); });
+                                       const RoleContext& role) {
+  return WaitByFirstWarp(call, sequence, role, [&] { return WaitForEntry(call, sequence); });
 }
 
 // Called by one whole warp; all lanes return the same. Waits until every peer has sent `chunk`
@@ -126,7 +125,7 @@ __device__ inline Outcome WaitForChunk(const CallParams& call, WaitPoint wait_po
   const ChunkFlags& flags = ChunkFlagsAt(call.control->inbox, wait_point);
   const auto flag = [&](int peer) { return &flags[peer][chunk]; };
   const Outcome outcome = WaitForFlags(call, wait_point, sequence, flag, [] {});
-  if (outcome != Outcome::kArrived && threadIdx.x % 32 == 0) RecordFailure(call, outcome);
+  if (outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, outcome);
   __syncwarp();  // orders what each lane has acquired before what any lane does next
   return outcome;
 }
@@ -141,7 +140,7 @@ __device__ inline int CountArrivedChunks(const CallParams& call, uint64_t sequen
 #pragma unroll 1
   for (int i = 0; i < control->num_peers; ++i) {
     const int peer = control->peer_ranks[i];
-    has_arrived &= LoadAcquireSystem(&chunks_sent[peer][threadIdx.x % 32]) >= sequence;
+    has_arrived &= LoadAcquireSystem(&chunks_sent[peer][LaneIndex()]) >= sequence;
   }
   __syncwarp();  // orders what each lane has acquired before what any lane does next
   const int missing = __ffs(~__ballot_sync(kFullWarp, has_arrived));

@@ -6,26 +6,25 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 
-#include "ffi/device/common/thread_group.cuh"
+#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/ptx/memory.cuh"
 
 namespace jax_ep {
 
-// Called by a thread group of a block. Returns the group's next ticket.
-__device__ inline int NextTicket(uint32_t* tickets, const ThreadGroup& threads) {
-  __shared__ int ticket;
-  threads.Sync();  // the previous ticket has been read
-  if (threads.index == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
-  threads.Sync();
-  return ticket;
+// Called by a role. Returns the next ticket of its threads in this block.
+__device__ inline int NextTicket(uint32_t* tickets, const RoleContext& role) {
+  role.Sync();  // the previous ticket has been read
+  if (role.Thread() == 0) role.scratch->ticket = static_cast<int>(atomicAdd(tickets, 1u));
+  role.Sync();
+  return role.scratch->ticket;
 }
 
-// Called by the thread group that did a work item. Counts the item as finished. `stores_to_peers`:
-// the item stored to peers.
+// Called by the role that did a work item. Counts the item as finished. `stores_to_peers`: the item
+// stored to peers.
 __device__ inline void FinishItem(uint32_t* finished, bool stores_to_peers,
-                                  const ThreadGroup& threads) {
-  threads.Sync();  // the group's accesses happen before what its first thread does next
-  if (threads.index == 0) {
+                                  const RoleContext& role) {
+  role.Sync();  // the role's accesses happen before what its first thread does next
+  if (role.Thread() == 0) {
     // The fence performs this block's stores to peers at system scope. The last block's release
     // would cover them by causality (counter: release here, acquire there). With a fence in each
     // block, one SM's fence does not have to wait for another SM's stores. Stores to this device's
@@ -40,16 +39,10 @@ __device__ inline void WaitForItems(const uint32_t* finished, uint32_t total) {
   while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
 }
 
-// Called by a block. The first thread waits, and the block's next barrier makes the results of the
-// items visible to all of its threads.
-__device__ inline void WaitForItemsOfBlock(const uint32_t* finished, uint32_t total) {
-  if (threadIdx.x == 0) WaitForItems(finished, total);
-}
-
 // Called by one warp. Returns the warp's next ticket.
 __device__ inline int NextWarpTicket(uint32_t* tickets) {
   int ticket = 0;
-  if (threadIdx.x % 32 == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
+  if (LaneIndex() == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
   return __shfl_sync(0xffffffffu, ticket, 0);
 }
 
@@ -72,7 +65,7 @@ class WarpTicketPrefetch {
 
  private:
   __device__ void Request() {
-    if (threadIdx.x % 32 == 0) requested_ = static_cast<int>(atomicAdd(tickets_, 1u));
+    if (LaneIndex() == 0) requested_ = static_cast<int>(atomicAdd(tickets_, 1u));
   }
 
   uint32_t* const tickets_;

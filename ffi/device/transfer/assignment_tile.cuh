@@ -12,44 +12,46 @@
 
 namespace jax_ep {
 
-// A tile of consecutive assignments, counted by kWarps warps of one block; each warp has a range of
-// it. Bins are the experts, and one for bad ids. Counts are kept in pairs of bins, per warp, in
-// dynamic shared memory.
+// A tile of consecutive assignments, counted by the kWarps warps of a role in one block; each warp
+// has a range of it. Bins are the experts, and one for bad ids. Counts are kept in pairs of bins,
+// per warp, in the role's shared memory.
 template <int kWarps>
 class AssignmentTile {
  public:
-  __device__ AssignmentTile(const CallParams& call, const int32_t* topk_ids, int tile)
+  __device__ AssignmentTile(const CallParams& call, const RoleContext& role,
+                            const int32_t* topk_ids, int tile)
       : call_(call),
+        role_(role),
         ids_(topk_ids),
         tile_(tile),
         num_pairs_(CountPairs(call.num_experts)),
-        begin_(tile * call.tile_assignments + threadIdx.x / 32 * (call.tile_assignments / kWarps)),
+        begin_(tile * call.tile_assignments + role.Warp() * (call.tile_assignments / kWarps)),
         end_(min(begin_ + call.tile_assignments / kWarps, call.num_assignments())),
-        counts_(reinterpret_cast<int2*>(DynamicSharedMemory())),
+        counts_(reinterpret_cast<int2*>(role.shared)),
         routes_(call.LocalBuffer<Route>(kRoutes) + FirstRoute()) {}
 
   // Counts the tile. The last tile sends this rank's totals to all ranks.
-  __device__ void Count(const EagerBuffers& eager, uint64_t sequence, const ThreadGroup& threads) {
+  __device__ void Count(const EagerBuffers& eager, uint64_t sequence) {
     const bool sends_totals = tile_ == call_.num_tiles - 1 && MayStoreToPeers(call_);
     CountRange();
-    threads.Sync();
+    role_.Sync();
     ScanWarps();
-    threads.Sync();
-    if (threadIdx.x == 0) StoreReleaseDevice(&call_.control->tiles_counted[tile_], sequence);
+    role_.Sync();
+    if (role_.Thread() == 0) StoreReleaseDevice(&call_.control->tiles_counted[tile_], sequence);
     // Lower tiles have lower tickets, which wait for lower ones only.
 #pragma unroll 1
-    for (int other = threadIdx.x; other < tile_; other += kThreads) {
+    for (int other = role_.Thread(); other < tile_; other += kThreads) {
       while (LoadAcquireDevice(&call_.control->tiles_counted[other]) < sequence) __nanosleep(20);
     }
-    threads.Sync();
+    role_.Sync();
     AddLowerTiles(eager, sends_totals);
-    threads.Sync();
+    role_.Sync();
   }
 
   // Called after Count and WaitForEntry. Sends the tile's routes to all ranks: each lane adds its
   // warp's first positions to the routes that it stored itself.
   __device__ void SendRoutes() {
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     const int rank = call_.control->rank;
     const int32_t* const first_positions = WarpBins();
 #pragma unroll 1
@@ -91,7 +93,7 @@ class AssignmentTile {
 
   // Returns this warp's counts, by bin.
   __device__ int32_t* WarpBins() const {
-    return reinterpret_cast<int32_t*>(WarpCounts(threadIdx.x / 32));
+    return reinterpret_cast<int32_t*>(WarpCounts(role_.Warp()));
   }
 
   // Returns a tile's counts, by pair, which higher tiles read.
@@ -101,11 +103,11 @@ class AssignmentTile {
 
   // Counts the warp's range. Stores each assignment's expert, and its position within the range.
   __device__ void CountRange() {
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     int32_t* const counts = WarpBins();
 #pragma unroll 1
     for (int pair = lane; pair < num_pairs_; pair += 32) {
-      WarpCounts(threadIdx.x / 32)[pair] = make_int2(0, 0);
+      WarpCounts(role_.Warp())[pair] = make_int2(0, 0);
     }
     __syncwarp();
 #pragma unroll 1
@@ -132,7 +134,7 @@ class AssignmentTile {
   // Replaces each warp's counts by its first positions in the tile, and stores the tile's counts.
   __device__ void ScanWarps() {
 #pragma unroll 1
-    for (int pair = threadIdx.x; pair < num_pairs_; pair += kThreads) {
+    for (int pair = role_.Thread(); pair < num_pairs_; pair += kThreads) {
       int2 sum = {0, 0};
 #pragma unroll 1
       for (int warp = 0; warp < kWarps; ++warp) {
@@ -147,7 +149,7 @@ class AssignmentTile {
   // Turns first positions in the tile into first positions among all assignments of this rank.
   __device__ void AddLowerTiles(const EagerBuffers& eager, bool sends_totals) {
 #pragma unroll 1
-    for (int pair = threadIdx.x; pair < num_pairs_; pair += kThreads) {
+    for (int pair = role_.Thread(); pair < num_pairs_; pair += kThreads) {
       int2 before = {0, 0};
 #pragma unroll 4
       for (int tile = 0; tile < tile_; ++tile) {
@@ -174,6 +176,7 @@ class AssignmentTile {
   }
 
   const CallParams& call_;
+  const RoleContext& role_;
   const int32_t* const ids_;
   const int tile_;
   const int num_pairs_;

@@ -54,7 +54,7 @@ template <typename Next, typename IsEmpty>
 __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int32_t end, Next next,
                               IsEmpty is_empty) {
   const CallParams& call = params.call;
-  const int lane = threadIdx.x % 32;
+  const int lane = LaneIndex();
   const int num_items = CeilDivide(call.num_rows, 32);
 #pragma unroll 1
   for (int item; (item = next()) < num_items;) {

@@ -16,7 +16,7 @@ __device__ inline int ExpertBin(const CallParams& call, int32_t id) {
 // many assignments of the lane's bin came before. Bin -1 is not counted.
 __device__ inline int32_t CountInOrder(int32_t* counts, int bin) {
   const uint32_t same = __match_any_sync(kFullWarp, bin);
-  const uint32_t lower = same & ((1u << threadIdx.x % 32) - 1);
+  const uint32_t lower = same & ((1u << LaneIndex()) - 1);
   const int32_t before = bin >= 0 ? counts[bin] : 0;
   __syncwarp();
   if (bin >= 0 && lower == 0) counts[bin] = before + __popc(same);

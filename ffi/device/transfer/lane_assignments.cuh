@@ -20,7 +20,7 @@ __device__ T AssignmentValue(const T (&values)[kPerLane], int k) {
 // for each of its ranks. `destinations` are ranks; -1 is none.
 template <int kPerLane>
 __device__ inline uint64_t FirstAssignments(const int32_t (&destinations)[kPerLane]) {
-  const uint32_t lower = (1u << threadIdx.x % 32) - 1;
+  const uint32_t lower = (1u << LaneIndex()) - 1;
   const auto is_first = [&](int32_t destination) {
     const uint32_t same = __match_any_sync(kFullWarp, destination);
     return destination >= 0 && (same & lower) == 0;

@@ -37,7 +37,7 @@ __device__ void SendPartialSum(const CombineParams& params, const TokenRowsPerLa
     if (row < 0) continue;
     if (params.has_weights) terms.weights[i] = params.row_weights[row];
     if (params.has_scalars && segment.first == 0) {
-      const int k = threadIdx.x % 32 + 32 * i;
+      const int k = LaneIndex() + 32 * i;
       StoreToPeer(assignment_scalars + (segment.token * call.top_k + k), params.row_scalars[row]);
     }
   }
@@ -60,7 +60,7 @@ struct KeptAssignments {
     const CallParams& call = params.call;
     int32_t destinations[kPerLane];
     for (int i = 0; i < kPerLane; ++i) {
-      const int k = threadIdx.x % 32 + 32 * i;
+      const int k = LaneIndex() + 32 * i;
       destinations[i] = k < call.top_k ? params.plan.destination[token * call.top_k + k] : -1;
       is_kept[i] = 0 <= destinations[i] && destinations[i] < call.num_ranks;
       if (!is_kept[i]) destinations[i] = -1;
@@ -77,7 +77,7 @@ __device__ void ReducePartialSums(const CombineParams& params,
                                   const float* assignment_scalars, Sum sum) {
   const CallParams& call = params.call;
   for (int i = 0; params.has_scalars && segment.first == 0 && i < kPerLane; ++i) {
-    const int k = threadIdx.x % 32 + 32 * i;
+    const int k = LaneIndex() + 32 * i;
     if (k >= call.top_k) continue;
     const int assignment = segment.token * call.top_k + k;
     params.assignment_scalars[assignment] =
@@ -90,7 +90,7 @@ __device__ void ReducePartialSums(const CombineParams& params,
   const uint4* const from =
       partial_rows + int64_t{segment.token} * call.num_partial_sums * call.wire_vectors;
   for (int i = 0; i < kPerLane; ++i) {
-    const int index = threadIdx.x % 32 + 32 * i;
+    const int index = LaneIndex() + 32 * i;
     terms.rows[i] = reinterpret_cast<uint64_t>(from + int64_t{index} * call.wire_vectors);
     terms.weights[i] = 1;
   }

@@ -3,7 +3,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_PLAN_ROWS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_PLAN_ROWS_CUH_
 
-#include "ffi/device/common/thread_group.cuh"
+#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/transfer/lane_assignments.cuh"
 #include "ffi/device/transfer/plan.h"
 
@@ -45,7 +45,7 @@ __device__ inline void InvertRows(const CallParams& call, const PlanOperands& pl
 
 // Returns the unchecked row of this lane's assignment i of a token.
 __device__ inline int32_t LoadUncheckedRow(const CallParams& call, int source, int token, int i) {
-  const int k = threadIdx.x % 32 + 32 * i;
+  const int k = LaneIndex() + 32 * i;
   if (k >= call.top_k) return -1;
   const int32_t* const assignment_rows = call.LocalBuffer<int32_t>(kAssignmentRows);
   return LoadGlobalNoAllocate(
@@ -58,7 +58,7 @@ __device__ inline TokenRows CheckRows(const CallParams& call, const PlanOperands
   TokenRows found;
   found.assignments = 0;
   for (int i = 0; i < 2; ++i) {
-    const int k = threadIdx.x % 32 + 32 * i;
+    const int k = LaneIndex() + 32 * i;
     const int32_t row = unchecked[i];
     int assignment;
     const bool is_valid = k < call.top_k && 0 <= row && row < end &&

@@ -7,7 +7,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_QUOTAS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_QUOTAS_CUH_
 
-#include "ffi/device/common/thread_group.cuh"
+#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/protocol/running_call.cuh"
 #include "ffi/device/transfer/plan.h"
 
@@ -119,7 +119,7 @@ class Quotas {
       if (Fits(first_expert, cap + step)) cap += step;
     }
 #pragma unroll 1
-    for (int local = threadIdx.x % 32; local < call_.num_local_experts; local += 32) {
+    for (int local = LaneIndex(); local < call_.num_local_experts; local += 32) {
       const int expert = first_expert + local;
       if (demands_[expert] > cap) quotas_[expert] = LargestQuota(expert, cap, count);
     }
@@ -135,7 +135,7 @@ class Quotas {
   __device__ bool Fits(int first_expert, int32_t cap) const {
     int64_t rows = 0;
 #pragma unroll 1
-    for (int local = threadIdx.x % 32; local < call_.num_local_experts; local += 32) {
+    for (int local = LaneIndex(); local < call_.num_local_experts; local += 32) {
       rows += Padded(min(demands_[first_expert + local], cap));
     }
 #pragma unroll 1
@@ -163,7 +163,7 @@ class Quotas {
   // Computes sizes and offsets of this rank's groups; each lane has a range of experts. Replaces
   // the counts of SetCount by first rows.
   __device__ void LayOutGroups() {
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     const int per_lane = CeilDivide(call_.num_local_experts, 32);
     const int begin = min(lane * per_lane, call_.num_local_experts);
     const int end = min(begin + per_lane, call_.num_local_experts);

@@ -17,16 +17,16 @@ namespace jax_ep {
 // may still read theirs.
 class BulkRowCopies {
  public:
-  // The pipelines are in the block's dynamic shared memory. `warp` is the warp's index among those
-  // that have a pipeline; warps from num_warps on have none.
-  __device__ BulkRowCopies(const CopyPipeline& pipeline, int warp, int32_t row_vectors)
+  // The pipelines are in the role's shared memory. Its warps from pipeline.num_warps on have none.
+  __device__ BulkRowCopies(const CopyPipeline& pipeline, const RoleContext& role,
+                           int32_t row_vectors)
       : num_stages_(pipeline.num_stages),
         stage_vectors_(pipeline.stage_vectors),
         max_destinations_(pipeline.max_destinations),
         row_vectors_(row_vectors) {
-    if (warp >= pipeline.num_warps) return;
+    if (role.Warp() >= pipeline.num_warps) return;
     uint8_t* const shared =
-        DynamicSharedMemory() + pipeline.shared_offset + warp * CopyPipelineBytes(pipeline);
+        role.shared + pipeline.shared_offset + role.Warp() * CopyPipelineBytes(pipeline);
     stages_ = SharedAddress(shared);
     state_ = reinterpret_cast<CopyPipelineState*>(shared + num_stages_ * stage_vectors_ * 16);
     destinations_ = reinterpret_cast<PeerPointer<uint4>*>(state_ + 1);
@@ -74,7 +74,7 @@ class BulkRowCopies {
   }
 
  private:
-  __device__ static bool IsLeader() { return threadIdx.x % 32 == 0; }
+  __device__ static bool IsLeader() { return LaneIndex() == 0; }
   __device__ uint32_t Stage(int stage) const { return stages_ + stage * stage_vectors_ * 16; }
   __device__ uint32_t FullBarrier(int stage) const { return SharedAddress(&state_->full[stage]); }
 
@@ -84,7 +84,7 @@ class BulkRowCopies {
     const int stage = num_loaded_ % num_stages_;
     for (int i = 0; i < 2; ++i) {
       if (!destinations[i]) continue;
-      const uint64_t lower = (uint64_t{1} << (threadIdx.x % 32 + 32 * i)) - 1;
+      const uint64_t lower = (uint64_t{1} << (LaneIndex() + 32 * i)) - 1;
       destinations_[stage * max_destinations_ + __popcll(has_destination & lower)] =
           destinations[i];
     }
@@ -129,12 +129,13 @@ class BulkRowCopies {
 // Copies through registers, with all lanes.
 class RegisterRowCopies {
  public:
-  __device__ RegisterRowCopies(const CopyPipeline& /*pipeline*/, int /*warp*/, int32_t row_vectors)
+  __device__ RegisterRowCopies(const CopyPipeline& /*pipeline*/, const RoleContext& /*role*/,
+                               int32_t row_vectors)
       : row_vectors_(row_vectors) {}
 
   __device__ void Add(const uint4* from, uint64_t has_destination,
                       const PeerPointer<uint4> (&destinations)[2]) {
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     for (int base = lane; base - lane < row_vectors_; base += 32 * kLoads) {
       uint4 vectors[kLoads];
 #pragma unroll

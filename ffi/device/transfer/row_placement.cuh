@@ -51,7 +51,7 @@ class RowPlacement {
   template <int kPerLane>
   __device__ void Write(int source, int token, const PlacedToken<kPerLane>& placed) const {
     for (int i = 0; i < kPerLane; ++i) {
-      const int k = threadIdx.x % 32 + 32 * i;
+      const int k = LaneIndex() + 32 * i;
       const int32_t row = placed.found.rows[i];
       if (row >= 0) WriteRowSource(plan_, row, source, token, k, placed.partial_sum_index);
       if (source != rank_ || k >= call_.top_k) continue;

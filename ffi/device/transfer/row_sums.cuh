@@ -15,6 +15,12 @@ namespace jax_ep {
 // copied itself, so lanes need not synchronize.
 template <int kStages>
 struct SumPipeline {
+  // The role's warps have their pipelines at the begin of its shared memory.
+  __device__ explicit SumPipeline(const RoleContext& role)
+      : address(SharedAddress(role.shared) + role.Warp() * kBytes + LaneIndex() * kVectorBytes) {}
+
+  uint32_t address;  // of this lane's first vector
+
   static constexpr int kLoads = 2;  // vectors per lane and stage
   static constexpr int kVectorBytes = 16;
   static constexpr int kPitch = 32 * kVectorBytes;  // 32 lanes side by side: no bank conflicts
@@ -33,13 +39,12 @@ struct SumTerms {
 // Called by one warp. Stores to[i], the sum of weight * row[i] over the terms in order, for the
 // vectors i of [first, end). An empty sum is zero. Stores nothing if `to` is null.
 template <typename Type, int kStages, int kPerLane>
-__device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int end,
+__device__ inline void SumRows(const SumPipeline<kStages>& pipeline,
+                               const SumTerms<kPerLane>& terms, int first, int end,
                                PeerPointer<uint4> to) {
   using Pipeline = SumPipeline<kStages>;
   constexpr int kStep = 32 * Pipeline::kLoads;
-  const int lane = threadIdx.x % 32;
-  const uint32_t pipeline = SharedAddress(DynamicSharedMemory()) +
-                            threadIdx.x / 32 * Pipeline::kBytes + lane * Pipeline::kVectorBytes;
+  const int lane = LaneIndex();
   const auto next = [](uint32_t stage) { return (stage + 1) % kStages; };
 
   uint32_t load_stage = 0;
@@ -56,8 +61,8 @@ __device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int e
         const int vector = load_base + lane + 32 * i;
         if (vector >= end) continue;
         CpAsync<Pipeline::kVectorBytes>(
-            pipeline + load_stage * Pipeline::kStageBytes + i * Pipeline::kPitch, from + vector,
-            true);
+            pipeline.address + load_stage * Pipeline::kStageBytes + i * Pipeline::kPitch,
+            from + vector, true);
       }
       load_stage = next(load_stage);
       load_left &= load_left - 1;
@@ -86,7 +91,8 @@ __device__ inline void SumRows(const SumTerms<kPerLane>& terms, int first, int e
         if (base + lane + 32 * i >= end) continue;
         float values[kPerVector<Type>];
         UnpackVector<Type>(
-            LoadShared(pipeline + stage * Pipeline::kStageBytes + i * Pipeline::kPitch), values);
+            LoadShared(pipeline.address + stage * Pipeline::kStageBytes + i * Pipeline::kPitch),
+            values);
 #pragma unroll
         for (int j = 0; j < kPerVector<Type>; ++j) {
           sums[i][j] = __fmaf_rn(weight, values[j], sums[i][j]);

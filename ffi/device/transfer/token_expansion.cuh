@@ -16,15 +16,16 @@ struct FillItems {
   __device__ int operator()() { return max_items-- > 0 ? NextWarpTicket(tickets) : kMaxItems; }
 };
 
-// Called by a thread group; all of it returns the same. Waits for entry, for this rank's prologue
-// items, and for the first chunk of each peer, which covers the peer's counts, routes and weights.
-__device__ inline Outcome WaitForFirstChunks(const TokenParams& params, const ThreadGroup& threads,
+// Called by the expand warps; those of one block return the same. Waits for entry, for this rank's
+// prologue items, and for the first chunk of each peer, which covers the peer's counts, routes and
+// weights.
+__device__ inline Outcome WaitForFirstChunks(const TokenParams& params, const RoleContext& role,
                                              uint64_t sequence) {
   const CallParams& call = params.call;
-  return WaitByFirstWarp(call, sequence, threads, [&] {
+  return WaitByFirstWarp(call, sequence, role, [&] {
     const Outcome outcome = WaitForEntry(call, sequence);
     if (outcome != Outcome::kArrived) return outcome;
-    if (threads.index == 0)
+    if (role.Thread() == 0)
       WaitForItems(&call.control->progress.items_finished, call.num_prologue_items);
     __syncwarp();
     if (call.num_tokens == 0) return outcome;
@@ -38,15 +39,13 @@ __device__ inline Outcome WaitForFirstChunks(const TokenParams& params, const Th
 template <typename Order>
 class TokenExpansion {
  public:
-  // Needs no peer. Called by the expand warps, the first warps of a block, when the pipelines'
-  // shared memory is free.
-  __device__ TokenExpansion(const TokenParams& params, const Order& order)
+  // Needs no peer. Called by the expand warps, when the pipelines' shared memory is free.
+  __device__ TokenExpansion(const TokenParams& params, const Order& order, const RoleContext& role)
       : params_(params),
         order_(order),
-        warp_(static_cast<int>(threadIdx.x) / 32),
         num_reused_(params.chunks.num_chunks - params.chunks.ring_chunks),
-        copies_(params.expand_pipeline, warp_, params.call.result_vectors),
-        has_pipeline_(warp_ < params.expand_pipeline.num_warps),
+        copies_(params.expand_pipeline, role, params.call.result_vectors),
+        has_pipeline_(role.Warp() < params.expand_pipeline.num_warps),
         tickets_(&params.call.control->progress.warp_tickets, has_pipeline_) {}
 
   // Called after WaitForFirstChunks. Each warp returns its own outcome. `finder` finds a token's
@@ -56,7 +55,7 @@ class TokenExpansion {
   template <typename Finder, typename Fill>
   __device__ Outcome Run(uint64_t sequence, const Finder& finder, Fill fill) {
     const CallParams& call = params_.call;
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     const int rank = call.control->rank;
     const float* const received_weights = call.LocalBuffer<float>(kReceivedWeights);
     const uint4* const received_rows = call.LocalBuffer<uint4>(kReceivedRows);
@@ -167,7 +166,7 @@ class TokenExpansion {
     if (expanded.tokens == 0) return;
     copies_.Store(expanded.num_added);
     bool is_last = false;
-    if (threadIdx.x % 32 == 0) {
+    if (LaneIndex() == 0) {
       // Relaxed: only loads precede the count, and their values have arrived, so no later store can
       // change them. A release would wait for all stores in flight from this SM's send warps.
       const auto tokens = static_cast<uint32_t>(expanded.tokens);
@@ -201,7 +200,6 @@ class TokenExpansion {
 
   const TokenParams& params_;
   const Order order_;
-  const int warp_;        // among the expand warps
   const int num_reused_;  // the first chunks, whose slots are used again
   RowCopies copies_;
   const bool has_pipeline_;

@@ -11,10 +11,25 @@
 
 namespace jax_ep {
 
-// Called once by all threads of a block. The send warps wait here until the other warps have
-// finished their prologue items: the fence of such an item would wait for all stores in flight from
-// this SM.
-__device__ inline void ReleaseSenders() { __syncthreads(); }
+// The roles of a dispatch in each block: expand warps, send warps, and all of them.
+struct DispatchRoles {
+  RoleContext all;
+  RoleContext expand;
+  RoleContext send;
+
+  // Called once by all threads. The send warps wait here until the expand warps have finished their
+  // prologue items: the fence of such an item would wait for all stores in flight from this SM.
+  __device__ void ReleaseSenders() const { all.Sync(); }
+};
+
+// Returns the roles in a kernel that has no others: num_expand_threads threads of each block
+// expand.
+__device__ inline DispatchRoles SplitBlock(RoleScratch* scratch, int num_expand_threads,
+                                           int num_send_warps) {
+  const RoleContext all = RoleContext::WholeBlock(scratch);
+  return {all, all.Part(0, num_expand_threads, 1),
+          all.Part(num_expand_threads, 32 * num_send_warps, 2)};
+}
 
 // Returns the offset in kReceivedRows, in vectors, of the slot for what the rank `distance` after
 // the receiver sends at `position`.
@@ -53,13 +68,13 @@ __device__ inline void SendWeights(const TokenParams& params, int64_t item, int6
 template <typename Order>
 class TokenSender {
  public:
-  // `warp` is the warp's index among the send warps of the block.
-  __device__ TokenSender(const TokenParams& params, const Order& order, int warp, uint64_t sequence)
+  __device__ TokenSender(const TokenParams& params, const Order& order, const RoleContext& role,
+                         uint64_t sequence)
       : params_(params),
         order_(order),
         x_(static_cast<const uint4*>(params.x)),
         sequence_(sequence),
-        copies_(params.send_pipeline, warp, params.call.wire_vectors) {}
+        copies_(params.send_pipeline, role, params.call.wire_vectors) {}
 
   // Called after WaitForEntry. destination_of(assignment) returns the rank that an assignment goes
   // to, or -1. If `to_all`, all tokens go to all ranks instead.
@@ -68,7 +83,7 @@ class TokenSender {
     const CallParams& call = params_.call;
     const int rank = call.control->rank;
     const int num_peers = call.num_ranks - 1;
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     if (num_peers == 0) return Outcome::kArrived;
     WarpTicketPrefetch tickets(&call.control->progress.send_tickets);
     int32_t next_destinations[2] = {-1, -1};
@@ -132,7 +147,7 @@ class TokenSender {
       int32_t ranks[2];
       uint64_t lanes = 0;
       for (int i = 0; i < 2; ++i) {
-        const int distance = first + static_cast<int>(threadIdx.x) % 32 + 32 * i;
+        const int distance = first + LaneIndex() + 32 * i;
         ranks[i] = call.RankAfter(call.control->rank, min(distance, call.num_ranks));
         lanes |= uint64_t{__ballot_sync(kFullWarp, distance < call.num_ranks)} << (32 * i);
       }
@@ -145,7 +160,7 @@ class TokenSender {
     const CallParams& call = params_.call;
     Progress& progress = call.control->progress;
     bool is_last = false;
-    if (threadIdx.x % 32 == 0) {
+    if (LaneIndex() == 0) {
       const uint32_t before = AddAcquireReleaseDevice(&progress.chunk_items_finished[0][chunk], 1);
       is_last = before + 1 == static_cast<uint32_t>(ChunkTokens(params_, chunk));
       // The signal also covers this rank's counts, routes and weights.
@@ -161,17 +176,17 @@ class TokenSender {
   RowCopies copies_;
 };
 
-// Called by the send warps, the last warps of a block.
+// Called by the send warps.
 template <typename Order, typename DestinationOf>
 __device__ inline Outcome SendTokens(const TokenParams& params, const Order& order,
-                                     uint64_t sequence, bool to_all, DestinationOf destination_of) {
-  const int first = static_cast<int>(blockDim.x) / 32 - params.send_pipeline.num_warps;
+                                     const DispatchRoles& roles, uint64_t sequence, bool to_all,
+                                     DestinationOf destination_of) {
   // The first warps to ask are the senders, because these are surely running.
   const int sender = NextWarpTicket(&params.call.control->progress.sender_tickets);
-  TokenSender sends(params, order, static_cast<int>(threadIdx.x) / 32 - first, sequence);
+  TokenSender sends(params, order, roles.send, sequence);
   InjectDelay(params.call, sequence, 5);
   const Outcome outcome = WaitForEntry(params.call, sequence);
-  ReleaseSenders();
+  roles.ReleaseSenders();
   if (outcome != Outcome::kArrived || sender >= params.num_senders) return outcome;
   return sends.Run(to_all, destination_of);
 }

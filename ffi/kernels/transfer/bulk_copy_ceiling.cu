@@ -11,21 +11,19 @@ namespace jax_ep {
 namespace {
 
 // Row t of rank r goes to row t of rank r + 1 + t % (R - 1), so no two ranks write the same row.
-__device__ void SendRows(const BulkCopyCeilingParams& params) {
+__device__ void SendRows(const BulkCopyCeilingParams& params, const RoleContext& role) {
   const CallParams& call = params.call;
-  const int warp = threadIdx.x / 32;
-  if (warp >= params.pipeline.num_warps) return;
+  if (role.Warp() >= params.pipeline.num_warps) return;
   const int num_peers = max(call.num_ranks - 1, 1);
-  const int stride = params.pipeline.num_warps * gridDim.x;
-  RowCopies copies(params.pipeline, warp, call.wire_vectors);
+  const int stride = params.pipeline.num_warps * role.num_blocks;
+  RowCopies copies(params.pipeline, role, call.wire_vectors);
   copies.Begin();
   for (int repeat = 0; repeat < params.repeats; ++repeat) {
-    for (int row = warp * gridDim.x + blockIdx.x; row < call.num_tokens; row += stride) {
+    for (int row = role.GridWarp(); row < call.num_tokens; row += stride) {
       const int peer = (call.control->rank + 1 + row % num_peers) % call.num_ranks;
       const int64_t first = int64_t{row} * call.wire_vectors;
       PeerPointer<uint4> destinations[2] = {};
-      if (threadIdx.x % 32 == 0)
-        destinations[0] = PeerBuffer<uint4>(call, peer, kReceivedRows) + first;
+      if (LaneIndex() == 0) destinations[0] = PeerBuffer<uint4>(call, peer, kReceivedRows) + first;
       copies.Add(static_cast<const uint4*>(params.x) + first, 1, destinations);
     }
   }
@@ -34,13 +32,14 @@ __device__ void SendRows(const BulkCopyCeilingParams& params) {
 
 // Called by the last block, with the outcome of all blocks. Signals this rank's rows as one chunk,
 // and waits for all ranks' chunks. The first warp returns the outcome of the call.
-__device__ Outcome WaitForRows(const CallParams& call, uint64_t sequence, Outcome outcome) {
-  if (threadIdx.x < 32 && outcome == Outcome::kArrived) {
+__device__ Outcome WaitForRows(const CallParams& call, const RoleContext& role, uint64_t sequence,
+                               Outcome outcome) {
+  if (role.Warp() == 0 && outcome == Outcome::kArrived) {
     // The release covers the rows of all blocks, which FinishBlock has ordered before it.
     SignalChunk(call, WaitPoint::kChunk, 0, sequence);             // SIGNAL_CHUNK
     outcome = WaitForChunk(call, WaitPoint::kChunk, 0, sequence);  // WAIT_CHUNK
   }
-  __syncthreads();  // before the recorded failure is reset
+  role.Sync();  // before the recorded failure is reset
   return outcome;
 }
 
@@ -49,23 +48,24 @@ __device__ Outcome WaitForRows(const CallParams& call, uint64_t sequence, Outcom
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     BulkCopyCeilingKernel(const __grid_constant__ BulkCopyCeilingParams params) {
   const CallParams& call = params.call;
-  const uint64_t sequence = BeginCall(call);
+  __shared__ RoleScratch scratch;
+  const RoleContext role = RoleContext::WholeBlock(&scratch);
+  const uint64_t sequence = BeginCall(call, role);
   if (sequence == 0) {
-    if (threadIdx.x == 0) *params.status = static_cast<int32_t>(Outcome::kConcurrent);
+    if (role.Thread() == 0) *params.status = static_cast<int32_t>(Outcome::kConcurrent);
     return;
   }
-  const ThreadGroup threads = ThreadGroup::Block();
-  const int ticket = NextTicket(&call.control->progress.block_tickets, threads);
-  if (HasWorkspace(call)) SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
-  const Outcome outcome = WaitForEntry(call, sequence, threads);
-  if (outcome == Outcome::kArrived) SendRows(params);
+  const int ticket = NextTicket(&call.control->progress.block_tickets, role);
+  if (HasWorkspace(call)) SignalEntryOnFirstTicket(call, sequence, ticket, false, role);
+  const Outcome outcome = WaitForEntry(call, sequence, role);
+  if (outcome == Outcome::kArrived) SendRows(params, role);
   // The rows are performed at system scope before the blocks are counted.
-  if (threadIdx.x % 32 == 0) FenceSystem();
-  const BlockEnd end = FinishBlock(call, outcome);
+  if (LaneIndex() == 0) FenceSystem();
+  const BlockEnd end = FinishBlock(call, role, outcome);
   if (!end.is_last) return;
-  const Outcome failure = WaitForRows(call, sequence, KernelOutcome(call, end));
-  FinishCall(call, sequence);
-  if (threadIdx.x == 0) *params.status = static_cast<int32_t>(failure);
+  const Outcome failure = WaitForRows(call, role, sequence, KernelOutcome(call, role, end));
+  FinishCall(call, role, sequence);
+  if (role.Thread() == 0) *params.status = static_cast<int32_t>(failure);
 }
 
 }  // namespace jax_ep

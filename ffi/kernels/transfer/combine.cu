@@ -22,23 +22,24 @@ constexpr int kSumStages = 8;
 static_assert(SumPipeline<kSumStages>::kBytes == kSumPipelineBytes);
 
 // Called by one warp. Sums this rank's rows of a token, and sends the partial sum.
-template <typename Type>
-__device__ void SendItem(const CombineParams& params, int32_t end, const CombineItem& item) {
+template <typename Sum>
+__device__ void SendItem(const CombineParams& params, int32_t end, const CombineItem& item,
+                         Sum sum) {
   const CallParams& call = params.call;
-  SendPartialSum(
-      params, FindRows(call, params.plan, end, item.rank, item.token),
-      {item.token, item.first, item.end}, PeerBuffer<uint4>(call, item.rank, kReceivedRows),
-      PeerBuffer<float>(call, item.rank, kAssignmentScalars), SumRows<Type, kSumStages, 2>);
+  SendPartialSum(params, FindRows(call, params.plan, end, item.rank, item.token),
+                 {item.token, item.first, item.end},
+                 PeerBuffer<uint4>(call, item.rank, kReceivedRows),
+                 PeerBuffer<float>(call, item.rank, kAssignmentScalars), sum);
 }
 
 // Called by one warp. Reduces the partial sums of a token of this rank.
-template <typename Type>
+template <typename Sum>
 __device__ void ReduceItem(const CombineParams& params, const CombineItem& item,
-                           const KeptAssignments<2>& kept) {
+                           const KeptAssignments<2>& kept, Sum sum) {
   const CallParams& call = params.call;
   ReducePartialSums(params, kept, {item.token, item.first, item.end},
                     call.LocalBuffer<uint4>(kReceivedRows),
-                    call.LocalBuffer<float>(kAssignmentScalars), SumRows<Type, kSumStages, 2>);
+                    call.LocalBuffer<float>(kAssignmentScalars), sum);
 }
 
 // Called by one warp after SendItem. The last item of a chunk signals the tokens' rank.
@@ -46,7 +47,7 @@ __device__ void FinishSend(const CombineParams& params, const CombineItem& item,
                            uint64_t sequence) {
   ControlBlock* const control = params.call.control;
   __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
+  if (LaneIndex() != 0) return;
   // As in FinishItem: this warp's stores are performed at system scope before they are counted.
   FenceSystem();
   const uint32_t before =
@@ -58,10 +59,15 @@ __device__ void FinishSend(const CombineParams& params, const CombineItem& item,
 
 // Called by all warps. Runs items until there are no more.
 template <typename Type>
-__device__ Outcome CombineTokens(const CombineParams& params, uint64_t sequence) {
+__device__ Outcome CombineTokens(const CombineParams& params, const RoleContext& role,
+                                 uint64_t sequence) {
   const CallParams& call = params.call;
   Progress& progress = call.control->progress;
   const int32_t end = EndOfRows(call, params.plan);
+  const SumPipeline<kSumStages> pipeline(role);
+  const auto sum = [&](const SumTerms<2>& terms, int first, int end, PeerPointer<uint4> to) {
+    SumRows<Type>(pipeline, terms, first, end, to);
+  };
   int ticket;
   while ((ticket = NextWarpTicket(&progress.warp_tickets)) < params.schedule.num_items()) {
     const CombineItem item = params.schedule.Item(ticket, call.control->rank);
@@ -74,9 +80,9 @@ __device__ Outcome CombineTokens(const CombineParams& params, uint64_t sequence)
       // WAIT_CHUNK
       const Outcome outcome = WaitForChunk(call, WaitPoint::kChunk, item.chunk, sequence);
       if (outcome != Outcome::kArrived) return outcome;
-      ReduceItem<Type>(params, item, kept);
+      ReduceItem(params, item, kept, sum);
     } else {
-      SendItem<Type>(params, end, item);
+      SendItem(params, end, item, sum);
       FinishSend(params, item, sequence);
     }
   }
@@ -90,35 +96,37 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
     CombineKernel(const __grid_constant__ CombineParams params) {
   const CallParams& call = params.call;
   Progress& progress = call.control->progress;
-  const uint64_t sequence = BeginCall(call);
-  if (sequence == 0) return FillWithNan(params, ThreadGroup::Grid());
+  __shared__ RoleScratch scratch;
+  const RoleContext role = RoleContext::WholeBlock(&scratch);
+  const uint64_t sequence = BeginCall(call, role);
+  if (sequence == 0) return FillWithNan(params, role.GridThreads());
   const bool poisoned = *params.plan.status != 0;
 
   const bool has_workspace = HasWorkspace(call);
-  const ThreadGroup threads = ThreadGroup::Block();
   for (int ticket;
-       (ticket = NextTicket(&progress.block_tickets, threads)) < call.num_prologue_items;) {
+       (ticket = NextTicket(&progress.block_tickets, role)) < call.num_prologue_items;) {
     if (has_workspace) {
       // A poisoned rank sends no partial sums, so its peers must not reduce old ones.
-      SignalEntryOnFirstTicket(call, sequence, ticket, poisoned, threads);
-      InvertRows(call, params.plan, ticket, call.num_prologue_items, threads);
+      SignalEntryOnFirstTicket(call, sequence, ticket, poisoned, role);
+      InvertRows(call, params.plan, ticket, call.num_prologue_items, role.BlockThreads());
     }
-    FinishItem(&progress.items_finished, false, threads);
+    FinishItem(&progress.items_finished, false, role);
   }
-  WaitForItemsOfBlock(&progress.items_finished, call.num_prologue_items);
-  Outcome outcome = WaitForEntry(call, sequence, threads);
+  // The barrier at the end of WaitForEntry makes the items' results visible to all threads.
+  if (role.Thread() == 0) WaitForItems(&progress.items_finished, call.num_prologue_items);
+  Outcome outcome = WaitForEntry(call, sequence, role);
   if (outcome == Outcome::kArrived && !poisoned) {
-    outcome = CombineTokens<Type>(params, sequence);
+    outcome = CombineTokens<Type>(params, role, sequence);
   } else {
-    FillWithNan(params, ThreadGroup::Grid());
+    FillWithNan(params, role.GridThreads());
   }
-  const BlockEnd end = FinishBlock(call, outcome);
+  const BlockEnd end = FinishBlock(call, role, outcome);
   if (!end.is_last) return;
-  const Outcome failure = KernelOutcome(call, end);
-  FinishCall(call, sequence);
+  const Outcome failure = KernelOutcome(call, role, end);
+  FinishCall(call, role, sequence);
   // After a poisoned peer all blocks have failed at WaitForEntry, and have written NaN.
   if (failure == Outcome::kArrived || failure == Outcome::kPoisoned) return;
-  FillWithNan(params, ThreadGroup::Block());
+  FillWithNan(params, role.BlockThreads());
 }
 
 template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineParams params);

@@ -36,7 +36,7 @@ class ReceivedRoutes {
   __device__ Loaded Load(int source, int token) const {
     Loaded loaded;
     for (int i = 0; i < 2; ++i) {
-      const int k = threadIdx.x % 32 + 32 * i;
+      const int k = LaneIndex() + 32 * i;
       loaded.routes[i] = {-1, 0};
       if (k >= call_.top_k) continue;
       const int2 route =
@@ -59,44 +59,45 @@ class ReceivedRoutes {
 };
 
 // Called by the expand warps.
-__device__ Outcome ExpandAndFill(const DispatchParams& params, uint64_t sequence,
-                                 const ThreadGroup& threads) {
+__device__ Outcome ExpandAndFill(const DispatchParams& params, const DispatchRoles& roles,
+                                 uint64_t sequence) {
+  const RoleContext& role = roles.expand;
+  const ThreadGroup threads = role.BlockThreads();
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
   Progress& progress = call.control->progress;
   const EagerBuffers eager(call, sequence);
   const bool has_workspace = HasWorkspace(call);
   for (int ticket;
-       (ticket = NextTicket(&progress.block_tickets, threads)) < call.num_prologue_items;) {
+       (ticket = NextTicket(&progress.block_tickets, role)) < call.num_prologue_items;) {
     if (has_workspace) {
-      SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
-      AssignmentTile<kDispatchThreads / 32> tile(call, params.topk_ids, ticket);
-      tile.Count(eager, sequence, threads);
-      if (WaitForEntry(call, sequence, threads) == Outcome::kArrived) {
+      SignalEntryOnFirstTicket(call, sequence, ticket, false, role);
+      AssignmentTile<kDispatchThreads / 32> tile(call, role, params.topk_ids, ticket);
+      tile.Count(eager, sequence);
+      if (WaitForEntry(call, sequence, role) == Outcome::kArrived) {
         tile.SendRoutes();
         SendWeights(tokens, ticket, call.num_prologue_items, threads);
       }
     }
-    FinishItem(&progress.items_finished, true, threads);
+    FinishItem(&progress.items_finished, true, role);
   }
-  ReleaseSenders();
+  roles.ReleaseSenders();
   // The quotas replace the tiles' counts in shared memory: this block has no more tiles.
-  Quotas quotas(call, params.row_align, eager.rank(),
-                reinterpret_cast<int32_t*>(DynamicSharedMemory()));
-  TokenExpansion expansion(tokens, TokenOrder(call));
+  Quotas quotas(call, params.row_align, eager.rank(), reinterpret_cast<int32_t*>(role.shared));
+  TokenExpansion expansion(tokens, TokenOrder(call), role);
   IncomingCounts counts(call, eager, threads);
   if (has_workspace) counts.Collect(&quotas);
-  const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
+  const Outcome outcome = WaitForFirstChunks(tokens, role, sequence);
   if (outcome != Outcome::kArrived) return outcome;
   counts.Collect(&quotas);
-  threads.Sync();
+  role.Sync();
   quotas.Compute(threads, [&](int source, int expert) { return counts.Count(source, expert); });
-  threads.Sync();
-  if (blockIdx.x == 0) {
+  role.Sync();
+  if (role.block == 0) {
     quotas.WriteGroups(params.plan, threads);
     if (tokens.arrivals != nullptr) {
-      threads.Sync();  // all of its threads have written groups
-      if (threads.index == 0) StoreReleaseDevice(&tokens.arrivals[0], ArrivalValue(sequence, 1));
+      role.Sync();  // all of its threads have written groups
+      if (role.Thread() == 0) StoreReleaseDevice(&tokens.arrivals[0], ArrivalValue(sequence, 1));
     }
   }
   const PlanResults plan = quotas.PlanWithGroups(params.plan);
@@ -118,26 +119,29 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     DispatchKernel(const __grid_constant__ DispatchParams params) {
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = BeginCall(call);
+  __shared__ RoleScratch scratch;
+  const DispatchRoles roles =
+      SplitBlock(&scratch, kDispatchThreads, tokens.send_pipeline.num_warps);
+  const uint64_t sequence = BeginCall(call, roles.all);
   if (sequence == 0) {
-    return WriteSafeResults(tokens, params.plan, Outcome::kConcurrent, ThreadGroup::Grid());
+    return WriteSafeResults(tokens, params.plan, Outcome::kConcurrent, roles.all.GridThreads());
   }
   auto outcome = Outcome::kArrived;  // this warp's
-  if (threadIdx.x < kDispatchThreads) {
-    outcome = ExpandAndFill(params, sequence, ThreadGroup::FirstThreads(kDispatchThreads));
+  if (roles.all.Thread() < kDispatchThreads) {
+    outcome = ExpandAndFill(params, roles, sequence);
   } else {
-    outcome = SendTokens(tokens, TokenOrder(call), sequence, false, [&](int assignment) {
+    outcome = SendTokens(tokens, TokenOrder(call), roles, sequence, false, [&](int assignment) {
       const int32_t expert = params.topk_ids[assignment];
       const bool is_expert = 0 <= expert && expert < call.num_experts;
       return is_expert ? call.RankOfExpert(expert) : -1;
     });
   }
-  const BlockEnd end = FinishBlock(call, outcome);
+  const BlockEnd end = FinishBlock(call, roles.all, outcome);
   if (!end.is_last) return;
-  const Outcome failure = KernelOutcome(call, end);
-  FinishCall(call, sequence);
+  const Outcome failure = KernelOutcome(call, roles.all, end);
+  FinishCall(call, roles.all, sequence);
   if (failure == Outcome::kArrived) return;
-  WriteSafeResults(tokens, params.plan, failure, ThreadGroup::Block());
+  WriteSafeResults(tokens, params.plan, failure, roles.all.BlockThreads());
 }
 
 }  // namespace jax_ep

@@ -43,30 +43,32 @@ class PlannedRows {
 };
 
 // Called by the expand warps. In a poisoned plan no token has a row.
-__device__ Outcome ExpandAndFill(const RedispatchParams& params, uint64_t sequence, bool poisoned,
-                                 const ThreadGroup& threads) {
+__device__ Outcome ExpandAndFill(const RedispatchParams& params, const DispatchRoles& roles,
+                                 uint64_t sequence, bool poisoned) {
+  const RoleContext& role = roles.expand;
+  const ThreadGroup threads = role.BlockThreads();
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
   Progress& progress = call.control->progress;
   const bool has_workspace = HasWorkspace(call);
-  int ticket = NextTicket(&progress.block_tickets, threads);
-  if (has_workspace) SignalEntryOnFirstTicket(call, sequence, ticket, false, threads);
-  for (; ticket < params.num_weight_items; ticket = NextTicket(&progress.block_tickets, threads)) {
-    if (has_workspace && WaitForEntry(call, sequence, threads) == Outcome::kArrived) {
+  int ticket = NextTicket(&progress.block_tickets, role);
+  if (has_workspace) SignalEntryOnFirstTicket(call, sequence, ticket, false, role);
+  for (; ticket < params.num_weight_items; ticket = NextTicket(&progress.block_tickets, role)) {
+    if (has_workspace && WaitForEntry(call, sequence, role) == Outcome::kArrived) {
       SendWeights(tokens, ticket, params.num_weight_items, threads);
     }
-    FinishItem(&progress.items_finished, true, threads);
+    FinishItem(&progress.items_finished, true, role);
   }
-  ReleaseSenders();
-  for (; ticket < call.num_prologue_items; ticket = NextTicket(&progress.block_tickets, threads)) {
+  roles.ReleaseSenders();
+  for (; ticket < call.num_prologue_items; ticket = NextTicket(&progress.block_tickets, role)) {
     if (has_workspace) {
       InvertRows(call, params.plan, ticket - params.num_weight_items,
                  call.num_prologue_items - params.num_weight_items, threads);
     }
-    FinishItem(&progress.items_finished, false, threads);
+    FinishItem(&progress.items_finished, false, role);
   }
-  TokenExpansion expansion(tokens, TokenOrder(call));
-  const Outcome outcome = WaitForFirstChunks(tokens, threads, sequence);
+  TokenExpansion expansion(tokens, TokenOrder(call), role);
+  const Outcome outcome = WaitForFirstChunks(tokens, role, sequence);
   if (outcome != Outcome::kArrived) return outcome;
   const int32_t end = poisoned ? 0 : EndOfRows(call, params.plan);
   return expansion.Run(sequence, PlannedRows(call, params.plan, end), [&](int max_items) {
@@ -85,28 +87,30 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     RedispatchKernel(const __grid_constant__ RedispatchParams params) {
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
-  const uint64_t sequence = BeginCall(call);
-  if (sequence == 0) return FillWithNan(tokens, ThreadGroup::Grid());
+  __shared__ RoleScratch scratch;
+  const DispatchRoles roles =
+      SplitBlock(&scratch, kDispatchThreads, tokens.send_pipeline.num_warps);
+  const uint64_t sequence = BeginCall(call, roles.all);
+  if (sequence == 0) return FillWithNan(tokens, roles.all.GridThreads());
   // Peers that wait for a token must get it, so a rank with a poisoned plan sends all of its
   // tokens.
   const bool poisoned = *params.plan.status != 0;
   auto outcome = Outcome::kArrived;  // this warp's
-  if (threadIdx.x < kDispatchThreads) {
-    outcome =
-        ExpandAndFill(params, sequence, poisoned, ThreadGroup::FirstThreads(kDispatchThreads));
+  if (roles.all.Thread() < kDispatchThreads) {
+    outcome = ExpandAndFill(params, roles, sequence, poisoned);
   } else {
-    outcome = SendTokens(tokens, TokenOrder(call), sequence, poisoned, [&](int assignment) {
+    outcome = SendTokens(tokens, TokenOrder(call), roles, sequence, poisoned, [&](int assignment) {
       const int32_t destination = params.plan.destination[assignment];
       return destination < call.num_ranks ? destination : -1;
     });
   }
-  if (poisoned) FillWithNan(tokens, ThreadGroup::Grid());
-  const BlockEnd end = FinishBlock(call, outcome);
+  if (poisoned) FillWithNan(tokens, roles.all.GridThreads());
+  const BlockEnd end = FinishBlock(call, roles.all, outcome);
   if (!end.is_last) return;
-  const Outcome failure = KernelOutcome(call, end);
-  FinishCall(call, sequence);
+  const Outcome failure = KernelOutcome(call, roles.all, end);
+  FinishCall(call, roles.all, sequence);
   if (failure == Outcome::kArrived) return;
-  FillWithNan(tokens, ThreadGroup::Block());
+  FillWithNan(tokens, roles.all.BlockThreads());
 }
 
 }  // namespace jax_ep

@@ -10,27 +10,30 @@
 
 namespace jax_ep {
 
-// Lives in the dynamic shared memory of a block of kThreads threads, whose last kCountingWarps
-// warps count. Bins are the experts, and one for bad ids.
+// Lives in the shared memory of a role of kThreads threads, whose last kCountingWarps warps count.
+// Bins are the experts, and one for bad ids.
 template <int kThreads>
 class BlockPlan {
  public:
-  __device__ BlockPlan(const CallParams& call, const AssignmentRanges& ranges,
-                       const FastDivmod& row_align, int rank)
+  __device__ BlockPlan(const CallParams& call, const RoleContext& role,
+                       const AssignmentRanges& ranges, const FastDivmod& row_align, int rank)
       : call_(call),
+        role_(role),
         ranges_(ranges),
-        routes_(reinterpret_cast<Route*>(DynamicSharedMemory())),
+        routes_(reinterpret_cast<Route*>(role.shared)),
         range_counts_(
             reinterpret_cast<int32_t*>(routes_ + call_.num_ranks * call_.num_assignments())),
         totals_(range_counts_ + call_.num_ranks * ranges_.count * NumBins()),
         quotas_(call, row_align, rank, totals_ + call_.num_ranks * NumBins()) {}
 
-  __device__ static bool IsCounter() { return threadIdx.x / 32 >= kThreads / 32 - kCountingWarps; }
+  __device__ static bool IsCounter(const RoleContext& role) {
+    return role.Warp() >= kThreads / 32 - kCountingWarps;
+  }
 
   // Called by the counting warps; all lanes of a warp return the same. Counts the assignments as
   // they arrive.
   __device__ Outcome Collect(const EagerBuffers& eager, uint64_t sequence) {
-    const int counter = threadIdx.x / 32 - (kThreads / 32 - kCountingWarps);
+    const int counter = role_.Warp() - (kThreads / 32 - kCountingWarps);
     const int num_ranges = call_.num_ranks * ranges_.count;
 #pragma unroll 1
     for (int range = counter; range < num_ranges; range += kCountingWarps) {
@@ -43,8 +46,8 @@ class BlockPlan {
   // Called by all threads, between barriers. Computes the quotas from the counts.
   __device__ void Compute() {
     ScanRanges();
-    __syncthreads();
-    quotas_.Compute(ThreadGroup::Block(),
+    role_.Sync();
+    quotas_.Compute(role_.BlockThreads(),
                     [&](int source, int expert) { return totals_[source * NumBins() + expert]; });
   }
 
@@ -67,7 +70,7 @@ class BlockPlan {
 
   // Stores each assignment's expert and position within the range, and the range's counts.
   __device__ Outcome CountRange(const EagerBuffers& eager, uint64_t sequence, int range) {
-    const int lane = threadIdx.x % 32;
+    const int lane = LaneIndex();
     const int source = range / ranges_.count;
     const int begin = range % ranges_.count << ranges_.log2_assignments;
     const int end = min(begin + (1 << ranges_.log2_assignments), call_.num_assignments());
@@ -111,7 +114,7 @@ class BlockPlan {
   // assignments.
   __device__ void ScanRanges() {
 #pragma unroll 1
-    for (int bin = threadIdx.x; bin < NumBins(); bin += kThreads) {
+    for (int bin = role_.Thread(); bin < NumBins(); bin += kThreads) {
       int32_t* count = range_counts_ + bin;
       int32_t demand = 0;
 #pragma unroll 1
@@ -132,6 +135,7 @@ class BlockPlan {
   }
 
   const CallParams& call_;
+  const RoleContext& role_;
   const AssignmentRanges ranges_;
   Route* const routes_;          // [R][T * K], positions within ranges
   int32_t* const range_counts_;  // [R][ranges][bins]

@@ -21,7 +21,7 @@ __device__ inline void PushPackets(const TokenParams& params, const EagerBuffers
                                    ExpertOf expert_of) {
   const CallParams& call = params.call;
   const int rank = eager.rank();
-  const int assignment = 32 * item + threadIdx.x % 32;
+  const int assignment = 32 * item + LaneIndex();
   if (assignment >= call.num_assignments()) return;
   const auto expert = static_cast<uint32_t>(expert_of(assignment));
   const uint32_t weight =
@@ -44,7 +44,7 @@ __device__ inline void PushSegment(const TokenParams& params, const EagerBuffers
   const CallParams& call = params.call;
   const int rank = eager.rank();
   const int peer = call.RankAfter(rank, 1 + item.peer);
-  const int lane = threadIdx.x % 32;
+  const int lane = LaneIndex();
   const bool is_for_peer = lane < call.top_k && is_for(peer, item.token * call.top_k + lane);
   const uint4* const from =
       static_cast<const uint4*>(params.x) + int64_t{item.token} * call.operand_vectors;

@@ -14,8 +14,7 @@ class SegmentCopy {
  public:
   // Copies nothing if row_vectors is 0.
   __device__ SegmentCopy(const RowSegments& segments, int segment, int row_vectors)
-      : first_(segments.First(segment) + static_cast<int>(threadIdx.x % 32)),
-        end_(segments.End(segment, row_vectors)) {}
+      : first_(segments.First(segment) + LaneIndex()), end_(segments.End(segment, row_vectors)) {}
 
   __device__ void Load(const uint4* row) {
 #pragma unroll
@@ -48,7 +47,7 @@ class SegmentFlags {
 
   // Adds the flag of a stored segment.
   __device__ void Add(PeerPointer<uint64_t> flag) {
-    if (static_cast<int>(threadIdx.x % 32) == count_) flag_ = flag;
+    if (LaneIndex() == count_) flag_ = flag;
     if (++count_ == 32) Signal();
   }
 
@@ -140,7 +139,7 @@ __device__ inline Outcome WaitForSegments(const CallParams& call, uint64_t seque
     if (peer == kMaxRanks) return Outcome::kArrived;
     const Outcome end = wait.Check(peer);
     if (end == Outcome::kArrived) continue;
-    if (threadIdx.x % 32 == 0) RecordFailure(call, end);
+    if (LaneIndex() == 0) RecordFailure(call, end);
     return end;
   }
 }

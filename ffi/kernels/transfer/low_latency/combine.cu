@@ -22,29 +22,32 @@ static_assert(SumPipeline<kLowLatencySumStages>::kBytes == kLowLatencySumPipelin
 
 // Not inlined: both sums share its instructions, which are then fetched once.
 template <typename Type>
-__device__ __noinline__ void SumSegment(const SumTerms<1>& terms, int first, int end,
+__device__ __noinline__ void SumSegment(SumPipeline<kLowLatencySumStages> pipeline,
+                                        const SumTerms<1>& terms, int first, int end,
                                         PeerPointer<uint4> to) {
-  SumRows<Type, kLowLatencySumStages, 1>(terms, first, end, to);
+  SumRows<Type>(pipeline, terms, first, end, to);
 }
 
 // Called by all threads of a block. Inverts the plan: returns the row of each assignment, or -1, as
 // [R][T][K] in shared memory after the warps' pipelines.
-__device__ const int32_t* InvertPlan(const LowLatencyCombineParams& params) {
+__device__ const int32_t* InvertPlan(const LowLatencyCombineParams& params,
+                                     const RoleContext& role) {
   const CallParams& call = params.combine.call;
-  int32_t* const rows = reinterpret_cast<int32_t*>(
-      DynamicSharedMemory() + kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes);
+  int32_t* const rows = reinterpret_cast<int32_t*>(role.shared + kLowLatencyThreads / 32 *
+                                                                     kLowLatencySumPipelineBytes);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < call.num_ranks * call.num_assignments(); i += kLowLatencyThreads) {
+  for (int i = role.Thread(); i < call.num_ranks * call.num_assignments();
+       i += kLowLatencyThreads) {
     rows[i] = -1;
   }
-  __syncthreads();
+  role.Sync();
   const int32_t end = EndOfRows(call, params.combine.plan);
 #pragma unroll 1
-  for (int row = threadIdx.x; row < end; row += kLowLatencyThreads) {
+  for (int row = role.Thread(); row < end; row += kLowLatencyThreads) {
     int assignment;
     if (FindAssignment(call, params.combine.plan, row, &assignment)) rows[assignment] = row;
   }
-  __syncthreads();
+  role.Sync();
   return rows;
 }
 
@@ -61,28 +64,28 @@ __device__ int FirstFlag(const LowLatencyCombineParams& params, const SegmentIte
 // Called by one warp. Sends a segment of this rank's partial sum of a token, its own tokens
 // included. It sets the flag even if there are no rows: with a wrong plan the receiver must not
 // wait forever.
-template <typename Type>
+template <typename Sum>
 __device__ void SendSum(const LowLatencyCombineParams& params, const EagerBuffers& eager,
-                        const int32_t* rows, int index, SegmentFlags* flags) {
+                        const int32_t* rows, int index, SegmentFlags* flags, Sum sum) {
   const CallParams& call = params.combine.call;
   const int rank = eager.rank();
   const SegmentItem item = params.segments.Item(index, params.num_ranks_divmod);
   const int owner = call.RankAfter(rank, 1 + item.peer);
-  const int k = threadIdx.x % 32;
+  const int k = LaneIndex();
   const int first = (owner * call.num_tokens + item.token) * call.top_k;
   TokenRowsPerLane<1> found;
   found.rows[0] = k < call.top_k ? rows[first + k] : -1;
   found.assignments = __ballot_sync(kFullWarp, found.rows[0] >= 0);
   SendPartialSum(params.combine, found, Segment(params, item), eager.At(owner).rows(),
-                 eager.At(owner).scalars(), SumSegment<Type>);
+                 eager.At(owner).scalars(), sum);
   flags->Add(eager.At(owner).flags() + (FirstFlag(params, item) + rank));
 }
 
 // Sends all partial sums of this rank. No item waits for another one, so tickets are prefetched.
-template <typename Type>
+template <typename Sum>
 __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffers& eager,
-                         uint64_t sequence, SenderStart& start, const int32_t* rows,
-                         bool poisoned) {
+                         uint64_t sequence, SenderStart& start, const int32_t* rows, bool poisoned,
+                         Sum sum) {
   const CallParams& call = params.combine.call;
   const int num_items = call.num_all_tokens() * params.segments.count();
   SegmentFlags flags(eager);
@@ -90,7 +93,7 @@ __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffe
   if (!start.may_store_to_peers) return;
 #pragma unroll 1
   for (int ticket; (ticket = start.tickets.Next()) < num_items;) {
-    if (!poisoned) SendSum<Type>(params, eager, rows, ticket, &flags);
+    if (!poisoned) SendSum(params, eager, rows, ticket, &flags, sum);
     // With the first item: peers detect a mismatch, or a poisoned plan that sends nothing.
     if (ticket == 0) SignalEntry(call, sequence, poisoned);
   }
@@ -98,22 +101,21 @@ __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffe
 }
 
 // Called by all warps. Reduces the partial sums of this rank's tokens, in a static order.
-template <typename Type>
-__device__ Outcome ReduceTokens(const LowLatencyCombineParams& params, const EagerBuffers& eager,
-                                uint64_t sequence) {
+template <typename Sum>
+__device__ Outcome ReduceTokens(const LowLatencyCombineParams& params, const RoleContext& role,
+                                const EagerBuffers& eager, uint64_t sequence, Sum sum) {
   const CallParams& call = params.combine.call;
   const int num_items = call.num_tokens * params.segments.count();
-  const int num_warps = gridDim.x * (kLowLatencyThreads / 32);
+  const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
 #pragma unroll 1
-  for (int index = threadIdx.x / 32 * gridDim.x + blockIdx.x; index < num_items;
-       index += num_warps) {
+  for (int index = role.GridWarp(); index < num_items; index += num_warps) {
     const SegmentItem item = params.segments.Item(index, FastDivmod());
     const KeptAssignments<1> kept(params.combine, item.token);
     const uint64_t* const flags = &eager.Local().flags()[FirstFlag(params, item)];
     const Outcome outcome = WaitForSegments(call, sequence, [&] {  // WAIT_SEGMENT
       uint32_t missing = kMaxRanks;
 #pragma unroll 1
-      for (int peer = threadIdx.x % 32; peer < call.num_ranks; peer += 32) {
+      for (int peer = LaneIndex(); peer < call.num_ranks; peer += 32) {
         if (LoadAcquireSystem(&flags[peer]) != eager.tag()) {
           missing = min(missing, static_cast<uint32_t>(peer));
         }
@@ -122,7 +124,7 @@ __device__ Outcome ReduceTokens(const LowLatencyCombineParams& params, const Eag
     });
     if (outcome != Outcome::kArrived) return outcome;
     ReducePartialSums(params.combine, kept, Segment(params, item), eager.Local().rows(),
-                      eager.Local().scalars(), SumSegment<Type>);
+                      eager.Local().scalars(), sum);
   }
   return Outcome::kArrived;
 }
@@ -133,21 +135,27 @@ template <typename Type>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyCombineKernel(const __grid_constant__ LowLatencyCombineParams params) {
   const CallParams& call = params.combine.call;
-  ClaimRequest claim(call);
+  __shared__ RoleScratch scratch;
+  const RoleContext role = RoleContext::WholeBlock(&scratch);
+  ClaimRequest claim(call, role);
   SenderStart start(call, true);
   const int32_t plan_status = *params.combine.plan.status;
-  const int32_t* const rows = InvertPlan(params);
+  const int32_t* const rows = InvertPlan(params, role);
   const uint64_t sequence = claim.Await();
-  if (sequence == 0) return FillWithNan(params.combine, ThreadGroup::Grid());
+  if (sequence == 0) return FillWithNan(params.combine, role.GridThreads());
   const EagerBuffers eager(call, sequence);
-  Outcome outcome = PlanOutcome(call, plan_status);  // this warp's
+  Outcome outcome = PlanOutcome(call, role, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
-    SendSums<Type>(params, eager, sequence, start, rows, poisoned);
-    if (!poisoned) outcome = ReduceTokens<Type>(params, eager, sequence);
+    const SumPipeline<kLowLatencySumStages> pipeline(role);
+    const auto sum = [&](const SumTerms<1>& terms, int first, int end, PeerPointer<uint4> to) {
+      SumSegment<Type>(pipeline, terms, first, end, to);
+    };
+    SendSums(params, eager, sequence, start, rows, poisoned, sum);
+    if (!poisoned) outcome = ReduceTokens(params, role, eager, sequence, sum);
   }
-  const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(params.combine, ThreadGroup::Block());
+  const Outcome failure = FinishLowLatencyCall(call, role, sequence, outcome);
+  if (failure != Outcome::kArrived) FillWithNan(params.combine, role.BlockThreads());
 }
 
 template __global__ void LowLatencyCombineKernel<BFloat16>(

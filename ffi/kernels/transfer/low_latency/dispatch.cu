@@ -39,7 +39,7 @@ __device__ Outcome ExpandSegment(const LowLatencyDispatchParams& params, const E
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   const int rank = eager.rank();
-  const int lane = threadIdx.x % 32;
+  const int lane = LaneIndex();
   const SegmentItem item = params.segments.Item(index, params.num_ranks_divmod);
   const int source = call.RankAfter(rank, 1 + item.peer);
   const int segment = item.segment;
@@ -79,15 +79,15 @@ __device__ Outcome ExpandSegment(const LowLatencyDispatchParams& params, const E
 
 // Called by all warps. Expands all segments, then fills the rows that come from no token, in a
 // static order.
-__device__ Outcome ExpandAndFill(const LowLatencyDispatchParams& params, const EagerBuffers& eager,
-                                 uint64_t sequence,
+__device__ Outcome ExpandAndFill(const LowLatencyDispatchParams& params, const RoleContext& role,
+                                 const EagerBuffers& eager, uint64_t sequence,
                                  const BlockPlan<kLowLatencyThreads>& block_plan) {
   const CallParams& call = params.dispatch.tokens.call;
   const PlanResults plan = block_plan.quotas().PlanWithGroups(params.dispatch.plan);
   const RowPlacement placement(call, plan, block_plan.quotas(), eager.rank());
   const int num_items = call.num_all_tokens() * params.segments.count();
-  const int num_warps = static_cast<int>(gridDim.x) * (kLowLatencyThreads / 32);
-  int index = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+  const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
+  int index = role.GridWarp();
 #pragma unroll 1
   for (; index < num_items; index += num_warps) {
     const Outcome outcome = ExpandSegment(params, eager, sequence, block_plan, placement, index);
@@ -113,35 +113,36 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams params) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
-  ClaimRequest claim(call);
-  SenderStart start(call, !BlockPlan<kLowLatencyThreads>::IsCounter());
+  __shared__ RoleScratch scratch;
+  const RoleContext role = RoleContext::WholeBlock(&scratch);
+  ClaimRequest claim(call, role);
+  SenderStart start(call, !BlockPlan<kLowLatencyThreads>::IsCounter(role));
   const uint64_t sequence = claim.Await();
   if (sequence == 0) {
-    return WriteSafeResults(tokens, params.dispatch.plan, Outcome::kConcurrent,
-                            ThreadGroup::Grid());
+    return WriteSafeResults(tokens, params.dispatch.plan, Outcome::kConcurrent, role.GridThreads());
   }
   const EagerBuffers eager(call, sequence);
-  BlockPlan<kLowLatencyThreads> block_plan(call, params.ranges, params.dispatch.row_align,
+  BlockPlan<kLowLatencyThreads> block_plan(call, role, params.ranges, params.dispatch.row_align,
                                            eager.rank());
   auto outcome = Outcome::kArrived;  // this warp's
   if (HasWorkspace(call)) {
-    if (block_plan.IsCounter()) {
+    if (block_plan.IsCounter(role)) {
       outcome = block_plan.Collect(eager, sequence);
     } else {
       SendByIds(params, eager, sequence, start);
     }
     if (!__syncthreads_or(outcome != Outcome::kArrived)) {
       block_plan.Compute();
-      __syncthreads();
-      if (blockIdx.x == 0) {
-        block_plan.quotas().WriteGroups(params.dispatch.plan, ThreadGroup::Block());
+      role.Sync();
+      if (role.block == 0) {
+        block_plan.quotas().WriteGroups(params.dispatch.plan, role.BlockThreads());
       }
-      outcome = ExpandAndFill(params, eager, sequence, block_plan);
+      outcome = ExpandAndFill(params, role, eager, sequence, block_plan);
     }
   }
-  const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
+  const Outcome failure = FinishLowLatencyCall(call, role, sequence, outcome);
   if (failure == Outcome::kArrived) return;
-  WriteSafeResults(tokens, params.dispatch.plan, failure, ThreadGroup::Block());
+  WriteSafeResults(tokens, params.dispatch.plan, failure, role.BlockThreads());
 }
 
 }  // namespace jax_ep

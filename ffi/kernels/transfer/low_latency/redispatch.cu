@@ -45,8 +45,7 @@ class RowSegmentItems {
       : params_(params),
         end_(end),
         stride_(params.segments.Item(32 * num_warps, FastDivmod())),
-        next_(params.segments.Item(warp + static_cast<int>(threadIdx.x % 32) * num_warps,
-                                   FastDivmod())) {}
+        next_(params.segments.Item(warp + LaneIndex() * num_warps, FastDivmod())) {}
 
   // Returns the same in all lanes.
   __device__ bool IsEnd() const { return !__any_sync(kFullWarp, next_.token < end_); }
@@ -97,7 +96,7 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
   const EagerBuffers::RankBuffers local = eager.Local();
   const uint32_t before = *lanes;
   const RowSegmentItem items[] = {Take(mine, lanes), Take(mine, lanes)};
-  const bool polls = ((before ^ *lanes) >> (threadIdx.x % 32) & 1) != 0;
+  const bool polls = ((before ^ *lanes) >> (LaneIndex()) & 1) != 0;
   const bool has_weight = polls && tokens.has_weights && mine.segment == 0;
   const uint64_t* const flag =
       &local.flags()[params.top_k_divmod.Quotient(mine.assignment) * params.segments.count() +
@@ -136,13 +135,13 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
 
 // Called by all warps. Copies all segments, then fills the rows that come from no token, in a
 // static order.
-__device__ Outcome CopyAndFill(const LowLatencyRedispatchParams& params, const EagerBuffers& eager,
-                               uint64_t sequence) {
+__device__ Outcome CopyAndFill(const LowLatencyRedispatchParams& params, const RoleContext& role,
+                               const EagerBuffers& eager, uint64_t sequence) {
   const TokenParams& tokens = params.dispatch.tokens;
   const PlanOperands& plan = params.dispatch.plan;
   const int32_t end = EndOfRows(tokens.call, plan);
-  const int num_warps = static_cast<int>(gridDim.x) * (kLowLatencyThreads / 32);
-  const int warp = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+  const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
+  const int warp = role.GridWarp();
   RowSegmentItems items(params, end, warp, num_warps);
 #pragma unroll 1
   while (!items.IsEnd()) {
@@ -170,20 +169,22 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyRedispatchKernel(const __grid_constant__ LowLatencyRedispatchParams params) {
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
-  ClaimRequest claim(call);
+  __shared__ RoleScratch scratch;
+  const RoleContext role = RoleContext::WholeBlock(&scratch);
+  ClaimRequest claim(call, role);
   SenderStart start(call, true);
   const int32_t plan_status = *params.dispatch.plan.status;
   const uint64_t sequence = claim.Await();
-  if (sequence == 0) return FillWithNan(tokens, ThreadGroup::Grid());
+  if (sequence == 0) return FillWithNan(tokens, role.GridThreads());
   const EagerBuffers eager(call, sequence);
-  Outcome outcome = PlanOutcome(call, plan_status);  // this warp's
+  Outcome outcome = PlanOutcome(call, role, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;
   if (HasWorkspace(call)) {
     SendAlongPlan(params, eager, sequence, start, poisoned);
-    if (!poisoned) outcome = CopyAndFill(params, eager, sequence);
+    if (!poisoned) outcome = CopyAndFill(params, role, eager, sequence);
   }
-  const Outcome failure = FinishLowLatencyCall(call, sequence, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(tokens, ThreadGroup::Block());
+  const Outcome failure = FinishLowLatencyCall(call, role, sequence, outcome);
+  if (failure != Outcome::kArrived) FillWithNan(tokens, role.BlockThreads());
 }
 
 }  // namespace jax_ep
