@@ -36,27 +36,30 @@ __device__ inline Outcome KernelOutcome(const CallParams& call, const RoleContex
   return failure;
 }
 
-// Called by the last block. Completes this sequence number, and resets the counters for the next
-// kernel of the stream or the next graph replay.
+// Called by the last block, after all results are written. Resets the counters for the next call,
+// and frees the claim last: from then on the next call may run, in whatever stream it is.
 __device__ inline void FinishCall(const CallParams& call, const RoleContext& role,
                                   uint64_t sequence) {
   ControlBlock* const control = call.control;
-  if (role.Thread() == 0) {
-    EndClaim(call, sequence);
-    control->blocks_finished = 0;
-  }
   uint32_t* const words = reinterpret_cast<uint32_t*>(&control->progress);
 #pragma unroll 1
   for (int i = role.Thread(); i < Progress::UsedWords(call.num_ranks); i += role.num_threads) {
     words[i] = 0;
   }
+  if (role.Thread() == 0) control->blocks_finished = 0;
+  role.Sync();
+  if (role.Thread() == 0) {
+    FenceDevice();
+    EndClaim(call, sequence);
+  }
 }
 
 // Called by all threads of all blocks of a low-latency kernel; `outcome` is that of this thread's
-// warp. Ends the call. Returns the failure in the block that has to make the results safe, else
-// kArrived.
-__device__ inline Outcome FinishLowLatencyCall(const CallParams& call, const RoleContext& role,
-                                               uint64_t sequence, Outcome outcome) {
+// warp. Ends the call. After a failure the last block makes the results safe by make_safe(failure).
+template <typename MakeSafe>
+__device__ inline void FinishLowLatencyCall(const CallParams& call, const RoleContext& role,
+                                            uint64_t sequence, Outcome outcome,
+                                            MakeSafe make_safe) {
   // In every call all ranks wait until all have entered it: the double buffering of the eager
   // buffers relies on it. The last warp of the last block waits, because it has the least other
   // work.
@@ -65,17 +68,23 @@ __device__ inline Outcome FinishLowLatencyCall(const CallParams& call, const Rol
     if (entry != Outcome::kArrived) outcome = entry;
   }
   const BlockEnd end = FinishBlock(call, role, outcome);
-  if (!end.is_last) return Outcome::kArrived;
+  if (!end.is_last) return;
   const Outcome failure = KernelOutcome(call, role, end);
-  // FinishCall for the counters that these kernels use: 18 instructions less.
+  if (failure != Outcome::kArrived) {
+    make_safe(failure);
+    role.Sync();
+  }
+  // FinishCall for the counters that these kernels use: 18 instructions less. There is no fence
+  // that the kernel would wait for: its end orders the counters before the next call of the stream.
+  // A call of another stream that draws tickets before they are reset draws some of them twice, and
+  // an item that is sent twice is the same.
   if (role.Thread() == 0) {
     ControlBlock* const control = call.control;
-    EndClaim(call, sequence);
     control->blocks_finished = 0;
     control->progress.warp_tickets = 0;
     control->progress.failure = 0;
+    EndClaim(call, sequence);
   }
-  return failure;
 }
 
 }  // namespace jax_ep

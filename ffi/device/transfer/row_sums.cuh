@@ -19,7 +19,7 @@ struct SumPipeline {
   __device__ explicit SumPipeline(const RoleContext& role)
       : address(SharedAddress(role.shared) + role.Warp() * kBytes + LaneIndex() * kVectorBytes) {}
 
-  uint32_t address;  // of this lane's first vector
+  uint32_t address;  // this lane's first vector
 
   static constexpr int kLoads = 2;  // vectors per lane and stage
   static constexpr int kVectorBytes = 16;

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const BlockEnd end = FinishBlock(call, role, outcome);
   if (!end.is_last) return;
   const Outcome failure = WaitForRows(call, role, sequence, KernelOutcome(call, role, end));
-  FinishCall(call, role, sequence);
   if (role.Thread() == 0) *params.status = static_cast<int32_t>(failure);
+  FinishCall(call, role, sequence);
 }
 
 }  // namespace jax_ep

@@ -123,10 +123,11 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   const BlockEnd end = FinishBlock(call, role, outcome);
   if (!end.is_last) return;
   const Outcome failure = KernelOutcome(call, role, end);
-  FinishCall(call, role, sequence);
   // After a poisoned peer all blocks have failed at WaitForEntry, and have written NaN.
-  if (failure == Outcome::kArrived || failure == Outcome::kPoisoned) return;
-  FillWithNan(params, role.BlockThreads());
+  if (failure != Outcome::kArrived && failure != Outcome::kPoisoned) {
+    FillWithNan(params, role.BlockThreads());
+  }
+  FinishCall(call, role, sequence);
 }
 
 template __global__ void CombineKernel<BFloat16>(const __grid_constant__ CombineParams params);

@@ -139,9 +139,10 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
   const BlockEnd end = FinishBlock(call, roles.all, outcome);
   if (!end.is_last) return;
   const Outcome failure = KernelOutcome(call, roles.all, end);
+  if (failure != Outcome::kArrived) {
+    WriteSafeResults(tokens, params.plan, failure, roles.all.BlockThreads());
+  }
   FinishCall(call, roles.all, sequence);
-  if (failure == Outcome::kArrived) return;
-  WriteSafeResults(tokens, params.plan, failure, roles.all.BlockThreads());
 }
 
 }  // namespace jax_ep

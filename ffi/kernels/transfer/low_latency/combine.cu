@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     SendSums(params, eager, sequence, start, rows, poisoned, sum);
     if (!poisoned) outcome = ReduceTokens(params, role, eager, sequence, sum);
   }
-  const Outcome failure = FinishLowLatencyCall(call, role, sequence, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(params.combine, role.BlockThreads());
+  FinishLowLatencyCall(call, role, sequence, outcome,
+                       [&](Outcome) { FillWithNan(params.combine, role.BlockThreads()); });
 }
 
 template __global__ void LowLatencyCombineKernel<BFloat16>(

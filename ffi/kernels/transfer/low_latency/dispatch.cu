@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
       outcome = ExpandAndFill(params, role, eager, sequence, block_plan);
     }
   }
-  const Outcome failure = FinishLowLatencyCall(call, role, sequence, outcome);
-  if (failure == Outcome::kArrived) return;
-  WriteSafeResults(tokens, params.dispatch.plan, failure, role.BlockThreads());
+  FinishLowLatencyCall(call, role, sequence, outcome, [&](Outcome failure) {
+    WriteSafeResults(tokens, params.dispatch.plan, failure, role.BlockThreads());
+  });
 }
 
 }  // namespace jax_ep

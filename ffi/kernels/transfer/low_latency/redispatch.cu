@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     SendAlongPlan(params, eager, sequence, start, poisoned);
     if (!poisoned) outcome = CopyAndFill(params, role, eager, sequence);
   }
-  const Outcome failure = FinishLowLatencyCall(call, role, sequence, outcome);
-  if (failure != Outcome::kArrived) FillWithNan(tokens, role.BlockThreads());
+  FinishLowLatencyCall(call, role, sequence, outcome,
+                       [&](Outcome) { FillWithNan(tokens, role.BlockThreads()); });
 }
 
 }  // namespace jax_ep
