@@ -36,6 +36,12 @@ class AttributeReader {
     }
   }
 
+  // Leaves the default if the attribute is absent: programs exported before it existed lack it.
+  template <typename T>
+  void ReadOptional(const char* name, T* value) {
+    if (attributes_.contains(name)) Read(name, value);
+  }
+
   void Read(const char* name, std::vector<int64_t>* values) {
     ffi::Span<const int64_t> span;
     Read(name, &span);
@@ -137,6 +143,8 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("replica_groups", &config->replica_groups);
   reader.Read("group_size", &config->group_size);
   reader.Read("num_sms", &config->num_sms);
+  reader.ReadOptional("lane", &config->lane);
+  reader.ReadOptional("num_lanes", &config->num_lanes);
   if (target == kBulkCopyCeilingTarget) {
     reader.Read("repeats", &config->repeats);
     config->num_experts = config->group_size;

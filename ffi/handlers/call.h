@@ -30,7 +30,7 @@ std::vector<BufferView> Views(const ffi::RemainingArgs& operands);
 std::vector<BufferView> Views(const ffi::RemainingRets& results);
 
 // Reads all attributes, and checks them by CheckConfig. Each must be known and present, with its
-// exact type.
+// exact type; only a transfer's lane and num_lanes may be absent.
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     TransferConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,

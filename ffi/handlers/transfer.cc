@@ -53,6 +53,7 @@ Status PrepareOnce(TransferState* state, int32_t device, const ffi::RemainingArg
   TransferCall call = {.call_site = state->site.id(),
                        .shape = {},
                        .num_sms = config.num_sms,
+                       .num_lanes = config.num_lanes,
                        .row_align = config.row_align,
                        .zero_tail = config.zero_tail,
                        .has_weights = config.has_weights,
@@ -114,7 +115,7 @@ ffi::TypeId TransferState::id = {};
 TransferState::TransferState(const TransferOperation& operation, TransferConfig config)
     : operation(operation),
       config(std::move(config)),
-      site(this->config.Groups(), {LoadAllKernels, LaunchStartGeneration}) {}
+      site(this->config.Groups(), this->config.lane, {LoadAllKernels, LaunchStartGeneration}) {}
 
 ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
     const TransferOperation& operation, const ffi::Dictionary& attributes,

@@ -35,7 +35,7 @@ class CallSite {
 
   // `groups` has the logical device ids of each group, in rank order. Together they are 0 to the
   // mesh's size - 1.
-  CallSite(std::vector<std::vector<int64_t>> groups, GroupKernels kernels);
+  CallSite(std::vector<std::vector<int64_t>> groups, int64_t lane, GroupKernels kernels);
 
   // Unique in the process.
   uint64_t id() const { return id_; }
@@ -54,7 +54,7 @@ class CallSite {
   // Null if the device has no rank. Takes no lock.
   ControlBlock* control(int device) const;
 
-  // Ends the calls of the device's group, which would wait for it.
+  // Ends the calls of the device's group in all lanes: they would wait for it.
   void Abort(int device, const std::string& reason) const;
 
  private:
@@ -76,6 +76,7 @@ class CallSite {
   std::set<Group*> AssignedGroups() const;
 
   const std::vector<std::vector<int64_t>> groups_;
+  const int64_t lane_;
   const GroupKernels kernels_;
   const uint64_t id_;
   Rendezvous<Arrival> rendezvous_;

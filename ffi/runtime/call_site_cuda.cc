@@ -20,8 +20,8 @@ uint64_t NextId() {
 
 }  // namespace
 
-CallSite::CallSite(std::vector<std::vector<int64_t>> groups, GroupKernels kernels)
-    : groups_(std::move(groups)), kernels_(kernels), id_(NextId()) {}
+CallSite::CallSite(std::vector<std::vector<int64_t>> groups, int64_t lane, GroupKernels kernels)
+    : groups_(std::move(groups)), lane_(lane), kernels_(kernels), id_(NextId()) {}
 
 size_t CallSite::num_devices() const {
   size_t count = 0;
@@ -44,7 +44,8 @@ ControlBlock* CallSite::control(int device) const {
 }
 
 void CallSite::Abort(int device, const std::string& reason) const {
-  if (const RankAssignment* const assigned = Find(device)) assigned->group->Abort(reason);
+  const RankAssignment* const assigned = Find(device);
+  if (assigned != nullptr) Groups::OfProcess().Abort(assigned->group->devices(), reason);
 }
 
 const CallSite::RankAssignment* CallSite::Find(int device) const {
@@ -109,7 +110,7 @@ Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
       }
       devices.push_back(found->second);
     }
-    Group* const group = Groups::OfProcess().Find(devices, kernels_);
+    Group* const group = Groups::OfProcess().Find(devices, lane_, kernels_);
     for (size_t rank = 0; rank < devices.size(); ++rank) {
       (*assigned)[devices[rank]] = {group, static_cast<int>(rank)};
     }

@@ -13,6 +13,19 @@ Status CheckNumSms(std::string_view target, int64_t num_sms) {
   return {};
 }
 
+Status CheckLane(std::string_view target, const TransferConfig& config) {
+  if (config.num_lanes < 1 || config.num_lanes > kMaxLanes) {
+    return InvalidArgument(target, ": num_lanes is ", config.num_lanes,
+                           "; expected the number of lanes in flight at the same time, 1 to ",
+                           kMaxLanes);
+  }
+  if (config.lane < 0 || config.lane >= config.num_lanes) {
+    return InvalidArgument(target, ": lane is ", config.lane, "; expected 0 to ",
+                           config.num_lanes - 1, ", because num_lanes is ", config.num_lanes);
+  }
+  return {};
+}
+
 Status CheckReplicaGroups(std::string_view target, const TransferConfig& config) {
   const auto num_ids = static_cast<int64_t>(config.replica_groups.size());
   if (config.group_size < 1 || config.group_size > kMaxRanks) {
@@ -54,6 +67,7 @@ std::vector<std::vector<int64_t>> TransferConfig::Groups() const {
 
 Status CheckConfig(std::string_view target, const TransferConfig& config) {
   if (Status status = CheckReplicaGroups(target, config); !status.ok()) return status;
+  if (Status status = CheckLane(target, config); !status.ok()) return status;
   if (config.num_experts < 1 || config.num_experts % config.group_size != 0) {
     return InvalidArgument(target, ": num_experts is ", config.num_experts,
                            "; expected a positive multiple of the number of ranks, which is ",

@@ -12,6 +12,9 @@
 
 namespace jax_ep {
 
+// Lanes of the same devices. Each has control blocks and workspaces of its own.
+inline constexpr int64_t kMaxLanes = 8;
+
 // Attributes of dispatch, redispatch, combine and bulk_copy_ceiling.
 struct TransferConfig {
   std::vector<int64_t> replica_groups;  // logical device ids, group after group
@@ -19,6 +22,8 @@ struct TransferConfig {
   int64_t num_experts = 0;              // the experts of all ranks of a group
   int64_t row_align = 1;                // every expert's rows are padded to a multiple of this
   int64_t num_sms = 0;                  // 0: the launch code chooses
+  int64_t lane = 0;                     // calls of one lane follow each other
+  int64_t num_lanes = 1;                // lanes that may be in flight at the same time
   bool zero_tail = true;                // rows past the last group are zeros, else unspecified
   bool has_weights = false;             // with the optional weight operand and result
   bool has_scalars = false;             // combine: with the optional scalar operand and result

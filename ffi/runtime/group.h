@@ -1,5 +1,6 @@
 // A group: the devices of this process that exchange rows, with their control blocks and the
-// current generation.
+// current generation. Each lane of the same devices is a group of its own, so that calls of
+// different lanes share nothing and may run at the same time.
 //
 // A control block is allocated once for each (device, group) and never freed, because captured
 // CUDA graphs keep its address. A generation is allocated before the control blocks change to it,

@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/runtime/group.h"
@@ -19,8 +21,12 @@ class Groups {
   // Never destroyed: threads of XLA may outlive static destructors.
   static Groups& OfProcess();
 
-  // The group of these devices in rank order. A group lives until the process ends.
-  Group* Find(const std::vector<int>& devices, const GroupKernels& kernels);
+  // The group of a lane of these devices in rank order. A group lives until the process ends.
+  Group* Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels);
+
+  // Ends the calls of all lanes of these devices. One that makes no call of a lane, because it has
+  // failed, makes none of the others either.
+  void Abort(const std::vector<int>& devices, const std::string& reason);
 
   // Waits for the devices, and frees all workspaces. Returns their bytes.
   int64_t Release();
@@ -40,7 +46,7 @@ class Groups {
 
   std::atomic<bool> has_ended_ = false;
   mutable std::mutex mutex_;
-  std::map<std::vector<int>, std::unique_ptr<Group>> groups_;
+  std::map<std::pair<std::vector<int>, int64_t>, std::unique_ptr<Group>> groups_;  // with the lane
 };
 
 }  // namespace jax_ep

@@ -65,12 +65,18 @@ Groups& Groups::OfProcess() {
   return *groups;
 }
 
-Group* Groups::Find(const std::vector<int>& devices, const GroupKernels& kernels) {
+Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels) {
   const std::lock_guard lock(mutex_);
   if (groups_.empty()) std::thread([this] { Watch(); }).detach();
-  std::unique_ptr<Group>& group = groups_[devices];
+  std::unique_ptr<Group>& group = groups_[{devices, lane}];
   if (!group) group = std::make_unique<Group>(devices, kernels);
   return group.get();
+}
+
+void Groups::Abort(const std::vector<int>& devices, const std::string& reason) {
+  for (Group* group : All()) {
+    if (group->devices() == devices) group->Abort(reason);
+  }
 }
 
 int64_t Groups::Release() {
@@ -115,7 +121,7 @@ void Groups::Drain(double warning_seconds, const char* why) {
 std::vector<Group*> Groups::All() const {
   const std::lock_guard lock(mutex_);
   std::vector<Group*> groups;
-  for (const auto& [devices, group] : groups_) groups.push_back(group.get());
+  for (const auto& [key, group] : groups_) groups.push_back(group.get());
   return groups;
 }
 

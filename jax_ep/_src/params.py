@@ -26,6 +26,8 @@ class TransferParams:
     zero_tail: bool
     num_sms: int
     implementation: str | None
+    lane: int = 0  # calls of different lanes may run at the same time
+    num_lanes: int = 1  # lanes that may be in flight; each gets a share of the SMs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,8 +103,16 @@ def _attributes(avals: list[Aval], params: TransferParams, **flags: bool) -> dic
         "row_align": np.int64(params.row_align),
         "zero_tail": np.bool_(params.zero_tail),
         "num_sms": np.int64(params.num_sms),
+        **_lane_attributes(params),
         **{name: np.bool_(flag) for name, flag in flags.items()},
     }
+
+
+def _lane_attributes(params: TransferParams) -> dict[str, Any]:
+    # Absent in programs of one lane, which older versions of jax_ep can run, too.
+    if (params.lane, params.num_lanes) == (0, 1):
+        return {}
+    return {"lane": np.int64(params.lane), "num_lanes": np.int64(params.num_lanes)}
 
 
 def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import subprocess
 import sys
+from unittest import mock
 
 import testing  # isort: skip
 
@@ -20,6 +22,7 @@ from programs import lower_for_cuda, struct
 from testing import Sizes
 
 import jax_ep
+from jax_ep._src.params import TransferParams
 
 RANKS = testing.NUM_DEVICES
 SIZES = Sizes(RANKS, num_local=4, num_tokens=16, top_k=2, hidden=64, row_align=8)
@@ -185,6 +188,22 @@ class CallsTest(parameterized.TestCase):
         attributes = program.call("combine").attributes
         self.assertEqual(attributes["zero_tail"], ("bool", False))
         self.assertEqual(attributes["num_sms"], ("i64", 0))
+
+    def test_calls_of_a_lane_have_its_attributes(self):
+        params = functools.partial(TransferParams, lane=1, num_lanes=2)
+        modules = ("dispatch", "combine")
+        with contextlib.ExitStack() as patches:
+            for module in modules:
+                patches.enter_context(
+                    mock.patch.object(
+                        sys.modules[f"jax_ep._src.{module}"], "TransferParams", params
+                    )
+                )
+            program = lower_for_cuda(gradient(mapped()), *arguments())
+        lane = {"lane": ("i64", 1), "num_lanes": ("i64", 2)}
+        for operation in ("dispatch", "redispatch", "combine"):
+            attributes = program.call(operation).attributes
+            self.assertEqual(attributes, attributes | TRANSFER | lane)
 
     def test_redispatch_exchanges_no_metadata(self):
         def f(ids, x, topk_weights, _):

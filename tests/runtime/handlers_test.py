@@ -136,6 +136,15 @@ class HandlersTest(parameterized.TestCase):
         with self.assertRaisesRegex(Exception, "no NVIDIA driver"):
             call(target, *CALLS[target])
 
+    @parameterized.parameters(*(target for target in CALLS if "grouped" not in target))
+    def test_a_transfer_may_have_a_lane(self, target):
+        if not _ffi.driver_problem():
+            self.skipTest("with a driver, a good call would be launched on memory of the host")
+        operands, results, attributes = CALLS[target]
+        lane = {"lane": np.int64(1), "num_lanes": np.int64(2)}
+        with self.assertRaisesRegex(Exception, "no NVIDIA driver"):
+            call(target, operands, results, attributes | lane)
+
     @parameterized.parameters(
         ({"group_size": np.int64(0)}, "group_size is 0"),
         ({"group_size": np.int64(3)}, "has 4 ids; expected a positive multiple of group_size"),
@@ -147,6 +156,10 @@ class HandlersTest(parameterized.TestCase):
         ({"num_sms": np.int64(-1)}, "num_sms is -1"),
         ({"num_sms": np.int32(0)}, "attribute num_sms cannot be read"),
         ({"surprise": np.int64(1)}, "there are 8 attributes; expected 7"),
+        ({"lane": np.int64(1)}, "lane is 1; expected 0 to 0"),
+        ({"lane": np.int64(2), "num_lanes": np.int64(2)}, "lane is 2; expected 0 to 1"),
+        ({"lane": np.int64(0), "num_lanes": np.int64(9)}, "num_lanes is 9"),
+        ({"lane": np.int32(0)}, "attribute lane cannot be read"),
     )
     def test_bad_attributes(self, change, message):
         for target in ("jax_ep.dispatch.v1", "jax_ep.redispatch.v1"):

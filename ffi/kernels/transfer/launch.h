@@ -3,7 +3,8 @@
 // no memory and does nothing but launch, so CUDA graphs can capture it.
 //
 // All calls of one control block must be in one order, the same on every rank of the group, by
-// stream order on each device. Within that, any sequence of calls is safe.
+// stream order on each device. Within that, any sequence of calls is safe. Calls of different
+// control blocks, one of each of `num_lanes` lanes, may run at the same time in any order.
 #ifndef JAX_EP_KERNELS_TRANSFER_LAUNCH_H_
 #define JAX_EP_KERNELS_TRANSFER_LAUNCH_H_
 
@@ -25,6 +26,7 @@ struct TransferCall {
   uint64_t call_site = 0;  // distinguishes calls; the fingerprint adds operation and sizes
   TransferShape shape;
   int64_t num_sms = 0;            // 0: all. May differ between ranks
+  int64_t num_lanes = 1;          // each lane gets its share of the SMs
   int64_t row_align = 1;          // dispatch
   bool zero_tail = true;          // dispatch, redispatch
   bool has_weights = false;       // with weights among the operands, and dispatch: the results

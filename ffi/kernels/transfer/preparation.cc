@@ -33,6 +33,7 @@ Status CheckTransfer(const TransferCall& call) {
   if (Status status = PlanWorkspace(shape, &layout); !status.ok()) return status;
   if (shape.num_rows < 0) return InvalidArgument("num_rows is ", shape.num_rows);
   if (call.num_sms < 0) return InvalidArgument("num_sms is ", call.num_sms);
+  if (call.num_lanes < 1) return InvalidArgument("num_lanes is ", call.num_lanes);
   if (call.row_align < 1 || call.row_align > kMaxItems) {
     return InvalidArgument("row_align is ", call.row_align);
   }
@@ -78,6 +79,13 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   if (status_.ok()) status_ = CountSms(&all_sms);
   if (!status_.ok()) return;
   num_sms_ = num_sms_ == 0 ? all_sms : std::min(num_sms_, all_sms);
+  if (call.num_lanes > 1) {
+    // A block of every lane's kernel must be resident on every device: else one device may fill
+    // with one lane while another fills with the next, and each waits for the other. The hardware
+    // spreads blocks over the SMs, so a lane's share is a number of blocks, too.
+    max_blocks_ = std::max<int64_t>(1, all_sms / call.num_lanes);
+    num_sms_ = std::min(num_sms_, max_blocks_);
+  }
   call_.claim_tag = ClaimTag(call.call_site);
   call_.fingerprint = Hash(
       call.call_site, {static_cast<int64_t>(operation), shape.num_tokens, shape.hidden, shape.top_k,

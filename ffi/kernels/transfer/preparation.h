@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
@@ -35,7 +36,9 @@ class Preparation {
 
   // Returns the largest of the wanted numbers of blocks, at most `blocks_per_sm` per SM.
   unsigned Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const;
-  int64_t MaxBlocks(int64_t blocks_per_sm) const { return blocks_per_sm * num_sms_; }
+  int64_t MaxBlocks(int64_t blocks_per_sm) const {
+    return std::min(blocks_per_sm * num_sms_, max_blocks_);
+  }
 
   // Returns as many blocks of a low-latency kernel as have work at once: each warp has a segment in
   // flight, or 32 rows to fill.
@@ -46,6 +49,7 @@ class Preparation {
   Status status_;
   CallParams call_ = {};
   int64_t num_sms_;
+  int64_t max_blocks_ = INT64_MAX;
 };
 
 // Returns the segments of a low-latency call, otherwise none. The low-latency kernels do not count

@@ -115,7 +115,7 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = 4;
+      *value = static_cast<int>(emulation::settings.num_sms);
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = emulation::kMajor;
@@ -296,8 +296,7 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
   if (found == emulation::Kernels().end()) return cudaErrorInvalidValue;
   if (stream->device == emulation::faults.unlaunchable_device) return cudaErrorInvalidValue;
   if (emulation::ErrorOf(stream->device) != cudaSuccess) return cudaSuccess;  // and does not run
-  stream->Add([bound = found->second(arguments), grid, block, shared_bytes] {
-    emulation::RunGrid(grid.x, block.x, shared_bytes, bound);
-  });
+  stream->Add([bound = found->second(arguments), device = stream->device, grid, block,
+               shared_bytes] { emulation::RunGrid(device, grid.x, block.x, shared_bytes, bound); });
   return cudaSuccess;
 }

@@ -16,18 +16,25 @@
 
 namespace jax_ep::testing {
 
-// XLA's stream of each device.
-inline cudaStream_t StreamOf(int device) {
+// XLA's streams of each device, one for each lane.
+inline cudaStream_t StreamOf(int device, int64_t lane = 0) {
+  constexpr int kDevices = 8, kLanes = 2;
   static std::vector<cudaStream_t> streams = [] {
-    std::vector<cudaStream_t> made(8);
-    for (int i = 0; i < 8; ++i) {
-      cudaSetDevice(i);
+    std::vector<cudaStream_t> made(kDevices * kLanes);
+    for (int i = 0; i < kDevices * kLanes; ++i) {
+      cudaSetDevice(i / kLanes);
       cudaStreamCreateWithFlags(&made[i], cudaStreamNonBlocking);
     }
     return made;
   }();
-  return streams[device];
+  return streams[device * kLanes + lane];
 }
+
+struct Lane {
+  int64_t lane = 0;
+  int64_t num_lanes = 1;
+  int64_t num_sms = 2;
+};
 
 inline int64_t NextRun() {
   static std::atomic<int64_t> run = 0;
@@ -39,15 +46,17 @@ class DispatchProgram {
  public:
   static constexpr int kHidden = 8;
 
-  DispatchProgram(int num_ranks, int num_tokens, bool allow_low_latency, int first_device = 0)
+  DispatchProgram(int num_ranks, int num_tokens, bool allow_low_latency, int first_device = 0,
+                  Lane lane = {})
       : num_ranks_(num_ranks),
         num_tokens_(num_tokens),
         allow_low_latency_(allow_low_latency),
         first_device_(first_device),
+        lane_(lane),
         ranks_(num_ranks) {
     std::vector<int64_t> ids(num_ranks);
     std::iota(ids.begin(), ids.end(), 0);
-    site = std::make_unique<CallSite>(std::vector<std::vector<int64_t>>{ids}, kKernels);
+    site = std::make_unique<CallSite>(std::vector<std::vector<int64_t>>{ids}, lane.lane, kKernels);
     const int num_rows = num_ranks * num_tokens;
     for (int r = 0; r < num_ranks; ++r) {
       Rank& rank = ranks_[r];
@@ -72,7 +81,7 @@ class DispatchProgram {
   Status Enter(int64_t run, int r, Status own = {}) {
     const int device = first_device_ + r;
     cudaSetDevice(device);
-    return site->Enter(run, {device, StreamOf(device), r, workspace_bytes(), own});
+    return site->Enter(run, {device, Stream(r), r, workspace_bytes(), own});
   }
 
   Status Launch(int r, cudaStream_t stream = nullptr) {
@@ -82,7 +91,7 @@ class DispatchProgram {
     Status status = PrepareDispatch(Transfer(), &prepared);
     if (!status.ok()) return status;
     return jax_ep::Launch(prepared, site->control(device), Buffers(r),
-                          stream != nullptr ? stream : StreamOf(device));
+                          stream != nullptr ? stream : Stream(r));
   }
 
   // Enters and launches on all devices.
@@ -106,7 +115,15 @@ class DispatchProgram {
   }
 
   void Synchronize() {
-    for (int r = 0; r < num_ranks_; ++r) cudaStreamSynchronize(StreamOf(first_device_ + r));
+    for (int r = 0; r < num_ranks_; ++r) cudaStreamSynchronize(Stream(r));
+  }
+
+  // Forgets the results.
+  void Clear() {
+    for (Rank& rank : ranks_) {
+      std::fill(rank.rows.begin(), rank.rows.end(), -1.0f);
+      std::fill(rank.numbers.begin(), rank.numbers.end(), -1);
+    }
   }
 
   // After a Synchronize.
@@ -162,6 +179,8 @@ class DispatchProgram {
     std::unique_ptr<bool[]> kept;
   };
 
+  cudaStream_t Stream(int r) const { return StreamOf(first_device_ + r, lane_.lane); }
+
   static float X(int rank, int token, int h) { return rank * 1000 + token + h / 16.0f; }
 
   TransferCall Transfer() const {
@@ -173,7 +192,8 @@ class DispatchProgram {
                       .num_ranks = num_ranks_,
                       .num_rows = num_ranks_ * num_tokens_,
                       .format = kFloat32Rows},
-            .num_sms = 2,
+            .num_sms = lane_.num_sms,
+            .num_lanes = lane_.num_lanes,
             .allow_low_latency = allow_low_latency_};
   }
 
@@ -203,6 +223,7 @@ class DispatchProgram {
   const int num_tokens_;
   const bool allow_low_latency_;
   const int first_device_;
+  const Lane lane_;
   std::vector<Rank> ranks_;
 };
 

@@ -80,6 +80,26 @@ class Block {
 thread_local Block* block = nullptr;
 std::atomic<unsigned> running_blocks = 0;
 
+// Indexed by device: the SMs that blocks have.
+std::atomic<unsigned> taken_sms[256];
+
+void TakeSm(int device) {
+  std::atomic<unsigned>& taken = taken_sms[device];
+  for (unsigned now = taken;;) {
+    if (now >= settings.num_sms) {
+      taken.wait(now);
+      now = taken;
+    } else if (taken.compare_exchange_weak(now, now + 1)) {
+      return;
+    }
+  }
+}
+
+void ReturnSm(int device) {
+  --taken_sms[device];
+  taken_sms[device].notify_one();
+}
+
 // Keeps stacks for the next blocks.
 std::mutex stacks_mutex;
 std::vector<std::unique_ptr<char[]>> stacks;
@@ -216,7 +236,9 @@ uint8_t* SharedMemory() { return block->shared_begin; }
 
 void RunLater(std::function<void()> copy) { block->copies.push_back(std::move(copy)); }
 
-void RunGrid(unsigned blocks, unsigned threads, size_t shared_bytes,
+unsigned ResidentBlocks(int device) { return taken_sms[device]; }
+
+void RunGrid(int device, unsigned blocks, unsigned threads, size_t shared_bytes,
              const std::function<void()>& kernel) {
   static std::atomic<uint64_t> launches = 0;
   const uint64_t seed = settings.seed * 1'000'003 + launches++;
@@ -227,7 +249,9 @@ void RunGrid(unsigned blocks, unsigned threads, size_t shared_bytes,
   std::atomic<unsigned> next = 0;
   const auto work = [&] {
     for (unsigned i; (i = next++) < blocks;) {
+      TakeSm(device);
       Block(order[i], blocks, threads, shared_bytes, kernel, seed * 977 + order[i]).Run();
+      ReturnSm(device);
     }
   };
   std::vector<std::jthread> workers;

@@ -81,11 +81,16 @@ T FromWord(uint64_t word) {
   return value;
 }
 
-// Runs blocks of `threads` threads, some of them at the same time, until all have ended.
-void RunGrid(unsigned blocks, unsigned threads, size_t shared_bytes,
+// Runs blocks of `threads` threads, some of them at the same time, until all have ended. Each takes
+// an SM of the device: a block waits until there is one that no other kernel's block has.
+void RunGrid(int device, unsigned blocks, unsigned threads, size_t shared_bytes,
              const std::function<void()>& kernel);
 
+// The blocks that have an SM of the device.
+unsigned ResidentBlocks(int device);
+
 struct Settings {
+  unsigned num_sms = 4;          // SMs per device
   unsigned resident_blocks = 3;  // blocks of a kernel that run at the same time
   int shared_bytes = 8 * 1024;   // shared memory of a block: so little that pipelines are short
   uint64_t seed = 1;             // determines the orders
