@@ -49,7 +49,8 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // Makes each rank's calls that follow in streams[rank] calls of this generation.
+  // Makes each rank's calls that follow in streams[rank] calls of this generation. After an error
+  // some ranks may have begun it, and it never counts as begun.
   Status Start(StartKernel start, const std::vector<cudaStream_t>& streams);
 
   // Whether all ranks have begun this generation: then no kernel uses the one before.
@@ -106,6 +107,7 @@ class Generation {
   const std::vector<Member>& members_;  // the group's
   const uint64_t number_;
   const int64_t workspace_bytes_;
+  bool is_started_ = false;         // on all ranks
   std::vector<RankMemory> memory_;  // indexed by rank
 
   mutable std::mutex mutex_;  // never held over a call that waits

@@ -160,10 +160,12 @@ Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& str
     }
     if (first.ok()) first = status;
   }
+  is_started_ = first.ok();
   return first;
 }
 
 bool Generation::HasBegun() const {
+  if (!is_started_) return false;
   for (const RankMemory& memory : memory_) {
     // A device that has failed runs no kernel any more.
     if (cudaEventQuery(memory.begun) == cudaErrorNotReady) return false;

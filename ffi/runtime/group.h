@@ -72,7 +72,7 @@ class Group {
   class Change;
   struct Retired {
     std::shared_ptr<Generation> generation;
-    std::shared_ptr<Generation> next;  // no kernel uses `generation` once this one has begun
+    std::shared_ptr<Generation> next;  // no kernel uses earlier ones once this one has begun
   };
 
   std::shared_ptr<Generation> current() const;
@@ -91,7 +91,7 @@ class Group {
   bool is_changing_ = false;
   uint64_t last_number_ = 0;
   std::shared_ptr<Generation> generation_;
-  std::vector<Retired> retired_;
+  std::vector<Retired> retired_;  // in their order
 };
 
 }  // namespace jax_ep

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -165,7 +166,11 @@ void Group::FreeRetired() {
     const std::lock_guard lock(mutex_);
     left.swap(retired_);
   }
-  std::erase_if(left, [](const Retired& retired) { return retired.next->HasBegun(); });
+  // A generation that could not be started on a rank leaves that rank in an earlier one, until all
+  // ranks have begun a later one.
+  const auto begun = std::find_if(left.rbegin(), left.rend(),
+                                  [](const Retired& retired) { return retired.next->HasBegun(); });
+  left.erase(left.begin(), begun.base());
   const std::lock_guard lock(mutex_);
   retired_.insert(retired_.end(), left.begin(), left.end());
 }

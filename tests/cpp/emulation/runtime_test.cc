@@ -271,6 +271,26 @@ void TestALaunchFails() {
   program.Check();
 }
 
+// A generation cannot be started on one device, whose control block stays in the one before. That
+// one is freed only when all devices have begun a later one.
+void TestAGenerationStartsOnSomeDevices() {
+  Restart();
+  DispatchProgram small(2, kSmall, false);
+  DispatchProgram large(2, kLarge, false);
+  for (int round = 0; round < 2; ++round) {
+    small.Check();
+    emulation::faults.unlaunchable_device = 1;
+    for (const Status& status : large.Run()) CHECK_FAILS(status, "GPU 1");
+    for (const Status& status : small.Run()) CHECK_FAILS(status, "GPU 1");
+    Groups::OfProcess().Release();  // cannot be started there either
+    emulation::faults.unlaunchable_device = -1;
+    const size_t before = emulation::AllocatedBytes();
+    Groups::OfProcess().Release();
+    CHECK(emulation::AllocatedBytes() + 2 * large.workspace_bytes() < before);
+    small.Check();
+  }
+}
+
 // There is no memory for the old workspaces beside the new ones, or not even for the new ones.
 void TestOutOfMemory() {
   Restart();
@@ -550,6 +570,7 @@ int main() {
                {"no lock is held over the driver", TestNoLockIsHeldOverTheDriver},
                {"one device fails", TestOneDeviceFails},
                {"a launch fails", TestALaunchFails},
+               {"a generation starts on some devices", TestAGenerationStartsOnSomeDevices},
                {"out of memory", TestOutOfMemory},
                {"two calls at once", TestTwoCallsAtOnce},
                {"ranks in two generations", TestRanksInTwoGenerations},
