@@ -141,6 +141,8 @@ Generation::~Generation() {
   for (size_t rank = 0; rank < memory_.size(); ++rank) {
     RankMemory& memory = memory_[rank];
     const CurrentDevice current(members_[rank].device);
+    // The host's own copies, such as an abort word, may still be in flight.
+    static_cast<void>(cudaStreamSynchronize(members_[rank].stream));
     if (memory.begun != nullptr) static_cast<void>(cudaEventDestroy(memory.begun));
     if (memory.registered) static_cast<void>(cudaHostUnregister(memory.records.get()));
     if (memory.state != nullptr) static_cast<void>(cudaFree(memory.state));

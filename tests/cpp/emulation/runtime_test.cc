@@ -111,6 +111,36 @@ void TestHostEndsAWait() {
   }
 }
 
+// A kernel of the tests, which runs until it is told to end.
+struct WaitStage {
+  const std::atomic<bool>* is_over;
+};
+void WaitKernel(WaitStage stage) {
+  while (!*stage.is_over) std::this_thread::yield();
+}
+
+// A generation is freed while the host's abort words are still on their way to it.
+void TestHostCopiesEndBeforeTheGeneration() {
+  Restart();
+  std::atomic<bool> is_over = false;
+  const std::vector<Member> members = {{.device = 0, .control = nullptr, .stream = StreamOf(0)}};
+  std::unique_ptr<Generation> generation;
+  bool out_of_memory = false;
+  CHECK_OK(Generation::Allocate(members, 1, 4096, &generation, &out_of_memory));
+  WaitStage stage = {&is_over};
+  void* arguments[] = {&stage};
+  const auto kernel = reinterpret_cast<const void*>(WaitKernel);
+  CHECK(cudaLaunchKernel(kernel, 1, 32, arguments, 0, StreamOf(0)) == cudaSuccess);
+  generation->Abort("too late");
+  std::jthread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    is_over = true;
+  });
+  generation.reset();
+  CHECK(is_over);
+  cudaStreamSynchronize(StreamOf(0));
+}
+
 // A device has failed: its peer, which waits for it, is ended.
 void TestReleaseWithAFailedDevice() {
   Restart();
@@ -558,12 +588,14 @@ void TestOneLaneFails() {
 int main() {
   using namespace jax_ep;
   RegisterKernels();
+  emulation::Register(reinterpret_cast<const void*>(WaitKernel), WaitKernel);
   const struct {
     const char* name;
     void (*run)();
   } tests[] = {{"calls of all sizes", TestCallsOfAllSizes},
                {"the host ends a wait", TestHostEndsAWait},
                {"nobody comes", TestNobodyComes},
+               {"host copies end before the generation", TestHostCopiesEndBeforeTheGeneration},
                {"growth before a launch", TestGrowthBeforeALaunch},
                {"old workspaces are freed", TestOldWorkspacesAreFreed},
                {"too many generations", TestTooManyGenerations},
