@@ -119,7 +119,7 @@ void WaitKernel(WaitStage stage) {
   while (!*stage.is_over) std::this_thread::yield();
 }
 
-// A generation is freed while the host's abort words are still on their way to it.
+// A generation is freed while the host's abort words are still in flight.
 void TestHostCopiesEndBeforeTheGeneration() {
   Restart();
   std::atomic<bool> is_over = false;
