@@ -450,7 +450,7 @@ void TestSharesOfTheSms() {
                                    .num_experts = 2,
                                    .num_ranks = 2,
                                    .num_rows = 2 * kMedium,
-                                   .row_type = kF32},
+                                   .format = kFloat32Rows},
                          .num_sms = expected.num_sms,
                          .num_lanes = expected.num_lanes,
                          .allow_low_latency = false};
