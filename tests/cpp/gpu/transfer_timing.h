@@ -112,6 +112,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     timed.redispatched.push_back(redispatched);
     CombineCall combine;
     combine.transfer = redispatched.transfer;
+    combine.transfer.has_scalars = false;
     combine.control = call.control;
     combine.y = call.rows;
     combine.plan = dispatched->Operands(r);
