@@ -262,7 +262,7 @@ class WeightFormsTest(parameterized.TestCase):
                 run(None, True)
         for check_vma in True, False:
             with self.assertRaisesRegex(ValueError, f"w_up has {2 * MOST} experts .*PartitionSpec"):
-                run(2 * SIZES.num_experts, check_vma)
+                run((MOST + 1) * SIZES.num_experts, check_vma)
 
     def test_equal_experts_on_every_rank_may_be_asked_for(self):
         p, ids = parameters(biases=False), testing.routings(SIZES)["uniform"]
