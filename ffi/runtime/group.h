@@ -58,7 +58,7 @@ class Group {
   const std::vector<int>& devices() const { return devices_; }
   ControlBlock* control(int rank) const { return members_[rank].control; }
 
-  // The first failure of this generation, or OK.
+  // The first failure since the last Release, or OK.
   Status Failure() const;
   void PostReports(Mailbox& mailbox);
 
@@ -75,12 +75,17 @@ class Group {
     std::shared_ptr<Generation> next;  // no kernel uses earlier ones once this one has begun
   };
 
+  // Retired generations whose calls have ended. One that has failed is kept until a Release, so
+  // that the host is told.
+  enum Freed { kSound, kAll };
+
   std::shared_ptr<Generation> current() const;
+  std::vector<std::shared_ptr<Generation>> All() const;  // in their order
   Status AllocateOnce();
   Status AllocateMember(Member* member) const;
   Status Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);
   Status Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams);
-  void FreeRetired();
+  void FreeRetired(Freed freed);
 
   const std::vector<int> devices_;
   const GroupKernels kernels_;
@@ -90,6 +95,7 @@ class Group {
   std::condition_variable changed_;
   bool is_changing_ = false;
   uint64_t last_number_ = 0;
+  std::string abort_reason_;  // of the first Abort since the last Release, or empty
   std::shared_ptr<Generation> generation_;
   std::vector<Retired> retired_;  // in their order
 };

@@ -51,9 +51,19 @@ std::shared_ptr<Generation> Group::current() const {
   return generation_;
 }
 
+std::vector<std::shared_ptr<Generation>> Group::All() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Generation>> generations;
+  for (const Retired& retired : retired_) generations.push_back(retired.generation);
+  if (generation_) generations.push_back(generation_);
+  return generations;
+}
+
 Status Group::Reserve(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
   const Change change(*this);
-  FreeRetired();
+  // A call may have failed since this run was decided on.
+  if (Status status = Failure(); !status.ok()) return status;
+  FreeRetired(kSound);
   if (HasRoom(workspace_bytes)) return {};
   if (Status status = AllocateOnce(); !status.ok()) return status;
   return Grow(workspace_bytes, streams);
@@ -73,7 +83,7 @@ Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& str
   if (status.ok()) status = Begin(std::move(without), streams);
   if (status.ok()) status = current()->AwaitBegin();
   if (!status.ok()) return status;
-  FreeRetired();
+  FreeRetired(kSound);
   status = Generation::Allocate(members_, ++last_number_, workspace_bytes, &next, &out_of_memory);
   return status.ok() ? Begin(std::move(next), streams) : status;
 }
@@ -81,19 +91,27 @@ Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& str
 Status Group::Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams) {
   const std::shared_ptr<Generation> generation = std::move(next);
   Status status = generation->Start(kernels_.start_generation, streams);
+  std::string abort_reason;
   {
     const std::lock_guard lock(mutex_);
     if (generation_) retired_.push_back({generation_, generation});
     generation_ = generation;
+    abort_reason = abort_reason_;
   }
+  // Calls that the host has ended since the generation was allocated may follow in it.
+  if (!abort_reason.empty()) generation->Abort(abort_reason);
   // Some ranks may have begun the generation without the others.
   if (!status.ok()) Abort(status.message);
-  FreeRetired();
+  FreeRetired(kSound);
   return status;
 }
 
 int64_t Group::Release() {
   const Change change(*this);
+  {
+    const std::lock_guard lock(mutex_);
+    abort_reason_.clear();
+  }
   const std::shared_ptr<Generation> old = current();
   if (!old) return 0;
   std::unique_ptr<Generation> next;
@@ -108,19 +126,17 @@ int64_t Group::Release() {
     return 0;
   }
   const int64_t freed = old->workspace_bytes() * static_cast<int64_t>(members_.size());
-  FreeRetired();
+  FreeRetired(kAll);
   return freed;
 }
 
 void Group::Abort(const std::string& reason) {
-  std::vector<std::shared_ptr<Generation>> generations;
   {
     const std::lock_guard lock(mutex_);
-    // Kernels of retired generations may still run.
-    for (const Retired& retired : retired_) generations.push_back(retired.generation);
-    if (generation_) generations.push_back(generation_);
+    if (abort_reason_.empty()) abort_reason_ = reason;
   }
-  for (const auto& generation : generations) generation->Abort(reason);
+  // Kernels of retired generations may still run.
+  for (const auto& generation : All()) generation->Abort(reason);
 }
 
 bool Group::HasRoom(int64_t workspace_bytes) const {
@@ -129,12 +145,14 @@ bool Group::HasRoom(int64_t workspace_bytes) const {
 }
 
 Status Group::Failure() const {
-  const std::shared_ptr<Generation> generation = current();
-  return generation ? generation->Failure() : Status{};
+  for (const auto& generation : All()) {
+    if (Status status = generation->Failure(); !status.ok()) return status;
+  }
+  return {};
 }
 
 void Group::PostReports(Mailbox& mailbox) {
-  if (const std::shared_ptr<Generation> generation = current()) generation->PostReports(mailbox);
+  for (const auto& generation : All()) generation->PostReports(mailbox);
 }
 
 void Group::ShortenWarnings(double seconds) {
@@ -160,19 +178,24 @@ bool Group::HasUnused() const {
   return !retired_.empty();
 }
 
-void Group::FreeRetired() {
-  std::vector<Retired> left;
+void Group::FreeRetired(Freed freed) {
+  std::vector<Retired> left, unused;
   {
     const std::lock_guard lock(mutex_);
-    left.swap(retired_);
+    left = retired_;
   }
   // A generation that could not be started on a rank leaves that rank in an earlier one, until all
   // ranks have begun a later one.
   const auto begun = std::find_if(left.rbegin(), left.rend(),
                                   [](const Retired& retired) { return retired.next->HasBegun(); });
-  left.erase(left.begin(), begun.base());
+  // Its calls have ended: a failure is known.
+  const auto keep = std::stable_partition(left.begin(), begun.base(), [&](const Retired& retired) {
+    return freed == kSound && !retired.generation->Failure().ok();
+  });
+  unused.assign(keep, begun.base());
+  left.erase(keep, begun.base());
   const std::lock_guard lock(mutex_);
-  retired_.insert(retired_.end(), left.begin(), left.end());
+  retired_ = std::move(left);
 }
 
 Status Group::AllocateOnce() {

@@ -409,6 +409,31 @@ void TestRanksInTwoGenerations() {
   });
   CHECK(seconds < 20);
   CHECK(small.IsSafe(1) && small.status(1) == static_cast<int>(Outcome::kMismatch));
+  // The failure of the first call is still known, though its generation has ended.
+  for (const Status& status : large.Run()) CHECK_FAILS(status, "while rank 1 runs another call");
+  Restart();
+  small.Check();
+  large.Check();
+}
+
+// The host ends the calls while the workspaces grow, after the run was decided on. The growth does
+// not make it forgotten, and calls of the new generation wait for nobody.
+void TestHostAbortsDuringAGrowth() {
+  Restart();
+  DispatchProgram small(2, kSmall, false);
+  DispatchProgram large(2, kLarge, false);
+  small.Check();
+  emulation::faults.on_malloc = [&] {
+    emulation::faults.on_malloc = nullptr;
+    small.site->Abort(0, "no luck");
+  };
+  const int64_t run = NextRun();
+  large.OnAll([&](int r) { return large.Enter(run, r); });
+  CHECK_OK(large.Launch(0));  // and not on device 1
+  CHECK(Seconds([&] { large.Synchronize(); }) < 20);
+  CHECK(large.IsSafe(0) && large.status(0) == static_cast<int>(Outcome::kHostAbort));
+  for (const Status& status : small.Run()) CHECK_FAILS(status, "no luck");
+  CHECK(Reported("no luck"));
   Restart();
   small.Check();
   large.Check();
@@ -606,6 +631,7 @@ int main() {
                {"out of memory", TestOutOfMemory},
                {"two calls at once", TestTwoCallsAtOnce},
                {"ranks in two generations", TestRanksInTwoGenerations},
+               {"the host aborts during a growth", TestHostAbortsDuringAGrowth},
                {"lanes run at once", TestLanesRunAtOnce},
                {"shares of the SMs", TestSharesOfTheSms},
                {"lanes need their share of the SMs", TestLanesNeedTheirShareOfTheSms},
