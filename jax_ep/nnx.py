@@ -13,16 +13,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import Initializer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jax_ep._src.activations import Activation
 from jax_ep._src.mesh import AxisName
-from jax_ep._src.moe_layer.config import check_mesh, make_config
+from jax_ep._src.moe_layer.config import (
+    BIAS_INIT,
+    KERNEL_INIT,
+    Config,
+    check_mesh,
+    check_router,
+)
 from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply, reshard
 from jax_ep._src.moe_layer.mesh import given_mesh
+from jax_ep._src.moe_layer.parameters import Parameter, parameters
 from jax_ep._src.moe_layer.router import Router
+from jax_ep._src.params import Remat
 
 __all__ = ["MoE", "MoEStats", "SelectionBias"]
 
@@ -53,6 +62,9 @@ class MoE(nnx.Module):
       w_up: param [num_experts, hidden_size, 2, intermediate_size] (gate, up) for a gated
         activation, [num_experts, hidden_size, intermediate_size] for a plain one.
       w_down: param [num_experts, intermediate_size, hidden_size].
+      b_up: param [num_experts, 2, intermediate_size] (gate, up), [num_experts, intermediate_size]
+        for a plain activation, or None.
+      b_down: param [num_experts, hidden_size], or None.
       logits_bias: param [num_experts], or None.
       selection_bias: `SelectionBias` float32[num_experts], or None.
       router: the router, if it was not given by name.
@@ -68,17 +80,23 @@ class MoE(nnx.Module):
         mesh: Mesh | AbstractMesh | None = None,
         expert_axis: AxisName | None = "expert",
         batch_axes: tuple[str, ...] = ("data", "expert"),
+        sequence_axes: tuple[str, ...] = (),
         fsdp_axis: str | None = None,
         tensor_axis: str | None = None,
         router: str | Router = "softmax",
         logits_bias: bool = False,
         selection_bias: bool = False,
         activation: Activation = "swiglu",
+        use_bias: bool = False,
         capacity_factor: float | None = None,
+        num_chunks: int = 1,
+        remat: Remat = "dispatch",
         num_comm_sms: int | None = None,
         implementation: str | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
+        kernel_init: Initializer = KERNEL_INIT,
+        bias_init: Initializer = BIAS_INIT,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters, sharded over the mesh if one is known.
@@ -92,7 +110,10 @@ class MoE(nnx.Module):
           expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
             experts on every rank.
           batch_axes: the mesh axes that the leading dimension of x is sharded over. Those that the
-            mesh lacks are ignored. The expert axis and `fsdp_axis` always count among them.
+            mesh lacks are ignored. The expert axis and `fsdp_axis` count among them, unless they
+            are among `sequence_axes`.
+          sequence_axes: the mesh axes that the second dimension of x is sharded over, if it has one
+            before H.
           fsdp_axis: the mesh axis that the weights' H is sharded over too. They are gathered for
             use, and their gradients reduce-scattered.
           tensor_axis: the mesh axis that F is sharded over. Tokens are replicated over it, and the
@@ -104,21 +125,29 @@ class MoE(nnx.Module):
           logits_bias: adds a param to the logits (gpt-oss).
           selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
             router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.
-          activation: as in `moe_mlp`; a function is taken for a plain one.
+          activation: as in `moe_mlp`; a function of one array is taken for a plain one, a function
+            of (gate, up) for a gated one.
+          use_bias: adds biases to both matmuls of each expert (gpt-oss).
           capacity_factor: a rank can receive this multiple of its even share, as in `dispatch`.
             None drops nothing.
+          num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
+          remat: as in `moe_mlp`.
           num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
           implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
           dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
           param_dtype: the dtype of the parameters. float32 weights stay so with a narrower dtype:
             their gradients then are float32 as well.
+          kernel_init: initializes each matrix [in, out] by itself: the router's, and those of each
+            expert, gate and up apart.
+          bias_init: initializes the biases.
           rngs: gives the keys of the parameters.
 
         Raises:
           ArgumentError (a ValueError): sizes, a router or an activation that do not fit, or a mesh
             that lacks the expert axis or does not divide the sizes.
         """
-        self.config = config = make_config(
+        check_router(router)
+        self.config = config = Config(
             hidden_size=hidden_size,
             intermediate_size=intermediate_size,
             num_experts=num_experts,
@@ -126,31 +155,38 @@ class MoE(nnx.Module):
             mesh=mesh,
             expert_axis=expert_axis,
             batch_axes=batch_axes,
+            sequence_axes=sequence_axes,
             fsdp_axis=fsdp_axis,
             tensor_axis=tensor_axis,
-            router=router,
+            router=router if isinstance(router, str) else None,
+            logits_bias=logits_bias,
+            selection_bias=selection_bias,
             activation=activation,
+            use_bias=use_bias,
             capacity_factor=capacity_factor,
+            num_chunks=num_chunks,
+            remat=remat,
             num_comm_sms=num_comm_sms,
             implementation=implementation,
             dtype=dtype,
+            param_dtype=param_dtype,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
         )
         known_mesh = given_mesh(mesh)
         if known_mesh is not None:
             check_mesh(config, known_mesh)
         axes = config.axes if known_mesh is None else config.axes.within(known_mesh.axis_names)
-        specs = axes.param_specs(config.is_gated)
-        gated = (2,) if config.is_gated else ()
-        shapes = (
-            (hidden_size, num_experts),
-            (num_experts, hidden_size, *gated, intermediate_size),
-            (num_experts, intermediate_size, hidden_size),
-        )
+        made = {
+            name: _param(_initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
+            for name, param in parameters(config, axes).items()
+        }
         self.router_kernel, self.w_up, self.w_down = (
-            _param(_initialize(rngs.params(), shape, param_dtype, known_mesh, spec), spec)
-            for shape, spec in zip(shapes, specs, strict=True)
+            made[name] for name in ("router_kernel", "w_up", "w_down")
         )
-        self.logits_bias = _param(jnp.zeros(num_experts, param_dtype), P()) if logits_bias else None
+        self.b_up, self.b_down, self.logits_bias = (
+            made.get(name) for name in ("b_up", "b_down", "logits_bias")
+        )
         self.selection_bias = SelectionBias(jnp.zeros(num_experts)) if selection_bias else None
         self.router = None if isinstance(router, str) else nnx.data(router)
 
@@ -161,7 +197,8 @@ class MoE(nnx.Module):
 
         Args:
           x: [..., H] with at least one dimension before H. The first one is sharded over the batch
-            axes.
+            axes, the second one over the sequence axes. Where sizes do not divide, all tokens are
+            flattened, padded by masked ones, and sharded over both.
           token_mask: bool[...], False for tokens that are not routed (padding): their y is zero,
             and losses and loads leave them out.
 
@@ -172,15 +209,10 @@ class MoE(nnx.Module):
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh
             where one is needed.
         """
-        arrays = LayerArrays(
-            self.router_kernel[...],
-            self.w_up[...],
-            self.w_down[...],
-            None if self.logits_bias is None else self.logits_bias[...],
-            None if self.selection_bias is None else self.selection_bias[...],
-            [],
-        )
-        return apply(self.config, self.router, arrays, x, token_mask)
+        names = (name for name in LayerArrays._fields if name != "router")
+        variables = {name: getattr(self, name) for name in names}
+        arrays = {name: v if v is None else v[...] for name, v in variables.items()}
+        return apply(self.config, self.router, LayerArrays(**arrays), x, token_mask)
 
 
 def _param(value: jax.Array, spec: P) -> nnx.Param[jax.Array]:
@@ -189,25 +221,17 @@ def _param(value: jax.Array, spec: P) -> nnx.Param[jax.Array]:
 
 
 def _initialize(
-    key: jax.Array,
-    shape: tuple[int, ...],
-    dtype: DTypeLike,
-    mesh: Mesh | AbstractMesh | None,
-    spec: P,
+    key: jax.Array, param: Parameter, dtype: DTypeLike, mesh: Mesh | AbstractMesh | None
 ) -> jax.Array:
     """Makes a parameter in its shards, so that no device ever holds the whole."""
     if mesh is None or mesh.abstract_mesh.manual_axes:
-        return _initializer(shape, jnp.dtype(dtype), None)(key)
-    value = _initializer(shape, jnp.dtype(dtype), NamedSharding(mesh, spec))(key)
-    return reshard(mesh, spec, value)
+        return _initializer(param, jnp.dtype(dtype), None)(key)
+    value = _initializer(param, jnp.dtype(dtype), NamedSharding(mesh, param.spec))(key)
+    return reshard(mesh, param.spec, value)
 
 
 @functools.lru_cache(maxsize=64)
 def _initializer(
-    shape: tuple[int, ...], dtype: Any, sharding: NamedSharding | None
+    param: Parameter, dtype: Any, sharding: NamedSharding | None
 ) -> Callable[[jax.Array], jax.Array]:
-    """Lecun's normal initialization, for each expert, and for gate and up, by themselves."""
-    in_axis = 0 if len(shape) == 2 else 1
-    others = tuple(axis for axis in range(len(shape) - 1) if axis != in_axis)
-    initializer = nnx.initializers.lecun_normal(in_axis=in_axis, batch_axis=others)
-    return jax.jit(lambda key: initializer(key, shape, dtype), out_shardings=sharding)
+    return jax.jit(lambda key: param.initializer(key, param.shape, dtype), out_shardings=sharding)

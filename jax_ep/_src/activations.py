@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -20,7 +21,19 @@ PLAIN_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": lambda up: jax.nn.silu(up),
 }
 
-Activation = str | Callable[[jax.Array], jax.Array]
+Activation = str | Callable[..., jax.Array]
+"""A name, or a function: of (gate, up), or of one array."""
+
+
+def takes_gate_and_up(function: Callable[..., jax.Array]) -> bool:
+    """Whether a function has two arguments without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    return len(required) == 2
 
 
 def num_outputs(activation: str, num_columns: int) -> int:

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 
 from jax_ep._src import checks, compat
 from jax_ep._src.accumulation import NO_ACCUMULATORS, Accumulation, Accumulators
-from jax_ep._src.activations import GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, Activation
+from jax_ep._src.activations import (
+    GATED_ACTIVATIONS,
+    PLAIN_ACTIVATIONS,
+    Activation,
+    takes_gate_and_up,
+)
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.mesh import ExpertAxis
 
@@ -121,24 +126,25 @@ def check_num_experts(
 
 
 def check_activation(operation: str, activation: Activation) -> bool | None:
-    """Returns whether it is gated; None for a function, which may be either."""
+    """Returns whether it is gated; None for a function of one array, which may be either."""
     if isinstance(activation, str):
         if activation in GATED_ACTIVATIONS:
             return True
         if activation in PLAIN_ACTIVATIONS:
             return False
     elif callable(activation):
-        return None
+        return True if takes_gate_and_up(activation) else None
     raise ArgumentError(
         f"jax_ep.{operation}: activation={activation!r} is not known; expected one of "
         f"{tuple(GATED_ACTIVATIONS)} (gated), one of {tuple(PLAIN_ACTIVATIONS)} (plain), or a "
-        "function from float32 [M, 2, F] or [M, F] to [M, F]."
+        "function from float32 [M, 2, F], [M, F], or gate and up [M, F], to [M, F]."
     )
 
 
 def _kind(activation: Activation) -> str:
     if not isinstance(activation, str):
-        return "a function as the activation"
+        arguments = " of (gate, up)" if takes_gate_and_up(activation) else ""
+        return f"a function{arguments} as the activation"
     kind = "gated" if activation in GATED_ACTIVATIONS else "plain"
     return f"activation={activation!r}, which is {kind}"
 
@@ -211,11 +217,12 @@ def _shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
 def _flat_function(operation: str, function: Activation, size: int, is_gated: bool) -> Activation:
     """`function` as one from [M, N], with its result checked."""
     assert callable(function)
+    takes_two = takes_gate_and_up(function)
 
     def flat(pre_activation: jax.Array) -> jax.Array:
         num_rows = pre_activation.shape[0]
         given = pre_activation.reshape(num_rows, *((2, size) if is_gated else (size,)))
-        result = function(given)
+        result = function(given[:, 0], given[:, 1]) if takes_two else function(given)
         checks.array(operation, "activation's result", result)
         if result.shape != (num_rows, size):
             raise ArgumentError(

@@ -45,8 +45,8 @@ def grouped_mlp(
       group_sizes: integer[L], as in `grouped_matmul`.
       row_weights: [M] of any float dtype, or None for weights of 1. Give `combine` None then.
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
-        ``"relu2"``, ``"silu"``; or a function from float32 [M, 2, F] (gated weights) or [M, F] to
-        [M, F], which runs between the matmuls.
+        ``"relu2"``, ``"silu"``; or a function to float32 [M, F] from gate and up [M, F] (two
+        arguments), or from [M, 2, F] (gated weights) or [M, F]. It runs between the matmuls.
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
         float dtype.
       b_down: [L, H] of any float dtype, or None.

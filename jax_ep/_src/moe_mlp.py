@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax_ep._src.combine import combine
 from jax_ep._src.experts import Experts, UpBiases, UpWeights, check_experts, check_num_experts
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import function_experts, named_experts
-from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
+from jax_ep._src.params import GroupedMlpParams, MoeMlpParams, Remat
 from jax_ep._src.plan import Plan
 
 
@@ -59,7 +59,7 @@ def moe_mlp(
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
     num_chunks: int = 1,
-    remat: Literal["dispatch"] | None = "dispatch",
+    remat: Remat = "dispatch",
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats]:

@@ -7,12 +7,15 @@ choose while lowering.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.mesh import AxisName, ExpertAxis
+
+Remat = Literal["dispatch"] | None
+"""What `moe_mlp` repeats in the backward pass rather than keeps."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -306,12 +306,6 @@ class OptionsTest(parameterized.TestCase):
 
 @tier.only_on_cpu
 class ErrorTest(parameterized.TestCase):
-    def test_batch_does_not_divide(self):
-        with jax.set_mesh(make_mesh("data_expert")):
-            layer = make_layer()
-            with self.assertRaisesRegex(ValueError, "multiple of 8"):
-                layer(tokens(batch=12))
-
     @parameterized.parameters(
         ("expert", dict(num_experts=12), "num_experts=12 .* Use 16"),
         ("fsdp", dict(hidden_size=33), "hidden_size=33 .* Use 34"),

@@ -1,141 +1,134 @@
-"""The static configuration of a layer, with the checks of its constructor."""
+"""The options of a layer: one dataclass for `nnx.MoE` and `linen.MoE`, with its checks."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.nn.initializers import Initializer
 from jax.sharding import AbstractMesh, Mesh
-from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jax_ep._src import checks
-from jax_ep._src.activations import GATED_ACTIVATIONS, Activation
+from jax_ep._src.activations import Activation
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.experts import check_activation
 from jax_ep._src.mesh import AxisName
-from jax_ep._src.moe_layer.router import NAMED_ROUTERS, Router
+from jax_ep._src.moe_layer.router import LAYER, NAMED_ROUTERS, Router
+from jax_ep._src.params import Remat
 
-LAYER = "nnx.MoE"
+KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
+BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
     """Mesh axes, by what is sharded over them. Those that do not exist are left out."""
 
-    tokens: tuple[str, ...]
+    batch: tuple[str, ...]
+    sequence: tuple[str, ...]
     expert: tuple[str, ...]
     fsdp: tuple[str, ...]
     tensor: tuple[str, ...]
 
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The axes that tokens are sharded over."""
+        return (*self.batch, *self.sequence)
+
     def within(self, names: tuple[str, ...] | frozenset[str]) -> Axes:
         """The axes that are among `names`."""
-        groups = (self.tokens, self.expert, self.fsdp, self.tensor)
+        groups = (getattr(self, field.name) for field in dataclasses.fields(self))
         return Axes(*(tuple(n for n in group if n in names) for group in groups))
 
-    def param_specs(self, is_gated: bool) -> tuple[P, P, P]:
-        """The specs of router_kernel, w_up and w_down."""
-        expert, fsdp, tensor = map(_entry, (self.expert, self.fsdp, self.tensor))
-        gated = (None,) if is_gated else ()
-        return P(None, None), P(expert, fsdp, *gated, tensor), P(expert, tensor, fsdp)
 
-
-def _entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
+def spec_entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
     """The entry of a partition spec for a dimension that is sharded over these axes."""
     return names[0] if len(names) == 1 else names or None
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The static properties of a layer, hashed by value.
+    """The static options of a layer, hashed by value. `nnx.MoE` documents them.
 
-    `router` is a name, or None for a router that the layer keeps beside the configuration.
+    `router` is a name, or None for a router that the layer keeps beside its options.
     """
 
     hidden_size: int
     intermediate_size: int
     num_experts: int
     top_k: int
-    mesh: Mesh | AbstractMesh | None
-    axes: Axes
-    router: str | None
-    activation: Activation
-    is_gated: bool
-    capacity_factor: float | None
-    num_comm_sms: int | None
-    implementation: str | None
-    dtype: Any
+    mesh: Mesh | AbstractMesh | None = None
+    expert_axis: AxisName | None = "expert"
+    batch_axes: tuple[str, ...] = ("data", "expert")
+    sequence_axes: tuple[str, ...] = ()
+    fsdp_axis: str | None = None
+    tensor_axis: str | None = None
+    router: str | None = "softmax"
+    logits_bias: bool = False
+    selection_bias: bool = False
+    activation: Activation = "swiglu"
+    use_bias: bool = False
+    capacity_factor: float | None = None
+    num_chunks: int = 1
+    remat: Remat = "dispatch"
+    num_comm_sms: int | None = None
+    implementation: str | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    kernel_init: Initializer = KERNEL_INIT
+    bias_init: Initializer = BIAS_INIT
 
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "num_experts", "top_k"):
+            checks.integer(LAYER, name, getattr(self, name))
+        if self.top_k > self.num_experts:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
+                "at most one assignment per expert. Give a smaller top_k, or more experts."
+            )
+        check_activation(LAYER, self.activation)
+        checks.capacity(LAYER, capacity_factor=self.capacity_factor)
+        checks.integer(LAYER, "num_chunks", self.num_chunks)
+        checks.remat(LAYER, self.remat)
+        checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")
+        checks.implementation(LAYER, self.implementation)
+        for name in ("batch_axes", "sequence_axes"):
+            object.__setattr__(self, name, _names(getattr(self, name)))
+        if set(self.axes.tensor) & set(self.axes.tokens):
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: tensor_axis={self.tensor_axis!r} is one of the axes "
+                f"{self.axes.tokens} that tokens are sharded over. Give an axis of its own, or "
+                "leave it out of batch_axes."
+            )
 
-def make_config(
-    *,
-    hidden_size: int,
-    intermediate_size: int,
-    num_experts: int,
-    top_k: int,
-    mesh: Mesh | AbstractMesh | None,
-    expert_axis: AxisName | None,
-    batch_axes: tuple[str, ...],
-    fsdp_axis: str | None,
-    tensor_axis: str | None,
-    router: str | Router,
-    activation: Activation,
-    capacity_factor: float | None,
-    num_comm_sms: int | None,
-    implementation: str | None,
-    dtype: DTypeLike | None,
-) -> Config:
-    """Checks the arguments of a layer's constructor."""
-    sizes = {
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_experts": num_experts,
-        "top_k": top_k,
-    }
-    for name, size in sizes.items():
-        checks.integer(LAYER, name, size)
-    if top_k > num_experts:
-        raise ArgumentError(
-            f"jax_ep.{LAYER}: top_k={top_k} with num_experts={num_experts}; expected at most one "
-            "assignment per expert. Give a smaller top_k, or more experts."
+    @functools.cached_property
+    def axes(self) -> Axes:
+        """The mesh axes. The batch has those that tokens need and that the sequence lacks."""
+        expert, fsdp, tensor = map(
+            _names, (self.expert_axis or (), self.fsdp_axis or (), self.tensor_axis or ())
         )
+        tokens = dict.fromkeys((*self.batch_axes, *expert, *fsdp))
+        batch = tuple(name for name in tokens if name not in self.sequence_axes)
+        return Axes(batch, self.sequence_axes, expert, fsdp, tensor)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether w_up has a gate. A function says so by two arguments."""
+        return check_activation(LAYER, self.activation) or False
+
+
+def check_router(router: str | Router) -> None:
+    """Raises unless it is a router's name, or may be called."""
     if not (callable(router) or router in NAMED_ROUTERS):
         raise ArgumentError(
             f"jax_ep.{LAYER}: router={router!r}; expected one of {tuple(NAMED_ROUTERS)}, or a "
             "function from logits and top_k to jax_ep.routing.Routing."
         )
-    check_activation(LAYER, activation)
-    checks.capacity(LAYER, capacity_factor=capacity_factor)
-    checks.num_sms(LAYER, num_comm_sms, "num_comm_sms")
-    checks.implementation(LAYER, implementation)
-    expert = () if expert_axis is None else _names(expert_axis)
-    fsdp = () if fsdp_axis is None else (fsdp_axis,)
-    tensor = () if tensor_axis is None else (tensor_axis,)
-    axes = Axes(
-        tokens=tuple(dict.fromkeys((*_names(batch_axes), *expert, *fsdp))),
-        expert=expert,
-        fsdp=fsdp,
-        tensor=tensor,
-    )
-    if set(axes.tensor) & set(axes.tokens):
-        raise ArgumentError(
-            f"jax_ep.{LAYER}: tensor_axis={tensor_axis!r} is one of the axes {axes.tokens} that "
-            "tokens are sharded over. Give an axis of its own, or leave it out of batch_axes."
-        )
-    return Config(
-        **sizes,
-        mesh=mesh,
-        axes=axes,
-        router=router if isinstance(router, str) else None,
-        activation=activation,
-        is_gated=isinstance(activation, str) and activation in GATED_ACTIVATIONS,
-        capacity_factor=capacity_factor,
-        num_comm_sms=num_comm_sms,
-        implementation=implementation,
-        dtype=None if dtype is None else jnp.dtype(dtype),
-    )
 
 
 def _names(axes: AxisName) -> tuple[str, ...]:
@@ -148,8 +141,8 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
     if axes.expert != wanted.expert:
         raise ArgumentError(
             f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected the expert axis "
-            f"{_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one with "
-            "expert_axis=, or give expert_axis=None if every rank is to hold all experts."
+            f"{spec_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one "
+            "with expert_axis=, or give expert_axis=None if every rank is to hold all experts."
         )
     if not axes.tokens:
         raise ArgumentError(
@@ -181,14 +174,3 @@ def check_input(config: Config, x: Any, token_mask: Any) -> None:
         )
     if token_mask is not None:
         checks.shape(LAYER, "token_mask", token_mask, x.shape[:-1])
-
-
-def check_batch(x: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> None:
-    """Raises unless the leading dimension of x divides over the token axes."""
-    shards = math.prod(mesh.shape[axis] for axis in axes)
-    if x.shape[0] % shards:
-        raise ArgumentError(
-            f"jax_ep.{LAYER}: the leading dimension of x, {x.shape[0]}, does not divide over the "
-            f"{shards} ranks of the mesh axes {axes}. Use a batch that is a multiple of {shards}, "
-            "reshape x to [tokens, hidden size] if that divides, or shard over fewer batch_axes."
-        )

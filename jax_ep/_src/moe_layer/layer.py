@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
 from jax_ep._src.moe_layer import router as routers
-from jax_ep._src.moe_layer.config import Axes, Config, check_batch, check_input, check_mesh
+from jax_ep._src.moe_layer.config import Axes, Config, check_input, check_mesh
 from jax_ep._src.moe_layer.mesh import find_mesh
+from jax_ep._src.moe_layer.parameters import parameters
 from jax_ep._src.moe_layer.router import Router, SplitRouter
+from jax_ep._src.moe_layer.tokens import flatten, pad, token_spec
 from jax_ep._src.moe_mlp import moe_mlp
 
 
@@ -39,14 +42,16 @@ class MoEStats:
 
 
 class LayerArrays(NamedTuple):
-    """The arrays of a layer, and their specs."""
+    """The arrays of a layer, and their specs. Those that a layer lacks are None."""
 
     router_kernel: Any  # [H, E]
     w_up: Any  # [E, H, 2, F] or [E, H, F]
     w_down: Any  # [E, F, H]
-    logits_bias: Any  # [E] or None
-    selection_bias: Any  # [E] or None
-    router: Any  # list of a custom router's arrays
+    b_up: Any = None  # [E, 2, F] or [E, F]
+    b_down: Any = None  # [E, H]
+    logits_bias: Any = None  # [E]
+    selection_bias: Any = None  # [E]
+    router: Any = ()  # list of a custom router's arrays
 
 
 def apply(
@@ -85,9 +90,17 @@ def _run(
 
     axis_names = frozenset(mesh.axis_names) - manual
     outer = axes.within(axis_names)
-    check_batch(x, mesh, outer.tokens)
-    specs = LayerArrays(*outer.param_specs(config.is_gated), P(), P(), P())
-    tokens = P(outer.tokens)
+    to_spec = functools.partial(reshard, mesh)
+    given, tokens = x, token_spec(x, mesh, outer)
+    is_padded = tokens is None
+    if tokens is None:
+        tokens = P(outer.tokens)
+        x, token_mask = flatten(
+            to_spec(P(), x), None if token_mask is None else to_spec(P(), token_mask)
+        )
+        x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
+    param_specs = {name: param.spec for name, param in parameters(config, outer).items()}
+    specs = LayerArrays(**param_specs, selection_bias=P(), router=P())
     in_specs = (specs, tokens, tokens)
     sharded_layer = jax.shard_map(
         functools.partial(layer, axes),
@@ -96,7 +109,6 @@ def _run(
         out_specs=(tokens, P()),
         axis_names=axis_names,
     )
-    to_spec = functools.partial(reshard, mesh)
     operands = jax.tree.map(
         lambda spec, subtree: jax.tree.map(functools.partial(to_spec, spec), subtree),
         in_specs,
@@ -104,7 +116,9 @@ def _run(
         is_leaf=lambda node: isinstance(node, P),
     )
     y, stats = sharded_layer(*operands)
-    return to_spec(jax.typeof(x).sharding.spec, y), stats
+    if is_padded:
+        y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(given.shape)
+    return to_spec(jax.typeof(given).sharding.spec, y), stats
 
 
 _compiled = jax.jit(_run, static_argnums=(0, 1, 2), inline=True)
@@ -119,12 +133,15 @@ def _local_layer(
     token_mask: jax.Array | None,
 ) -> tuple[jax.Array, MoEStats]:
     """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
-    tokens = x.reshape(-1, x.shape[-1])
-    if not tokens.size:  # on all ranks alike
+    tokens, mask = flatten(x, token_mask)
+    num_tokens = tokens.shape[0]
+    if not num_tokens:  # on all ranks alike
         zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
         stats = MoEStats(aux_loss=zero, z_loss=zero, expert_load=load, num_dropped=load[0])
         return x.astype(config.dtype or x.dtype), stats
-    mask = None if token_mask is None else token_mask.reshape(-1)
+    tokens, mask = pad(tokens, mask, config.num_chunks)
+    if mask is not None:
+        tokens = jnp.where(mask[:, None], tokens, 0)  # NaN in padding reaches no gradient
     logits = jnp.dot(
         tokens.astype(jnp.float32),
         arrays.router_kernel.astype(jnp.float32),
@@ -133,7 +150,7 @@ def _local_layer(
     if arrays.logits_bias is not None:
         logits = logits + arrays.logits_bias.astype(jnp.float32)
     if mask is not None:
-        logits = jnp.where(mask[:, None], logits, 0)
+        logits = jnp.where(mask[:, None], logits, 0)  # with a bias
     if router is None:
         assert config.router is not None
         route = routers.NAMED_ROUTERS[config.router]
@@ -152,7 +169,7 @@ def _local_layer(
         expert_load=routing.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
         num_dropped=num_dropped,
     )
-    return y.reshape(x.shape), stats
+    return y[:num_tokens].reshape(x.shape), stats
 
 
 def _experts(
@@ -173,10 +190,12 @@ def _experts(
         ids = jnp.where(ids >= 0, first_id + ids, -1)
         num_experts *= lax.axis_size(exchange)
         capacity_factor, recv_capacity = None, max(1, ids.size)
-    w_up, w_down = arrays.w_up, arrays.w_down
+    w_up, w_down, b_down = arrays.w_up, arrays.w_down, arrays.b_down
     if axes.fsdp:
         w_up = lax.all_gather(w_up, axes.fsdp, axis=1, tiled=True)
         w_down = lax.all_gather(w_down, axes.fsdp, axis=2, tiled=True)
+    if axes.tensor and b_down is not None:  # the sum over the axis has it once
+        b_down = jnp.where(lax.axis_index(axes.tensor) == 0, b_down, 0)
     y, stats = moe_mlp(
         tokens.astype(dtype),
         ids,
@@ -185,8 +204,12 @@ def _experts(
         axis_name=exchange,
         num_experts=num_experts,
         activation=config.activation,
+        b_up=arrays.b_up,
+        b_down=b_down,
         capacity_factor=capacity_factor,
         recv_capacity=recv_capacity,
+        num_chunks=config.num_chunks,
+        remat=config.remat,
         num_comm_sms=config.num_comm_sms,
         implementation=config.implementation,
     )

@@ -9,7 +9,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jax_ep._src import compat
 from jax_ep._src.errors import ArgumentError
-from jax_ep._src.moe_layer.config import LAYER, Config
+from jax_ep._src.moe_layer.config import Config
+from jax_ep._src.moe_layer.router import LAYER
 
 
 def find_mesh(config: Config, arrays: list[Any]) -> Mesh | AbstractMesh:

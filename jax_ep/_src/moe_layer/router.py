@@ -11,6 +11,9 @@ from jax_ep import routing
 from jax_ep._src import checks
 from jax_ep._src.errors import ArgumentError, DtypeError
 
+LAYER = "MoE"
+"""The layer's name in messages."""
+
 Router = Callable[..., routing.Routing]
 NAMED_ROUTERS: dict[str, Router] = {
     "softmax": routing.softmax_topk,
@@ -46,18 +49,18 @@ def call(
     after = jax.tree.leaves(router)
     if len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)):
         raise ArgumentError(
-            f"jax_ep.nnx.MoE: the router {type(router).__name__} changed its own state when it was "
+            f"jax_ep.{LAYER}: the router {type(router).__name__} changed its own state when it was "
             "called; expected a call without side effects. Update the state between calls, e.g. "
             "from MoEStats.expert_load."
         )
     if not isinstance(routed, routing.Routing):
         raise DtypeError(
-            f"jax_ep.nnx.MoE: the router returned a {type(routed).__name__}; expected a "
+            f"jax_ep.{LAYER}: the router returned a {type(routed).__name__}; expected a "
             "jax_ep.routing.Routing(topk_ids, topk_weights, probabilities)."
         )
     num_tokens, num_experts = logits.shape
-    checks.topk_ids("nnx.MoE", routed.topk_ids, num_tokens)
+    checks.topk_ids(LAYER, routed.topk_ids, num_tokens)
     top_k = routed.topk_ids.shape[1]
     for name, size in ("topk_weights", top_k), ("probabilities", num_experts):
-        checks.weights("nnx.MoE", name, getattr(routed, name), (num_tokens, size))
+        checks.weights(LAYER, name, getattr(routed, name), (num_tokens, size))
     return routed

@@ -1,0 +1,70 @@
+"""The parameters of a layer: names, shapes, partition specs and initial values.
+
+`nnx.MoE` and `linen.MoE` make theirs from this table, so that one reads the other's checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jax_ep._src.moe_layer.config import Axes, Config, spec_entry
+
+
+class Parameter(NamedTuple):
+    """Describes a parameter to the module that makes it."""
+
+    shape: tuple[int, ...]
+    spec: P
+    initializer: Callable[..., jax.Array]
+
+
+def parameters(config: Config, axes: Axes) -> dict[str, Parameter]:
+    """Returns the parameters by name, sharded over those of `axes` that shard weights."""
+    hidden, size, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
+    expert, fsdp, tensor = map(spec_entry, (axes.expert, axes.fsdp, axes.tensor))
+    two, both = ((2,), (None,)) if config.is_gated else ((), ())
+
+    kernel_init: Callable[..., jax.Array] = config.kernel_init
+    matrix = functools.partial(_of_each_matrix, kernel_init)
+
+    found = {
+        "router_kernel": Parameter((hidden, num_experts), P(None, None), config.kernel_init),
+        "w_up": Parameter(
+            (num_experts, hidden, *two, size), P(expert, fsdp, *both, tensor), matrix(1)
+        ),
+        "w_down": Parameter((num_experts, size, hidden), P(expert, tensor, fsdp), matrix(1)),
+    }
+    if config.use_bias:
+        found["b_up"] = Parameter(
+            (num_experts, *two, size), P(expert, *both, tensor), config.bias_init
+        )
+        found["b_down"] = Parameter((num_experts, hidden), P(expert, None), config.bias_init)
+    if config.logits_bias:
+        found["logits_bias"] = Parameter((num_experts,), P(), config.bias_init)
+    return found
+
+
+@functools.cache
+def _of_each_matrix(
+    initializer: Callable[..., jax.Array], in_axis: int
+) -> Callable[..., jax.Array]:
+    """Initializes each expert's matrix, and gate and up, by themselves: [in, out]."""
+
+    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        others = tuple(size for axis, size in enumerate(shape[:-1]) if axis != in_axis)
+
+        def one(key: jax.Array) -> jax.Array:
+            return initializer(key, (shape[in_axis], shape[-1]), dtype)
+
+        for _ in others:
+            one = jax.vmap(one)
+        keys = jax.random.split(key, others) if others else key
+        return jnp.moveaxis(one(keys), len(others), in_axis)
+
+    return initialize

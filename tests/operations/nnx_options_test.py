@@ -1,0 +1,211 @@
+"""The options of nnx.MoE against a loop over experts: biases, padding, chunks, initializers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jax_ep import routing
+from jax_ep.nnx import MoE, MoEStats
+
+HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 16, 8, 8, 2
+ONE_DEVICE = testing.mesh_of((1,), ("expert",))
+
+# The axes for 8 devices, and the options that go with them.
+MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
+    "expert": ((8,), ("expert",), {}),
+    "all": (
+        (2, 2, 2), ("data", "expert", "tensor"), {"fsdp_axis": "data", "tensor_axis": "tensor"},
+    ),
+    "sequence": ((2, 4), ("data", "expert"), {"sequence_axes": ("expert",)}),
+}  # fmt: skip
+
+
+def make_mesh(name: str, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    shape, names, _ = MESHES[name]
+    return testing.mesh_of(testing.fit(shape), names, axis_type=kind)
+
+
+def make_layer(mesh: str | None = None, **options: Any) -> MoE:
+    options = {"mesh": ONE_DEVICE} | options if mesh is None else MESHES[mesh][2] | options
+    return MoE(HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, rngs=nnx.Rngs(0), **options)
+
+
+def tokens(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (*shape, HIDDEN))
+
+
+def gpt_oss(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Its activation, with a limit that some values reach."""
+    gate, up = jnp.minimum(gate, 2), jnp.clip(up, -2, 2)
+    return (up + 1) * gate * jax.nn.sigmoid(1.702 * gate)
+
+
+def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
+    """Every expert on every token, in a loop; losses by `routing`, unsharded."""
+    flat = x.reshape(-1, HIDDEN)
+    mask = jnp.ones(len(flat), bool) if token_mask is None else token_mask.reshape(-1)
+    logits = flat @ layer.router_kernel[...]
+    if layer.logits_bias is not None:
+        logits += layer.logits_bias[...]
+    routed = routing.softmax_topk(logits, TOP_K, token_mask=mask)
+    y = jnp.zeros_like(flat)
+    for expert in range(NUM_EXPERTS):
+        hidden = jnp.einsum("th,hcf->tcf", flat, layer.w_up[expert])
+        if layer.b_up is not None:
+            hidden += layer.b_up[expert]
+        out = layer.config.activation(hidden[:, 0], hidden[:, 1]) @ layer.w_down[expert]
+        if layer.b_down is not None:
+            out += layer.b_down[expert]
+        weight = jnp.where(routed.topk_ids == expert, routed.topk_weights, 0).sum(-1)
+        y += weight[:, None] * out
+    stats = MoEStats(
+        aux_loss=routing.balancing_loss(routed.probabilities, routed.topk_ids),
+        z_loss=routing.z_loss(logits, token_mask=mask),
+        expert_load=routing.load(routed.topk_ids, NUM_EXPERTS),
+        num_dropped=jnp.int32(0),
+    )
+    return y.reshape(x.shape), stats
+
+
+def results(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None, call: Any = None) -> Any:
+    """(y, stats) and the gradients of a loss of all, as numpy."""
+    call = call or (lambda layer, x: layer(x, token_mask=token_mask))
+
+    def loss(layer: MoE, x: jax.Array) -> Any:
+        y, stats = call(layer, x)
+        return jnp.sin(y).sum() + stats.aux_loss + stats.z_loss, (y, stats)
+
+    run = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, out), (grads, x_grad) = run(layer, x)
+    return jax.tree.map(np.asarray, (out, nnx.to_pure_dict(nnx.state(grads)), x_grad))
+
+
+def assert_close(got: Any, expected: Any, rtol: float = 5e-5) -> None:
+    def check(path: Any, a: Any, b: Any) -> None:
+        scale = np.abs(np.asarray(b, np.float32)).max(initial=0.0)
+        message = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale, err_msg=message)
+
+    jax.tree_util.tree_map_with_path(check, got, expected)
+
+
+class BiasTest(parameterized.TestCase):
+    OPTIONS: dict[str, Any] = {
+        "use_bias": True,
+        "logits_bias": True,
+        "activation": gpt_oss,
+        "bias_init": nnx.initializers.normal(),
+    }
+
+    @parameterized.parameters(None, "expert", "all")
+    def test_gpt_oss(self, mesh: str | None):
+        """Biases of the router and of both matmuls; a function of gate and up."""
+        x = tokens(8, 3)
+        reference = make_layer(**self.OPTIONS)
+        expected = results(reference, x, call=lambda layer, x: dense(layer, x))
+        with jax.set_mesh(ONE_DEVICE if mesh is None else make_mesh(mesh)):
+            layer = make_layer(mesh, **self.OPTIONS)
+            self.assertEqual(layer.b_up.shape, (NUM_EXPERTS, 2, INTERMEDIATE))
+            assert_close(results(layer, x), expected)
+
+    def test_a_plain_activation(self):
+        layer = make_layer(use_bias=True, activation="relu")
+        self.assertEqual(layer.b_up.shape, (NUM_EXPERTS, INTERMEDIATE))
+        self.assertEqual(layer.b_down.shape, (NUM_EXPERTS, HIDDEN))
+        self.assertFalse(layer.b_up[...].any())
+
+
+class PaddingTest(parameterized.TestCase):
+    @parameterized.parameters(None, "all")
+    def test_nan_in_padding_reaches_nothing(self, mesh: str | None):
+        """Padding tokens are neither routed nor counted, and no gradient sees them."""
+        options = BiasTest.OPTIONS
+        x, mask = tokens(8, 3), jax.random.bernoulli(jax.random.key(2), 0.6, (8, 3))
+        reference = lambda layer, x: dense(layer, x, mask)
+        expected = results(make_layer(**options), jnp.where(mask[..., None], x, 0), call=reference)
+        with jax.set_mesh(ONE_DEVICE if mesh is None else make_mesh(mesh)):
+            poisoned = jnp.where(mask[..., None], x, jnp.nan)
+            got = results(make_layer(mesh, **options), poisoned, mask)
+        assert_close(got, expected)
+        (y, stats), *_ = got
+        self.assertFalse(y[~np.asarray(mask)].any())
+        self.assertEqual(stats.expert_load.sum(), TOP_K * mask.sum())
+
+    @parameterized.parameters(
+        ("expert", (1, 16)), ("expert", (3, 5)), ("expert", (2,)), ("all", (1, 1)), ("all", (5,)),
+        ("sequence", (2, 12)), ("sequence", (3, 4)), ("sequence", (7,)),
+    )  # fmt: skip
+    def test_any_shape(self, mesh: str, shape: tuple[int, ...]):
+        """One row of a sequence, uneven tokens, fewer tokens than ranks: as on one device."""
+        expected = results(make_layer(), tokens(*shape))
+        with jax.set_mesh(make_mesh(mesh)):
+            assert_close(results(make_layer(mesh), tokens(*shape)), expected)
+
+    @parameterized.parameters("expert", "sequence")
+    def test_explicit_axes(self, mesh: str):
+        for shape in (3, 5), (2, 8):
+            expected = make_layer()(tokens(*shape))
+            with jax.set_mesh(make_mesh(mesh, AxisType.Explicit)):
+                got = make_layer(mesh)(tokens(*shape))
+            assert_close(*jax.tree.map(np.asarray, (got, expected)))
+
+    def test_a_sequence_stays_where_it_is(self):
+        mesh = make_mesh("sequence", AxisType.Explicit)
+        with jax.set_mesh(mesh):
+            x = jax.device_put(tokens(2, 8), jax.NamedSharding(mesh, P("data", "expert")))
+            layer = make_layer("sequence")
+            program = jax.jit(lambda x: layer(x)[0]).lower(x)
+            y = layer(x)[0]
+        self.assertEqual(y.sharding.spec, P("data", "expert", None))
+        self.assertNotIn("reshard", program.as_text())
+
+
+class ChunksTest(parameterized.TestCase):
+    @parameterized.parameters({"num_chunks": 3}, {"num_chunks": 2, "remat": None}, {"remat": None})
+    def test_same_numbers(self, **options: Any):
+        """Tokens of a rank are padded to a multiple of the chunks: 5 here."""
+        x = tokens(testing.NUM_DEVICES, 5)
+        expected = results(make_layer(), x)
+        with jax.set_mesh(make_mesh("expert")):
+            assert_close(results(make_layer("expert", **options), x), expected)
+
+    def test_they_reach_the_operation(self):
+        for options, text in ({"num_chunks": 0}, "num_chunks=0"), ({"remat": "x"}, "remat='x'"):
+            with self.assertRaisesRegex(ValueError, text):
+                make_layer(**options)
+
+
+class InitializerTest(absltest.TestCase):
+    def test_each_matrix_by_itself(self):
+        """An initializer sees [in, out], so that its fans are those of one expert."""
+        shapes = []
+
+        def record(key: Any, shape: Any, dtype: Any) -> jax.Array:
+            shapes.append(shape)
+            return jax.random.normal(key, shape, dtype)
+
+        layer = make_layer(kernel_init=record)
+        up, down = (HIDDEN, INTERMEDIATE), (INTERMEDIATE, HIDDEN)
+        self.assertEqual(shapes, [(HIDDEN, NUM_EXPERTS), up, down])
+        matrices = layer.w_up[...].swapaxes(1, 2).reshape(2 * NUM_EXPERTS, -1)
+        self.assertLen(np.unique(matrices[:, 0]), 2 * NUM_EXPERTS)
+
+    def test_biases(self):
+        ones = nnx.initializers.ones
+        layer = make_layer(use_bias=True, logits_bias=True, bias_init=ones)
+        for bias in layer.b_up, layer.b_down, layer.logits_bias:
+            np.testing.assert_array_equal(bias[...], 1)
+
+
+if __name__ == "__main__":
+    absltest.main()
