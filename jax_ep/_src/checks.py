@@ -204,10 +204,10 @@ def num_chunks(operation: str, num_chunks: int, num_tokens: int) -> None:
 
 def remat(operation: str, remat: str | None) -> None:
     """Raises unless it is a known way to save memory."""
-    if remat not in (None, "dispatch"):
+    if remat not in (None, "dispatch", "experts"):
         raise ArgumentError(
-            f"jax_ep.{operation}: remat={remat!r}; expected 'dispatch' or None. For other policies "
-            "wrap the layer in jax.checkpoint with jax_ep.REMAT_NAMES."
+            f"jax_ep.{operation}: remat={remat!r}; expected 'dispatch', 'experts' or None. For other "
+            "policies wrap the layer in jax.checkpoint with jax_ep.REMAT_NAMES."
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src import compat
 from jax_ep._src.accumulation import Accumulators
@@ -59,6 +60,7 @@ def epilogue_mlp_forward(
         params.epilogue(params.activation),
         keep_pre_activation=keep,
     )
+    pre_activation = checkpoint_name(pre_activation, "jax_ep.pre_activation")
     if b_down is None and row_weights is None:
         to_y = params.matmul(rows.dtype, zero_tail=params.zero_tail)
         return bind_matmul(activations, w_down, group_sizes, to_y), pre_activation
@@ -68,6 +70,18 @@ def epilogue_mlp_forward(
     if params.zero_tail:  # the epilogue leaves it unspecified
         y = jnp.where(rows_in_groups(group_sizes, y.shape[0])[:, None], y, 0)
     return y, pre_activation
+
+
+def repeat_pre_activation(
+    rows: jax.Array, experts: Experts, group_sizes: jax.Array, params: GroupedMlpParams
+) -> jax.Array:
+    """Returns the pre-activation that `epilogue_mlp_forward` keeps, by a matmul of its own."""
+    if experts.b_up is None:
+        return bind_matmul(rows, experts.w_up, group_sizes, params.matmul(rows.dtype))
+    pre_activation, _ = bind_activation(
+        rows, experts.w_up, group_sizes, experts.b_up, None, params.epilogue("none")
+    )
+    return pre_activation
 
 
 def epilogue_mlp_backward(

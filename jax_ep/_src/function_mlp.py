@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src import compat
 from jax_ep._src.experts import Experts
@@ -22,7 +23,10 @@ def function_mlp_up(
     rows: jax.Array, experts: Experts, group_sizes: jax.Array, params: GroupedMlpParams
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the pre-activation [M, N], without the bias, and the accumulator for a later call."""
-    return _matmul(rows, experts.w_up, group_sizes, experts.accumulators.w_up, rows.dtype, params)
+    pre_activation, accumulator = _matmul(
+        rows, experts.w_up, group_sizes, experts.accumulators.w_up, rows.dtype, params
+    )
+    return checkpoint_name(pre_activation, "jax_ep.pre_activation"), accumulator
 
 
 def function_mlp_up_backward(

@@ -1,6 +1,6 @@
 """The part of moe_mlp between its arguments and combine: dispatch, and the local experts.
 
-With ``remat="dispatch"`` its derivative sends x again along the plan rather than keep the rows.
+With a ``remat`` its derivative sends x again along the plan rather than keep the rows.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.dispatch import dispatch
-from jax_ep._src.epilogue_mlp import epilogue_mlp, epilogue_mlp_backward, epilogue_mlp_forward
+from jax_ep._src.epilogue_mlp import (
+    epilogue_mlp,
+    epilogue_mlp_backward,
+    epilogue_mlp_forward,
+    repeat_pre_activation,
+)
 from jax_ep._src.experts import Experts, gradient_of_experts
 from jax_ep._src.function_mlp import (
     function_mlp_down,
@@ -38,8 +44,9 @@ def named_experts(
 
     The accumulators are for a later call.
     """
-    if remat == "dispatch":
-        return _redispatching(x, topk_ids, topk_weights, experts, _MLP, params)
+    if remat is not None:
+        rule = _MLP if remat == "dispatch" else _REPEATING_MLP
+        return _redispatching(x, topk_ids, topk_weights, experts, rule, params)
     rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
     y, accumulators = epilogue_mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
     return y, plan, accumulators
@@ -56,6 +63,9 @@ def function_experts(
     params: MoeMlpParams,
 ) -> tuple[jax.Array, Plan, Accumulators]:
     """Returns the same as `named_experts`, with a function as the activation."""
+    if remat == "experts":  # the function may close over anything, so JAX repeats the whole
+        repeated = functools.partial(function_experts, function, remat=None, params=params)
+        return jax.checkpoint(repeated)(x, topk_ids, topk_weights, experts=experts)
     if remat == "dispatch":
         up = experts._replace(accumulators=Accumulators(experts.accumulators.w_up, None))
         (pre_activation, row_weights), plan, (up_accumulator, _) = _redispatching(
@@ -96,11 +106,11 @@ def _dispatch(
     return dispatched.rows, dispatched.row_weights, dispatched.plan
 
 
-# ---- remat="dispatch"
+# ---- remat="dispatch" and remat="experts"
 
 
 class _Rule(NamedTuple):
-    """A function of rows with its derivative: `_MLP` or `_UP`.
+    """A function of rows with its derivative: `_MLP`, `_REPEATING_MLP` or `_UP`.
 
     Both take rows, experts, group_sizes, row_weights and params. `forward` returns the result and
     one residual. `backward` takes these with the cotangent and the accumulators, and returns the
@@ -136,7 +146,22 @@ def _up_backward(
     return rows_bar, experts_bar, row_weights_bar
 
 
+def _repeating_forward(*operands: Any, keep: bool) -> tuple[jax.Array, None]:
+    y, _ = epilogue_mlp_forward(*operands, keep=False)
+    return y, None
+
+
+def _repeating_backward(
+    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
+) -> Any:
+    rows, experts, group_sizes, row_weights, _ = residuals
+    pre_activation = repeat_pre_activation(rows, experts, group_sizes, params)
+    residuals = rows, experts, group_sizes, row_weights, pre_activation
+    return epilogue_mlp_backward(params, residuals, y_bar, accumulators)
+
+
 _MLP = _Rule(epilogue_mlp_forward, epilogue_mlp_backward)
+_REPEATING_MLP = _Rule(_repeating_forward, _repeating_backward)
 _UP = _Rule(_up_forward, _up_backward)
 
 
@@ -164,6 +189,9 @@ def _redispatching_forward(
     params: MoeMlpParams,
 ) -> Any:
     rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
+    # Named again: jax.checkpoint finds no names inside the call of dispatch.
+    rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
+    plan = checkpoint_name(plan, "jax_ep.plan")
     result, kept = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=True)
     results = result, plan, experts.passed_on(params.mlp.accumulation)
     return results, (x, topk_weights, experts.without_accumulators(), plan, kept)

@@ -96,9 +96,10 @@ def moe_mlp(
       num_chunks: splits the tokens into this many calls, one after another, to bound memory. T must
         be a multiple of it. The calls' gradients of w_up and w_down are summed in float32, in
         place, and rounded once.
-      remat: ``"dispatch"`` does not keep the dispatched rows for the backward pass: it sends x
-        again along the plan. None keeps them. Both keep the pre-activation and recompute the
-        activation (for a function as the activation, None keeps its result).
+      remat: what the backward pass repeats rather than keeps. None keeps the dispatched rows and
+        the pre-activation, and repeats the activation (it keeps the result of a function).
+        ``"dispatch"`` does not keep the rows: it sends x again along the plan. ``"experts"`` keeps
+        neither: it also repeats the first matmul (and for a function the dispatch).
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 

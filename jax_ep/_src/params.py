@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.mesh import AxisName, ExpertAxis
 
-Remat = Literal["dispatch"] | None
+Remat = Literal["dispatch", "experts"] | None
 """What `moe_mlp` repeats in the backward pass rather than keeps."""
 
 

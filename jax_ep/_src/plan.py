@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from jax_ep._src.mesh import AxisName
 
-REMAT_NAMES = ("jax_ep.plan", "jax_ep.rows", "jax_ep.combined")
-"""The names of dispatch's and combine's results, for ``jax.checkpoint`` policies.
+REMAT_NAMES = ("jax_ep.plan", "jax_ep.rows", "jax_ep.pre_activation", "jax_ep.combined")
+"""The names of what a layer may keep, for ``jax.checkpoint`` policies.
 
 With ``jax.checkpoint_policies.save_only_these_names(*REMAT_NAMES)`` the backward pass repeats
-neither dispatch nor combine. Rows and plan come from one call, so keeping only one of the two
-repeats it; `moe_mlp`'s ``remat="dispatch"`` is the way to keep the plan and send the rows again.
+neither dispatch, combine nor the first matmul. Each ``remat`` of `moe_mlp` then keeps what it keeps
+without a checkpoint. Rows and plan come from one call, so keeping only one of the two repeats it,
+unless the other is not needed: ``remat="experts"`` needs the plan alone.
 """
 
 MIN_CAPACITY = 1024

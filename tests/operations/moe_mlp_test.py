@@ -313,6 +313,7 @@ class GradientsTest(parameterized.TestCase):
         {},
         {"remat": None, "num_chunks": 2},
         {"num_chunks": 4},
+        {"remat": "experts", "num_chunks": 2},
         {"recv_capacity": 8, "biases": False, "weights": False},
     )
     def test_agree_with_the_dense_layer(self, biases=True, weights=True, **options):
@@ -339,7 +340,9 @@ class GradientsTest(parameterized.TestCase):
                 if b is not None:
                     testing.assert_close(a, b, f"{kind} {name}", steps=256)
 
-    @parameterized.product(remat=["dispatch", None], num_chunks=[1, 4])
+    @parameterized.parameters(
+        ("dispatch", 1), (None, 4), ("experts", 4), ("dispatch", 4), (None, 1)
+    )
     def test_a_function_is_differentiated_as_well(self, remat, num_chunks):
         """Written out, swiglu has the gradients of the named one."""
         p = parameters()
@@ -442,12 +445,20 @@ class GradientsTest(parameterized.TestCase):
         self.assertNotEmpty(matrices)
         self.assertEqual({a.dtype for a in matrices}, {jnp.dtype(jnp.bfloat16)})
 
-    def test_remat_changes_no_bit_of_the_result(self):
-        p = parameters()
-        ids = testing.routings(SIZES)["uniform"]
-        out, _ = layer(remat="dispatch")(testing.merge_ranks(ids), *p.floats)
-        kept, _ = layer(remat=None)(testing.merge_ranks(ids), *p.floats)
-        testing.assert_bitwise(out, kept)
+    def test_remat_changes_no_bit(self):
+        p, ids = (
+            parameters(dtype=jnp.bfloat16),
+            testing.merge_ranks(testing.routings(SIZES)["half"]),
+        )
+
+        def loss(floats, remat):
+            out, _ = layer(remat=remat)(ids, *floats)
+            return jnp.sin(out).sum(), out
+
+        run = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+        kept = run(p.floats, None)
+        for remat in "dispatch", "experts":
+            jax.tree.map(testing.assert_bitwise, run(p.floats, remat), kept)
 
     @parameterized.parameters(1, 2)
     def test_replicated_inputs_and_shared_experts_get_their_psum(self, num_chunks):
