@@ -29,7 +29,7 @@ Status OutOfMemory(int64_t bytes, int device) {
       "jax_ep: out of memory on GPU ", device, ": the workspace of a rank takes ", bytes,
       " bytes outside JAX's pool, and ", free, " of ", total,
       " are free. Let JAX reserve less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or "
-      "dispatch fewer tokens at once; jax_ep.workspace_nbytes() says what a call needs, by buffer");
+      "dispatch fewer tokens at once; jax_ep.memory() says what a call needs, by buffer");
 }
 
 }  // namespace

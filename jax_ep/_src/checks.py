@@ -206,8 +206,8 @@ def remat(operation: str, remat: str | None) -> None:
     """Raises unless it is a known way to save memory."""
     if remat not in (None, "dispatch", "experts"):
         raise ArgumentError(
-            f"jax_ep.{operation}: remat={remat!r}; expected 'dispatch', 'experts' or None. For other "
-            "policies wrap the layer in jax.checkpoint with jax_ep.REMAT_NAMES."
+            f"jax_ep.{operation}: remat={remat!r}; expected 'dispatch', 'experts' or None. For "
+            "other policies wrap the layer in jax.checkpoint with jax_ep.REMAT_NAMES."
         )
 
 

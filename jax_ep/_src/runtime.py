@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jax_ep._src.errors import ArgumentError, Error, MissingExtensionError, PeerTimeoutError
+from jax_ep._src.errors import Error, MissingExtensionError, PeerTimeoutError
 
 try:
     from jax_ep import _ffi
@@ -62,40 +61,18 @@ def has_cuda() -> bool:
     return bool(_ffi.build_info()["cuda"])
 
 
-def workspace_nbytes(
-    num_tokens: int,
-    hidden: int,
-    top_k: int,
-    num_experts: int,
-    num_ranks: int,
-    dtype: Any = jnp.bfloat16,
+def workspace_buffers(
+    num_tokens: int, hidden: int, top_k: int, num_experts: int, num_ranks: int, itemsize: int
 ) -> dict[str, int]:
-    """Device memory that a rank needs outside JAX's pool, by buffer, before it is allocated.
+    """Returns the bytes of a rank's workspace by the buffer's name.
 
-    Workspaces are made at the first call on CUDA and shared by all calls of one group; other
-    platforms need none. The size follows from static shapes alone.
-
-    Args:
-      num_tokens: T, the tokens that a rank dispatches in one call.
-      hidden: H, elements of a token.
-      top_k: K, experts per token.
-      num_experts: E, experts of all ranks.
-      num_ranks: R, ranks of the expert axis.
-      dtype: dtype of the tokens.
-
-    Returns:
-      Bytes by the buffer's name, and their sum as ``"total"``.
+    Workspaces are made at the first call on CUDA and shared by all calls of one group. The size
+    follows from static shapes alone.
 
     Raises:
-      ArgumentError: a size is not positive, or the experts do not divide by the ranks.
+      ValueError: a size is not positive, or the experts do not divide by the ranks.
     """
-    try:
-        buffers = _ffi.workspace_buffers(
-            num_tokens, hidden, top_k, num_experts, num_ranks, jnp.dtype(dtype).itemsize
-        )
-    except ValueError as error:
-        raise ArgumentError(f"jax_ep.workspace_nbytes: {error}") from error
-    return {**buffers, "total": sum(buffers.values())}
+    return dict(_ffi.workspace_buffers(num_tokens, hidden, top_k, num_experts, num_ranks, itemsize))
 
 
 def check() -> None:

@@ -120,7 +120,8 @@ def a_device_is_full(full: int):
     ids = place(ids)
     room = place(jnp.zeros((RANKS * 2**30,), jnp.uint8))
     room.block_until_ready().delete()  # JAX's pool keeps it: what follows fails in jax_ep alone
-    needed = jax_ep.workspace_nbytes(sizes.num_tokens, sizes.hidden, 2, RANKS, RANKS)["total"]
+    memory = jax_ep.memory(sizes.num_tokens, sizes.hidden, sizes.hidden, RANKS, 2, RANKS)
+    needed = sum(memory.workspace.values())
     driver = cuda_programs.Driver()
     with driver.filled(full, but=64 * cuda_programs.MIB):
         for _ in range(2):

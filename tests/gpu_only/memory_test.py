@@ -50,7 +50,8 @@ def exchange(x, ids):
 
 class MemoryTest(absltest.TestCase):
     def test_is_what_was_announced(self):
-        announced = jax_ep.workspace_nbytes(TOKENS, HIDDEN, TOP_K, EXPERTS, RANKS)["total"]
+        memory = jax_ep.memory(TOKENS, HIDDEN, HIDDEN, EXPERTS, TOP_K, RANKS)
+        announced = sum(memory.workspace.values())
         result = cuda_programs.run(
             __file__, "--child", XLA_PYTHON_CLIENT_PREALLOCATE="true", XLA_PYTHON_CLIENT_MEM_FRACTION="0.4"
         )  # fmt: skip

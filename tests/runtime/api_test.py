@@ -215,7 +215,7 @@ class ApiTest(absltest.TestCase):
         self.assertContainsSubset(
             {
                 "dispatch", "combine", "grouped_matmul", "grouped_mlp", "moe_mlp", "Plan", "Dispatched", "mask_tail",
-                "grouped_matmul_rhs_gradient", "redispatch", "Stats", "workspace_nbytes", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
+                "grouped_matmul_rhs_gradient", "redispatch", "Stats", "memory", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
                 "routing", "Error",
             },
             set(jax_ep.__all__),

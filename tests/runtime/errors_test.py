@@ -298,7 +298,7 @@ PRODUCERS = {
         layer_without_mesh,
         lambda: jax_ep.routing.softmax_topk(X, 9),
         lambda: jax_ep.routing.sigmoid_topk(X, 2, num_groups=3),
-        lambda: jax_ep.workspace_nbytes(8, 64, 2, 7, 4),
+        lambda: jax_ep.memory(8, 64, 32, 7, 2, 4),
     ],
     "DtypeError": [
         lambda: dispatch(cast=lambda x, ids, w: (x.astype(jnp.int32), ids, w)),

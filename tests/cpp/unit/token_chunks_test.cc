@@ -32,7 +32,7 @@ void TestLessThanOneChunk() {
   CHECK(PlanTokenChunks(512, kRowBytes, 8, 1).ring_slots == 512);  // within the floor
 }
 
-// Also for shapes that no kernel takes: workspace_nbytes() accepts them.
+// Also for shapes that no kernel takes: jax_ep.memory() accepts them.
 void TestEverywhere() {
   for (const int64_t tokens : {1, 2, 15, 16, 17, 31, 33, 100, 4095, 4096, 65536, 2147483647}) {
     for (const int64_t row_bytes : {int64_t{16}, kRowBytes, int64_t{1} << 44}) {

@@ -1,0 +1,125 @@
+"""jax_ep.memory: what a backward pass keeps, compared with the residuals of the derivative itself."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import testing  # isort: skip
+import tool  # isort: skip
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec as P
+
+import jax_ep
+
+memory_table = tool.load("memory_table")
+TOKENS, HIDDEN, INTERMEDIATE, TOP_K, LOCAL = 12, 40, 24, 3, 2
+RANKS = testing.NUM_DEVICES
+
+
+def residuals(dtype=jnp.bfloat16, activation="swiglu", **options) -> int:
+    """The bytes of what `jax.vjp` keeps on one rank, without the weights."""
+    found = []
+    columns = 2 * INTERMEDIATE if activation == "swiglu" else INTERMEDIATE
+
+    def layer(x, ids, topk_weights, w_up, w_down):
+        def f(x, topk_weights, w_up, w_down):
+            return jax_ep.moe_mlp(
+                x, ids, topk_weights, w_up, w_down, axis_name="expert", activation=activation,
+                **options,
+            )[0]  # fmt: skip
+
+        y, backward = jax.vjp(f, x, topk_weights, w_up, w_down)
+        kept = {id(leaf): leaf for leaf in jax.tree.leaves(backward)}
+        weights = {w_up.shape, w_down.shape}
+        found.extend(leaf.aval for leaf in kept.values() if leaf.shape not in weights)
+        return y
+
+    arguments = (
+        jax.ShapeDtypeStruct((TOKENS * RANKS, HIDDEN), dtype),
+        jax.ShapeDtypeStruct((TOKENS * RANKS, TOP_K), jnp.int32),
+        jax.ShapeDtypeStruct((TOKENS * RANKS, TOP_K), jnp.float32),
+        jax.ShapeDtypeStruct((LOCAL * RANKS, HIDDEN, columns), dtype),
+        jax.ShapeDtypeStruct((LOCAL * RANKS, INTERMEDIATE, HIDDEN), dtype),
+    )
+    mapped = jax.shard_map(
+        layer, mesh=testing.expert_mesh(), in_specs=P("expert"), out_specs=P("expert")
+    )
+    jax.eval_shape(mapped, *arguments)
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in found)
+
+
+def memory(**options) -> jax_ep.Memory:
+    return jax_ep.memory(TOKENS, HIDDEN, INTERMEDIATE, LOCAL * RANKS, TOP_K, RANKS, **options)
+
+
+class ResidualsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        {},
+        {"remat": None},
+        {"remat": "experts"},
+        {"recv_capacity": 50},
+        {"recv_capacity": 50, "num_chunks": 3, "remat": "experts"},
+        {"num_chunks": 2},
+        {"num_chunks": 3, "remat": None, "dtype": jnp.float32},
+        {"activation": "relu"},
+    )
+    def test_are_those_of_the_derivative(self, **options):
+        self.assertEqual(sum(memory(**options).residuals.values()), residuals(**options))
+
+
+class MemoryTest(absltest.TestCase):
+    def test_results_are_those_of_the_operations(self):
+        def run(x, ids, topk_weights):
+            sent = jax_ep.dispatch(
+                x, ids, topk_weights, num_experts=LOCAL * RANKS, axis_name="expert",
+                recv_capacity=50,
+            )  # fmt: skip
+            return sent, jax_ep.combine(sent.rows, sent.plan, None)
+
+        shapes = [(HIDDEN,), (TOP_K,), (TOP_K,)]
+        dtypes = [jnp.bfloat16, jnp.int32, jnp.float32]
+        arguments = [
+            jax.ShapeDtypeStruct((TOKENS * RANKS, *shape), dtype)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        mapped = jax.shard_map(
+            run, mesh=testing.expert_mesh(), in_specs=P("expert"), out_specs=P("expert")
+        )
+        sent, out = jax.eval_shape(mapped, *arguments)
+        nbytes = lambda tree: sum(
+            math.prod(leaf.shape) * leaf.dtype.itemsize // RANKS for leaf in jax.tree.leaves(tree)
+        )
+        got = memory(recv_capacity=50)
+        self.assertEqual(got.num_rows, 50)
+        expected = {
+            "rows": nbytes(sent.rows),
+            "row_weights": nbytes(sent.row_weights),
+            "plan": nbytes(sent.plan),
+            "out": nbytes(out),
+        }
+        self.assertEqual(expected, {name: got.results[name] for name in expected})
+
+    def test_a_capacity_is_what_saves(self):
+        dropless = jax_ep.memory(4096, 7168, 2048, 256, 8, 64)
+        factor = jax_ep.memory(4096, 7168, 2048, 256, 8, 64, capacity_factor=1.25)
+        self.assertEqual(dropless.num_rows, 64 * 4096 * 4)
+        self.assertEqual(factor.num_rows, 1.25 * 4096 * 8)
+        ratio = sum(dropless.residuals.values()) / sum(factor.residuals.values())
+        self.assertGreater(ratio, 15)
+
+    def test_table_of_the_docs(self):
+        """`python tools/memory_table.py` writes it."""
+        self.assertEqual(json.loads(memory_table.PATH.read_text()), memory_table.table())
+
+    def test_chunks_share_a_workspace(self):
+        one = jax_ep.memory(TOKENS // 3, HIDDEN, INTERMEDIATE, LOCAL * RANKS, TOP_K, RANKS)
+        self.assertEqual(memory(num_chunks=3).workspace, one.workspace)
+        self.assertEqual(memory(num_chunks=3).results, one.results)
+
+
+if __name__ == "__main__":
+    absltest.main()
