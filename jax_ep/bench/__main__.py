@@ -8,6 +8,7 @@ import sys
 
 # Each has a `BENCHMARK`.
 COMMANDS = {
+    "layer": "a whole mixture-of-experts block beside its parts and layers of others",
     "matmul": "grouped_matmul beside dense and grouped matmuls of others",
     "transfer": "dispatch and combine beside the collectives of JAX",
 }

@@ -8,6 +8,7 @@ every measurement, so that a run that is stopped leaves what it had:
   cases: each with key "operation/shape/variant", operation, sizes, and measurements by provider:
     {"facts", "rounds": [timing.Times], "seconds", "jax_ep_speedup", the figures} or {"error"}
   missing: the required providers without a time, why, and in how many cases
+  not_run: the other providers that ended with an error, likewise
   counts: whether this is a result: no required provider is missing, and it is no smoke test
 """
 
@@ -66,7 +67,7 @@ class Case:
     Attributes:
       operation: one of the benchmark's.
       shape: a dataclass of ints, of the benchmark's type.
-      variant: one of the benchmark's: how rows are distributed.
+      variant: one of the benchmark's.
       chained: how many calls, each waiting for the one before, one compiled program makes.
     """
 
@@ -103,7 +104,8 @@ class Benchmark(abc.ABC):
 
     Attributes:
       shape_type: a dataclass of ints, given as --shape.
-      variants: how rows are distributed, "balanced" first; `variant_option` is their option.
+      variants: what else differs between cases, such as how rows are distributed; the first is the
+        default. `variant_option` is their option.
       average: of the iterations of a round, "mean" or "median".
       rounds: of jax_ep, of which the first does not count if there are several.
       interleaved: the provider that is measured again after each round of jax_ep.
@@ -156,8 +158,27 @@ class Benchmark(abc.ABC):
         """Returns the providers named by --provider, or all."""
         return [p for p in self.providers if p.name in (arguments.provider or [p.name])]
 
+    def applies(self, provider: Provider, case: Case) -> bool:
+        """Returns whether a provider of the case's operation is one of this case."""
+        return True
+
+    def order(self, chosen: list[Provider]) -> list[Provider]:
+        """Returns the order of measurements: rounds of jax_ep, with `interleaved` after each."""
+        again = [p for p in chosen if p.name == self.interleaved]
+        order: list[Provider] = []
+        for provider in chosen:
+            order += [provider, *again] * self.rounds if provider.name == OURS else [provider]
+        return order
+
     def check(self, started: Started, name: str, ours: Started | None) -> None:  # noqa: B027
         """Raises if a provider's result is wrong; `ours` is jax_ep's, if it has started."""
+
+    def finish(self, case: Case, started: dict[str, Started]) -> None:  # noqa: B027
+        """Is called when all providers of a case are measured, with those that have started."""
+
+    def plot(self, results: dict[str, Any], path: pathlib.Path) -> None:
+        """Writes the figure."""
+        report.plot(results, self.figures[0], self.sweep, path)
 
 
 # ---- options
@@ -189,7 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None
     parser.add_argument(
         "--shape", type=parse, action="append", metavar=sizes, help="may be repeated"
     )
-    variants = "may be repeated (default: balanced, and all for the first shape)"
+    default = benchmark.variants[0]
+    variants = f"may be repeated (default: {default}, and all for the first shape)"
     parser.add_argument(
         f"--{benchmark.variant_option}",
         dest="variant",
@@ -246,21 +268,21 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
     cases = chosen_cases(benchmark, arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{benchmark.name}.json"
-    total = sum(len(schedule(benchmark, arguments, case.operation)) for case in cases)
+    total = sum(len(schedule(benchmark, arguments, case)) for case in cases)
     with report.progress_bar(console) as progress:
         task = progress.add_task("measuring", total=total, info="")
         for info in _measure_all(benchmark, cases, arguments, results):
             summarize(benchmark, results)
             report.write(results, path)
             progress.update(task, advance=1, info=info)
-    report.plot(results, benchmark.figures[0], benchmark.sweep, path.with_suffix(".png"))
+    benchmark.plot(results, path.with_suffix(".png"))
     report.show(results, benchmark.figures, console)
     console.print(f"{path} and {path.stem}.png are written.")
     return 1 if arguments.require_all and results["missing"] else 0
 
 
 def chosen_cases(benchmark: Benchmark, arguments: argparse.Namespace) -> list[Case]:
-    """Returns all combinations; by default the uneven variants for the first shape alone."""
+    """Returns all combinations; by default the other variants for the first shape alone."""
     supported = {o for p in benchmark.chosen_providers(arguments) for o in p.operations}
     operations = [o for o in arguments.operation or benchmark.operations if o in supported]
     if not operations:
@@ -272,20 +294,16 @@ def chosen_cases(benchmark: Benchmark, arguments: argparse.Namespace) -> list[Ca
         Case(operation, shape, variant, chained)
         for shape in arguments.shape
         for variant in arguments.variant or benchmark.variants
-        if arguments.variant or variant == "balanced" or shape == arguments.shape[0]
+        if arguments.variant or variant == benchmark.variants[0] or shape == arguments.shape[0]
         for operation in operations
         for chained in benchmark.chains(shape)
     ]
 
 
-def schedule(benchmark: Benchmark, arguments: argparse.Namespace, operation: str) -> list[Provider]:
-    """Returns the order of measurements: rounds of jax_ep, with `interleaved` after each."""
-    chosen = [p for p in benchmark.chosen_providers(arguments) if operation in p.operations]
-    again = [p for p in chosen if p.name == benchmark.interleaved]
-    order: list[Provider] = []
-    for provider in chosen:
-        order += [provider, *again] * benchmark.rounds if provider.name == OURS else [provider]
-    return order
+def schedule(benchmark: Benchmark, arguments: argparse.Namespace, case: Case) -> list[Provider]:
+    """Returns the measurements of a case, in their order."""
+    chosen = [p for p in benchmark.chosen_providers(arguments) if case.operation in p.operations]
+    return benchmark.order([p for p in chosen if benchmark.applies(p, case)])
 
 
 def _measure_all(
@@ -305,9 +323,10 @@ def _measure_all(
             record = case.record() | getattr(problem, "facts", {}) | {"measurements": {}}
             results["cases"].append(record)
             comparison = Comparison(benchmark, case, problem, iterations, record["measurements"])
-            for provider in schedule(benchmark, arguments, case.operation):
+            for provider in schedule(benchmark, arguments, case):
                 comparison.measure(provider)
                 yield f"{record['key']}, {provider.name}"
+            benchmark.finish(case, comparison.started)
         del problem, comparison  # before the next are made: these are gigabytes
 
 
@@ -320,7 +339,7 @@ class Comparison:
     problem: Any
     iterations: int
     measurements: dict[str, Any]
-    _started: dict[str, Started] = dataclasses.field(default_factory=dict[str, Started])
+    started: dict[str, Started] = dataclasses.field(default_factory=dict[str, Started])
 
     def measure(self, provider: Provider) -> None:
         """Adds a round of a provider, or its error; after an error nothing is added."""
@@ -328,11 +347,11 @@ class Comparison:
         if "error" in self.measurements.get(name, {}):
             return
         try:
-            if name not in self._started:
+            if name not in self.started:
                 started = provider.start(self.case, self.problem)
-                self.benchmark.check(started, name, self._started.get(OURS))
-                self._started[name] = started
-            started = self._started[name]
+                self.benchmark.check(started, name, self.started.get(OURS))
+                self.started[name] = started
+            started = self.started[name]
             seconds = timing.device_times(
                 started.call,
                 started.arguments,
@@ -353,7 +372,7 @@ class Comparison:
 
 
 def summarize(benchmark: Benchmark, results: dict[str, Any]) -> None:
-    """Adds what follows from the rounds to every measurement, and what is missing to `results`.
+    """Adds what follows from the rounds to every measurement, and what has no time to `results`.
 
     seconds: the mean of the rounds' averages, without the first of several, before which the device
       may have been idle. jax_ep_speedup: these over jax_ep's.
@@ -374,8 +393,14 @@ def summarize(benchmark: Benchmark, results: dict[str, Any]) -> None:
             if not any("rounds" in measurement for measurement in measurements):
                 for name, measurement in zip(names, measurements, strict=True):
                     gaps[name, measurement.get("error", "it was not run")] += 1
-    results["missing"] = [
-        {"provider": name, "reason": reason, "cases": count}
-        for (name, reason), count in gaps.items()
-    ]
+    errors: collections.Counter[tuple[str, str]] = collections.Counter()
+    for record in results["cases"]:
+        for name, measurement in record["measurements"].items():
+            if "error" in measurement and (name, measurement["error"]) not in gaps:
+                errors[name, measurement["error"]] += 1
+    for key, counted in ("missing", gaps), ("not_run", errors):
+        results[key] = [
+            {"provider": name, "reason": reason, "cases": count}
+            for (name, reason), count in counted.items()
+        ]
     results["counts"] = bool(results["cases"]) and not gaps and not results["smoke"]

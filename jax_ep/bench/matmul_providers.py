@@ -22,6 +22,7 @@ from jax_ep.bench.programs import start_jax
 
 OPERATIONS: tuple[str, ...] = ("forward", "input_gradient", "weight_gradient")
 TUNING_ITERATIONS = 5
+CONTRACTED = {"forward": (1, 1), "input_gradient": (1, 2), "weight_gradient": (0, 0)}
 
 Operands = Any  # matmul.Operands
 Computation = Callable[[Operands], jax.Array]
@@ -138,6 +139,22 @@ class Tokamax:
     def _start(
         self, operation: str, operands: list[Operands], config: dict[str, Any] | None
     ) -> Started:
+        matmul = self._general(config)
+
+        def compute(x: Operands) -> jax.Array:
+            left, right = {
+                "forward": (x.lhs, x.rhs),
+                "input_gradient": (x.out_gradient, x.rhs),
+                "weight_gradient": (x.lhs, x.out_gradient),
+            }[operation]
+            return matmul(operation, left, right, x.sizes)
+
+        started = start_jax(compute, operands)
+        started.facts["config"] = config  # None is tokamax's own choice
+        return started
+
+    def _general(self, config: dict[str, Any] | None) -> Callable[..., jax.Array]:
+        """Returns a function of an operation, its left and right operand, and the group sizes."""
         # It warns of every shape for which it has no tuned configuration.
         logging.getLogger("absl").setLevel(logging.ERROR)
         tokamax = importlib.import_module("tokamax")
@@ -154,17 +171,15 @@ class Tokamax:
                 config=type(implementation).config_cls(**config), vjp=None
             )
 
-        def compute(x: Operands) -> jax.Array:
+        def general(
+            operation: str, left: jax.Array, right: jax.Array, sizes: jax.Array
+        ) -> jax.Array:
             # The gradients are the calls that tokamax.ragged_dot's own vjp makes.
-            left, right, contracted = {
-                "forward": (x.lhs, x.rhs, (1, 1)),
-                "input_gradient": (x.out_gradient, x.rhs, (1, 2)),
-                "weight_gradient": (x.lhs, x.out_gradient, (0, 0)),
-            }[operation]
+            contracted = CONTRACTED[operation]
             return tokamax.ragged_dot_general(
                 left,
                 right,
-                x.sizes,
+                sizes,
                 jax.lax.RaggedDotDimensionNumbers(
                     dot_dimension_numbers=(([contracted[0]], [contracted[1]]), ([], [])),
                     lhs_ragged_dimensions=[0],
@@ -174,9 +189,32 @@ class Tokamax:
                 implementation=(implementation,),
             )
 
-        started = start_jax(compute, operands)
-        started.facts["config"] = config  # None is tokamax's own choice
-        return started
+        return general
+
+    def layer_matmuls(self) -> dict[str, Callable[..., jax.Array]]:
+        """Returns a differentiable matmul for tokamax's own choice and for each configuration."""
+        return {
+            str(config): differentiable(self._general(config)) for config in (None, *self.configs)
+        }
+
+
+def differentiable(general: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns a grouped matmul with the derivative that `general` computes."""
+
+    @jax.custom_vjp
+    def matmul(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
+        return general("forward", lhs, rhs, sizes)
+
+    def forward(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> Any:
+        return matmul(lhs, rhs, sizes), (lhs, rhs, sizes)
+
+    def backward(residuals: Any, out_bar: jax.Array) -> Any:
+        lhs, rhs, sizes = residuals
+        lhs_bar = general("input_gradient", out_bar, rhs, sizes)
+        return lhs_bar, general("weight_gradient", lhs, out_bar, sizes), None
+
+    matmul.defvjp(forward, backward)
+    return matmul
 
 
 class Torch:

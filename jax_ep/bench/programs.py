@@ -33,6 +33,19 @@ def collectives(text: str) -> dict[str, int]:
     return dict(collections.Counter(_COLLECTIVE.findall(text)))
 
 
+def peak_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Returns the device memory that a program takes: arguments, results, and what is between."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return int(
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        + analysis.temp_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+
+
 def start_jax(computation: Callable[[Any], jax.Array], arguments: list[Any]) -> Started:
     """Compiles a JAX function by itself: nothing else is in its program."""
     compiled = jax.jit(computation).lower(arguments[0]).compile()
@@ -41,24 +54,29 @@ def start_jax(computation: Callable[[Any], jax.Array], arguments: list[Any]) -> 
     )
 
 
-def sharded(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+def sharded(
+    function: Callable[..., Any], mesh: Mesh, *, check_vma: bool = True
+) -> Callable[..., Any]:
     """Maps `function` of one rank's arrays over all ranks."""
-    return jax.shard_map(function, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS))
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=check_vma
+    )
 
 
 def chain(transfer: Callable[..., Any], calls: int) -> Callable[..., Any]:
     """Makes one function of `calls` calls of `transfer`, one straight after another.
 
-    All have the same arguments. The first passes through barriers together with the last result: to
-    the compiler it is another value for every call, and is there when the last call has ended. So
-    calls are neither merged nor put side by side, and no kernel is between them. Two barriers, as
-    XLA trims from a barrier what has no other reader, and with it the call that it comes from.
+    All have the same arguments. The first, an array or a pytree, passes through barriers together
+    with the last result: to the compiler it is another value for every call, and is there when the
+    last call has ended. So calls are neither merged nor put side by side, and no kernel is between
+    them. Two barriers, as XLA trims from a barrier what has no other reader, and with it the call
+    that it comes from.
 
     Returns:
       The function, of `transfer`'s arguments: the last result.
     """
 
-    def chained(x: jax.Array, *others: Any) -> Any:
+    def chained(x: Any, *others: Any) -> Any:
         result = transfer(x, *others)
         for _ in range(calls - 1):
             arrays = jax.tree.leaves(result)
@@ -76,28 +94,30 @@ def start_sharded(
     mesh: Mesh,
     chained: int,
     evidence: str | None,
+    *,
+    check_vma: bool = True,
 ) -> Started:
     """Compiles `chained` calls of `transfer` by themselves, over all ranks.
 
     Args:
-      transfer: of one rank's arrays; the first argument is one array.
+      transfer: of one rank's arrays.
       arguments: for calls in turn, split over the ranks.
       mesh: the ranks.
       chained: see `chain`.
       evidence: the custom call or collective that must be in the program `chained` times; None
         demands nothing.
+      check_vma: as in `jax.shard_map`. Pallas kernels of others may need False.
 
     Raises:
       RuntimeError: it is there more or less often, so that something else would be timed.
     """
     is_cpu = jax.default_backend() == "cpu"
-    program = jax.jit(sharded(chain(transfer, chained), mesh))
+    program = jax.jit(sharded(chain(transfer, chained), mesh, check_vma=check_vma))
     # XLA:CPU drops barriers, and then merges equal calls; for GPUs it keeps them to the end.
     options: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander"} if is_cpu else {}
     compiled = program.lower(*arguments[0]).compile(compiler_options=options)
     text = compiled.as_text() or ""
-    facts = {"custom_calls": custom_calls(text), "collectives": collectives(text)}
-    found = facts["custom_calls"] | facts["collectives"]
+    found = custom_calls(text) | collectives(text)
     if evidence is not None and found.get(evidence) != chained:
         raise RuntimeError(
             f"the compiled program should have {evidence} {chained} times, but has "
@@ -110,4 +130,9 @@ def start_sharded(
         # CPU devices share threads: two programs at once may wait for each other forever.
         return jax.block_until_ready(result) if is_cpu else result
 
+    facts = {
+        "custom_calls": custom_calls(text),
+        "collectives": collectives(text),
+        "peak_bytes": peak_bytes(compiled),
+    }
     return Started(call, arguments, repeats=chained, facts=facts)

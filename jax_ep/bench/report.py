@@ -109,6 +109,12 @@ def show(results: dict[str, Any], figures: tuple[Figure, ...], console: Console)
             style="yellow",
             markup=False,
         )
+    for error in results["not_run"]:
+        console.print(
+            f"did not run in {error['cases']} of {len(results['cases'])} cases: "
+            f"{error['provider']}: {error['reason']}",
+            markup=False,
+        )
     if not results["counts"]:
         console.print(
             "This is not a result: " + ("a smoke test." if results["smoke"] else "see above.")

@@ -11,6 +11,8 @@ import tempfile
 import unittest.mock
 from typing import Any
 
+import numpy as np
+
 from jax_ep.bench import __main__ as bench
 from jax_ep.bench import timing
 from jax_ep.bench.transfer_problem import Problem, Shape, make_mesh, make_problem
@@ -44,3 +46,17 @@ def smoke(command: str, *arguments: str) -> tuple[int, str, dict[str, Any]]:
 def transfer_problem_of(ranks: int = 4, routing: str = "zipf", shape: Shape = SHAPE) -> Problem:
     """A small problem, with two sets of operands."""
     return make_problem(make_mesh(ranks), shape, routing, 0)
+
+
+def ragged_all_to_all(rows, outputs, input_offsets, send_sizes, output_offsets, recv_sizes):
+    """lax.ragged_all_to_all as documented, on lists of ranks; counts how often rows are written."""
+    ranks, updates = len(rows), len(input_offsets[0]) // len(rows)
+    written = [np.zeros(len(output), int) for output in outputs]
+    for source in range(ranks):
+        for i in range(ranks * updates):
+            target, back = i // updates, source * updates + i % updates
+            start, size, at = (a[source][i] for a in (input_offsets, send_sizes, output_offsets))
+            assert size == recv_sizes[target][back] and start + size <= len(rows[source])
+            outputs[target][at : at + size] = rows[source][start : start + size]
+            written[target][at : at + size] += 1
+    return written

@@ -113,8 +113,9 @@ class CasesTest(parameterized.TestCase):
             harness.chosen_cases(FakeBenchmark(), arguments)
 
     def test_interleaved_rounds(self):
+        case = lambda operation: harness.Case(operation, Shape(1, 8), "balanced")
         names = lambda operation: [
-            p.name for p in harness.schedule(FakeBenchmark(), parsed(), operation)
+            p.name for p in harness.schedule(FakeBenchmark(), parsed(), case(operation))
         ]
         rounds = ["dense", "jax_ep", "dense", "jax_ep", "dense"]
         self.assertEqual(names("forward"), [*rounds, "torch"])

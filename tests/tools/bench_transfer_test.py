@@ -11,7 +11,7 @@ import testing  # isort: skip
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
-from bench_command import SHAPE, run, smoke, transfer_problem_of
+from bench_command import SHAPE, ragged_all_to_all, run, smoke, transfer_problem_of
 from programs import lower_for_cuda
 
 from jax_ep.bench import harness, transfer
@@ -108,20 +108,6 @@ class RoutesTest(parameterized.TestCase):
         self.assertEqual([a.shape for a in problem.sets[0]], [(36, 16), (36, 3), (36, 3)])
         self.assertFalse(np.array_equal(problem.sets[0].x, problem.sets[1].x))
         self.assertEqual(problem.remote_bytes, problem.routes.busiest_pairs * 32)
-
-
-def ragged_all_to_all(rows, outputs, input_offsets, send_sizes, output_offsets, recv_sizes):
-    """lax.ragged_all_to_all as documented, on lists of ranks; counts how often rows are written."""
-    ranks, updates = len(rows), len(input_offsets[0]) // len(rows)
-    written = [np.zeros(len(output), int) for output in outputs]
-    for source in range(ranks):
-        for i in range(ranks * updates):
-            target, back = i // updates, source * updates + i % updates
-            start, size, at = (a[source][i] for a in (input_offsets, send_sizes, output_offsets))
-            assert size == recv_sizes[target][back] and start + size <= len(rows[source])
-            outputs[target][at : at + size] = rows[source][start : start + size]
-            written[target][at : at + size] += 1
-    return written
 
 
 class RaggedTest(parameterized.TestCase):

@@ -1,0 +1,265 @@
+"""One mixture-of-experts block beside its own parts and beside layers in plain JAX, in one process.
+
+The passes are "forward", and "both": forward and backward, with the gradients of tokens, routing
+weights and expert weights. Routes and routing weights are given: the router is not in any time.
+Tokens are bfloat16; expert weights are bfloat16, or float32 masters. Every rank has T tokens and
+the experts that one rank of four has, so with one GPU it computes T * K rows, as each of four does.
+Routing is uniform, and nothing is dropped, but by the einsum form.
+
+Each call of jax_ep's layer is timed alone, too ("part"), and each matmul's dense counterpart
+("dense"). "/ sum" is a time over that of all parts, "/ dense sum" over that of the transfers, casts
+and dense matmuls. With up to 64 tokens "/ reading" is a time over that of the transfers and of
+reading once, at the rate of a copy, the weights of experts that have rows. The parts run in rounds
+with jax_ep's layer; the first round does not count. Calls with few tokens are chained in one
+program, which XLA captures in a CUDA graph. Peak memory is what the compiler allocates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+import jax
+
+from jax_ep.bench import harness, layer_plot, layer_providers
+from jax_ep.bench.harness import Case, Provider, Required, Started
+from jax_ep.bench.layer_parts import Dense, Part
+from jax_ep.bench.layer_problem import MODELS, Problem, Shape, make_problem
+from jax_ep.bench.matmul import COPIED_BYTES, copy_bytes_per_second, relative_difference
+from jax_ep.bench.report import OURS, Figure, Record
+from jax_ep.bench.transfer import checked_devices
+from jax_ep.bench.transfer_problem import make_mesh
+
+TOKENS = (4096, 128, 1024, 8192)
+DECODED_TOKENS = (1, 4, 16, 64)
+SMOKE_SHAPES = (Shape(160, 32, 16, 4, 2),)  # with enough rows for dense matmuls and casts
+SMOKE_CHAINED = 2
+FEW_TOKENS, SOME_TOKENS = 256, 1024
+CHAINED_OF_FEW, CHAINED_OF_SOME = 16, 4
+ROUNDS, QUICK_ROUNDS = 3, 2
+ITERATIONS, QUICK_ITERATIONS = 50, 25  # of at least 10 ms each
+QUICK_BASELINES = ("sort, tokamax triton, gather", "all_gather, tokamax triton, psum_scatter")
+MAX_DIFFERENCE = 0.02  # relative to a result's norm
+TRACED_CALLS = 3
+
+
+class LayerBenchmark(harness.Benchmark):
+    """Configures the harness."""
+
+    name = "layer"
+    operations = layer_providers.OPERATIONS
+    providers = layer_providers.PROVIDERS
+    shape_type = Shape
+    shapes = tuple(Shape(tokens, *MODELS[name]) for name in MODELS for tokens in TOKENS)
+    smoke_shapes = SMOKE_SHAPES
+    variants = ("bfloat16", "float32")
+    variant_option = "weights"
+    figures = (
+        Figure("tflops", "TFLOP/s"),
+        Figure("of_sum", "/ sum", ".3f"),
+        Figure("of_dense_sum", "/ dense sum", ".3f"),
+        Figure("of_reading", "/ reading", ".2f"),
+        Figure("peak_gib", "peak GiB", ".2f"),
+    )
+    average = "mean"  # the power limit is kept on average
+    rounds = ROUNDS
+    iterations = ITERATIONS
+    warm_up_seconds = 0
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds what to measure, and --profile."""
+        positive = harness.parse_positive
+        layers = [p.name for p in self.providers if not isinstance(p, Part | Dense)]
+        names = [name for name in layers if not name.startswith(OURS)]
+        for option, choices, text in (
+            ("--shapes", tuple(MODELS), "the models (default: all)"),
+            ("--passes", self.operations, "(default: all)"),
+            ("--baselines", names, "(default: all); none: give the option alone"),
+        ):
+            parser.add_argument(
+                option,
+                nargs="*",
+                choices=choices,
+                metavar="NAME",
+                help=(f"{text}: {'; '.join(choices)}"),
+            )
+        tokens = f"tokens per rank (default: {' '.join(map(str, TOKENS))})"
+        parser.add_argument("--tokens", type=positive, nargs="+", metavar="T", help=tokens)
+        parser.add_argument(
+            "--decode",
+            action="store_true",
+            help=(f"the forward pass with {', '.join(map(str, DECODED_TOKENS))} tokens per rank"),
+        )
+        quick = "deepseek-v3, 4096 tokens, few baselines and short rounds: three minutes at most"
+        parser.add_argument("--quick", action="store_true", help=quick)
+        devices = "the first N of this machine's (default: all)"
+        parser.add_argument("--devices", type=positive, metavar="N", help=devices)
+        profile = "leaves a Perfetto trace of jax_ep's calls in every case"
+        parser.add_argument("--profile", type=pathlib.Path, metavar="DIR", help=profile)
+
+    def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+        """Chooses the shapes, passes and providers, and measures a copy."""
+        if arguments.quick:
+            self._make_quick(arguments)
+        if arguments.decode:
+            arguments.passes = arguments.passes or ["forward"]
+            arguments.tokens = arguments.tokens or list(DECODED_TOKENS)
+        if arguments.shapes or arguments.tokens:
+            models = arguments.shapes or list(MODELS)
+            tokens = arguments.tokens or TOKENS
+            arguments.shape = [Shape(t, *MODELS[name]) for name in models for t in tokens]
+        arguments.operation = arguments.operation or arguments.passes
+        if arguments.baselines is not None:
+            arguments.provider = [
+                p.name
+                for p in self.providers
+                if isinstance(p, Part | Dense | layer_providers.Ours)
+                or p.name in arguments.baselines
+            ]
+        self.mesh = make_mesh(checked_devices(arguments.devices, []))
+        self.profile, self.smoke = arguments.profile, arguments.smoke
+        copied = 2**20 if arguments.smoke else COPIED_BYTES
+        results.update(
+            num_devices=self.mesh.size,
+            description=" ".join((__doc__ or "").split()),
+            copy_bytes_per_second=copy_bytes_per_second(copied),
+        )
+
+    def _make_quick(self, arguments: argparse.Namespace) -> None:
+        self.rounds = QUICK_ROUNDS  # type: ignore[misc]
+        arguments.iterations = min(arguments.iterations, QUICK_ITERATIONS)
+        if not arguments.smoke:
+            arguments.shapes = arguments.shapes or ["deepseek-v3"]
+            arguments.tokens = arguments.tokens or [TOKENS[0]]
+        arguments.variant = arguments.variant or ["bfloat16"]
+        if arguments.baselines is None:
+            arguments.baselines = list(QUICK_BASELINES)
+
+    def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> Problem:
+        """Random tokens and weights."""
+        return make_problem(self.mesh, shape, variant, rotated_bytes)
+
+    def chains(self, shape: Shape) -> tuple[int, ...]:
+        """Launching from the host may take longer than a transfer of few tokens."""
+        if self.smoke:
+            return (SMOKE_CHAINED,)
+        if shape.tokens <= FEW_TOKENS:
+            return (CHAINED_OF_FEW,)
+        return (CHAINED_OF_SOME,) if shape.tokens <= SOME_TOKENS else (1,)
+
+    def applies(self, provider: Provider, case: Case) -> bool:
+        """Asks the provider."""
+        applies: bool = provider.applies(case.shape, case.variant, self.mesh.size)  # type: ignore[attr-defined]
+        return applies
+
+    def order(self, chosen: list[Provider]) -> list[Provider]:
+        """Rounds of jax_ep with its parts and their dense counterparts, then the baselines."""
+        in_rounds = [p for p in chosen if isinstance(p, Part | Dense | layer_providers.Ours)]
+        return in_rounds * self.rounds + [p for p in chosen if p not in in_rounds]
+
+    def check(self, started: Started, name: str, ours: Started | None) -> None:
+        """Compares results with those of jax_ep. The einsum form drops, parts are not layers."""
+        if ours is None or ours is started or name.startswith(("part", "dense", "einsum")):
+            return
+        results = [jax.tree.leaves(s.to_jax(s.call(s.arguments[0]))) for s in (started, ours)]
+        differences = [float(relative_difference(a, b)) for a, b in zip(*results, strict=True)]
+        started.facts["relative_differences"] = differences
+        if not max(differences) <= MAX_DIFFERENCE:  # NaN is not
+            text = ", ".join(f"{d:.2g}" for d in differences)
+            raise ArithmeticError(f"its results differ from those of jax_ep by {text}")
+
+    def finish(self, case: Case, started: dict[str, Started]) -> None:
+        """Traces some calls."""
+        if self.profile is None or OURS not in started:
+            return
+        ours = started[OURS]
+        folder = self.profile / "".join(c if c.isalnum() else "_" for c in case.record()["key"])
+        with jax.profiler.trace(folder, create_perfetto_trace=True):
+            for index in range(TRACED_CALLS):
+                with jax.profiler.StepTraceAnnotation("layer", step_num=index):
+                    result = ours.call(ours.arguments[index % len(ours.arguments)])
+                    jax.block_until_ready(result)
+
+    def required(self, record: Record) -> Required:
+        """All parts, and a baseline; torch and TransformerEngine may be missing."""
+        case = _case_of(record)
+        parts = [
+            (p.name,)
+            for p in self.providers
+            if isinstance(p, Part) and case.operation in p.operations and self.applies(p, case)
+        ]
+        baselines = [
+            p.name
+            for p in self.providers
+            if isinstance(p, layer_providers.Baseline) and self.applies(p, case)
+        ]
+        return ((OURS,), *parts, tuple(baselines))
+
+    def add_figures(self, results: dict[str, Any]) -> None:
+        """Adds the figures, and the sums of the parts to every case."""
+        for record in results["cases"]:
+            case = _case_of(record)
+            shape: Shape = case.shape
+            measured = record["measurements"]
+            record["sums"] = self._sums(case, measured)
+            rate = results["copy_bytes_per_second"]
+            itemsize = 2 if case.variant == "bfloat16" else 4
+            read = record.get("active_experts", 0) * shape.expert_elements * itemsize / rate
+            transfers = self._seconds(case, measured, lambda p: p.kind == "transfer")
+            is_decoded = case.operation == "forward" and shape.tokens <= max(DECODED_TOKENS)
+            if transfers is not None and is_decoded:
+                record["sums"]["of_reading"] = transfers + read
+            flops = (
+                2 * shape.rows * shape.expert_elements * (1 if case.operation == "forward" else 3)
+            )
+            for name, measurement in measured.items():
+                if "seconds" not in measurement or name.startswith(("part", "dense")):
+                    continue
+                seconds = measurement["seconds"]
+                measurement["tflops"] = flops / seconds / 1e12
+                for figure, total in record["sums"].items():
+                    if name == layer_providers.KEEPING_ROWS:
+                        again = measured.get("part: dispatch of x again", {})
+                        total -= again.get("seconds", 0.0)
+                    measurement[figure] = seconds / total
+                peak = measurement["facts"].get("peak_bytes")
+                if peak is not None and case.chained == (SMOKE_CHAINED if results["smoke"] else 1):
+                    measurement["peak_gib"] = peak / 2**30
+
+    def _sums(self, case: Case, measured: dict[str, Any]) -> dict[str, float]:
+        """The seconds of all parts, and with dense matmuls in the place of grouped ones."""
+        sums = {"of_sum": self._seconds(case, measured, lambda _: True)}
+        others = self._seconds(case, measured, lambda part: part.kind != "matmul")
+        dense = [
+            measured.get(p.name, {}).get("seconds")
+            for p in self.providers
+            if isinstance(p, Dense) and case.operation in p.operations
+        ]
+        if others is not None and None not in dense:
+            sums["of_dense_sum"] = others + sum(dense)
+        return {name: total for name, total in sums.items() if total is not None}
+
+    def _seconds(self, case: Case, measured: dict[str, Any], is_one: Any) -> float | None:
+        """The sum of some parts, or None if one has no time."""
+        found = [
+            measured.get(p.name, {}).get("seconds")
+            for p in self.providers
+            if isinstance(p, Part)
+            and case.operation in p.operations
+            and self.applies(p, case)
+            and is_one(p)
+        ]
+        return None if None in found else sum(found)
+
+    def plot(self, results: dict[str, Any], path: pathlib.Path) -> None:
+        """Bars of where the time goes."""
+        layer_plot.plot(results, path)
+
+
+def _case_of(record: Record) -> Case:
+    shape = Shape(**record["sizes"])
+    return Case(record["operation"], shape, record["variant"], record["chained"])
+
+
+BENCHMARK = LayerBenchmark()

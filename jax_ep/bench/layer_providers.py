@@ -1,0 +1,200 @@
+"""Whole layers: jax_ep's, and those that people write in plain JAX.
+
+Each is a function of one rank's x [T, H], ids [T, K], weights [T, K], w_up [L, H, 2F] and w_down
+[L, F, H]; the router is not in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import jax_ep
+from jax_ep.bench import layer_baselines as baselines
+from jax_ep.bench import matmul_providers, timing
+from jax_ep.bench.harness import Case, Provider, Started
+from jax_ep.bench.layer_calls import implementation
+from jax_ep.bench.layer_parts import DENSE, PARTS
+from jax_ep.bench.layer_problem import Operands, Problem, Shape
+from jax_ep.bench.layer_torch import Torch
+from jax_ep.bench.programs import AXIS, start_sharded
+from jax_ep.bench.report import OURS
+
+OPERATIONS: tuple[str, ...] = ("forward", "both")
+KEEPING_ROWS = f"{OURS} remat=None"
+
+Layer = Callable[..., jax.Array]
+
+
+def arguments_of(operation: str, operands: Operands) -> tuple[Any, ...]:
+    """Returns the arguments of `pass_of`. In a chain, each call waits for the first."""
+    x, out_bar, ids, *floats = operands
+    return ((x, ids), *floats) if operation == "forward" else ((x, ids), out_bar, *floats)
+
+
+def pass_of(operation: str, layer: Layer) -> Callable[..., Any]:
+    """Returns a function that computes the layer's result, or that and all gradients."""
+
+    def forward(routed: Any, *floats: Any) -> Any:
+        return layer(*routed, *floats)
+
+    def both(routed: Any, out_bar: Any, *floats: Any) -> Any:
+        x, ids = routed
+        out, backward = jax.vjp(lambda x, *floats: layer(x, ids, *floats), x, *floats)
+        return out, backward(out_bar)
+
+    return forward if operation == "forward" else both
+
+
+def start_layer(
+    layer: Layer, case: Case, problem: Problem, evidence: str | None, *, check_vma: bool = True
+) -> Started:
+    """Compiles a pass of a layer by itself, over all ranks."""
+    arguments = [arguments_of(case.operation, operands) for operands in problem.sets]
+    compute = pass_of(case.operation, layer)
+    return start_sharded(
+        compute, arguments, problem.mesh, case.chained, evidence, check_vma=check_vma
+    )
+
+
+class Ours:
+    """moe_mlp; on GPUs its kernels or an error."""
+
+    def __init__(self, name: str, operations: tuple[str, ...], **options: Any) -> None:
+        self.name = name
+        self.operations = operations
+        self.options = options
+
+    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
+        """To all."""
+        return True
+
+    def start(self, case: Case, problem: Problem) -> Started:
+        """Compiles it."""
+
+        def layer(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
+            y, _ = jax_ep.moe_mlp(
+                x,
+                ids,
+                weights,
+                w_up,
+                w_down,
+                axis_name=AXIS,
+                num_experts=problem.routes.num_experts,
+                recv_capacity=problem.routes.recv_capacity,
+                implementation=implementation(),
+                **self.options,
+            )
+            return y
+
+        evidence = "jax_ep.dispatch.v1" if implementation() else None
+        return start_layer(layer, case, problem, evidence)
+
+
+class Baseline:
+    """A layer in plain JAX.
+
+    Attributes:
+      make: makes it for a problem and a grouped matmul.
+      matmuls: the grouped matmuls to try; the one that is fastest with the layer is measured.
+      for_several: whether it is for several ranks, or for one.
+    """
+
+    operations: tuple[str, ...] = OPERATIONS
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Problem, baselines.GroupedMatmul], Layer],
+        matmuls: Callable[[], dict[str, baselines.GroupedMatmul]],
+        *,
+        for_several: bool,
+    ) -> None:
+        self.name = name
+        self.make = make
+        self.matmuls = matmuls
+        self.for_several = for_several
+
+    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
+        """For one rank or for several."""
+        return (num_ranks > 1) == self.for_several
+
+    def start(self, case: Case, problem: Problem) -> Started:
+        """Compiles it with every matmul, and returns the fastest."""
+        found: list[tuple[float, Started]] = []
+        errors: list[Exception] = []
+        matmuls = self.matmuls()
+        for label, matmul in matmuls.items():
+            try:
+                layer = self.make(problem, matmul)
+                started = start_layer(layer, case, problem, None, check_vma=False)
+                seconds = 0.0
+                if len(matmuls) > 1:
+                    tuning = matmul_providers.TUNING_ITERATIONS
+                    times = timing.device_times(started.call, started.arguments, tuning)
+                    seconds = timing.Times.of(times).median
+            except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
+                errors.append(error.with_traceback(None))
+            else:
+                started.facts["matmul"] = label
+                found.append((seconds, started))
+        if not found:
+            raise errors[0]
+        return min(found, key=lambda pair: pair[0])[1]
+
+
+class TransformerEngine:
+    """Its integrated layer for JAX, which needs two GPUs and the package."""
+
+    name = "TransformerEngine"
+    operations: tuple[str, ...] = OPERATIONS
+
+    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
+        """To all."""
+        return True
+
+    def start(self, case: Case, problem: Problem) -> Started:
+        """Raises the reason why it cannot run."""
+        engine = importlib.import_module("transformer_engine")
+        version = getattr(engine, "__version__", "")
+        raise NotImplementedError(
+            f"transformer_engine {version}: its layer for JAX includes the router and needs two "
+            "GPUs or more; this benchmark cannot give it its own routes"
+        )
+
+
+def _plain() -> dict[str, baselines.GroupedMatmul]:
+    return {"lax.ragged_dot": jax.lax.ragged_dot}
+
+
+def _baselines() -> tuple[Provider, ...]:
+    kinds = {"lax.ragged_dot": _plain}
+    for tokamax in matmul_providers.PROVIDERS:
+        if isinstance(tokamax, matmul_providers.Tokamax):
+            kinds[tokamax.name] = tokamax.layer_matmuls
+    found: list[Provider] = []
+    for kind, matmuls in kinds.items():
+        for name, make, several in (
+            ("sort, {}, gather", baselines.sort_gather, False),
+            ("sort, {}, scatter", baselines.sort_scatter, False),
+            ("all_gather, {}, psum_scatter", baselines.gather_scatter, True),
+            ("ragged_all_to_all, {}", baselines.ragged_all_to_all, True),
+        ):
+            found.append(Baseline(name.format(kind), make, matmuls, for_several=several))
+    found.append(Baseline("einsum, capacity 1.25", baselines.einsum, _plain, for_several=False))
+    return tuple(found)
+
+
+PROVIDERS: tuple[Provider, ...] = (
+    Ours(OURS, OPERATIONS),
+    Ours(KEEPING_ROWS, ("both",), remat=None),
+    *PARTS,
+    *DENSE,
+    *_baselines(),
+    Torch("torch", compiled=False),
+    Torch("torch.compile", compiled=True),
+    TransformerEngine(),
+)

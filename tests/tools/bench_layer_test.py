@@ -1,0 +1,301 @@
+"""`python -m jax_ep.bench layer`: its layers, parts and figures, and a smoke run."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import unittest.mock
+
+import testing  # isort: skip  # noqa: F401  sets the devices
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from bench_command import ragged_all_to_all, run, smoke
+from programs import lower_for_cuda
+
+from jax_ep.bench import harness, layer_baselines, layer_providers
+from jax_ep.bench.layer import BENCHMARK
+from jax_ep.bench.layer_calls import Calls, values_of
+from jax_ep.bench.layer_parts import DENSE, PARTS
+from jax_ep.bench.layer_problem import MODELS, Shape, make_problem
+from jax_ep.bench.programs import sharded
+from jax_ep.bench.report import OURS
+from jax_ep.bench.transfer_problem import make_mesh
+
+SHAPE = Shape(tokens=40, hidden=32, intermediate=16, experts=2, top_k=2)
+BY_NAME = {provider.name: provider for provider in BENCHMARK.providers}
+
+
+def problem_of(num_ranks=1, weights="bfloat16", shape=SHAPE):
+    return make_problem(make_mesh(num_ranks), shape, weights, 0)
+
+
+def case_of(operation, weights="bfloat16", chained=1, shape=SHAPE):
+    return harness.Case(operation, shape, weights, chained)
+
+
+def results_of(name, operation, problem, chained=1):
+    case = case_of(operation, problem.weight_dtype, chained, problem.shape)
+    started = BY_NAME[name].start(case, problem)
+    return [np.asarray(a, np.float64) for a in jax.tree.leaves(started.call(started.arguments[0]))]
+
+
+def assert_near(found, expected, tolerance=0.02):
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b), np.abs(a - b).max()
+
+
+def plain_results(operation, problem):
+    """The layer and its gradients in float64, with a loop over the experts."""
+    x, out_bar, ids, weights, w_up, w_down = (np.asarray(a) for a in problem.sets[0])
+    with jax.enable_x64(True):
+        floats = [jnp.asarray(a, jnp.float64) for a in (x, weights, w_up, w_down)]
+
+        def layer(x, weights, w_up, w_down):
+            out = jnp.zeros_like(x)
+            for expert in range(len(w_up)):
+                gate, up = jnp.split(x @ w_up[expert], 2, -1)
+                weight = (weights * (ids == expert)).sum(1, keepdims=True)
+                out += weight * (jax.nn.silu(gate) * up @ w_down[expert])
+            return out
+
+        out, backward = jax.vjp(layer, *floats)
+        results = (
+            [out] if operation == "forward" else [out, *backward(jnp.asarray(out_bar, out.dtype))]
+        )
+        return [np.asarray(a) for a in results]
+
+
+class LayersTest(parameterized.TestCase):
+    @parameterized.parameters(
+        *(
+            (1, name)
+            for name in (OURS, "sort, lax.ragged_dot, gather", "sort, lax.ragged_dot, scatter")
+        ),
+        *((4, name) for name in (OURS, "all_gather, lax.ragged_dot, psum_scatter")),
+    )
+    def test_same_results(self, num_ranks, name):
+        problem = problem_of(num_ranks, "float32")
+        for operation in BENCHMARK.operations:
+            found = results_of(name, operation, problem)
+            assert_near(found, plain_results(operation, problem))
+
+    def test_einsum(self):
+        """With slots enough it drops nothing; the capacity of 1.25 does."""
+        problem = problem_of()
+        x, _, *others = problem.sets[0]
+        expected = plain_results("forward", problem)
+        for factor, drops in ((2.0, False), (0.7, True)):
+            layer = layer_baselines.einsum(problem, jax.lax.ragged_dot, factor)
+            found = [np.asarray(layer(x, *others), np.float64)]
+            if drops:
+                is_dropped = np.linalg.norm(found[0] - expected[0], axis=1) > 0.1
+                self.assertBetween(is_dropped.mean(), 0.1, 0.9)
+            else:
+                assert_near(found, expected)
+
+    def test_ragged_all_to_all(self):
+        """Its offsets send rows into the order of experts, and back, by a simulation."""
+        ranks, num_local = 4, 2
+        ids = np.random.default_rng(0).integers(0, 8, (ranks, 9, 3)).astype(np.int32)
+        mapped = sharded(lambda i: layer_baselines.exchanges(i, 8, num_local), make_mesh(ranks))
+        there, back, sizes = jax.tree.map(
+            lambda a: np.split(np.asarray(a), ranks), jax.jit(mapped)(ids.reshape(-1, 3))
+        )
+        experts = np.sort(ids.reshape(ranks, -1), 1)
+        sent = [e * 100 + rank for rank, e in enumerate(experts)]
+        arrived = [np.full(s.sum(), -1) for s in sizes]
+        for written in ragged_all_to_all(sent, arrived, *there):
+            np.testing.assert_array_equal(written, 1)
+        for rank, rows in enumerate(arrived):
+            np.testing.assert_array_equal(rows, np.sort(rows))
+            np.testing.assert_array_equal(np.unique(rows // 100 // num_local), rank)
+            local = np.bincount(rows // 100, minlength=8)[rank * num_local :][:num_local]
+            np.testing.assert_array_equal(sizes[rank], local)
+        home = [np.full(27, -1) for _ in range(ranks)]
+        ragged_all_to_all(arrived, home, *back)
+        np.testing.assert_array_equal(home, sent)
+
+    def test_ragged_all_to_all_lowers(self):
+        problem = problem_of(4)
+        layer = layer_baselines.ragged_all_to_all(problem, jax.lax.ragged_dot)
+        arguments = layer_providers.arguments_of("both", problem.sets[0])
+        compute = sharded(layer_providers.pass_of("both", layer), problem.mesh, check_vma=False)
+        self.assertIn("ragged_all_to_all", lower_for_cuda(compute, *arguments).text)
+
+    def test_a_wrong_result_is_no_result(self):
+        problem = problem_of()
+        ours = BY_NAME[OURS].start(case_of("forward"), problem)
+
+        def wrong(problem, matmul):
+            right = layer_baselines.sort_gather(problem, matmul)
+            return lambda *arguments: right(*arguments).at[0].multiply(1.5)
+
+        baseline = layer_providers.Baseline(
+            "wrong", wrong, layer_providers._plain, for_several=False
+        )
+        with self.assertRaisesRegex(ArithmeticError, "differ from those of jax_ep by 0"):
+            BENCHMARK.check(baseline.start(case_of("forward"), problem), "wrong", ours)
+
+
+class PartsTest(parameterized.TestCase):
+    @parameterized.product(operation=["forward", "both"], weights=["bfloat16", "float32"])
+    def test_the_parts_are_the_calls_of_the_layer(self, operation, weights):
+        """Each has the operands and attributes of one custom call of the layer, and none is left."""
+        problem = problem_of(2, weights, Shape(160, 32, 16, 2, 2))
+        case = case_of(operation, weights, shape=problem.shape)
+        values_of(problem, operation)
+        programs = []
+
+        def lower(function, arguments, mesh, *_, **__):
+            programs.append(lower_for_cuda(sharded(function, mesh), *arguments[0]))
+
+        with (
+            unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"),
+            unittest.mock.patch("jax_ep.bench.layer_providers.start_sharded", lower),
+            unittest.mock.patch("jax_ep.bench.layer_parts.start_sharded", lower),
+        ):
+            BY_NAME[OURS].start(case, problem)
+            for part in PARTS:
+                if operation in part.operations and part.kind != "pass":
+                    part.start(case, problem)
+                    # The gradient of a redispatch has one, whose results nobody uses.
+                    target = f"jax_ep.{part.target}.v1"
+                    self.assertLen([c for c in programs[-1].calls if c.target == target], 1)
+        layer, *parts = programs
+        names = [p.target for p in PARTS if operation in p.operations and p.kind != "pass"]
+        used = [part.call(name) for part, name in zip(parts, names, strict=True)]
+        key = lambda call: (call.target, str(call.attributes), call.operands, call.results)
+        self.assertCountEqual(map(key, used), map(key, layer.calls))
+
+    def test_dense_matmuls_have_the_parts_sizes(self):
+        problem = problem_of(shape=Shape(160, 32, 16, 2, 2))
+        shapes = {}
+        for dense in DENSE:
+            started = dense.start(case_of("both", shape=problem.shape), problem)
+            shapes[dense.name] = started.call(started.arguments[0]).shape
+        rows, hidden, size = 320, 32, 16
+        expected = [(rows, 2 * size), (rows, hidden), (rows, size), (rows, hidden)]
+        expected += [(hidden, 2 * size), (size, hidden)]
+        self.assertEqual(list(shapes.values()), expected)
+
+    def test_the_values_are_those_of_the_layer(self):
+        problem = problem_of()
+        (values, _) = values_of(problem, "both")
+        out, x_bar, weights_bar, up_bar, _ = results_of(OURS, "both", problem)
+        calls = Calls(problem, keep=True)
+        on_rank = lambda f, *a: np.asarray(jax.jit(sharded(f, problem.mesh))(*a), np.float64)
+        np.testing.assert_array_equal(on_rank(calls.combine, values.y, values.plan), out)
+        gradient = on_rank(
+            calls.weight_gradient, values.rows, values.pre_activation_bar, values.plan
+        )
+        np.testing.assert_array_equal(gradient, up_bar)
+        combined = jax.jit(sharded(calls.combine_gradients, problem.mesh))(
+            values.rows_bar, values.row_weights_bar, values.operands.x, values.plan
+        )
+        np.testing.assert_array_equal(np.asarray(combined[0], np.float64), x_bar)
+        np.testing.assert_array_equal(np.asarray(combined[1], np.float64), weights_bar)
+
+
+class FiguresTest(absltest.TestCase):
+    def figures(self, operation, shape, weights="bfloat16", **extra):
+        case = case_of(operation, weights, shape=shape)
+        BENCHMARK.mesh = make_mesh(1)
+        applying = [
+            p for p in (*PARTS, *DENSE) if operation in p.operations and BENCHMARK.applies(p, case)
+        ]
+        measurements = {p.name: {"seconds": 1.0, "facts": {}} for p in applying}
+        for name in (OURS, layer_providers.KEEPING_ROWS, "torch"):
+            measurements[name] = {"seconds": 12.0, "facts": {"peak_bytes": 2**30}}
+        record = case.record() | {"measurements": measurements} | extra
+        results = {"cases": [record], "copy_bytes_per_second": 1e9, "smoke": False}
+        BENCHMARK.add_figures(results)
+        return record
+
+    def test_sums(self):
+        shape = Shape(4096, 2048, 768, 32, 8)
+        record = self.figures("forward", shape)
+        self.assertEqual(record["sums"], {"of_sum": 4.0, "of_dense_sum": 4.0})
+        record = self.figures("both", shape, "float32")  # with a cast
+        self.assertEqual(record["sums"], {"of_sum": 12.0, "of_dense_sum": 12.0})
+        measurement = record["measurements"][OURS]
+        self.assertEqual((measurement["of_sum"], measurement["peak_gib"]), (1.0, 1.0))
+        flops = 3 * 2 * 32768 * 3 * 2048 * 768
+        self.assertAlmostEqual(measurement["tflops"], flops / 12 / 1e12)
+        keeping = record["measurements"][layer_providers.KEEPING_ROWS]
+        self.assertAlmostEqual(keeping["of_sum"], 12 / 11)  # without the second dispatch
+        self.assertNotIn("of_sum", record["measurements"]["part: up"])
+
+    def test_reading(self):
+        shape = Shape(16, 2048, 768, 32, 8)
+        record = self.figures("forward", shape, active_experts=20)
+        self.assertEqual(set(record["sums"]), {"of_sum", "of_reading"})
+        self.assertAlmostEqual(record["sums"]["of_reading"], 2 + 20 * 3 * 2048 * 768 * 2 / 1e9)
+
+    def test_active_experts(self):
+        problem = problem_of(4, shape=Shape(1, 32, 16, 2, 2))
+        busiest = max(
+            len({e for e in range(8) if e // 2 == r} & set(problem.routes.topk_ids.ravel()))
+            for r in range(4)
+        )
+        self.assertEqual(problem.active_experts, busiest)
+
+
+class CommandTest(parameterized.TestCase):
+    def test_smoke(self):
+        arguments = (
+            "--weights",
+            "float32",
+            "--devices",
+            "1",
+            "--baselines",
+            "torch",
+            "TransformerEngine",
+        )
+        with unittest.mock.patch.dict("sys.modules", {"torch": None}):
+            status, output, results = smoke("layer", *arguments)
+        self.assertEqual(status, 0, output)
+        self.assertEqual([c["operation"] for c in results["cases"]], ["forward", "both"])
+        for record in results["cases"]:
+            ours = record["measurements"][OURS]
+            names = [p.name for p in (*PARTS, *DENSE) if record["operation"] in p.operations]
+            total = sum(record["measurements"][n]["seconds"] for n in names if n.startswith("part"))
+            self.assertAlmostEqual(ours["of_sum"] * total, ours["seconds"])
+            self.assertGreater(ours["of_dense_sum"], 0)
+            self.assertGreater(ours["peak_gib"], 0)
+            self.assertLen(ours["rounds"], BENCHMARK.rounds)
+        reasons = {gap["provider"]: gap["reason"] for gap in results["not_run"]}
+        self.assertIn("ModuleNotFoundError", reasons["torch"])
+        self.assertIn("transformer_engine", reasons["TransformerEngine"])
+        self.assertIn("did not run in 2 of 2 cases: torch", output)
+        self.assertEqual(results["missing"][0]["reason"], "it was not run")  # the plain layers
+
+    def test_quick_and_profile(self):
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = ("--quick", "--passes", "forward", "--devices", "2", "--profile", folder)
+            status, _, results = smoke("layer", *arguments)
+            traces = list(pathlib.Path(folder).rglob("perfetto_trace.json.gz"))
+        self.assertEqual(status, 0)
+        (record,) = results["cases"]
+        self.assertEqual((record["variant"], record["num_ranks"]), ("bfloat16", 2))
+        self.assertLen(record["measurements"][OURS]["rounds"], 2)
+        self.assertLen(traces, 1)
+
+    def test_choices(self):
+        with self.assertRaises(SystemExit):
+            run("layer", "--shapes", "unknown")
+        status, output = run("layer")
+        self.assertEqual(status, 2)
+        self.assertIn("There is no GPU", output)
+
+    def test_models(self):
+        self.assertEqual(str(BENCHMARK.shapes[0]), "deepseek-v3, T=4096")
+        self.assertLen(BENCHMARK.shapes, 4 * len(MODELS))
+        self.assertEqual(Shape(4096, *MODELS["deepseek-v3"]).rows, 32768)
+
+
+if __name__ == "__main__":
+    absltest.main()
