@@ -121,7 +121,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     timed.combine.push_back(combine);
     BulkCopyCeilingCall ceiling;
     ceiling.transfer = call.transfer;
-    ceiling.transfer.num_sms = 0;
+    if (!options.shared) ceiling.transfer.num_sms = 0;
     ceiling.transfer.repeats = kCeilingRepeats;
     ceiling.control = call.control;
     ceiling.x = call.x;
