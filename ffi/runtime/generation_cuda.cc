@@ -61,7 +61,7 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
                               "jax_ep.release() less often");
   }
   std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes));
-  for (size_t rank = 0; rank < members.size(); ++rank) {
+  for (size_t rank = 0; rank < members.size(); ++rank) {  // GENERATION_ALLOCATE
     if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
   }
   if (Status status = made->FillStates(); !status.ok()) return status;
@@ -138,7 +138,7 @@ Status Generation::FillStates() {
 }
 
 Generation::~Generation() {
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {  // GENERATION_FREE
     RankMemory& memory = memory_[rank];
     const CurrentDevice current(members_[rank].device);
     // The host's own copies, such as an abort word, may still be in flight.
@@ -152,7 +152,7 @@ Generation::~Generation() {
 
 Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& streams) {
   Status first;
-  for (size_t rank = 0; rank < members_.size(); ++rank) {
+  for (size_t rank = 0; rank < members_.size(); ++rank) {  // GENERATION_START
     const Member& member = members_[rank];
     const CurrentDevice current(member.device);
     Status status = OnGpu(member.device, start(member.control, memory_[rank].state, streams[rank]));
@@ -191,7 +191,7 @@ void Generation::Abort(const std::string& reason) {
     if (!host_failure_.ok()) return;
     host_failure_ = DescribeHostAbort(reason);
   }
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {  // HOST_ABORT
     const CurrentDevice current(members_[rank].device);
     uint32_t& word = memory_[rank].records->abort;
     word = static_cast<uint32_t>(Outcome::kHostAbort);

@@ -68,7 +68,7 @@ Groups& Groups::OfProcess() {
 Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels) {
   const std::lock_guard lock(mutex_);
   if (groups_.empty()) std::thread([this] { Watch(); }).detach();
-  std::unique_ptr<Group>& group = groups_[{devices, lane}];
+  std::unique_ptr<Group>& group = groups_[{devices, lane}];  // LANE_GROUP
   if (!group) group = std::make_unique<Group>(devices, kernels);
   return group.get();
 }

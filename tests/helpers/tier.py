@@ -49,6 +49,8 @@ SLOW = {
     "tools/protocol_test.py::*::test_a_broken_protocol_fails": 0,
     "tools/protocol_test.py::*_holds_*three_ranks*": 0,
     "tools/protocol_test.py::*_calls": 0,
+    "tools/protocol_test.py::*_holds_*launched": 0,
+    "tools/protocol_test.py::*_holds_*some_devices": 0,
     "tools/protocol_test.py::*_holds_*receive_rings*": 0,
     "tools/protocol_test.py::*_holds_different_calls_*": 0,
     "tools/protocol_test.py::*_holds_two_ranks": 0,

@@ -83,7 +83,7 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
     // A block of every lane's kernel must be resident on every device: else one device may fill
     // with one lane while another fills with the next, and each waits for the other. The hardware
     // spreads blocks over the SMs, so a lane's share is a number of blocks, too.
-    max_blocks_ = std::max<int64_t>(1, all_sms / call.num_lanes);
+    max_blocks_ = std::max<int64_t>(1, all_sms / call.num_lanes);  // LANE_SHARE
     num_sms_ = std::min(num_sms_, max_blocks_);
   }
   call_.claim_tag = ClaimTag(call.call_site);

@@ -23,6 +23,7 @@ __device__ void ClaimForHost(ControlBlock* control) {
 __device__ void LeaveGeneration(const ControlBlock* control) {
   constexpr uint64_t kNoCall = 0;
   const uint64_t sequence = FirstSequence(control->generation) + (control->claim >> kClaimShift);
+  // GENERATION_LEAVE
   ForEachPeer(control, [&](int peer) { StoreEntry(control, peer, sequence, kNoCall, false); });
 }
 
