@@ -118,7 +118,11 @@ int64_t Group::Release() {
   bool out_of_memory = false;
   std::vector<cudaStream_t> streams;
   for (const Member& member : members_) streams.push_back(member.stream);
-  Status status = Generation::Allocate(members_, ++last_number_, 0, &next, &out_of_memory);
+  // It starts on XLA's streams, where it may have to wait: the next one must not overtake it.
+  Status status = old->AwaitBegin();
+  if (status.ok()) {
+    status = Generation::Allocate(members_, ++last_number_, 0, &next, &out_of_memory);
+  }
   if (status.ok()) status = Begin(std::move(next), streams);
   if (status.ok()) status = current()->AwaitBegin();
   if (!status.ok()) {

@@ -141,6 +141,29 @@ void TestHostCopiesEndBeforeTheGeneration() {
   cudaStreamSynchronize(StreamOf(0));
 }
 
+// A generation has to wait in XLA's stream before it starts. A release that comes meanwhile neither
+// overtakes it nor frees it.
+void TestAReleaseOvertakesNoGrowth() {
+  Restart();
+  DispatchProgram small(1, kSmall, false), large(1, kLarge, false);
+  small.Check();
+  std::atomic<bool> is_over = false;
+  WaitStage stage = {&is_over};
+  void* arguments[] = {&stage};
+  const auto kernel = reinterpret_cast<const void*>(WaitKernel);
+  CHECK(cudaLaunchKernel(kernel, 1, 32, arguments, 0, StreamOf(0)) == cudaSuccess);
+  CHECK_OK(large.Enter(NextRun(), 0));
+  std::jthread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    is_over = true;
+  });
+  GroupOf({0})->Release();
+  CHECK(is_over);
+  cudaStreamSynchronize(StreamOf(0));
+  small.Check();
+  large.Check();
+}
+
 // A device has failed: its peer, which waits for it, is ended.
 void TestReleaseWithAFailedDevice() {
   Restart();
@@ -621,6 +644,7 @@ int main() {
                {"the host ends a wait", TestHostEndsAWait},
                {"nobody comes", TestNobodyComes},
                {"host copies end before the generation", TestHostCopiesEndBeforeTheGeneration},
+               {"a release overtakes no growth", TestAReleaseOvertakesNoGrowth},
                {"growth before a launch", TestGrowthBeforeALaunch},
                {"old workspaces are freed", TestOldWorkspacesAreFreed},
                {"too many generations", TestTooManyGenerations},
