@@ -12,34 +12,16 @@
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/call_site.h"
 #include "ffi/runtime/workspace.h"
+#include "tests/cpp/emulation/streams.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep::testing {
-
-// XLA's streams of each device, one for each lane.
-inline cudaStream_t StreamOf(int device, int64_t lane = 0) {
-  constexpr int kDevices = 8, kLanes = 2;
-  static std::vector<cudaStream_t> streams = [] {
-    std::vector<cudaStream_t> made(kDevices * kLanes);
-    for (int i = 0; i < kDevices * kLanes; ++i) {
-      cudaSetDevice(i / kLanes);
-      cudaStreamCreateWithFlags(&made[i], cudaStreamNonBlocking);
-    }
-    return made;
-  }();
-  return streams[device * kLanes + lane];
-}
 
 struct Lane {
   int64_t lane = 0;
   int64_t num_lanes = 1;
   int64_t num_sms = 2;
 };
-
-inline int64_t NextRun() {
-  static std::atomic<int64_t> run = 0;
-  return ++run;
-}
 
 // Rank r is on device first_device + r. Token t goes to the expert t % R, one on each rank.
 class DispatchProgram {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,6 +62,8 @@ class Block {
   std::vector<uint8_t> shared;
   uint8_t* shared_begin;  // aligned
   std::vector<std::function<void()>> copies;
+  // How often all fibers have had a turn; the largest number at the end.
+  const std::shared_ptr<std::atomic<uint64_t>> turns = std::make_shared<std::atomic<uint64_t>>(0);
 
  private:
   void SwitchTo(Fiber& fiber) {
@@ -78,6 +81,8 @@ class Block {
 };
 
 thread_local Block* block = nullptr;
+std::mutex turns_mutex;
+std::set<std::shared_ptr<std::atomic<uint64_t>>> turns_of_blocks;  // that run
 std::atomic<unsigned> running_blocks = 0;
 
 // Indexed by device: the SMs that blocks have.
@@ -152,6 +157,10 @@ void Block::RunSomeCopies() {
 void Block::Run() {
   block = this;
   ++running_blocks;
+  {
+    const std::lock_guard lock(turns_mutex);
+    turns_of_blocks.insert(turns);
+  }
   size_t left = fibers_.size();
   while (left > 0) {
     bool went_on = false;
@@ -166,9 +175,15 @@ void Block::Run() {
       SwitchTo(fiber);
       if (fiber.has_ended) --left, went_on = true;
     }
+    ++*turns;
     RunSomeCopies();
     if (!went_on) std::this_thread::yield();
   }
+  {
+    const std::lock_guard lock(turns_mutex);
+    turns_of_blocks.erase(turns);
+  }
+  *turns = UINT64_MAX;
   while (!copies.empty()) RunSomeCopies();
   --running_blocks;
   block = nullptr;
@@ -190,6 +205,17 @@ void Pass(Barrier& barrier, unsigned count) {
 const Place& Here() { return block->current().place; }
 
 void Yield() { block->SwitchToScheduler(); }
+
+void AwaitTurns() {
+  std::vector<std::pair<std::shared_ptr<std::atomic<uint64_t>>, uint64_t>> awaited;
+  {
+    const std::lock_guard lock(turns_mutex);
+    for (const auto& turns : turns_of_blocks) awaited.push_back({turns, *turns + 2});
+  }
+  for (const auto& [turns, least] : awaited) {
+    while (*turns < least) Yield();
+  }
+}
 
 uint64_t Clock() {
   constexpr uint64_t kStep = 500'000;

@@ -51,6 +51,8 @@ const Place& Here();
 
 // Lets other fibers run.
 void Yield();
+// Lets other fibers run until all fibers of all blocks that run have had two turns.
+void AwaitTurns();
 // The fiber's clock in nanoseconds. It goes on as it is read, so that a rank that has not got a CPU
 // is not taken for a dead one. Once it steps back, as a GPU's timer may.
 uint64_t Clock();
@@ -108,7 +110,10 @@ inline void __syncthreads() { ::emulation::BarrierOfBlock(); }
 inline int __syncthreads_or(int value) { return ::emulation::BarrierOfBlock(value != 0); }
 inline void __syncwarp() { ::emulation::Exchange(0); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __nanosleep(unsigned) { ::emulation::Yield(); }
+inline void __nanosleep(unsigned nanoseconds) {
+  // A GPU's blocks that have begun before a long sleep have passed their first lines after it.
+  nanoseconds < 10'000 ? ::emulation::Yield() : ::emulation::AwaitTurns();
+}
 
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {

@@ -1,0 +1,304 @@
+// One random call of all ranks at a call site of its own: its inputs, its launches, and the
+// comparison of every result with the contract.
+#ifndef JAX_EP_TESTS_CPP_EMULATION_RANDOM_CALL_H_
+#define JAX_EP_TESTS_CPP_EMULATION_RANDOM_CALL_H_
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "ffi/runtime/call_site.h"
+#include "ffi/runtime/workspace.h"
+#include "tests/cpp/emulation/random_results.h"
+#include "tests/cpp/gpu/transfer_random.h"
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep::testing {
+
+using harness::Bytes;
+using harness::HostPlan;
+using harness::Random;
+using harness::Shape;
+using harness::Uniform;
+
+// A rank's results of one execution.
+enum class Verdict {
+  kRight,  // as the contract says, to the bit
+  kEnded,  // safe values of a call that has failed
+  kWrong,
+};
+
+class RandomCall {
+ public:
+  RandomCall(Operation operation, const Shape& shape, int64_t lane, const GroupKernels& kernels)
+      : site(Ids(shape.routing.ranks), lane, kernels), operation(operation), shape(shape) {
+    CHECK_OK(PlanWorkspace(Transfer(0).shape, &layout_));
+  }
+  virtual ~RandomCall() = default;
+
+  // New inputs, other results than before.
+  virtual void Fill(Random& random) = 0;
+  virtual Status Launch(int r, ControlBlock* control, cudaStream_t stream) = 0;
+  // Call it when the rank's call has ended. `why` describes wrong results.
+  virtual Verdict Check(int r, std::string* why) const = 0;
+
+  int ranks() const { return shape.routing.ranks; }
+  int64_t workspace_bytes() const { return layout_.bytes; }
+
+  CallSite site;
+  const Operation operation;
+  Shape shape;
+
+ protected:
+  int64_t tokens() const { return shape.routing.tokens; }
+  int64_t assignments() const { return tokens() * shape.routing.top_k; }
+  int64_t rows() const { return shape.routing.rows; }
+
+  TransferCall Transfer(int r) const {
+    const harness::Routing& sizes = shape.routing;
+    return {.call_site = site.id(),
+            .shape = {.num_tokens = sizes.tokens,
+                      .hidden = shape.hidden,
+                      .top_k = sizes.top_k,
+                      .num_experts = sizes.experts,
+                      .num_ranks = sizes.ranks,
+                      .num_rows = sizes.rows,
+                      .format = {.payload = shape.type}},
+            .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + r) % 3 : shape.num_sms,
+            .num_lanes = 2,
+            .row_align = sizes.align,
+            .zero_tail = shape.zero_tail,
+            .has_weights = shape.has_weights,
+            .has_scalars = shape.has_scalars,
+            .allow_low_latency = shape.allow_low_latency,
+            .ring_chunks = shape.ring_chunks};
+  }
+
+  // Rows and their weights, of a dispatch or a redispatch.
+  void CompareRows(Comparison& compare, int r, const HostPlan& plan, const std::vector<Bytes>& x,
+                   const std::vector<std::vector<float>>& weights, const Bytes& rows,
+                   const std::vector<float>& row_weights) const {
+    Bytes want;
+    std::vector<float> want_weights;
+    const std::vector<std::vector<float>> none;
+    harness::DispatchRows(shape.routing, plan, shape.row_bytes(), x,
+                          shape.has_weights ? weights : none, &want, &want_weights);
+    if (!shape.zero_tail) {
+      want.resize(plan.row_offsets.back() * shape.row_bytes());
+      want_weights.resize(plan.row_offsets.back());
+    }
+    compare.Equal("rows", rows.data(), want);
+    if (shape.has_weights) compare.Equal("row_weights", row_weights.data(), want_weights);
+  }
+
+ private:
+  static std::vector<std::vector<int64_t>> Ids(int ranks) {
+    std::vector<int64_t> ids(ranks);
+    std::iota(ids.begin(), ids.end(), 0);
+    return {ids};
+  }
+
+  WorkspaceLayout layout_;
+};
+
+// Returns right, ended or wrong, with what differs from right results.
+inline Verdict VerdictOf(const Comparison& right, const Comparison& safe, std::string* why) {
+  if (right.difference.empty()) return Verdict::kRight;
+  if (safe.difference.empty()) return Verdict::kEnded;
+  *why = right.difference + "; not safe: " + safe.difference;
+  return Verdict::kWrong;
+}
+
+class RandomDispatch : public RandomCall {
+ public:
+  RandomDispatch(const Shape& shape, int64_t lane, const GroupKernels& kernels)
+      : RandomCall(Operation::kDispatch, shape, lane, kernels), plan_of_(shape.routing.ranks) {}
+
+  void Fill(Random& random) override {
+    shape.routing.ids = harness::RandomIds(random, shape.routing);
+    plans = harness::MakePlans(shape.routing);
+    x_.clear();
+    weights_.clear();
+    rows_.assign(ranks(), Unwritten<uint8_t>(rows() * shape.row_bytes()));
+    row_weights_.assign(ranks(), Unwritten<float>(rows()));
+    for (int r = 0; r < ranks(); ++r) {
+      x_.push_back(harness::RandomRows(random, tokens(), shape));
+      weights_.push_back(harness::RandomFloats(random, assignments()));
+      plan_of_[r].Forget(shape.routing);
+    }
+  }
+
+  Status Launch(int r, ControlBlock* control, cudaStream_t stream) override {
+    PreparedDispatch prepared;
+    if (Status status = PrepareDispatch(Transfer(r), &prepared); !status.ok()) return status;
+    DispatchBuffers buffers;
+    buffers.x = x_[r].data();
+    buffers.topk_ids = shape.routing.ids[r].data();
+    buffers.topk_weights = weights_[r].data();
+    buffers.rows = rows_[r].data();
+    buffers.row_weights = row_weights_[r].data();
+    buffers.plan = plan_of_[r].Results();
+    return jax_ep::Launch(prepared, control, buffers, stream);
+  }
+
+  Verdict Check(int r, std::string* why) const override {
+    Comparison right, safe;
+    plan_of_[r].Compare(right, plans[r]);
+    CompareRows(right, r, plans[r], x_, weights_, rows_[r], row_weights_[r]);
+    plan_of_[r].CompareSafe(safe);
+    safe.AllNan("rows", rows_[r], shape.type);
+    if (shape.has_weights) safe.AllNan("row_weights", row_weights_[r]);
+    return VerdictOf(right, safe, why);
+  }
+
+  PlanOperands Operands(int r) { return plan_of_[r].Operands(); }
+  // An Outcome, after an execution.
+  int status(int r) const { return plan_of_[r].status(); }
+
+  std::vector<HostPlan> plans;  // expected
+
+ private:
+  std::vector<Bytes> x_, rows_;
+  std::vector<std::vector<float>> weights_, row_weights_;
+  std::vector<PlanBuffers> plan_of_;
+};
+
+// A redispatch or a combine, along the plan of a dispatch. Sometimes one rank is given a poisoned
+// plan.
+class CallWithPlan : public RandomCall {
+ public:
+  CallWithPlan(Operation operation, const Shape& shape, RandomDispatch* dispatch, int64_t lane,
+               const GroupKernels& kernels)
+      : RandomCall(operation, shape, lane, kernels), dispatch_(*dispatch) {}
+
+  void Fill(Random& random) override {
+    shape.routing.ids = dispatch_.shape.routing.ids;
+    poisoned_ = Uniform(random, 0, 7) == 0 ? Uniform(random, 0, ranks() - 1) : -1;
+  }
+
+ protected:
+  PlanOperands Operands(int r) {
+    static int32_t poison = static_cast<int32_t>(Outcome::kTimeout);
+    PlanOperands plan = dispatch_.Operands(r);
+    if (r == poisoned_) plan.status = &poison;
+    return plan;
+  }
+
+  RandomDispatch& dispatch_;
+  int poisoned_ = -1;  // a rank
+};
+
+class RandomRedispatch : public CallWithPlan {
+ public:
+  RandomRedispatch(const Shape& shape, RandomDispatch* dispatch, int64_t lane,
+                   const GroupKernels& kernels)
+      : CallWithPlan(Operation::kRedispatch, shape, dispatch, lane, kernels) {}
+
+  void Fill(Random& random) override {
+    CallWithPlan::Fill(random);
+    x_.clear();
+    weights_.clear();
+    rows_.assign(ranks(), Unwritten<uint8_t>(rows() * shape.row_bytes()));
+    row_weights_.assign(ranks(), Unwritten<float>(rows()));
+    for (int r = 0; r < ranks(); ++r) {
+      x_.push_back(harness::RandomRows(random, tokens(), shape));
+      weights_.push_back(harness::RandomFloats(random, assignments()));
+    }
+  }
+
+  Status Launch(int r, ControlBlock* control, cudaStream_t stream) override {
+    PreparedRedispatch prepared;
+    if (Status status = PrepareRedispatch(Transfer(r), &prepared); !status.ok()) return status;
+    RedispatchBuffers buffers;
+    buffers.x = x_[r].data();
+    buffers.plan = Operands(r);
+    buffers.topk_weights = weights_[r].data();
+    buffers.rows = rows_[r].data();
+    buffers.row_weights = row_weights_[r].data();
+    return jax_ep::Launch(prepared, control, buffers, stream);
+  }
+
+  Verdict Check(int r, std::string* why) const override {
+    Comparison right, safe;
+    CompareRows(right, r, dispatch_.plans[r], x_, weights_, rows_[r], row_weights_[r]);
+    safe.AllNan("rows", rows_[r], shape.type);
+    if (shape.has_weights) safe.AllNan("row_weights", row_weights_[r]);
+    if (r == poisoned_) right = safe;
+    return VerdictOf(right, safe, why);
+  }
+
+ private:
+  std::vector<Bytes> x_, rows_;
+  std::vector<std::vector<float>> weights_, row_weights_;
+};
+
+class RandomCombine : public CallWithPlan {
+ public:
+  RandomCombine(const Shape& shape, RandomDispatch* dispatch, int64_t lane,
+                const GroupKernels& kernels)
+      : CallWithPlan(Operation::kCombine, shape, dispatch, lane, kernels) {}
+
+  void Fill(Random& random) override {
+    CallWithPlan::Fill(random);
+    y_.clear();
+    weights_.clear();
+    scalars_.clear();
+    out_.assign(ranks(), Unwritten<uint8_t>(tokens() * shape.row_bytes()));
+    assignment_scalars_.assign(ranks(), Unwritten<float>(assignments()));
+    for (int r = 0; r < ranks(); ++r) {
+      y_.push_back(harness::RandomRows(random, rows(), shape));
+      weights_.push_back(harness::RandomFloats(random, rows()));
+      scalars_.push_back(harness::RandomFloats(random, rows()));
+      PoisonTail(r);
+    }
+    const std::vector<std::vector<float>> none;
+    harness::CombineRows(shape.routing, dispatch_.plans, shape.hidden, shape.type, y_,
+                         shape.has_weights ? weights_ : none, shape.has_scalars ? scalars_ : none,
+                         &want_out_, &want_scalars_);
+  }
+
+  Status Launch(int r, ControlBlock* control, cudaStream_t stream) override {
+    PreparedCombine prepared;
+    if (Status status = PrepareCombine(Transfer(r), &prepared); !status.ok()) return status;
+    CombineBuffers buffers;
+    buffers.y = y_[r].data();
+    buffers.plan = Operands(r);
+    buffers.row_weights = weights_[r].data();
+    buffers.row_scalars = scalars_[r].data();
+    buffers.out = out_[r].data();
+    buffers.assignment_scalars = assignment_scalars_[r].data();
+    return jax_ep::Launch(prepared, control, buffers, stream);
+  }
+
+  Verdict Check(int r, std::string* why) const override {
+    Comparison right, safe;
+    right.Equal("out", out_[r].data(), want_out_[r]);
+    safe.AllNan("out", out_[r], shape.type);
+    if (shape.has_scalars) {
+      right.Equal("assignment_scalars", assignment_scalars_[r].data(), want_scalars_[r]);
+      safe.AllNan("assignment_scalars", assignment_scalars_[r]);
+    }
+    if (poisoned_ >= 0) right = safe;  // no rank adds up the partial sums of some
+    return VerdictOf(right, safe, why);
+  }
+
+ private:
+  // No operation may read a tail or padding.
+  void PoisonTail(int r) {
+    for (int64_t row = 0; row < rows(); ++row) {
+      if (dispatch_.plans[r].row_source[3 * row] >= 0) continue;
+      weights_[r][row] = scalars_[r][row] = NAN;
+      std::memset(y_[r].data() + row * shape.row_bytes(), 0xff, shape.row_bytes());
+    }
+  }
+
+  std::vector<Bytes> y_, out_, want_out_;
+  std::vector<std::vector<float>> weights_, scalars_, assignment_scalars_, want_scalars_;
+};
+
+}  // namespace jax_ep::testing
+
+#endif  // JAX_EP_TESTS_CPP_EMULATION_RANDOM_CALL_H_
