@@ -20,11 +20,12 @@ from jax_ep._src.grouped_matmul_rhs_gradient import grouped_matmul_rhs_gradient
 from jax_ep._src.grouped_mlp import grouped_mlp
 from jax_ep._src.groups import mask_tail
 from jax_ep._src.memory import Memory, memory
-from jax_ep._src.moe_mlp import Stats, moe_mlp
+from jax_ep._src.moe_mlp import moe_mlp
 from jax_ep._src.plan import REMAT_NAMES, Dispatched, Plan
 from jax_ep._src.primitive import export_checks
 from jax_ep._src.redispatch import redispatch
 from jax_ep._src.runtime import build_info, check, release
+from jax_ep._src.stats import Stats
 
 if TYPE_CHECKING:
     from jax_ep import nnx

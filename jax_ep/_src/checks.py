@@ -59,6 +59,11 @@ def expert_axis(operation: str, axis_name: AxisName) -> ExpertAxis:
     return ExpertAxis(name, tuple(mesh.shape.items()))
 
 
+def own_axis() -> ExpertAxis:
+    """No axis, in the mesh in context: a rank exchanges with itself alone."""
+    return ExpertAxis((), tuple(jax.sharding.get_abstract_mesh().shape.items()))
+
+
 def plan_axis(operation: str, plan: Plan) -> ExpertAxis:
     """The expert axis of a plan, which belongs to the mesh in which it was made."""
     if not isinstance(plan, Plan):
@@ -66,7 +71,7 @@ def plan_axis(operation: str, plan: Plan) -> ExpertAxis:
             f"jax_ep.{operation}: plan is a {type(plan).__name__}; expected the jax_ep.Plan that "
             "dispatch returned. Give dispatched.plan."
         )
-    axis = expert_axis(operation, plan.axis_name)
+    axis = expert_axis(operation, plan.axis_name) if plan.axis_name else own_axis()
     if axis.size != plan.num_ranks:
         raise ArgumentError(
             f"jax_ep.{operation}: axis {plan.axis_name!r} has {axis.size} ranks here; expected "
@@ -110,6 +115,7 @@ ADVICE = {
     "row_align": "Use 1 for no padding.",
     "recv_capacity": "Use None to drop nothing, or capacity_factor for a multiple of T * K rows.",
     "num_chunks": "Use 1 for a single call.",
+    "num_experts": "Give E, the experts of all ranks.",
 }
 
 
@@ -135,7 +141,7 @@ def num_sms(operation: str, value: int | None, name: str = "num_sms") -> int:
     return 0 if value is None else integer(operation, name, value)
 
 
-def num_experts(operation: str, num_experts: int, axis: ExpertAxis) -> int:
+def num_experts(operation: str, num_experts: int | None, axis: ExpertAxis) -> int:
     """A multiple of the number of ranks."""
     num_experts = integer(operation, "num_experts", num_experts, least=0)
     if num_experts < 1 or num_experts % axis.size:

@@ -8,7 +8,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src import checks, compat, transfer
-from jax_ep._src.mesh import AxisName
+from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
 
@@ -67,7 +67,36 @@ def dispatch(
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    axis = checks.expert_axis("dispatch", axis_name)
+    return dispatch_over(
+        checks.expert_axis("dispatch", axis_name),
+        x,
+        topk_ids,
+        topk_weights,
+        num_experts=num_experts,
+        capacity_factor=capacity_factor,
+        recv_capacity=recv_capacity,
+        row_align=row_align,
+        zero_tail=zero_tail,
+        num_sms=num_sms,
+        implementation=implementation,
+    )
+
+
+def dispatch_over(
+    axis: ExpertAxis,
+    x: jax.Array,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    *,
+    num_experts: int,
+    capacity_factor: float | None,
+    recv_capacity: int | None,
+    row_align: int = 1,
+    zero_tail: bool,
+    num_sms: int | None,
+    implementation: str | None,
+) -> Dispatched:
+    """Is `dispatch` over an axis that has been checked, or over none."""
     num_experts = checks.num_experts("dispatch", num_experts, axis)
     checks.rows("dispatch", "x", x, ("tokens", "hidden"))
     checks.topk_ids("dispatch", topk_ids, x.shape[0])

@@ -15,7 +15,8 @@ class ExpertAxis:
     """One or several manual mesh axes, flattened row-major in the order given, hashed by value.
 
     Attributes:
-      name: the axis name, or the tuple of names, as `jax.lax` collectives take it.
+      name: the axis name, or the tuple of names, as `jax.lax` collectives take it. Without any
+        name each device is a group of its own.
       mesh_shape: (name, size) of every axis of the mesh in context, in mesh order.
     """
 

@@ -13,7 +13,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src.accumulation import Accumulators
-from jax_ep._src.dispatch import dispatch
+from jax_ep._src.dispatch import dispatch_over
 from jax_ep._src.epilogue_mlp import (
     epilogue_mlp,
     epilogue_mlp_backward,
@@ -30,6 +30,9 @@ from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
 from jax_ep._src.redispatch import redispatch
 
+Outputs = tuple[jax.Array, jax.Array | None, Plan, Accumulators]
+"""Rows [M, H], weights for combine to apply, the plan, and accumulators for a later call."""
+
 
 def named_experts(
     x: jax.Array,
@@ -39,17 +42,15 @@ def named_experts(
     experts: Experts,
     remat: str | None,
     params: MoeMlpParams,
-) -> tuple[jax.Array, Plan, Accumulators]:
-    """Returns the experts' weighted outputs [M, H], with an activation that has a name.
-
-    The accumulators are for a later call.
-    """
+) -> Outputs:
+    """Returns the experts' weighted outputs, with an activation that has a name."""
     if remat is not None:
         rule = _MLP if remat == "dispatch" else _REPEATING_MLP
-        return _redispatching(x, topk_ids, topk_weights, experts, rule, params)
-    rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
+        y, plan, accumulators = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
+        return y, None, plan, accumulators
+    rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
     y, accumulators = epilogue_mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
-    return y, plan, accumulators
+    return y, None, plan, accumulators
 
 
 def function_experts(
@@ -61,7 +62,7 @@ def function_experts(
     experts: Experts,
     remat: str | None,
     params: MoeMlpParams,
-) -> tuple[jax.Array, Plan, Accumulators]:
+) -> Outputs:
     """Returns the same as `named_experts`, with a function as the activation."""
     if remat == "experts":  # the function may close over anything, so JAX repeats the whole
         repeated = functools.partial(function_experts, function, remat=None, params=params)
@@ -72,7 +73,7 @@ def function_experts(
             x, topk_ids, topk_weights, up, _UP, params
         )
     else:
-        rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
+        rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
         pre_activation, up_accumulator = function_mlp_up(
             rows, experts, plan.group_sizes, params.mlp
         )
@@ -85,21 +86,22 @@ def function_experts(
         params.mlp,
         keep_activations=remat is None,
     )
-    return y, plan, Accumulators(up_accumulator, down_accumulator)
+    return y, None, plan, Accumulators(up_accumulator, down_accumulator)
 
 
-def _dispatch(
+def send(
     x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None, params: MoeMlpParams
 ) -> tuple[jax.Array, jax.Array | None, Plan]:
-    dispatched = dispatch(
+    """Returns rows, row weights and the plan."""
+    dispatched = dispatch_over(
+        params.axis,
         x,
         topk_ids,
         topk_weights,
         num_experts=params.num_experts,
-        axis_name=params.axis_name,
         capacity_factor=params.capacity_factor,
         recv_capacity=params.recv_capacity,
-        zero_tail=False,
+        zero_tail=params.zero_tail,
         num_sms=params.num_comm_sms,
         implementation=params.implementation,
     )
@@ -175,7 +177,7 @@ def _redispatching(
     params: MoeMlpParams,
 ) -> tuple[Any, Plan, Accumulators]:
     """Applies `rule` to the dispatched x. The backward pass dispatches x again."""
-    rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
+    rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
     result, _ = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=False)
     return result, plan, experts.passed_on(params.mlp.accumulation)
 
@@ -188,7 +190,7 @@ def _redispatching_forward(
     rule: _Rule,
     params: MoeMlpParams,
 ) -> Any:
-    rows, row_weights, plan = _dispatch(x, topk_ids, topk_weights, params)
+    rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
     # Named again: jax.checkpoint finds no names inside the call of dispatch.
     rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
     plan = checkpoint_name(plan, "jax_ep.plan")
@@ -203,7 +205,7 @@ def _redispatching_backward(
     x, topk_weights, experts, plan, kept = residuals
     result_bar, _, accumulators = cotangents
 
-    def send(x: jax.Array, topk_weights: jax.Array | None) -> Any:
+    def resend(x: jax.Array, topk_weights: jax.Array | None) -> Any:
         dispatched = redispatch(
             x,
             plan,
@@ -213,11 +215,11 @@ def _redispatching_backward(
         )
         return dispatched.rows, dispatched.row_weights
 
-    (rows, row_weights), send_backward = jax.vjp(send, x, topk_weights)
+    (rows, row_weights), resend_backward = jax.vjp(resend, x, topk_weights)
     rows_bar, experts_bar, row_weights_bar = rule.backward(
         params.mlp, (rows, experts, plan.group_sizes, row_weights, kept), result_bar, accumulators
     )
-    x_bar, topk_weights_bar = send_backward((rows_bar, row_weights_bar))
+    x_bar, topk_weights_bar = resend_backward((rows_bar, row_weights_bar))
     return x_bar, None, topk_weights_bar, experts_bar
 
 

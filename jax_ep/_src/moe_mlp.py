@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_ep._src import checks, compat
 from jax_ep._src.accumulation import Accumulation, Accumulators, stand_in
 from jax_ep._src.activations import Activation
 from jax_ep._src.combine import combine
 from jax_ep._src.experts import Experts, UpBiases, UpWeights, check_experts, check_num_experts
+from jax_ep._src.local_only import only_own_experts
 from jax_ep._src.mesh import AxisName
-from jax_ep._src.moe_experts import function_experts, named_experts
+from jax_ep._src.moe_experts import Outputs, function_experts, named_experts
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams, Remat
-from jax_ep._src.plan import Plan
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Stats:
-    """Counts of one `moe_mlp` call: a pytree. Later versions may add members.
-
-    Every array has one dimension, so that one ``P(axis_name)`` takes all out of `shard_map`: the
-    counts of all ranks are then concatenated. Token chunks are summed; status is their largest.
-
-    Attributes:
-      num_dropped: int32[1], assignments to this rank that did not fit into its capacity.
-      num_received: int32[1], assignments to this rank, dropped ones included.
-      num_bad_ids: int32[1], ids of this rank's tokens outside [-1, E).
-      expert_load: int32[L], rows that each local expert computed, without padding.
-      status: int32[1], 0 if the exchange succeeded; `jax_ep.check()` raises the reason.
-    """
-
-    num_dropped: jax.Array
-    num_received: jax.Array
-    num_bad_ids: jax.Array
-    expert_load: jax.Array
-    status: jax.Array
+from jax_ep._src.shared_expert import SharedExpert, shared_expert_output
+from jax_ep._src.stats import Stats, no_stats, stats_of, sum_of
+from jax_ep._src.users_experts import ExpertsFunction, check_experts_function, users_experts
 
 
 def moe_mlp(
@@ -56,6 +36,9 @@ def moe_mlp(
     activation: Activation = "swiglu",
     b_up: UpBiases = None,
     b_down: jax.Array | None = None,
+    shared_expert: SharedExpert | None = None,
+    experts_fn: ExpertsFunction | None = None,
+    local_only: bool = False,
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
     num_chunks: int = 1,
@@ -91,6 +74,15 @@ def moe_mlp(
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
         float dtype.
       b_down: [L, H] of any float dtype, or None.
+      shared_expert: (w_up, w_down) of an MLP that every token takes, as those of one expert without
+        the dimension L; its F may differ. No transfer waits for it or is waited for. Its output is
+        added without a weight.
+      experts_fn: computes the experts instead: ``experts_fn(rows, group_sizes, w_up, w_down)``,
+        from rows [M, H] to [M, any size]. w_up and w_down are any pytrees then, `num_experts` has
+        to be given, and combine applies the routing weights. The tail of rows is zeros.
+      local_only: every rank of the axis has all tokens. It computes its own experts on them, and
+        nothing is sent. The caller sums the results: ``jax.lax.psum(y, axis_name)``. The first
+        rank adds the shared expert.
       capacity_factor: as in `dispatch`, for the tokens of a chunk.
       recv_capacity: the rows that this rank can receive, as in `dispatch`, shared by all chunks.
       num_chunks: splits the tokens into this many calls, one after another, to bound memory. T must
@@ -118,22 +110,29 @@ def moe_mlp(
     checks.topk_ids(operation, topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
-    experts, activation = check_experts(operation, "x", x, w_up, w_down, b_up, b_down, activation)
-    num_experts = check_num_experts(operation, experts, axis, num_experts)
+    experts: Experts | None = None
+    of_rows: Activation = "none"
+    if experts_fn is None:
+        experts, of_rows = check_experts(operation, "x", x, w_up, w_down, b_up, b_down, activation)
+        num_experts = check_num_experts(operation, experts, axis, num_experts)
+    else:
+        check_experts_function(operation, experts_fn, b_up, b_down)
+        num_experts = checks.num_experts(operation, num_experts, axis)
     checks.capacity(operation, recv_capacity, capacity_factor)
     checks.num_chunks(operation, num_chunks, x.shape[0])
     checks.remat(operation, remat)
     checks.num_sms(operation, num_comm_sms, "num_comm_sms")
     params = MoeMlpParams(
         num_experts=num_experts,
-        axis_name=axis.name,
+        axis=axis,
         recv_capacity=None if recv_capacity is None else -(-recv_capacity // num_chunks),
         capacity_factor=capacity_factor,
         num_comm_sms=num_comm_sms,
         implementation=implementation,
+        zero_tail=experts_fn is not None,  # no operation of jax_ep reads it
         mlp=GroupedMlpParams(
-            activation=activation if isinstance(activation, str) else "none",
-            zero_tail=False,  # combine, also as dispatch's gradient, does not read it
+            activation=of_rows if isinstance(of_rows, str) else "none",
+            zero_tail=False,
             num_sms=0,
             implementation=checks.implementation(operation, implementation),
         ),
@@ -141,58 +140,68 @@ def moe_mlp(
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )
-    if isinstance(activation, str):
+    if local_only:
+        topk_ids, params = only_own_experts(topk_ids, params)
+    if experts_fn is not None:
+        compute = functools.partial(users_experts, experts_fn, (w_up, w_down), remat=remat)
+    elif isinstance(of_rows, str):
         compute = functools.partial(named_experts, remat=remat)
     else:
-        compute = functools.partial(function_experts, activation, remat=remat)
-
-    def one_chunk(
-        chunk: tuple[Any, ...],
-        experts: Experts,
-        params: MoeMlpParams,
-    ) -> tuple[jax.Array, Stats, Accumulators]:
-        y, plan, accumulators = compute(*chunk, experts=experts, params=params)
-        out = combine(y, plan, None, num_sms=num_comm_sms, implementation=implementation)
-        return out, _stats(plan), accumulators
+        compute = functools.partial(function_experts, of_rows, remat=remat)
 
     with jax.named_scope("jax_ep.moe_mlp"):
         if x.shape[0] == 0:  # on all ranks alike, so that none of them calls a collective
-            counts = [jnp.zeros(n, jnp.int32) for n in (1, 1, 1, experts.w_up.shape[0], 1)]
-            return x, Stats(*(compat.vary_over(n, compat.varying_axes(x)) for n in counts))
-        tokens = x, topk_ids, topk_weights
-        if num_chunks == 1:
-            return one_chunk(tokens, experts, params)[:2]
-        # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
-        accumulators = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
-        outs: list[jax.Array] = []
-        all_stats: list[Stats] = []
-        for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
-            is_last = len(outs) + 1 == num_chunks
-            out, stats, accumulators = one_chunk(
-                chunk,
-                experts._replace(accumulators=accumulators),
-                params.accumulating(Accumulation.FIRST if is_last else Accumulation.NEXT),
+            return x, no_stats(num_experts // axis.size, x)
+        shared = None
+        if shared_expert is not None:
+            shared = shared_expert_output(
+                x, shared_expert, activation, remat=remat, implementation=implementation
             )
-            outs.append(out)
-            all_stats.append(stats)
-        return jnp.concatenate(outs), _sum(all_stats)
+            if local_only:  # so that the caller's sum has it once
+                shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
+        y, stats = _chunks(compute, (x, topk_ids, topk_weights), experts, params, num_chunks)
+        return y if shared is None else y + shared, stats
+
+
+def _chunks(
+    compute: Callable[..., Outputs],
+    tokens: tuple[Any, ...],
+    experts: Experts | None,
+    params: MoeMlpParams,
+    num_chunks: int,
+) -> tuple[jax.Array, Stats]:
+    """Runs dispatch, experts and combine for each chunk of the tokens."""
+
+    def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
+        y, row_weights, plan, accumulators = compute(*chunk, experts=experts, params=params)
+        out = combine(
+            y,
+            plan,
+            row_weights,
+            num_sms=params.num_comm_sms,
+            implementation=params.implementation,
+        )
+        return out, stats_of(plan), accumulators
+
+    if num_chunks == 1:
+        out, stats, _ = one(tokens, experts, params)
+        return out, stats
+    # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
+    if experts is not None:
+        stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
+        experts = experts._replace(accumulators=stand_ins)
+    outs: list[jax.Array] = []
+    all_stats: list[Stats] = []
+    for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
+        is_last = len(outs) + 1 == num_chunks
+        of_chunk = params.accumulating(Accumulation.FIRST if is_last else Accumulation.NEXT)
+        out, stats, accumulators = one(chunk, experts, of_chunk)
+        if experts is not None:
+            experts = experts._replace(accumulators=accumulators)
+        outs.append(out)
+        all_stats.append(stats)
+    return jnp.concatenate(outs), sum_of(all_stats)
 
 
 def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:
     return [None] * num_chunks if a is None else jnp.split(a, num_chunks)
-
-
-def _stats(plan: Plan) -> Stats:
-    return Stats(
-        num_dropped=plan.num_dropped,
-        num_received=plan.num_received,
-        num_bad_ids=plan.num_bad_ids,
-        expert_load=plan.real_group_sizes,
-        status=plan.status,
-    )
-
-
-def _sum(chunks: list[Stats]) -> Stats:
-    total = jax.tree.map(lambda *counts: jnp.stack(counts).sum(0), *chunks)
-    status = jnp.stack([stats.status for stats in chunks]).max(0)
-    return dataclasses.replace(total, status=status)

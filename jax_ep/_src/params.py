@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jax_ep._src.accumulation import Accumulation
-from jax_ep._src.mesh import AxisName, ExpertAxis
+from jax_ep._src.mesh import ExpertAxis
 
 Remat = Literal["dispatch", "experts"] | None
 """What `moe_mlp` repeats in the backward pass rather than keeps."""
@@ -85,11 +85,12 @@ class MoeMlpParams:
     """Parameters of moe_mlp: those of its transfers as given, and those of its experts."""
 
     num_experts: int
-    axis_name: AxisName
+    axis: ExpertAxis
     recv_capacity: int | None
     capacity_factor: float | None
     num_comm_sms: int | None
     implementation: str | None
+    zero_tail: bool
     mlp: GroupedMlpParams
 
     def accumulating(self, accumulation: Accumulation) -> MoeMlpParams:

@@ -25,7 +25,8 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1]
 # messages, the numpy oracle, routers. Suites in tests/gpu_only/ run on GPUs only.
 ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
-    "grouped_matmul_rhs_gradient", "grouped_mlp", "meshes", "moe_mlp", "nnx", "plan", "property", "reference",
+    "grouped_matmul_rhs_gradient", "grouped_mlp", "meshes", "moe_mlp",
+    "moe_mlp_parts", "nnx", "nnx_options", "plan", "property", "reference",
     "transformations",
 )  # fmt: skip
 
@@ -41,6 +42,7 @@ SLOW = {
     "operations/grouped_matmul_test.py::ValuesTest::*": 3,
     "operations/grouped_mlp_test.py::*::test_agrees_with_the_named": 2,
     "operations/moe_mlp_test.py::*": 2,
+    "operations/moe_mlp_parts_test.py::ReferenceTest::*": 1,
     "operations/nnx_options_test.py::PaddingTest::test_any_shape*": 3,
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,

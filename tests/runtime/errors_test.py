@@ -281,6 +281,8 @@ PRODUCERS = {
         lambda: layer(remat="all"),
         lambda: moe_mlp(remat="all"),
         lambda: moe_mlp(num_comm_sms=0),
+        lambda: moe_mlp(experts_fn="tokamax"),
+        lambda: moe_mlp(experts_fn=lambda rows, *_: rows, b_down=jnp.ones((1, 8))),
         lambda: layer(router="dice"),
         lambda: layer(router=CountingRouter()),
         lambda: layer(top_k=9),

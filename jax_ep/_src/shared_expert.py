@@ -1,0 +1,37 @@
+"""The shared expert: an MLP that every token of its rank takes, without a transfer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.activations import Activation
+from jax_ep._src.experts import UpWeights
+from jax_ep._src.grouped_mlp import grouped_mlp
+from jax_ep._src.params import Remat
+
+SharedExpert = tuple[UpWeights, jax.Array]
+"""w_up and w_down as those of an expert, without their first dimension."""
+
+
+def shared_expert_output(
+    x: jax.Array,
+    weights: SharedExpert,
+    activation: Activation,
+    *,
+    remat: Remat,
+    implementation: str | None,
+) -> jax.Array:
+    """Returns [T, H]: one group of the grouped matmuls, which nothing routes."""
+    w_up, w_down = jax.tree.map(lambda matrix: matrix[None], tuple(weights))
+    num_tokens = jnp.full(1, x.shape[0], jnp.int32)
+    compute: Callable[..., jax.Array] = functools.partial(
+        grouped_mlp, activation=activation, zero_tail=False, implementation=implementation
+    )
+    if remat == "experts":
+        compute = jax.checkpoint(compute)
+    with jax.named_scope("jax_ep.shared_expert"):
+        return compute(x, w_up, w_down, num_tokens)

@@ -1,0 +1,52 @@
+"""Experts that the user computes between dispatch and combine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jax_ep._src.accumulation import NO_ACCUMULATORS
+from jax_ep._src.errors import ArgumentError
+from jax_ep._src.moe_experts import Outputs, send
+from jax_ep._src.params import MoeMlpParams
+
+ExpertsFunction = Callable[..., jax.Array]
+"""Of rows [M, H], group_sizes int32[L], w_up and w_down; returns [M, any size]."""
+
+
+def check_experts_function(operation: str, function: Any, b_up: Any, b_down: Any) -> None:
+    """Raises unless it may be called, and no argument is given that it does not get."""
+    if not callable(function):
+        raise ArgumentError(
+            f"jax_ep.{operation}: experts_fn is a {type(function).__name__}; expected a function "
+            "from (rows, group_sizes, w_up, w_down) to the experts' outputs [M, H]."
+        )
+    if b_up is not None or b_down is not None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: b_up or b_down is given with experts_fn, which gets w_up and "
+            "w_down alone; expected None. Put the biases into w_up: it may be any pytree."
+        )
+
+
+def users_experts(
+    function: ExpertsFunction,
+    weights: tuple[Any, Any],
+    x: jax.Array,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    *,
+    experts: None,
+    remat: str | None,
+    params: MoeMlpParams,
+) -> Outputs:
+    """Returns the function's outputs, and the row weights for combine. JAX differentiates it."""
+
+    def compute(x: jax.Array, topk_weights: jax.Array | None, weights: tuple[Any, Any]) -> Any:
+        rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
+        return function(rows, plan.group_sizes, *weights), row_weights, plan
+
+    if remat == "experts":
+        compute = jax.checkpoint(compute)
+    return *compute(x, topk_weights, weights), NO_ACCUMULATORS
