@@ -32,6 +32,7 @@ from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import Parameter, parameters
 from jax_ep._src.moe_layer.router import Router
 from jax_ep._src.params import Remat
+from jax_ep._src.users_experts import ExpertsFunction
 
 __all__ = ["MoE", "MoEStats", "SelectionBias"]
 
@@ -65,6 +66,9 @@ class MoE(nnx.Module):
       b_up: param [num_experts, 2, intermediate_size] (gate, up), [num_experts, intermediate_size]
         for a plain activation, or None.
       b_down: param [num_experts, hidden_size], or None.
+      shared_w_up: param [hidden_size, 2, shared_intermediate_size], without 2 for a plain
+        activation, or None.
+      shared_w_down: param [shared_intermediate_size, hidden_size], or None.
       logits_bias: param [num_experts], or None.
       selection_bias: `SelectionBias` float32[num_experts], or None.
       router: the router, if it was not given by name.
@@ -88,6 +92,9 @@ class MoE(nnx.Module):
         selection_bias: bool = False,
         activation: Activation = "swiglu",
         use_bias: bool = False,
+        shared_intermediate_size: int | None = None,
+        experts_fn: ExpertsFunction | None = None,
+        local_only: bool = False,
         capacity_factor: float | None = None,
         num_chunks: int = 1,
         remat: Remat = "dispatch",
@@ -128,6 +135,11 @@ class MoE(nnx.Module):
           activation: as in `moe_mlp`; a function of one array is taken for a plain one, a function
             of (gate, up) for a gated one.
           use_bias: adds biases to both matmuls of each expert (gpt-oss).
+          shared_intermediate_size: the F of a shared expert, which every token takes (DeepSeek-V3);
+            several of them are one of their summed size.
+          experts_fn: computes the experts, as in `moe_mlp`.
+          local_only: tokens are not sharded over the expert axis. Each rank computes its own
+            experts on all of them, and the layer sums over the axis: for few tokens.
           capacity_factor: a rank can receive this multiple of its even share, as in `dispatch`.
             None drops nothing.
           num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
@@ -163,6 +175,9 @@ class MoE(nnx.Module):
             selection_bias=selection_bias,
             activation=activation,
             use_bias=use_bias,
+            shared_intermediate_size=shared_intermediate_size,
+            experts_fn=experts_fn,
+            local_only=local_only,
             capacity_factor=capacity_factor,
             num_chunks=num_chunks,
             remat=remat,
@@ -182,10 +197,13 @@ class MoE(nnx.Module):
             for name, param in parameters(config, axes).items()
         }
         self.router_kernel, self.w_up, self.w_down = (
-            made[name] for name in ("router_kernel", "w_up", "w_down")
+            made.pop(name) for name in ("router_kernel", "w_up", "w_down")
         )
-        self.b_up, self.b_down, self.logits_bias = (
-            made.get(name) for name in ("b_up", "b_down", "logits_bias")
+        self.b_up, self.b_down, self.logits_bias = map(
+            made.pop, ("b_up", "b_down", "logits_bias"), (None,) * 3
+        )
+        self.shared_w_up, self.shared_w_down = map(
+            made.pop, ("shared_w_up", "shared_w_down"), (None,) * 2
         )
         self.selection_bias = SelectionBias(jnp.zeros(num_experts)) if selection_bias else None
         self.router = None if isinstance(router, str) else nnx.data(router)

@@ -50,6 +50,15 @@ def gpt_oss(gate: jax.Array, up: jax.Array) -> jax.Array:
     return (up + 1) * gate * jax.nn.sigmoid(1.702 * gate)
 
 
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * up
+
+
+def shifted(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Is not zero at zero."""
+    return jax.nn.silu(gate) * up + 1
+
+
 def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
     """Every expert on every token, in a loop; losses by `routing`, unsharded."""
     flat = x.reshape(-1, HIDDEN)
@@ -59,11 +68,16 @@ def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
         logits += layer.logits_bias[...]
     routed = routing.softmax_topk(logits, TOP_K, token_mask=mask)
     y = jnp.zeros_like(flat)
+    activation = swiglu if layer.config.activation == "swiglu" else layer.config.activation
+    if layer.shared_w_up is not None:
+        hidden = jnp.einsum("th,hcf->tcf", flat, layer.shared_w_up[...])
+        y = activation(hidden[:, 0], hidden[:, 1]) @ layer.shared_w_down[...]
+        y = jnp.where(mask[:, None], y, 0)
     for expert in range(NUM_EXPERTS):
         hidden = jnp.einsum("th,hcf->tcf", flat, layer.w_up[expert])
         if layer.b_up is not None:
             hidden += layer.b_up[expert]
-        out = layer.config.activation(hidden[:, 0], hidden[:, 1]) @ layer.w_down[expert]
+        out = activation(hidden[:, 0], hidden[:, 1]) @ layer.w_down[expert]
         if layer.b_down is not None:
             out += layer.b_down[expert]
         weight = jnp.where(routed.topk_ids == expert, routed.topk_weights, 0).sum(-1)
@@ -168,6 +182,45 @@ class PaddingTest(parameterized.TestCase):
             y = layer(x)[0]
         self.assertEqual(y.sharding.spec, P("data", "expert", None))
         self.assertNotIn("reshard", program.as_text())
+
+
+class SharedExpertTest(parameterized.TestCase):
+    @parameterized.parameters(None, "expert", "all")
+    def test_dense(self, mesh: str | None):
+        """Padding gets zeros, whatever the activation makes of them."""
+        options = {"shared_intermediate_size": 4, "activation": shifted}
+        x, mask = tokens(8, 3), jax.random.bernoulli(jax.random.key(2), 0.6, (8, 3))
+        x = jnp.where(mask[..., None], x, 0)
+        reference = lambda layer, x: dense(layer, x, mask)
+        expected = results(make_layer(**options), x, call=reference)
+        with jax.set_mesh(ONE_DEVICE if mesh is None else make_mesh(mesh)):
+            layer = make_layer(mesh, **options)
+            self.assertEqual(layer.shared_w_up.shape, (HIDDEN, 2, 4))
+            assert_close(results(layer, x, mask), expected)
+
+
+class LocalOnlyTest(parameterized.TestCase):
+    @parameterized.parameters("expert", "all")
+    def test_same_numbers(self, mesh: str):
+        """Every rank has the tokens of its data shard; nothing crosses the expert axis but a sum."""
+        options = {"shared_intermediate_size": 4}
+        expected = results(make_layer(**options), tokens(3, 2))
+        with jax.set_mesh(make_mesh(mesh)):
+            layer = make_layer(mesh, local_only=True, **options)
+            assert_close(results(layer, tokens(3, 2)), expected)
+
+
+class ExpertsFunctionTest(absltest.TestCase):
+    def test_same_numbers(self):
+        def experts(rows: jax.Array, sizes: jax.Array, w_up: jax.Array, w_down: jax.Array) -> Any:
+            h = jax.lax.ragged_dot(rows, w_up.reshape(w_up.shape[0], HIDDEN, -1), sizes)
+            h = swiglu(h[:, :INTERMEDIATE], h[:, INTERMEDIATE:])
+            return jax.lax.ragged_dot(h, w_down, sizes)
+
+        expected = results(make_layer(), tokens(8, 2))
+        with jax.set_mesh(make_mesh("expert")):
+            layer = make_layer("expert", experts_fn=experts)
+            assert_close(results(layer, tokens(8, 2)), expected)
 
 
 class ChunksTest(parameterized.TestCase):

@@ -20,6 +20,7 @@ from jax_ep._src.experts import check_activation
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.router import LAYER, NAMED_ROUTERS, Router
 from jax_ep._src.params import Remat
+from jax_ep._src.users_experts import ExpertsFunction
 
 KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
 BIAS_INIT: Initializer = jax.nn.initializers.zeros
@@ -73,6 +74,9 @@ class Config:
     selection_bias: bool = False
     activation: Activation = "swiglu"
     use_bias: bool = False
+    shared_intermediate_size: int | None = None
+    experts_fn: ExpertsFunction | None = None
+    local_only: bool = False
     capacity_factor: float | None = None
     num_chunks: int = 1
     remat: Remat = "dispatch"
@@ -86,6 +90,8 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_experts", "top_k"):
             checks.integer(LAYER, name, getattr(self, name))
+        if self.shared_intermediate_size is not None:
+            checks.integer(LAYER, "shared_intermediate_size", self.shared_intermediate_size)
         if self.top_k > self.num_experts:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
@@ -112,9 +118,11 @@ class Config:
         expert, fsdp, tensor = map(
             _names, (self.expert_axis or (), self.fsdp_axis or (), self.tensor_axis or ())
         )
+        local = expert if self.local_only else ()
         tokens = dict.fromkeys((*self.batch_axes, *expert, *fsdp))
-        batch = tuple(name for name in tokens if name not in self.sequence_axes)
-        return Axes(batch, self.sequence_axes, expert, fsdp, tensor)
+        batch = (name for name in tokens if name not in (*self.sequence_axes, *local))
+        sequence = (name for name in self.sequence_axes if name not in local)
+        return Axes(tuple(batch), tuple(sequence), expert, fsdp, tensor)
 
     @property
     def is_gated(self) -> bool:
@@ -144,7 +152,7 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
             f"{spec_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one "
             "with expert_axis=, or give expert_axis=None if every rank is to hold all experts."
         )
-    if not axes.tokens:
+    if not (axes.tokens or config.local_only):
         raise ArgumentError(
             f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected one or several of "
             f"{wanted.tokens}, over which tokens are sharded. Add one, of size 1 if need be, or "
@@ -155,6 +163,7 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
         ("num_experts", config.num_experts, axes.expert),
         ("hidden_size", config.hidden_size, axes.fsdp),
         ("intermediate_size", config.intermediate_size, axes.tensor),
+        ("shared_intermediate_size", config.shared_intermediate_size or 0, axes.tensor),
     ):
         shards = math.prod(shape[axis] for axis in over)
         if size % shards:

@@ -15,7 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
 from jax_ep._src.moe_layer import router as routers
-from jax_ep._src.moe_layer.config import Axes, Config, check_input, check_mesh
+from jax_ep._src.moe_layer.config import (
+    Axes,
+    Config,
+    check_input,
+    check_mesh,
+    spec_entry,
+)
 from jax_ep._src.moe_layer.mesh import find_mesh
 from jax_ep._src.moe_layer.parameters import parameters
 from jax_ep._src.moe_layer.router import Router, SplitRouter
@@ -49,6 +55,8 @@ class LayerArrays(NamedTuple):
     w_down: Any  # [E, F, H]
     b_up: Any = None  # [E, 2, F] or [E, F]
     b_down: Any = None  # [E, H]
+    shared_w_up: Any = None  # [H, 2, shared F] or [H, shared F]
+    shared_w_down: Any = None  # [shared F, H]
     logits_bias: Any = None  # [E]
     selection_bias: Any = None  # [E]
     router: Any = ()  # list of a custom router's arrays
@@ -94,7 +102,7 @@ def _run(
     given, tokens = x, token_spec(x, mesh, outer)
     is_padded = tokens is None
     if tokens is None:
-        tokens = P(outer.tokens)
+        tokens = P(spec_entry(outer.tokens))
         x, token_mask = flatten(
             to_spec(P(), x), None if token_mask is None else to_spec(P(), token_mask)
         )
@@ -161,6 +169,8 @@ def _local_layer(
         routed = routing._masked(routed, mask)
 
     y, num_dropped = _experts(config, axes, arrays, tokens, routed, config.dtype or x.dtype)
+    if mask is not None and arrays.shared_w_up is not None:
+        y = jnp.where(mask[:, None], y, 0)
     stats = MoEStats(
         aux_loss=routing.balancing_loss(
             routed.probabilities, routed.topk_ids, token_axes=axes.tokens
@@ -190,22 +200,33 @@ def _experts(
         ids = jnp.where(ids >= 0, first_id + ids, -1)
         num_experts *= lax.axis_size(exchange)
         capacity_factor, recv_capacity = None, max(1, ids.size)
-    w_up, w_down, b_down = arrays.w_up, arrays.w_down, arrays.b_down
-    if axes.fsdp:
-        w_up = lax.all_gather(w_up, axes.fsdp, axis=1, tiled=True)
-        w_down = lax.all_gather(w_down, axes.fsdp, axis=2, tiled=True)
+    b_down = arrays.b_down
+
+    def whole(matrix: jax.Array, hidden_axis: int) -> jax.Array:
+        """Gathers a matrix over the FSDP axis. float32 stays so: its gradient then is float32."""
+        if axes.fsdp:
+            matrix = lax.all_gather(matrix, axes.fsdp, axis=hidden_axis, tiled=True)
+        return matrix if matrix.dtype == jnp.float32 else matrix.astype(dtype)
+
+    shared_expert = None
+    if arrays.shared_w_up is not None:
+        shared_expert = whole(arrays.shared_w_up, 0), whole(arrays.shared_w_down, 1)
     if axes.tensor and b_down is not None:  # the sum over the axis has it once
         b_down = jnp.where(lax.axis_index(axes.tensor) == 0, b_down, 0)
     y, stats = moe_mlp(
         tokens.astype(dtype),
         ids,
         routed.topk_weights,
-        *(w if w.dtype == jnp.float32 else w.astype(dtype) for w in (w_up, w_down)),
+        whole(arrays.w_up, 1),
+        whole(arrays.w_down, 2),
         axis_name=exchange,
         num_experts=num_experts,
         activation=config.activation,
         b_up=arrays.b_up,
         b_down=b_down,
+        shared_expert=shared_expert,
+        experts_fn=config.experts_fn,
+        local_only=config.local_only,
         capacity_factor=capacity_factor,
         recv_capacity=recv_capacity,
         num_chunks=config.num_chunks,
@@ -213,7 +234,10 @@ def _experts(
         num_comm_sms=config.num_comm_sms,
         implementation=config.implementation,
     )
-    num_dropped = lax.psum(stats.num_dropped[0], axes.tokens)
+    local = axes.expert if config.local_only else ()
+    if local:
+        y = lax.psum(y, local)
+    num_dropped = lax.psum(stats.num_dropped[0], (*axes.tokens, *local))
     if axes.tensor:
         y = lax.psum(y, axes.tensor)
         num_dropped = lax.pmax(num_dropped, axes.tensor)  # equal on all of them

@@ -55,5 +55,5 @@ def given_mesh(argument: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh | No
 
 def one_device_mesh(config: Config) -> AbstractMesh:
     """All axes of the layer, of size 1."""
-    names = tuple(dict.fromkeys((*config.axes.tokens, *config.axes.tensor)))
+    names = tuple(dict.fromkeys((*config.axes.tokens, *config.axes.expert, *config.axes.tensor)))
     return AbstractMesh((1,) * len(names), names, axis_types=(AxisType.Auto,) * len(names))

@@ -45,6 +45,10 @@ def parameters(config: Config, axes: Axes) -> dict[str, Parameter]:
             (num_experts, *two, size), P(expert, *both, tensor), config.bias_init
         )
         found["b_down"] = Parameter((num_experts, hidden), P(expert, None), config.bias_init)
+    if config.shared_intermediate_size is not None:
+        shared = config.shared_intermediate_size
+        found["shared_w_up"] = Parameter((hidden, *two, shared), P(fsdp, *both, tensor), matrix(0))
+        found["shared_w_down"] = Parameter((shared, hidden), P(tensor, fsdp), matrix(0))
     if config.logits_bias:
         found["logits_bias"] = Parameter((num_experts,), P(), config.bias_init)
     return found
