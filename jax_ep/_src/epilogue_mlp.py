@@ -108,8 +108,9 @@ def epilogue_mlp_backward(
         row_weights_bar = row_dots.sum(1)
         if b_down is not None:
             row_weights_bar += _dots_with_group(y_bar, b_down, group_sizes, params)
-        in_groups = rows_in_groups(group_sizes, rows.shape[0])
-        row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
+        if params.zero_tail:
+            in_groups = rows_in_groups(group_sizes, rows.shape[0])
+            row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
     experts_bar = gradient_of_experts(
         params.accumulation, w_up_bar, w_down_bar, b_up_bar, b_down_bar
     )

@@ -50,9 +50,9 @@ def grouped_mlp(
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
         float dtype.
       b_down: [L, H] of any float dtype, or None.
-      zero_tail: whether the rows past the last group are zeros, in the result and in the gradient
-        of rows. False leaves them unspecified, which is faster with biases or row weights. The
-        tails of the arguments and of the cotangent are never read.
+      zero_tail: whether the rows past the last group are zeros, in the result and in the gradients
+        of rows and row_weights. False leaves them unspecified, which is faster with biases or row
+        weights. The tails of the arguments and of the cotangent are never read.
       num_sms: the most SMs that each matmul uses on CUDA; None chooses. GPUs of compute capability
         9.0 use them in pairs: odd numbers are rounded down, 1 is rounded up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.

@@ -58,7 +58,7 @@ class GroupedMlpParams:
     """Parameters of grouped_mlp, and of the matmuls that it is made of."""
 
     activation: str  # its name; "none" if a function runs between the matmuls
-    zero_tail: bool  # for the result and for the gradient of the rows
+    zero_tail: bool  # for the result and for the gradients of the rows and of their weights
     num_sms: int
     implementation: str | None
     accumulation: Accumulation = Accumulation.NONE
