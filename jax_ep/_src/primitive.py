@@ -14,7 +14,7 @@ import jax.export
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from jax_ep._src import checks, compat, runtime
 from jax_ep._src.errors import UnavailableError
@@ -97,6 +97,14 @@ def define_primitive(
         )
         return lower_reference(ctx, *operands, **params)
 
+    def differentiate(*_: Any, **__: Any) -> Any:
+        # JAX comes here from a derivative rule alone: the first derivatives are custom rules.
+        raise UnavailableError(
+            f"jax_ep.{operation}: a derivative of a derivative was asked for; expected one "
+            "derivative in reverse mode. Take the first one of jax.lax.stop_gradient(arguments), "
+            "or use lax.ragged_dot and JAX's collectives for second derivatives."
+        )
+
     @functools.cache
     def compiled(**params: Any) -> Any:
         return jax.jit(functools.partial(primitive.bind, **params))
@@ -105,6 +113,7 @@ def define_primitive(
     primitive.def_abstract_eval(checked_abstract_eval)
     mlir.register_lowering(primitive, lower_anywhere)
     mlir.register_lowering(primitive, lower_cuda, platform="cuda")
+    ad.primitive_jvps[primitive] = differentiate
     batching.primitive_batchers[primitive] = _one_after_another(primitive)
     return primitive
 

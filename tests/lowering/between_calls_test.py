@@ -94,12 +94,12 @@ class BetweenCallsTest(parameterized.TestCase):
 
     @parameterized.parameters(*OPTIONS)
     def test_backward_sums_row_dots(self, name):
-        """Of every row F / 128 floats, for the gradient of its routing weight."""
+        """Sums F / 128 floats per row, for the gradient of its routing weight."""
         (one,) = self.found[f"both, {name}"]
         self.assertRegex(one, rf"^f32\[{M}\] (fusion|reduce)$")
 
     def test_instructions_are_found(self):
-        """What a copy and a cast would look like."""
+        """Shows a cast as it would be found."""
         text = "HloModule m\nENTRY %e {\n  %p = bf16[8,2]{1,0} parameter(0)\n  ROOT %c = f32[8,2]{1,0} convert(%p)\n}"
         self.assertEqual(instructions(text), ["f32[8,2] convert"])
 

@@ -96,6 +96,12 @@ def matmul(lhs=np.float32, rhs=np.float32, sizes=np.int32, num_groups=2, **optio
     )
 
 
+def second_derivative():
+    sizes, matrices = np.array([4], np.int32), np.ones((1, 8, 8), np.float32)
+    first = jax.grad(lambda lhs: jax_ep.grouped_matmul(lhs, matrices, sizes).sum())
+    jax.grad(lambda lhs: first(lhs).sum())(X)
+
+
 def rhs_gradient(accumulator=np.float32, shape=(2, 8, 6), out_gradient=(4, 6), **options):
     jax.eval_shape(
         lambda *arrays, accumulator: jax_ep.grouped_matmul_rhs_gradient(
@@ -327,6 +333,7 @@ PRODUCERS = {
         lambda: lower("cpu"),
         lambda: lower("cuda", patches=[testing.pretend_build_without_cuda]),
         lambda: lower("cuda", patches=[testing.pretend_cuda_build], x=X[:, :3]),
+        second_derivative,
     ],
     "MissingExtensionError": [import_without_module],
     "PeerTimeoutError": [fail],

@@ -259,6 +259,19 @@ class WholeTest(parameterized.TestCase):
         with self.assertRaisesRegex(TypeError, "forward-mode|jvp"):
             jax.jvp(lambda x: layer(x, testing.merge_ranks(ids), weights, *parameters), (x,), (x,))
 
+    def test_second_derivatives_say_why_not(self):
+        sizes = Sizes(MOST, num_local=2, num_tokens=4, top_k=2)
+        ids, (x, weights, *parameters) = self.arguments(sizes)
+        layer = scaled_and_biased(sizes)
+        loss = lambda x: (layer(x, testing.merge_ranks(ids), weights, *parameters) ** 2).sum()
+        first = jax.grad(loss)
+        for transformed in (lambda f: f, jax.jit):
+            with self.assertRaisesRegex(jax_ep.UnavailableError, "a derivative of a derivative"):
+                transformed(jax.grad(lambda x: (first(x) ** 2).sum()))(x)
+        # The advice holds.
+        stopped = lambda x: (first(jax.lax.stop_gradient(x)) * x).sum()
+        testing.assert_bitwise(jax.grad(stopped)(x), first(x))
+
     def test_integer_arguments_have_no_gradient(self):
         sizes = Sizes(MOST, num_local=2, num_tokens=4, top_k=2)
         ids, (x, *_) = self.arguments(sizes)
