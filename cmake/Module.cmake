@@ -65,7 +65,11 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/driver_cuda.cc
     ffi/runtime/generation_cuda.cc
     ffi/runtime/group_cuda.cc
-    ffi/runtime/groups_cuda.cc)
+    ffi/runtime/group_peers_cuda.cc
+    ffi/runtime/groups_cuda.cc
+    ffi/runtime/processes/nccl_exchange_cuda.cc
+    ffi/runtime/processes/peer_memory_cuda.cc
+    ffi/runtime/processes/share_generation_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

@@ -1,6 +1,8 @@
 #include "ffi/handlers/transfer.h"
 
+#include <memory>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "ffi/handlers/collectives.h"
 #include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/nccl.h"
+#include "ffi/runtime/processes/transport.h"
 #include "ffi/runtime/settings.h"
 
 namespace jax_ep {
@@ -25,16 +28,19 @@ std::vector<std::vector<int64_t>> WholeMesh(const CallSite& site) {
 }
 
 // Runs once per execution and device, before any device launches. A call site needs the
-// communicator at its first run only. All devices of a run get the same answer of HasRank.
-ffi::Error Prepare(TransferState* state, int32_t device, Communicator communicator) {
+// communicator at its first run only. All devices of a run get the same answer of HasRank. XLA's
+// devices of this process meet when it acquires the communicator, so all are announced by then.
+ffi::Error Prepare(TransferState* state, int32_t device, ffi::RunId run,
+                   Communicator communicator) {
   if (state->site.num_devices() == 1 || state->site.HasRank(device)) return ffi::Error::Success();
+  state->site.Announce(run.run_id);
   return communicator.RequestCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(state->site),
                                           kCommunicationId);
 }
 
-// Finds the device's logical id in the mesh.
-Status FindLogicalId(const CallSite& site, Communicator& communicator, int64_t* id) {
-  *id = 0;
+// Finds the communicator of the mesh, and the device's logical id there.
+Status FindCommunicator(const CallSite& site, Communicator& communicator,
+                        CallSite::Arrival* arrival) {
   if (site.num_devices() == 1) return {};
   auto lent =
       communicator.GetCommunicator(ffi::GroupMode::kFlattenedId, WholeMesh(site), kCommunicationId);
@@ -42,15 +48,26 @@ Status FindLogicalId(const CallSite& site, Communicator& communicator, int64_t* 
     return FailedPrecondition("jax_ep: XLA lends no communicator of the mesh: ",
                               lent.error().message());
   }
-  return RankIn(*lent, id);
+  arrival->communicator = *lent;
+  return RankIn(*lent, &arrival->logical_id);
 }
 
-// Makes the prepared call of a device at its first run.
-Status PrepareOnce(TransferState* state, int32_t device, const ffi::RemainingArgs& operands,
-                   const ffi::RemainingRets& results) {
-  if (state->prepared.Find(device) != nullptr) return {};
-  const TransferConfig& config = state->config;
-  TransferCall call = {.call_site = state->site.id(),
+// Describes a call, so that processes can compare theirs.
+std::string Describe(const TransferState& state, const TransferCall& call) {
+  const TransferShape& shape = call.shape;
+  return Concatenate(state.operation.target, " of ", shape.num_tokens, " tokens with hidden ",
+                     shape.hidden, ", top_k ", shape.top_k, ", ", shape.num_experts, " experts, ",
+                     shape.num_rows, " rows, row_align ", call.row_align, ", zero_tail ",
+                     call.zero_tail, ", weights ", call.has_weights, ", scalars ", call.has_scalars,
+                     call.allow_low_latency ? "" : ", general kernels only");
+}
+
+// Makes the prepared call of a device.
+Status PrepareCall(const TransferState& state, int32_t device, const ffi::RemainingArgs& operands,
+                   const ffi::RemainingRets& results, PreparedTransfer* prepared,
+                   std::string* description) {
+  const TransferConfig& config = state.config;
+  TransferCall call = {.call_site = state.site.id(device),
                        .shape = {},
                        .num_sms = config.num_sms,
                        .num_lanes = config.num_lanes,
@@ -60,35 +77,57 @@ Status PrepareOnce(TransferState* state, int32_t device, const ffi::RemainingArg
                        .has_scalars = config.has_scalars,
                        .repeats = config.repeats,
                        .allow_low_latency = !LowLatencyIsDisabled()};
-  const TransferOperation& operation = state->operation;
-  auto prepared = std::make_unique<PreparedTransfer>();
+  const TransferOperation& operation = state.operation;
   const CurrentDevice current(device);
   Status status = current.status();
   if (status.ok()) {
     status = CheckCallBuffers(operation.check, config, operands, results, &call.shape);
   }
-  if (status.ok()) status = operation.prepare(call, prepared.get());
+  if (status.ok()) status = operation.prepare(call, prepared);
+  if (status.ok()) *description = Describe(state, call);
+  return status;
+}
+
+int64_t WorkspaceBytes(const PreparedTransfer& prepared) {
+  return std::visit(
+      [](const auto& of) { return static_cast<int64_t>(CallOf(of.params).workspace_bytes); },
+      prepared);
+}
+
+// Initializes the first run of a device. An error goes through Enter, so that it fails the other
+// devices, too.
+Status InitializeFirst(TransferState* state, CallSite::Arrival arrival, int64_t run,
+                       Communicator& communicator, const ffi::RemainingArgs& operands,
+                       const ffi::RemainingRets& results) {
+  const int32_t device = arrival.device;
+  auto prepared = std::make_unique<PreparedTransfer>();
+  arrival.status = PrepareCall(*state, device, operands, results, prepared.get(), &arrival.call);
+  if (arrival.status.ok()) {
+    arrival.workspace_bytes = WorkspaceBytes(*prepared);
+    if (!state->site.HasRank(device)) {
+      arrival.status = FindCommunicator(state->site, communicator, &arrival);
+    }
+  }
+  const uint64_t id = state->site.id(device);
+  Status status = state->site.Enter(run, arrival);
+  // The processes of the group have agreed on another id.
+  if (status.ok() && state->site.id(device) != id) {
+    status = PrepareCall(*state, device, operands, results, prepared.get(), &arrival.call);
+  }
   if (status.ok()) state->prepared.Set(device, std::move(prepared));
   return status;
 }
 
-// Runs after all communicators were acquired, before XLA's rendezvous and the launches. An error of
-// this device goes through Enter, so that it fails the other devices, too.
+// Runs after all communicators were acquired, before XLA's rendezvous and the launches.
 ffi::Error Initialize(TransferState* state, cudaStream_t stream, int32_t device, ffi::RunId run,
                       Communicator communicator, ffi::RemainingArgs operands,
                       ffi::RemainingRets results) {
   CallSite::Arrival arrival = {.device = device, .stream = stream};
-  arrival.status = PrepareOnce(state, device, operands, results);
-  if (arrival.status.ok()) {
-    arrival.workspace_bytes = std::visit(
-        [](const auto& prepared) {
-          return static_cast<int64_t>(CallOf(prepared.params).workspace_bytes);
-        },
-        *state->prepared.Find(device));
-    if (!state->site.HasRank(device)) {
-      arrival.status = FindLogicalId(state->site, communicator, &arrival.logical_id);
-    }
+  const PreparedTransfer* const prepared = state->prepared.Find(device);
+  if (prepared == nullptr) {
+    return ToError(InitializeFirst(state, arrival, run.run_id, communicator, operands, results));
   }
+  arrival.workspace_bytes = WorkspaceBytes(*prepared);
   return ToError(state->site.Enter(run.run_id, arrival));
 }
 
@@ -96,6 +135,7 @@ XLA_FFI_DEFINE_HANDLER(kPrepare, Prepare,
                        ffi::Ffi::BindPrepare()
                            .Ctx<ffi::State<TransferState>>()
                            .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
                            .Ctx<ffi::Extension<Collectives>>());
 
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
@@ -115,7 +155,8 @@ ffi::TypeId TransferState::id = {};
 TransferState::TransferState(const TransferOperation& operation, TransferConfig config)
     : operation(operation),
       config(std::move(config)),
-      site(this->config.Groups(), this->config.lane, {LoadAllKernels, LaunchStartGeneration}) {}
+      site(this->config.Groups(), this->config.lane, {LoadAllKernels, LaunchStartGeneration},
+           CudaTransport()) {}
 
 ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
     const TransferOperation& operation, const ffi::Dictionary& attributes,

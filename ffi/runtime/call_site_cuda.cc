@@ -3,6 +3,7 @@
 
 #include "ffi/runtime/call_site.h"
 #include "ffi/runtime/groups.h"
+#include "ffi/runtime/processes/mesh_processes.h"
 
 namespace jax_ep {
 namespace {
@@ -13,6 +14,13 @@ constexpr size_t kRunsRemembered = 64;
 // XLA has a rendezvous of its own right after this one, with the same timeout.
 constexpr std::chrono::seconds kRendezvousTimeout{30};
 
+Status SpansProcesses(size_t num_local, size_t num_devices) {
+  return FailedPrecondition(
+      "jax_ep: only ", num_local, " of the mesh's ", num_devices,
+      " devices are in this process. Set JAX_EP_PROCESSES=1 in all processes to try the CUDA "
+      "kernels over the processes of one host, or JAX_EP_IMPLEMENTATION=xla, which runs anywhere");
+}
+
 uint64_t NextId() {
   static std::atomic<uint64_t> next{1};
   return next++;
@@ -20,8 +28,13 @@ uint64_t NextId() {
 
 }  // namespace
 
-CallSite::CallSite(std::vector<std::vector<int64_t>> groups, int64_t lane, GroupKernels kernels)
-    : groups_(std::move(groups)), lane_(lane), kernels_(kernels), id_(NextId()) {}
+CallSite::CallSite(std::vector<std::vector<int64_t>> groups, int64_t lane, GroupKernels kernels,
+                   const Transport* transport)
+    : groups_(std::move(groups)),
+      lane_(lane),
+      kernels_(kernels),
+      transport_(transport),
+      id_(NextId()) {}
 
 size_t CallSite::num_devices() const {
   size_t count = 0;
@@ -29,11 +42,30 @@ size_t CallSite::num_devices() const {
   return count;
 }
 
+uint64_t CallSite::id(int device) const {
+  const RankAssignment* const assigned = Find(device);
+  return assigned == nullptr ? id_ : assigned->id;
+}
+
+void CallSite::Announce(int64_t run) {
+  const std::lock_guard lock(mutex_);
+  ++announced_[run];
+}
+
+size_t CallSite::NumParticipants(int64_t run) {
+  if (const Assignments* const assigned = assigned_.load(std::memory_order_acquire)) {
+    return assigned->size();
+  }
+  const std::lock_guard lock(mutex_);
+  const auto found = announced_.find(run);
+  return found == announced_.end() ? num_devices() : found->second;
+}
+
 Status CallSite::Enter(int64_t run, const Arrival& arrival) {
   const Decision decision = Decide(run, arrival.workspace_bytes);
   if (!decision.join) return decision.status;
   return rendezvous_.Join(
-      run, num_devices(), arrival,
+      run, NumParticipants(run), arrival,
       [this](const std::vector<Arrival>& arrivals) { return Prepare(arrivals); },
       kRendezvousTimeout);
 }
@@ -45,7 +77,7 @@ ControlBlock* CallSite::control(int device) const {
 
 void CallSite::Abort(int device, const std::string& reason) const {
   const RankAssignment* const assigned = Find(device);
-  if (assigned != nullptr) Groups::OfProcess().Abort(assigned->group->devices(), reason);
+  if (assigned != nullptr) Groups::OfProcess().Abort(assigned->group, reason);
 }
 
 const CallSite::RankAssignment* CallSite::Find(int device) const {
@@ -82,41 +114,95 @@ Status CallSite::Prepare(const std::vector<Arrival>& arrivals) {
     workspace_bytes = std::max(workspace_bytes, arrival.workspace_bytes);
   }
   if (Status status = AssignRanks(arrivals); !status.ok()) return status;
-  std::map<Group*, std::vector<cudaStream_t>> streams;  // in rank order
+  // Groups of several processes are grown in the same order in all of them.
+  std::map<Group*, std::vector<cudaStream_t>, decltype(&IsBefore)> streams(&IsBefore);
   for (const auto& [device, assigned] : *assigned_.load()) {
     std::vector<cudaStream_t>& of_group = streams[assigned.group];
-    of_group.resize(std::max(of_group.size(), size_t(assigned.rank) + 1));
-    of_group[assigned.rank] = stream_of.at(device);
+    of_group.resize(assigned.group->num_ranks());
+    of_group[static_cast<size_t>(assigned.rank)] = stream_of.at(device);
   }
+  Status status;
   for (const auto& [group, of_group] : streams) {
-    if (Status status = group->Reserve(workspace_bytes, of_group); !status.ok()) return status;
+    if (status.ok()) {
+      status = group->Reserve(workspace_bytes, of_group);
+    } else if (group->peers() != nullptr) {
+      group->Abort(status.message);  // its other processes would wait
+    }
   }
-  return {};
+  return status;
 }
 
 Status CallSite::AssignRanks(const std::vector<Arrival>& arrivals) {
   const std::lock_guard lock(mutex_);  // each of several runs may be the first
   if (assigned_.load() != nullptr) return {};
-  std::map<int64_t, int> device_of;  // indexed by logical id
-  for (const Arrival& arrival : arrivals) device_of[arrival.logical_id] = arrival.device;
+  std::vector<Identity> identities;  // indexed by logical id
+  if (Status status = FindIdentities(arrivals, &identities); !status.ok()) return status;
   auto assigned = std::make_unique<Assignments>();
   for (const std::vector<int64_t>& ids : groups_) {
-    std::vector<int> devices;
-    for (int64_t id : ids) {
-      const auto found = device_of.find(id);
-      if (found == device_of.end()) {
-        return FailedPrecondition("jax_ep: no device has the logical id ", id, " of the mesh; ",
-                                  arrivals.size(), " devices joined the call");
-      }
-      devices.push_back(found->second);
-    }
-    Group* const group = Groups::OfProcess().Find(devices, lane_, kernels_);
-    for (size_t rank = 0; rank < devices.size(); ++rank) {
-      (*assigned)[devices[rank]] = {group, static_cast<int>(rank)};
-    }
+    std::vector<Identity> ranks;
+    for (int64_t id : ids) ranks.push_back(identities[static_cast<size_t>(id)]);
+    Status status = AssignGroup(ranks, arrivals[0].call, assigned.get());
+    if (!status.ok()) return status;
   }
+  announced_.clear();
   owned_ = std::move(assigned);
   assigned_.store(owned_.get(), std::memory_order_release);
+  return {};
+}
+
+// Finds the devices of the mesh, in the order of logical ids.
+Status CallSite::FindIdentities(const std::vector<Arrival>& arrivals,
+                                std::vector<Identity>* identities) {
+  if (arrivals.size() < num_devices()) {
+    if (transport_ == nullptr) return SpansProcesses(arrivals.size(), num_devices());
+    std::vector<Exchange::Endpoint> local;
+    for (const Arrival& arrival : arrivals) {
+      local.push_back({arrival.device, arrival.logical_id, arrival.communicator});
+    }
+    return FindMeshProcesses(*transport_->exchange, std::move(local), num_devices(), identities);
+  }
+  const uint64_t self = ThisProcess().process;
+  identities->resize(num_devices());
+  for (const Arrival& arrival : arrivals) {
+    if (arrival.logical_id < 0 || arrival.logical_id >= static_cast<int64_t>(num_devices())) {
+      return FailedPrecondition("jax_ep: a device has the logical id ", arrival.logical_id,
+                                " in a mesh of ", num_devices());
+    }
+    Identity& identity = (*identities)[static_cast<size_t>(arrival.logical_id)];
+    identity.process = self;
+    identity.device = arrival.device;
+  }
+  for (size_t id = 0; id < identities->size(); ++id) {
+    if ((*identities)[id].process != 0) continue;
+    return FailedPrecondition("jax_ep: no device has the logical id ", id, " of the mesh; ",
+                              arrivals.size(), " devices joined the call");
+  }
+  return {};
+}
+
+// Assigns ranks to the devices of a group that this process drives, if there are any.
+Status CallSite::AssignGroup(const std::vector<Identity>& ranks, const std::string& call,
+                             Assignments* assigned) const {
+  const uint64_t self = ThisProcess().process;
+  std::vector<int> local;
+  for (const Identity& rank : ranks) {
+    if (rank.process == self) local.push_back(static_cast<int>(rank.device));
+  }
+  if (local.empty()) return {};
+  Group* group = nullptr;
+  uint64_t id = id_;
+  if (local.size() == ranks.size()) {
+    group = Groups::OfProcess().Find(local, lane_, kernels_);
+  } else {
+    Status status =
+        Groups::OfProcess().FindShared(ranks, lane_, kernels_, transport_->memory, &group);
+    if (status.ok()) status = group->peers()->AgreeOnCall(call, &id);
+    if (!status.ok()) return status;
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].process != self) continue;
+    (*assigned)[static_cast<int>(ranks[rank].device)] = {group, static_cast<int>(rank), id};
+  }
   return {};
 }
 

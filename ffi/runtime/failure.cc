@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <string>
+#include <string_view>
 
 namespace jax_ep {
 namespace {
@@ -59,6 +60,13 @@ std::string DescribeWaiting(const AbortRecord& record, double seconds) {
 Status DescribeHostAbort(const std::string& reason) {
   return FailedPrecondition("jax_ep: the host has ended the calls of this generation: ", reason,
                             kThen);
+}
+
+std::string CauseOf(const std::string& message) {
+  constexpr std::string_view kPrefix = "jax_ep: ";
+  const size_t begin = message.starts_with(kPrefix) ? kPrefix.size() : 0;
+  const size_t end = message.find(kThen);
+  return message.substr(begin, end == std::string::npos ? end : end - begin);
 }
 
 Status Describe(const AbortRecord& record) {

@@ -21,6 +21,9 @@ std::string DescribeWaiting(const AbortRecord& record, double seconds);
 // The error of every later call after the host has ended the calls of a generation.
 Status DescribeHostAbort(const std::string& reason);
 
+// The part of an error's message that tells the cause, for another message.
+std::string CauseOf(const std::string& message);
+
 // The error of every later call of this generation. jax_ep.check() raises the same message.
 Status Describe(const AbortRecord& record);
 

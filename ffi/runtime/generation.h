@@ -14,13 +14,17 @@
 
 #include "ffi/device/protocol/control_block.h"
 #include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/processes/transport.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
 
-// A rank's device, and what is the same in all generations.
+// The device of a rank that another process drives.
+inline constexpr int kRemoteDevice = -1;
+
+// A rank's device, and what is the same in all generations. Of a remote rank there is nothing.
 struct Member {
-  int device = 0;  // CUDA ordinal
+  int device = 0;  // CUDA ordinal, or kRemoteDevice
   ControlBlock* control = nullptr;
   // The host's own stream. It waits for no kernel, so the host can reach a kernel that runs.
   cudaStream_t stream = nullptr;
@@ -39,10 +43,16 @@ class Generation {
                                  cudaStream_t stream);
 
   // Allocates everything, and changes nothing that kernels use. If a device has not enough memory,
-  // sets `out_of_memory`.
+  // sets `out_of_memory`. With `shared` memory, some ranks are remote: Import comes before Start.
   static Status Allocate(const std::vector<Member>& members, uint64_t number,
                          int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
-                         bool* out_of_memory);
+                         bool* out_of_memory, PeerMemory* shared = nullptr);
+
+  // Makes a descriptor of each local rank's memory, in rank order.
+  Status Export(std::vector<UniqueFd>* descriptors) const;
+  // Maps the memory of the remote ranks, and sets the number on which the processes have agreed.
+  // `descriptors` are indexed by rank.
+  Status Import(uint64_t number, const std::vector<UniqueFd>& descriptors);
 
   // Frees everything. No kernel of this generation may run.
   ~Generation();
@@ -64,8 +74,11 @@ class Generation {
   // Ends the calls that run, and all later ones of this generation.
   void Abort(const std::string& reason);
 
-  // The first failure, or OK.
+  // The first failure, or OK. A rank that a remote one has ended has no failure of its own.
   Status Failure() const;
+
+  // Asks the devices whether the calls of a local rank have ended.
+  bool IsAborted() const;
 
   // Posts new failures.
   void PostReports(Mailbox& mailbox);
@@ -87,17 +100,21 @@ class Generation {
     uint32_t abort;       // the source of the host's abort word
     uint64_t warning_ns;  // likewise
     uint64_t claim;       // the control block's, read by the host
+    uint32_t abort_read;  // the inbox's abort word, likewise
   };
   struct RankMemory {
     std::unique_ptr<Records> records;
     bool registered = false;
     GenerationState* state = nullptr;  // one allocation, followed by the inbox and the workspace
+    PeerMemory::Mapping shared;        // that allocation, if ranks are remote
     cudaEvent_t begun = nullptr;
     bool posted = false;
   };
 
-  Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes);
+  Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes,
+             PeerMemory* shared);
 
+  Status AllocateState(size_t rank, bool* out_of_memory);
   Status AllocateRank(size_t rank, bool* out_of_memory);
   Status FillStates();
   void PrintWarningsLocked();
@@ -105,8 +122,10 @@ class Generation {
   unsigned char* workspace(size_t rank) const;
 
   const std::vector<Member>& members_;  // the group's
-  const uint64_t number_;
+  uint64_t number_;
   const int64_t workspace_bytes_;
+  PeerMemory* const shared_;        // null if all ranks are local
+  std::vector<size_t> local_;       // the local ranks, in order
   bool is_started_ = false;         // on all ranks
   std::vector<RankMemory> memory_;  // indexed by rank
 

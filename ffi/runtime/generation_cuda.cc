@@ -34,11 +34,17 @@ Status OutOfMemory(int64_t bytes, int device) {
 
 }  // namespace
 
-Generation::Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes)
+Generation::Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes,
+                       PeerMemory* shared)
     : members_(members),
       number_(number),
       workspace_bytes_(workspace_bytes),
-      memory_(members.size()) {}
+      shared_(shared),
+      memory_(members.size()) {
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    if (members[rank].device != kRemoteDevice) local_.push_back(rank);
+  }
+}
 
 Inbox* Generation::inbox(size_t rank) const {
   return reinterpret_cast<Inbox*>(reinterpret_cast<unsigned char*>(memory_[rank].state) +
@@ -52,7 +58,7 @@ unsigned char* Generation::workspace(size_t rank) const {
 
 Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
                             int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
-                            bool* out_of_memory) {
+                            bool* out_of_memory, PeerMemory* shared) {
   *out_of_memory = false;
   if (number > kMaxGeneration) {
     return FailedPrecondition("jax_ep: ", kMaxGeneration,
@@ -60,33 +66,76 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
                               "have grown or been released as often. Restart it, and call "
                               "jax_ep.release() less often");
   }
-  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes));
-  for (size_t rank = 0; rank < members.size(); ++rank) {  // GENERATION_ALLOCATE
+  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes, shared));
+  for (size_t rank : made->local_) {  // GENERATION_ALLOCATE
     if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
   }
-  if (Status status = made->FillStates(); !status.ok()) return status;
+  if (shared == nullptr) {
+    if (Status status = made->FillStates(); !status.ok()) return status;
+  }
   *generation = std::move(made);
   return {};
+}
+
+Status Generation::Export(std::vector<UniqueFd>* descriptors) const {
+  for (size_t rank : local_) {
+    UniqueFd descriptor;
+    Status status = shared_->Export(memory_[rank].shared, &descriptor);
+    if (!status.ok()) return OnGpu(members_[rank].device, status);
+    descriptors->push_back(std::move(descriptor));
+  }
+  return {};
+}
+
+Status Generation::Import(uint64_t number, const std::vector<UniqueFd>& descriptors) {
+  number_ = number;
+  std::vector<int> devices;
+  for (size_t rank : local_) devices.push_back(members_[rank].device);
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].device != kRemoteDevice) continue;
+    RankMemory& memory = memory_[rank];
+    const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
+    const CurrentDevice current(devices[0]);
+    Status status = shared_->Import(devices, descriptors[rank].get(), bytes, &memory.shared);
+    if (!status.ok()) {
+      return FailedPrecondition("the memory of rank ", rank, " cannot be used: ", status.message);
+    }
+    memory.state = static_cast<GenerationState*>(memory.shared.address);
+  }
+  return FillStates();
+}
+
+// Allocates the memory that peers write.
+Status Generation::AllocateState(size_t rank, bool* out_of_memory) {
+  RankMemory& memory = memory_[rank];
+  const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
+  if (shared_ == nullptr) {
+    const cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&memory.state), bytes);
+    if (error != cudaSuccess) memory.state = nullptr;
+    *out_of_memory = error == cudaErrorMemoryAllocation;
+    return FromCuda(error, "allocating a workspace");
+  }
+  std::vector<int> devices = {members_[rank].device};
+  for (size_t other : local_) {
+    if (other != rank) devices.push_back(members_[other].device);
+  }
+  Status status = shared_->Allocate(devices, bytes, &memory.shared, out_of_memory);
+  memory.state = static_cast<GenerationState*>(memory.shared.address);
+  return status;
 }
 
 Status Generation::AllocateRank(size_t rank, bool* out_of_memory) {
   RankMemory& memory = memory_[rank];
   const int device = members_[rank].device;
   const CurrentDevice current(device);
-  const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
-  cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&memory.state), bytes);
-  if (error == cudaErrorMemoryAllocation) {
-    memory.state = nullptr;
-    *out_of_memory = true;
-    return OutOfMemory(workspace_bytes_, device);
-  }
-  if (error == cudaSuccess) {
-    // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.
-    memory.records = std::make_unique<Records>();
-    error = cudaHostRegister(memory.records.get(), sizeof(Records),
-                             cudaHostRegisterPortable | cudaHostRegisterMapped);
-    memory.registered = error == cudaSuccess;
-  }
+  Status status = AllocateState(rank, out_of_memory);
+  if (*out_of_memory) return OutOfMemory(workspace_bytes_, device);
+  if (!status.ok()) return OnGpu(device, status);
+  // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.
+  memory.records = std::make_unique<Records>();
+  cudaError_t error = cudaHostRegister(memory.records.get(), sizeof(Records),
+                                       cudaHostRegisterPortable | cudaHostRegisterMapped);
+  memory.registered = error == cudaSuccess;
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&memory.begun, cudaEventDisableTiming);
   return OnGpu(device, FromCuda(error, "allocating a workspace"));
 }
@@ -96,7 +145,7 @@ Status Generation::FillStates() {
   Settings settings;
   if (Status status = ReadSettings(&settings); !status.ok()) return status;
   warning_seconds_ = static_cast<double>(settings.warning_ns) * 1e-9;
-  for (size_t rank = 0; rank < members_.size(); ++rank) {
+  for (size_t rank : local_) {
     const Member& member = members_[rank];
     const CurrentDevice current(member.device);
     Records* on_device = nullptr;
@@ -138,21 +187,24 @@ Status Generation::FillStates() {
 }
 
 Generation::~Generation() {
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {  // GENERATION_FREE
+  for (size_t rank : local_) {  // GENERATION_FREE
     RankMemory& memory = memory_[rank];
     const CurrentDevice current(members_[rank].device);
     // The host's own copies, such as an abort word, may still be in flight.
     static_cast<void>(cudaStreamSynchronize(members_[rank].stream));
     if (memory.begun != nullptr) static_cast<void>(cudaEventDestroy(memory.begun));
     if (memory.registered) static_cast<void>(cudaHostUnregister(memory.records.get()));
-    if (memory.state != nullptr) static_cast<void>(cudaFree(memory.state));
+    if (shared_ == nullptr && memory.state != nullptr) static_cast<void>(cudaFree(memory.state));
+  }
+  if (shared_ != nullptr) {
+    for (RankMemory& memory : memory_) shared_->Unmap(&memory.shared);
   }
   static_cast<void>(cudaGetLastError());
 }
 
 Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& streams) {
   Status first;
-  for (size_t rank = 0; rank < members_.size(); ++rank) {  // GENERATION_START
+  for (size_t rank : local_) {  // GENERATION_START
     const Member& member = members_[rank];
     const CurrentDevice current(member.device);
     Status status = OnGpu(member.device, start(member.control, memory_[rank].state, streams[rank]));
@@ -168,15 +220,15 @@ Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& str
 
 bool Generation::HasBegun() const {
   if (!is_started_) return false;
-  for (const RankMemory& memory : memory_) {
+  for (size_t rank : local_) {
     // A device that has failed runs no kernel any more.
-    if (cudaEventQuery(memory.begun) == cudaErrorNotReady) return false;
+    if (cudaEventQuery(memory_[rank].begun) == cudaErrorNotReady) return false;
   }
   return true;
 }
 
 Status Generation::AwaitBegin() const {
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+  for (size_t rank : local_) {
     const CurrentDevice current(members_[rank].device);
     Status status = OnGpu(members_[rank].device, FromCuda(cudaEventSynchronize(memory_[rank].begun),
                                                           "starting a generation"));
@@ -191,7 +243,7 @@ void Generation::Abort(const std::string& reason) {
     if (!host_failure_.ok()) return;
     host_failure_ = DescribeHostAbort(reason);
   }
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {  // HOST_ABORT
+  for (size_t rank : local_) {  // HOST_ABORT
     const CurrentDevice current(members_[rank].device);
     uint32_t& word = memory_[rank].records->abort;
     word = static_cast<uint32_t>(Outcome::kHostAbort);
@@ -204,15 +256,30 @@ void Generation::Abort(const std::string& reason) {
 
 Status Generation::Failure() const {
   const std::lock_guard lock(mutex_);
-  for (const RankMemory& memory : memory_) {
-    if (IsPosted(memory.records->report)) return Describe(memory.records->report);
+  for (size_t rank : local_) {
+    const AbortRecord& report = memory_[rank].records->report;
+    if (IsPosted(report)) return Describe(report);
   }
   return host_failure_;
 }
 
+bool Generation::IsAborted() const {
+  for (size_t rank : local_) {
+    const Member& member = members_[rank];
+    const CurrentDevice current(member.device);
+    uint32_t& word = memory_[rank].records->abort_read;
+    cudaError_t error = cudaMemcpyAsync(&word, &inbox(rank)->abort, sizeof word,
+                                        cudaMemcpyDeviceToHost, member.stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(member.stream);
+    if (error == cudaSuccess && word != 0) return true;
+  }
+  return false;
+}
+
 void Generation::PostReports(Mailbox& mailbox) {
   const std::lock_guard lock(mutex_);
-  for (RankMemory& memory : memory_) {
+  for (size_t rank : local_) {
+    RankMemory& memory = memory_[rank];
     if (memory.posted || !IsPosted(memory.records->report)) continue;
     mailbox.Post(ToReport(memory.records->report));
     memory.posted = true;
@@ -228,7 +295,7 @@ void Generation::PrintWarnings() {
 }
 
 void Generation::PrintWarningsLocked() {
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+  for (size_t rank : local_) {
     AbortRecord& warning = memory_[rank].records->warning;
     if (!IsPosted(warning)) continue;
     const std::string description = DescribeWaiting(warning, warning_seconds_);
@@ -265,7 +332,7 @@ void Generation::ShortenWarnings(double seconds) {
     if (seconds >= warning_seconds_) return;
     warning_seconds_ = seconds;
   }
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+  for (size_t rank : local_) {
     const Member& member = members_[rank];
     const CurrentDevice current(member.device);
     uint64_t& warning_ns = memory_[rank].records->warning_ns;

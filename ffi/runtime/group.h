@@ -1,6 +1,6 @@
-// A group: the devices of this process that exchange rows, with their control blocks and the
-// current generation. Each lane of the same devices is a group of its own, so that calls of
-// different lanes share nothing and may run at the same time.
+// A group: the devices that exchange rows, with the control blocks and the current generation of
+// those that this process drives. Each lane of the same devices is a group of its own, so that
+// calls of different lanes share nothing and may run at the same time.
 //
 // A control block is allocated once for each (device, group) and never freed, because captured
 // CUDA graphs keep its address. A generation is allocated before the control blocks change to it,
@@ -10,6 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,7 @@
 
 #include "ffi/runtime/generation.h"
 #include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/processes/peer_group.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
@@ -35,8 +37,10 @@ struct GroupKernels {
 // generation, and the others see the one before until it has changed.
 class Group {
  public:
-  // CUDA ordinals in rank order.
-  Group(std::vector<int> devices, GroupKernels kernels);
+  // `devices` are CUDA ordinals in rank order. If some are kRemoteDevice, `peers` are the processes
+  // of all ranks, and `shared` is memory that these can map.
+  Group(std::vector<int> devices, GroupKernels kernels, std::unique_ptr<PeerGroup> peers = nullptr,
+        PeerMemory* shared = nullptr);
 
   // Makes the workspaces at least this large, for calls that follow in streams[rank]. Call it while
   // no device of the group is launching a program: it makes driver calls on all of them.
@@ -55,14 +59,18 @@ class Group {
   void ShortenWarnings(double seconds);
 
   bool HasRoom(int64_t workspace_bytes) const;
-  const std::vector<int>& devices() const { return devices_; }
+  const std::vector<int>& devices() const { return local_devices_; }
+  size_t num_ranks() const { return devices_.size(); }
+  PeerGroup* peers() const { return peers_.get(); }  // null if all ranks are local
   ControlBlock* control(int rank) const { return members_[rank].control; }
 
   // The first failure since the last Release, or OK.
   Status Failure() const;
   void PostReports(Mailbox& mailbox);
 
-  void PrintWarnings();
+  // Called now and then: prints warnings, tells the other processes of a failure, and ends calls
+  // that wait for a process that has exited.
+  void Watch();
 
   // Whether the next Reserve has something to free.
   bool HasUnused() const;
@@ -81,19 +89,31 @@ class Group {
 
   std::shared_ptr<Generation> current() const;
   std::vector<std::shared_ptr<Generation>> All() const;  // in their order
+  void AbortLocal(const std::string& reason);
+  void TellPeers(uint64_t epoch, const std::string& reason);
+  void TellFailure(uint64_t epoch);
   Status AllocateOnce();
   Status AllocateMember(Member* member) const;
+  Status Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next, bool* out_of_memory);
   Status Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);
+  int64_t ReleaseNow();
+  void JoinPeers();
+  bool AgreeOnRelease(bool* has_generation);
+  void AwaitReason(Generation& generation) const;
   Status Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams);
   void FreeRetired(Freed freed);
 
   const std::vector<int> devices_;
+  std::vector<int> local_devices_;
   const GroupKernels kernels_;
+  const std::unique_ptr<PeerGroup> peers_;
+  PeerMemory* const shared_;
   std::vector<Member> members_;  // indexed by rank; complete before any HasRoom
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool is_changing_ = false;
+  std::atomic<bool> is_releasing_ = false;
   uint64_t last_number_ = 0;
   std::string abort_reason_;  // of the first Abort since the last Release, or empty
   std::shared_ptr<Generation> generation_;

@@ -4,6 +4,7 @@
 
 #include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/group.h"
+#include "ffi/runtime/processes/share_generation.h"
 
 namespace jax_ep {
 namespace {
@@ -43,8 +44,14 @@ class Group::Change {
   Group& group_;
 };
 
-Group::Group(std::vector<int> devices, GroupKernels kernels)
-    : devices_(std::move(devices)), kernels_(kernels) {}
+Group::Group(std::vector<int> devices, GroupKernels kernels, std::unique_ptr<PeerGroup> peers,
+             PeerMemory* shared)
+    : devices_(std::move(devices)), kernels_(kernels), peers_(std::move(peers)), shared_(shared) {
+  for (int device : devices_) {
+    if (device != kRemoteDevice) local_devices_.push_back(device);
+  }
+  if (peers_) JoinPeers();
+}
 
 std::shared_ptr<Generation> Group::current() const {
   const std::lock_guard lock(mutex_);
@@ -64,27 +71,49 @@ Status Group::Reserve(int64_t workspace_bytes, const std::vector<cudaStream_t>& 
   // A call may have failed since this run was decided on.
   if (Status status = Failure(); !status.ok()) return status;
   FreeRetired(kSound);
-  if (HasRoom(workspace_bytes)) return {};
-  if (Status status = AllocateOnce(); !status.ok()) return status;
-  return Grow(workspace_bytes, streams);
+  return HasRoom(workspace_bytes) ? Status{} : Grow(workspace_bytes, streams);
+}
+
+// Allocates a generation, in all processes or in none.
+Status Group::Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
+                       bool* out_of_memory) {
+  *out_of_memory = false;
+  Status status = AllocateOnce();
+  if (!status.ok() && !peers_) return status;
+  ++last_number_;
+  if (status.ok()) {
+    status =
+        Generation::Allocate(members_, last_number_, workspace_bytes, next, out_of_memory, shared_);
+  }
+  if (peers_) {
+    status = ShareGeneration(*peers_, status, workspace_bytes, next->get(), &last_number_,
+                             out_of_memory);
+    if (!status.ok()) next->reset();
+  }
+  return status;
 }
 
 Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
-  const uint64_t number = ++last_number_;
   std::unique_ptr<Generation> next;
   bool out_of_memory = false;
-  Status status = Generation::Allocate(members_, number, workspace_bytes, &next, &out_of_memory);
+  Status status = Allocate(workspace_bytes, &next, &out_of_memory);
   if (!out_of_memory || current() == nullptr || current()->workspace_bytes() == 0) {
     return status.ok() ? Begin(std::move(next), streams) : status;
   }
   // There is no room for both: the old workspaces are freed first.
   std::unique_ptr<Generation> without;
-  status = Generation::Allocate(members_, number, 0, &without, &out_of_memory);
+  status = Allocate(0, &without, &out_of_memory);
   if (status.ok()) status = Begin(std::move(without), streams);
   if (status.ok()) status = current()->AwaitBegin();
   if (!status.ok()) return status;
   FreeRetired(kSound);
-  status = Generation::Allocate(members_, ++last_number_, workspace_bytes, &next, &out_of_memory);
+  if (peers_) {
+    // A process that maps the memory of another one keeps it.
+    std::vector<PeerGroup::Contribution> ignored;
+    status = peers_->Gather(PeerGroup::Step::kUnmapped, "", {}, &ignored);
+    if (!status.ok()) return status;
+  }
+  status = Allocate(workspace_bytes, &next, &out_of_memory);
   return status.ok() ? Begin(std::move(next), streams) : status;
 }
 
@@ -108,33 +137,48 @@ Status Group::Begin(std::unique_ptr<Generation> next, const std::vector<cudaStre
 
 int64_t Group::Release() {
   const Change change(*this);
+  if (peers_) TellFailure(peers_->epoch());
+  is_releasing_ = true;
+  const int64_t freed = ReleaseNow();
+  is_releasing_ = false;
+  return freed;
+}
+
+int64_t Group::ReleaseNow() {
+  const std::shared_ptr<Generation> old = current();
+  bool has_generation = old != nullptr;
+  if (peers_ && !AgreeOnRelease(&has_generation)) return 0;
   {
     const std::lock_guard lock(mutex_);
     abort_reason_.clear();
   }
-  const std::shared_ptr<Generation> old = current();
-  if (!old) return 0;
+  if (!has_generation) return 0;
   std::unique_ptr<Generation> next;
   bool out_of_memory = false;
+  // It starts on XLA's streams, where it may have to wait: the next one must not overtake it.
+  Status status = old ? old->AwaitBegin() : Status{};
+  if (status.ok()) status = Allocate(0, &next, &out_of_memory);
   std::vector<cudaStream_t> streams;
   for (const Member& member : members_) streams.push_back(member.stream);
-  // It starts on XLA's streams, where it may have to wait: the next one must not overtake it.
-  Status status = old->AwaitBegin();
-  if (status.ok()) {
-    status = Generation::Allocate(members_, ++last_number_, 0, &next, &out_of_memory);
-  }
   if (status.ok()) status = Begin(std::move(next), streams);
   if (status.ok()) status = current()->AwaitBegin();
   if (!status.ok()) {
     Abort(status.message);  // the next call reports it
     return 0;
   }
-  const int64_t freed = old->workspace_bytes() * static_cast<int64_t>(members_.size());
+  const int64_t freed =
+      old ? old->workspace_bytes() * static_cast<int64_t>(local_devices_.size()) : 0;
   FreeRetired(kAll);
   return freed;
 }
 
 void Group::Abort(const std::string& reason) {
+  const uint64_t epoch = peers_ ? peers_->epoch() : 0;
+  AbortLocal(reason);
+  if (peers_) TellPeers(epoch, reason);
+}
+
+void Group::AbortLocal(const std::string& reason) {
   {
     const std::lock_guard lock(mutex_);
     if (abort_reason_.empty()) abort_reason_ = reason;
@@ -156,7 +200,10 @@ Status Group::Failure() const {
 }
 
 void Group::PostReports(Mailbox& mailbox) {
-  for (const auto& generation : All()) generation->PostReports(mailbox);
+  for (const auto& generation : All()) {
+    if (peers_) AwaitReason(*generation);
+    generation->PostReports(mailbox);
+  }
 }
 
 void Group::ShortenWarnings(double seconds) {
@@ -171,10 +218,6 @@ void Group::AbortLongWait(const char* why) {
   if (const auto wait = generation->FindLongWait()) {
     Abort(Concatenate(why, ", and ", wait->description));
   }
-}
-
-void Group::PrintWarnings() {
-  if (const std::shared_ptr<Generation> generation = current()) generation->PrintWarnings();
 }
 
 bool Group::HasUnused() const {
@@ -207,9 +250,10 @@ Status Group::AllocateOnce() {
   std::vector<Member> members;
   for (int device : devices_) {
     members.push_back({.device = device});
+    if (device == kRemoteDevice) continue;
     const CurrentDevice current(device);
     Status status = OnGpu(device, current.status());
-    for (int peer : devices_) {
+    for (int peer : local_devices_) {
       if (status.ok() && peer != device) status = EnablePeerAccess(device, peer);
     }
     if (status.ok()) status = OnGpu(device, kernels_.load());

@@ -1,17 +1,33 @@
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <thread>
 #include <utility>
 
 #include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/groups.h"
+#include "ffi/runtime/processes/connections.h"
+#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
 
 // At exit nobody comes any more whom a call could wait for.
 constexpr double kWarningSecondsAtExit = 5;
+
+constexpr std::chrono::milliseconds kWatchPeriod{250};
+
+constexpr int kExitStatusOfBlocked = 70;  // EX_SOFTWARE
+
+// The finalizer of SplitMix64.
+uint64_t MixBits(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
 
 // Waits for all devices at once, each in a thread of its own: one that waits for another can end
 // only after the other has.
@@ -66,17 +82,61 @@ Groups& Groups::OfProcess() {
 }
 
 Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels) {
-  const std::lock_guard lock(mutex_);
-  if (groups_.empty()) std::thread([this] { Watch(); }).detach();
-  std::unique_ptr<Group>& group = groups_[{devices, lane}];  // LANE_GROUP
-  if (!group) group = std::make_unique<Group>(devices, kernels);
-  return group.get();
+  Key key = {{}, lane};  // LANE_GROUP
+  for (int device : devices) key.first.push_back({0, device});
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = groups_.find(key);
+    if (found != groups_.end()) return found->second.get();
+  }
+  return Add(key, std::make_unique<Group>(devices, kernels));
 }
 
-void Groups::Abort(const std::vector<int>& devices, const std::string& reason) {
-  for (Group* group : All()) {
-    if (group->devices() == devices) group->Abort(reason);
+Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane,
+                          const GroupKernels& kernels, PeerMemory* memory, Group** group) {
+  const uint64_t self = ThisProcess().process;
+  Key key = {{}, lane};
+  std::vector<int> devices;
+  uint64_t number = static_cast<uint64_t>(lane) + 1;
+  for (const Identity& rank : ranks) {
+    const int device = static_cast<int>(rank.device);
+    key.first.push_back({rank.process == self ? 0 : rank.process, device});
+    devices.push_back(rank.process == self ? device : kRemoteDevice);
+    number = MixBits(number ^ MixBits(rank.process + static_cast<uint64_t>(device)));
   }
+  const std::lock_guard one_at_a_time(connecting_);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = groups_.find(key);
+    if (found != groups_.end()) {
+      *group = found->second.get();
+      return {};
+    }
+  }
+  auto peers = std::make_unique<PeerGroup>(number, ranks);
+  if (Status status = peers->Connect(); !status.ok()) return status;
+  *group = Add(key, std::make_unique<Group>(devices, kernels, std::move(peers), memory));
+  return {};
+}
+
+// Keeps the first of several groups.
+Group* Groups::Add(const Key& key, std::unique_ptr<Group> group) {
+  const std::lock_guard lock(mutex_);
+  if (groups_.empty()) std::thread([this] { Watch(); }).detach();
+  return groups_.try_emplace(key, std::move(group)).first->second.get();
+}
+
+void Groups::Abort(const Group* group, const std::string& reason) {
+  std::vector<Group*> lanes;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto is_it = [&](const auto& entry) { return entry.second.get() == group; };
+    const auto found = std::find_if(groups_.begin(), groups_.end(), is_it);
+    for (const auto& [key, other] : groups_) {
+      if (found != groups_.end() && key.first == found->first.first) lanes.push_back(other.get());
+    }
+  }
+  for (Group* lane : lanes) lane->Abort(reason);
 }
 
 int64_t Groups::Release() {
@@ -93,6 +153,24 @@ void Groups::PostReports(Mailbox& mailbox) {
 void Groups::Shutdown() {
   has_ended_ = true;
   Drain(kWarningSecondsAtExit, "the process exits");
+  Connections::OfProcess().Leave();
+}
+
+void Groups::EndIfBlocked(const std::string& reason) {
+  const double seconds = PeerDeathExitSeconds();
+  if (seconds < 0 || is_ending_blocked_.exchange(true)) return;
+  std::thread([this, seconds, reason] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    std::set<int> devices;
+    for (Group* group : All()) devices.insert(group->devices().begin(), group->devices().end());
+    DeviceWaits waits(devices);
+    if (has_ended_ || waits.Await(std::chrono::seconds(1))) return;
+    std::fprintf(stderr,
+                 "%s. A GPU of this process is busy %g s later: it waits in a collective that "
+                 "nobody can end, so the process ends (JAX_EP_PEER_DEATH_EXIT_S)\n",
+                 reason.c_str(), seconds);
+    std::_Exit(kExitStatusOfBlocked);
+  }).detach();
 }
 
 void Groups::Drain(double warning_seconds, const char* why) {
@@ -118,18 +196,26 @@ void Groups::Drain(double warning_seconds, const char* why) {
   }
 }
 
+// Groups with several processes come in the same order in all of them, so that releases do not wait
+// for each other.
 std::vector<Group*> Groups::All() const {
   const std::lock_guard lock(mutex_);
   std::vector<Group*> groups;
   for (const auto& [key, group] : groups_) groups.push_back(group.get());
+  std::stable_sort(groups.begin(), groups.end(), IsBefore);
   return groups;
+}
+
+bool IsBefore(const Group* a, const Group* b) {
+  const auto key = [](const Group* group) { return group->peers() ? group->peers()->key() : 0; };
+  return std::pair(key(a), a) < std::pair(key(b), b);
 }
 
 void Groups::Watch() {
   while (true) {
-    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::this_thread::sleep_for(kWatchPeriod);
     if (has_ended_) return;  // soon nobody may call the driver any more
-    for (Group* group : All()) group->PrintWarnings();
+    for (Group* group : All()) group->Watch();
   }
 }
 

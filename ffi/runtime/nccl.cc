@@ -7,17 +7,17 @@ namespace {
 
 using CommUserRank = int (*)(const void* communicator, int* rank);
 
-CommUserRank FindCommUserRank() {
-  // Looks among the loaded libraries, then in the global scope, where a plugin may have put it.
-  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
-  return reinterpret_cast<CommUserRank>(
-      dlsym(library != nullptr ? library : RTLD_DEFAULT, "ncclCommUserRank"));
-}
-
 }  // namespace
 
+void* FindNcclFunction(const char* name) {
+  // Looks among the loaded libraries, then in the global scope, where a plugin may have put it.
+  static void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
+  return dlsym(library != nullptr ? library : RTLD_DEFAULT, name);
+}
+
 Status RankIn(void* communicator, int64_t* rank) {
-  static const CommUserRank comm_user_rank = FindCommUserRank();
+  static const auto comm_user_rank =
+      reinterpret_cast<CommUserRank>(FindNcclFunction("ncclCommUserRank"));
   if (comm_user_rank == nullptr) {
     return FailedPrecondition(
         "libnccl.so.2 is not loaded in this process, so a device cannot tell its logical id "

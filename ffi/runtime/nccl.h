@@ -8,6 +8,9 @@
 
 namespace jax_ep {
 
+// Finds a function of the loaded NCCL, or null.
+void* FindNcclFunction(const char* name);
+
 // Finds the caller's rank in the communicator, an ncclComm_t.
 Status RankIn(void* communicator, int64_t* rank);
 

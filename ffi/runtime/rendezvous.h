@@ -46,12 +46,10 @@ class Rendezvous {
     changed_.wait(lock, [&] { return session->over || !session->working; });
     if (session->over) return session->status;
     sessions_.erase(key);  // a later participant starts another session
-    return End(*session,
-               FailedPrecondition(
-                   "only ", session->contributions.size(), " of the mesh's ", num_participants,
-                   " devices reached this call in this process within ", timeout.count(),
-                   " ms. The CUDA kernels run over the devices of one process: if the mesh spans "
-                   "several, set JAX_EP_IMPLEMENTATION=xla"));
+    return End(*session, FailedPrecondition(
+                             "only ", session->contributions.size(), " of the ", num_participants,
+                             " devices of the mesh in this process reached this call within ",
+                             timeout.count(), " ms. Do all of them run the same program?"));
   }
 
  private:

@@ -34,6 +34,20 @@ Status ReadSettings(Settings* settings) {
   return status;
 }
 
+bool SeveralProcessesAreEnabled() {
+  const char* const text = std::getenv("JAX_EP_PROCESSES");
+  return text != nullptr && *text != '\0';
+}
+
+double PeerDeathExitSeconds() {
+  constexpr double kDefault = 30;
+  const char* const text = std::getenv("JAX_EP_PEER_DEATH_EXIT_S");
+  if (text == nullptr || *text == '\0') return kDefault;
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  return *end == '\0' ? value : -1;
+}
+
 bool IsAbsent(int device) {
   const char* const text = std::getenv("JAX_EP_TEST_ABSENT_DEVICE");
   return text != nullptr && *text != '\0' && std::atoi(text) == device;

@@ -19,6 +19,13 @@ struct Settings {
 // An error names the variable that is not a number.
 Status ReadSettings(Settings* settings);
 
+// Whether JAX_EP_PROCESSES is set: groups may span processes of a host.
+bool SeveralProcessesAreEnabled();
+
+// JAX_EP_PEER_DEATH_EXIT_S: how long after the death of another process this one may wait for its
+// GPUs. Negative if it is "off".
+double PeerDeathExitSeconds();
+
 // For tests: whether JAX_EP_TEST_ABSENT_DEVICE names this device, which then makes no call, as if
 // its program had none.
 bool IsAbsent(int device);

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,22 +24,34 @@ struct Lane {
   int64_t num_sms = 2;
 };
 
-// Rank r is on device first_device + r. Token t goes to the expert t % R, one on each rank.
+// The ranks that this process drives, of a mesh that spans several.
+struct LocalRanks {
+  int first = 0;
+  int count = -1;  // all
+  const Transport* transport = nullptr;
+  void* communicator = nullptr;
+};
+
+// Local rank r, counted from the first one, is on device first_device + r. Token t goes to the
+// expert t % R, one on each rank.
 class DispatchProgram {
  public:
   static constexpr int kHidden = 8;
 
   DispatchProgram(int num_ranks, int num_tokens, bool allow_low_latency, int first_device = 0,
-                  Lane lane = {})
+                  Lane lane = {}, LocalRanks local = {})
       : num_ranks_(num_ranks),
         num_tokens_(num_tokens),
         allow_low_latency_(allow_low_latency),
         first_device_(first_device),
         lane_(lane),
+        local_(local),
         ranks_(num_ranks) {
+    if (local_.count < 0) local_.count = num_ranks;
     std::vector<int64_t> ids(num_ranks);
     std::iota(ids.begin(), ids.end(), 0);
-    site = std::make_unique<CallSite>(std::vector<std::vector<int64_t>>{ids}, lane.lane, kKernels);
+    site = std::make_unique<CallSite>(std::vector<std::vector<int64_t>>{ids}, lane.lane, kKernels,
+                                      local.transport);
     const int num_rows = num_ranks * num_tokens;
     for (int r = 0; r < num_ranks; ++r) {
       Rank& rank = ranks_[r];
@@ -56,29 +69,33 @@ class DispatchProgram {
 
   int64_t workspace_bytes() const {
     WorkspaceLayout layout;
-    CHECK_OK(PlanWorkspace(Transfer().shape, &layout));
+    CHECK_OK(PlanWorkspace(Transfer(first_device_).shape, &layout));
     return layout.bytes;
   }
 
   Status Enter(int64_t run, int r, Status own = {}) {
-    const int device = first_device_ + r;
+    const int device = Device(r);
     cudaSetDevice(device);
-    return site->Enter(run, {device, Stream(r), r, workspace_bytes(), own});
+    return site->Enter(run,
+                       {device, Stream(r), r, workspace_bytes(), own, local_.communicator, call});
   }
 
   Status Launch(int r, cudaStream_t stream = nullptr) {
-    const int device = first_device_ + r;
+    const int device = Device(r);
     cudaSetDevice(device);
     PreparedDispatch prepared;
-    Status status = PrepareDispatch(Transfer(), &prepared);
+    Status status = PrepareDispatch(Transfer(device), &prepared);
     if (!status.ok()) return status;
     return jax_ep::Launch(prepared, site->control(device), Buffers(r),
                           stream != nullptr ? stream : Stream(r));
   }
 
-  // Enters and launches on all devices.
+  // Enters and launches on all devices of this process.
   std::vector<Status> Run() {
     const int64_t run = NextRun();
+    for (int i = 0; i < local_.count; ++i) {
+      if (!site->HasRank(first_device_ + i)) site->Announce(run);
+    }
     return OnAll([&](int r) {
       Status status = Enter(run, r);
       return status.ok() ? Launch(r) : status;
@@ -87,17 +104,17 @@ class DispatchProgram {
 
   template <typename Work>
   std::vector<Status> OnAll(const Work& work) {
-    std::vector<Status> statuses(num_ranks_);
+    std::vector<Status> statuses(local_.count);
     std::vector<std::jthread> threads;
-    for (int r = 0; r < num_ranks_; ++r) {
-      threads.emplace_back([&, r] { statuses[r] = work(r); });
+    for (int i = 0; i < local_.count; ++i) {
+      threads.emplace_back([&, i] { statuses[i] = work(local_.first + i); });
     }
     threads.clear();
     return statuses;
   }
 
   void Synchronize() {
-    for (int r = 0; r < num_ranks_; ++r) cudaStreamSynchronize(Stream(r));
+    for (int i = 0; i < local_.count; ++i) cudaStreamSynchronize(Stream(local_.first + i));
   }
 
   // Forgets the results.
@@ -136,13 +153,14 @@ class DispatchProgram {
   void Check() {
     for (const Status& status : Run()) CHECK_OK(status);
     Synchronize();
-    for (int r = 0; r < num_ranks_; ++r) CHECK(IsRight(r));
+    for (int i = 0; i < local_.count; ++i) CHECK(IsRight(local_.first + i));
   }
 
   static Status Load() { return {}; }
   static constexpr GroupKernels kKernels = {&Load, &LaunchStartGeneration};
 
   std::unique_ptr<CallSite> site;
+  std::string call = "dispatch";  // told to the other processes
 
  private:
   enum {
@@ -161,12 +179,13 @@ class DispatchProgram {
     std::unique_ptr<bool[]> kept;
   };
 
-  cudaStream_t Stream(int r) const { return StreamOf(first_device_ + r, lane_.lane); }
+  int Device(int r) const { return first_device_ + r - local_.first; }
+  cudaStream_t Stream(int r) const { return StreamOf(Device(r), lane_.lane); }
 
   static float X(int rank, int token, int h) { return rank * 1000 + token + h / 16.0f; }
 
-  TransferCall Transfer() const {
-    return {.call_site = site->id(),
+  TransferCall Transfer(int device) const {
+    return {.call_site = site->id(device),
             .shape = {.num_tokens = num_tokens_,
                       .hidden = kHidden,
                       .top_k = 1,
@@ -206,6 +225,7 @@ class DispatchProgram {
   const bool allow_low_latency_;
   const int first_device_;
   const Lane lane_;
+  LocalRanks local_;
   std::vector<Rank> ranks_;
 };
 

@@ -59,7 +59,7 @@ class RandomCall {
 
   TransferCall Transfer(int r) const {
     const harness::Routing& sizes = shape.routing;
-    return {.call_site = site.id(),
+    return {.call_site = site.id(r),
             .shape = {.num_tokens = sizes.tokens,
                       .hidden = shape.hidden,
                       .top_k = sizes.top_k,

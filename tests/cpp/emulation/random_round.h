@@ -292,7 +292,7 @@ class Round {
       for (int lane = 0; lane < kLanes; ++lane) {
         if (GroupOf(lane)->HasRoom(0)) aborted_lanes_.push_back(lane);
       }
-      Groups::OfProcess().Abort(devices_, "a random abort");
+      Groups::OfProcess().Abort(GroupOf(0), "a random abort");
       ++counts_.aborts;
     }
     if (fault.kind == Fault::kLaunchFails) ++counts_.aborts;

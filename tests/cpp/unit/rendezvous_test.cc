@@ -61,8 +61,7 @@ void TestSomebodyDoesNotCome() {
   Place place;
   const auto work = [](const std::vector<int>&) { return Status{}; };
   for (const Status& status : Meet(place, 7, 2, 3, work, milliseconds(50))) {
-    CHECK_FAILS(status, "only 2 of the mesh's 3 devices");
-    CHECK_FAILS(status, "JAX_EP_IMPLEMENTATION=xla");
+    CHECK_FAILS(status, "only 2 of the 3 devices of the mesh in this process");
   }
   // A later participant is not counted with them.
   for (const Status& status : Meet(place, 7, 3, 3, work, milliseconds(20'000))) CHECK_OK(status);

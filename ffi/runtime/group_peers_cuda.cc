@@ -1,0 +1,74 @@
+// The part of a group that spans processes: what the processes tell each other.
+#include <chrono>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "ffi/runtime/failure.h"
+#include "ffi/runtime/group.h"
+#include "ffi/runtime/groups.h"
+
+namespace jax_ep {
+namespace {
+
+// A process that has exited comes no more: who waits for it waits no longer than this.
+constexpr double kWarningSecondsAfterExit = 5;
+
+}  // namespace
+
+void Group::JoinPeers() {
+  peers_->Start([this](const std::string& reason, bool has_died) {
+    AbortLocal(CauseOf(reason));
+    if (!has_died) return;
+    std::fprintf(stderr, "%s\n", reason.c_str());
+    Groups::OfProcess().EndIfBlocked(reason);
+  });
+}
+
+// Begins an epoch in all processes. Sets `has_generation` to whether any of them has one to end.
+// Returns false after an error, which the next call reports.
+bool Group::AgreeOnRelease(bool* has_generation) {
+  std::vector<PeerGroup::Contribution> all;
+  const Status status =
+      peers_->Gather(PeerGroup::Step::kRelease, *has_generation ? "1" : "0", {}, &all);
+  if (!status.ok()) {
+    AbortLocal(CauseOf(status.message));
+    return false;
+  }
+  for (const PeerGroup::Contribution& other : all) *has_generation |= other.bytes == "1";
+  return true;
+}
+
+void Group::TellPeers(uint64_t epoch, const std::string& reason) {
+  peers_->ReportFailure(epoch, Concatenate("jax_ep: ", peers_->Describe(peers_->self()),
+                                           " reports: ", CauseOf(reason)));
+}
+
+void Group::TellFailure(uint64_t epoch) {
+  if (const Status failure = Failure(); !failure.ok()) TellPeers(epoch, failure.message);
+}
+
+// If a rank of another process has ended the calls, the reason may still be in flight.
+void Group::AwaitReason(Generation& generation) const {
+  if (!generation.Failure().ok() || !generation.IsAborted()) return;
+  for (int i = 0; i < 200 && generation.Failure().ok(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (generation.Failure().ok()) generation.Abort("a rank of another process has ended them");
+}
+
+void Group::Watch() {
+  const uint64_t epoch = peers_ ? peers_->epoch() : 0;
+  const std::shared_ptr<Generation> generation = current();
+  if (!generation) return;
+  generation->PrintWarnings();
+  if (!peers_) return;
+  // During a release the epoch is the next one, and failures are those of the one before.
+  if (!is_releasing_) TellFailure(epoch);
+  if (const std::string departed = peers_->Departed(); !departed.empty()) {
+    generation->ShortenWarnings(kWarningSecondsAfterExit);
+    AbortLongWait(Concatenate(departed, " has exited").c_str());
+  }
+}
+
+}  // namespace jax_ep

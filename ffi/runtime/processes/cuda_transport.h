@@ -1,0 +1,14 @@
+// The parts of CudaTransport. Only in builds with CUDA.
+#ifndef JAX_EP_RUNTIME_PROCESSES_CUDA_TRANSPORT_H_
+#define JAX_EP_RUNTIME_PROCESSES_CUDA_TRANSPORT_H_
+
+#include "ffi/runtime/processes/transport.h"
+
+namespace jax_ep {
+
+Exchange* CudaExchange();
+PeerMemory* CudaPeerMemory();
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_PROCESSES_CUDA_TRANSPORT_H_

@@ -1,0 +1,50 @@
+#include "ffi/runtime/processes/mesh_processes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "ffi/runtime/processes/connections.h"
+
+namespace jax_ep {
+namespace {
+
+// Numbers the processes in the order of their first device.
+void SetIndices(std::vector<Identity>* identities) {
+  std::map<uint64_t, int64_t> indices;
+  for (Identity& identity : *identities) {
+    identity.index =
+        indices.try_emplace(identity.process, static_cast<int64_t>(indices.size())).first->second;
+  }
+}
+
+}  // namespace
+
+Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> local,
+                         size_t num_devices, std::vector<Identity>* identities) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<void*, std::vector<Identity>>;  // by communicator
+  const auto first = std::min_element(local.begin(), local.end(), [](const auto& a, const auto& b) {
+    return a.logical_id < b.logical_id;
+  });
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(first->communicator);
+  if (found != known.end()) {
+    *identities = found->second;
+    return {};
+  }
+  Identity self = ThisProcess();
+  std::string address;
+  if (Status status = Connections::OfProcess().Address(&address); !status.ok()) return status;
+  std::strncpy(self.address, address.c_str(), sizeof self.address - 1);
+  Status status = exchange.AllGather(local, self, num_devices, identities);
+  if (status.ok()) status = CheckVersions(*identities);
+  if (!status.ok()) return status;
+  SetIndices(identities);
+  known[first->communicator] = *identities;
+  return {};
+}
+
+}  // namespace jax_ep

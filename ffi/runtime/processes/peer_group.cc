@@ -1,0 +1,307 @@
+#include "ffi/runtime/processes/peer_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "ffi/runtime/settings.h"
+
+namespace jax_ep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kTurnOfRelease = ~uint64_t{0};
+
+const char* Name(PeerGroup::Step step) {
+  switch (step) {
+    case PeerGroup::Step::kCall:
+      return "the first run of a call";
+    case PeerGroup::Step::kGeneration:
+      return "the allocation of a workspace";
+    case PeerGroup::Step::kMapped:
+      return "the mapping of a workspace";
+    case PeerGroup::Step::kUnmapped:
+      return "the freeing of a workspace";
+    case PeerGroup::Step::kRelease:
+      return "jax_ep.release()";
+  }
+  return "?";
+}
+
+constexpr char kChoices[] =
+    "The CUDA kernels exchange rows within one host. Choose a mesh whose expert axis stays inside "
+    "each host, or implementation=\"xla\" (JAX_EP_IMPLEMENTATION=xla), which runs anywhere";
+
+}  // namespace
+
+PeerGroup::PeerGroup(uint64_t key, const std::vector<Identity>& ranks) : key_(key) {
+  for (const Identity& rank : ranks) {
+    const size_t index = IndexOf(rank.process);
+    if (index == processes_.size()) processes_.push_back(rank);
+    process_of_.push_back(index);
+  }
+  self_ = IndexOf(ThisProcess().process);
+}
+
+size_t PeerGroup::IndexOf(uint64_t process) const {
+  const auto found =
+      std::find_if(processes_.begin(), processes_.end(),
+                   [&](const Identity& identity) { return identity.process == process; });
+  return static_cast<size_t>(found - processes_.begin());
+}
+
+std::string PeerGroup::Describe(size_t process) const {
+  std::string ranks;
+  for (size_t rank = 0; rank < process_of_.size(); ++rank) {
+    if (process_of_[rank] == process) ranks += Concatenate(ranks.empty() ? "" : ", ", rank);
+  }
+  return Concatenate(ranks.find(',') == std::string::npos ? "rank " : "ranks ", ranks, " in ",
+                     jax_ep::Describe(processes_[process]));
+}
+
+Status PeerGroup::Connect() {
+  const Identity& self = processes_[self_];
+  for (size_t other = 0; other < processes_.size(); ++other) {
+    if (other == self_) continue;
+    if (std::strcmp(processes_[other].boot_id, self.boot_id) != 0) {
+      return FailedPrecondition("jax_ep: a rank group spans hosts: ", Describe(self_), ", and ",
+                                Describe(other), ", have different boot ids. ", kChoices);
+    }
+    Status status = Connections::OfProcess().ConnectWith(processes_[other]);
+    if (!status.ok()) {
+      return FailedPrecondition(
+          "jax_ep: ", Describe(self_), " cannot connect with ", Describe(other),
+          " of the same host: ", status.message,
+          ". Processes of one host need one network namespace (containers: one pod, or the "
+          "host's network). ",
+          kChoices);
+    }
+  }
+  return {};
+}
+
+void PeerGroup::Start(OnFailure on_failure) {
+  on_failure_ = std::move(on_failure);
+  Connections::OfProcess().Subscribe(key_, this);
+}
+
+Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<int>& descriptors,
+                         std::vector<Contribution>* contributions) {
+  const std::lock_guard gathering(gathering_);
+  Turn turn;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!death_.ok()) return death_;
+    if (step != Step::kRelease && !failure_.ok()) return failure_;
+    turn = {epoch_, step == Step::kRelease ? kTurnOfRelease : ++turn_};
+  }
+  const Frame::Header header = {.kind = Frame::Kind::kStep,
+                                .step = static_cast<uint32_t>(step),
+                                .group = key_,
+                                .epoch = turn.first,
+                                .turn = turn.second};
+  for (size_t other = 0; other < processes_.size(); ++other) {
+    if (other == self_) continue;
+    // An error means that the process has ended. The waiting finds out how.
+    static_cast<void>(
+        Connections::OfProcess().Send(processes_[other].process, header, bytes, descriptors));
+  }
+  Status status = Await(step, turn);
+  if (!status.ok()) return step == Step::kRelease ? status : Fail(std::move(status));
+  const std::lock_guard lock(mutex_);
+  contributions->clear();
+  contributions->resize(processes_.size());
+  (*contributions)[self_].bytes = bytes;
+  for (auto& [process, frame] : frames_[turn]) {
+    (*contributions)[process] = {std::move(frame.bytes), std::move(frame.descriptors)};
+  }
+  frames_.erase(turn);
+  if (step == Step::kRelease) BeginEpoch();
+  return {};
+}
+
+// Called with the lock.
+bool PeerGroup::HasArrived(const Turn& turn) const {
+  const auto found = frames_.find(turn);
+  return found != frames_.end() && found->second.size() + 1 == processes_.size();
+}
+
+// Called with the lock. Names the processes that have not made the step.
+std::string PeerGroup::Missing(const Turn& turn) const {
+  const auto found = frames_.find(turn);
+  std::string missing;
+  for (size_t process = 0; process < processes_.size(); ++process) {
+    if (process == self_) continue;
+    if (found != frames_.end() && found->second.contains(process)) continue;
+    missing += Concatenate(missing.empty() ? "" : ", ", Describe(process));
+  }
+  return missing;
+}
+
+Status PeerGroup::Await(Step step, const Turn& turn) {
+  Settings settings;
+  if (Status status = ReadSettings(&settings); !status.ok()) return status;
+  const auto start = Clock::now();
+  auto warning = start + std::chrono::nanoseconds(settings.warning_ns);
+  const auto deadline = start + std::chrono::nanoseconds(settings.entry_deadline_ns);
+  std::unique_lock lock(mutex_);
+  while (!HasArrived(turn)) {
+    if (!death_.ok()) return death_;
+    if (step != Step::kRelease && !failure_.ok()) return failure_;
+    for (const auto& [process, description] : departed_) {
+      if (!frames_[turn].contains(process)) {
+        return FailedPrecondition("jax_ep: ", Describe(self_), " waits for ", Name(step), ", but ",
+                                  description, " has exited");
+      }
+    }
+    if (Clock::now() >= deadline) {
+      return FailedPrecondition("jax_ep: ", Describe(self_), " has waited ",
+                                static_cast<double>(settings.entry_deadline_ns) * 1e-9, " s for ",
+                                Missing(turn), " in ", Name(step),
+                                " (JAX_EP_ENTRY_TIMEOUT_S). All processes must run the same "
+                                "program, and call jax_ep.release() together");
+    }
+    if (Clock::now() >= warning) {
+      warning = deadline;
+      std::fprintf(stderr,
+                   "jax_ep: %s has waited %g s for %s in %s and goes on waiting. Is it still "
+                   "compiling, or does it run another program?\n",
+                   Describe(self_).c_str(), static_cast<double>(settings.warning_ns) * 1e-9,
+                   Missing(turn).c_str(), Name(step));
+    }
+    changed_.wait_until(lock, std::min(warning, deadline));
+  }
+  return CheckSteps(step, turn);
+}
+
+// Called with the lock.
+Status PeerGroup::CheckSteps(Step step, const Turn& turn) const {
+  for (const auto& [process, frame] : frames_.at(turn)) {
+    const Step other = static_cast<Step>(frame.header.step);
+    if (other == step) continue;
+    return FailedPrecondition("jax_ep: ", Describe(self_), " is in ", Name(step), ", while ",
+                              Describe(process), " is in ", Name(other),
+                              ". All processes must run the same programs in the same order");
+  }
+  return {};
+}
+
+Status PeerGroup::Fail(Status status) {
+  ReportFailure(epoch(), status.message);
+  on_failure_(status.message, false);
+  return status;
+}
+
+Status PeerGroup::AgreeOnCall(const std::string& call, uint64_t* id) {
+  // A process that has seen fewer calls takes the others' number.
+  const auto number_of = [](const std::string& bytes) { return std::stoull(bytes); };
+  const auto call_of = [](const std::string& bytes) { return bytes.substr(bytes.find(' ') + 1); };
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = num_calls_ + 1;
+  }
+  std::vector<Contribution> all;
+  Status status = Gather(Step::kCall, Concatenate(number, " ", call), {}, &all);
+  if (!status.ok()) return status;
+  for (size_t process = 0; process < all.size(); ++process) {
+    number = std::max<uint64_t>(number, number_of(all[process].bytes));
+    if (call_of(all[process].bytes) == call_of(all[0].bytes)) continue;
+    return Fail(FailedPrecondition("jax_ep: ", Describe(0), " runs ", call_of(all[0].bytes),
+                                   ", while ", Describe(process), " runs ",
+                                   call_of(all[process].bytes),
+                                   ". All processes must run the same programs in the same order"));
+  }
+  const std::lock_guard lock(mutex_);
+  *id = num_calls_ = number;
+  return {};
+}
+
+uint64_t PeerGroup::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return epoch_;
+}
+
+void PeerGroup::ReportFailure(uint64_t epoch, const std::string& reason) {
+  const Frame::Header header = {.kind = Frame::Kind::kFailure, .group = key_, .epoch = epoch};
+  {
+    const std::lock_guard lock(mutex_);
+    if (epoch != epoch_ || std::exchange(is_reported_, true)) return;
+    if (failure_.ok()) failure_ = FailedPrecondition(reason);
+    changed_.notify_all();
+  }
+  for (size_t other = 0; other < processes_.size(); ++other) {
+    if (other == self_) continue;
+    static_cast<void>(
+        Connections::OfProcess().Send(processes_[other].process, header, reason.substr(0, 8000)));
+  }
+}
+
+Status PeerGroup::Failure() const {
+  const std::lock_guard lock(mutex_);
+  return death_.ok() ? failure_ : death_;
+}
+
+std::string PeerGroup::Departed() const {
+  const std::lock_guard lock(mutex_);
+  return departed_.empty() ? "" : departed_.begin()->second;
+}
+
+// Called with the lock.
+void PeerGroup::BeginEpoch() {
+  ++epoch_;
+  turn_ = 0;
+  is_reported_ = false;
+  failure_ = {};
+  frames_.erase(frames_.begin(), frames_.lower_bound({epoch_, 0}));
+  // A process that was faster may have failed again.
+  const auto later = later_failures_.find(epoch_);
+  if (later != later_failures_.end()) failure_ = FailedPrecondition(later->second);
+}
+
+void PeerGroup::OnFrame(uint64_t process, Frame frame) {
+  const size_t index = IndexOf(process);
+  if (index == processes_.size()) return;
+  std::string failure;
+  {
+    const std::lock_guard lock(mutex_);
+    const Frame::Header header = frame.header;
+    if (header.epoch < epoch_) return;  // from before a release
+    if (header.kind == Frame::Kind::kStep) {
+      frames_[{header.epoch, header.turn}][index] = std::move(frame);
+    } else if (header.epoch > epoch_) {
+      later_failures_[header.epoch] = frame.bytes;
+    } else if (failure_.ok()) {
+      failure = frame.bytes;
+      failure_ = FailedPrecondition(failure);
+      is_reported_ = true;  // by that process, to all
+    }
+    changed_.notify_all();
+  }
+  if (!failure.empty()) on_failure_(failure, false);
+}
+
+void PeerGroup::OnEnd(uint64_t process, bool in_order) {
+  const size_t index = IndexOf(process);
+  if (index == processes_.size() || index == self_) return;
+  Status death;
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_order) {
+      departed_[index] = Describe(index);
+    } else if (death_.ok()) {
+      death_ = FailedPrecondition("jax_ep: ", Describe(index),
+                                  " has died: it has closed its socket without exiting in order. "
+                                  "Look at its log, and start all processes again");
+      if (failure_.ok()) failure_ = death_;
+      death = death_;
+    }
+    changed_.notify_all();
+  }
+  if (!death.ok()) on_failure_(death.message, true);
+}
+
+}  // namespace jax_ep

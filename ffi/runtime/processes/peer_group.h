@@ -1,0 +1,115 @@
+// The processes of a rank group that spans several of them. They agree on every step by an
+// all-gather over their sockets, so that all of them continue or all of them fail. There is no
+// leader: each process sends to all others, and decides by the same contributions as they do.
+//
+// Steps have one order in all processes, within an epoch. jax_ep.release() begins the next epoch,
+// which is why it works after a failure.
+#ifndef JAX_EP_RUNTIME_PROCESSES_PEER_GROUP_H_
+#define JAX_EP_RUNTIME_PROCESSES_PEER_GROUP_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/runtime/processes/connections.h"
+#include "ffi/runtime/processes/identity.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// Thread-safe. It lives until the process ends.
+class PeerGroup : private Connections::Receiver {
+ public:
+  enum class Step : uint32_t {
+    kCall,        // the first run of a call site
+    kGeneration,  // memory for the next generation is allocated
+    kMapped,      // the others' memory is mapped
+    kUnmapped,    // the memory of the generation before is unmapped
+    kRelease,     // jax_ep.release()
+  };
+  struct Contribution {
+    std::string bytes;
+    std::vector<UniqueFd> descriptors;
+  };
+  // Ends the calls of this process. Called at most once per epoch, and when a process dies.
+  using OnFailure = std::function<void(const std::string& reason, bool has_died)>;
+
+  // `ranks` has the identity of each rank's process. `key` is the same in all processes.
+  PeerGroup(uint64_t key, const std::vector<Identity>& ranks);
+
+  // Connects with the other processes. An error says which of them is elsewhere, and which step
+  // has failed.
+  Status Connect();
+  // Receives from now on.
+  void Start(OnFailure on_failure);
+
+  uint64_t key() const { return key_; }
+  size_t num_processes() const { return processes_.size(); }
+  size_t self() const { return self_; }
+  size_t num_ranks() const { return process_of_.size(); }
+  size_t process_of(size_t rank) const { return process_of_[rank]; }
+
+  // "rank 2 in process 1 (pid 4711 on node7)", with all ranks of that process.
+  std::string Describe(size_t process) const;
+
+  // Waits until every process has made this step. Returns their contributions, indexed by process,
+  // without descriptors for this one. An error is the group's: later steps fail, too.
+  Status Gather(Step step, const std::string& bytes, const std::vector<int>& descriptors,
+                std::vector<Contribution>* contributions);
+
+  // Makes the step kCall. All processes must run the same call; they get the same new id.
+  Status AgreeOnCall(const std::string& call, uint64_t* id);
+
+  uint64_t epoch() const;
+
+  // Tells the other processes why this one's calls have failed, which end theirs. Does nothing
+  // after the end of the epoch in which that was.
+  void ReportFailure(uint64_t epoch, const std::string& reason);
+
+  // The failure of this epoch, or OK.
+  Status Failure() const;
+
+  // The description of a process that has exited in order, or an empty string.
+  std::string Departed() const;
+
+ private:
+  using Turn = std::pair<uint64_t, uint64_t>;  // epoch and turn
+
+  void OnFrame(uint64_t process, Frame frame) override;
+  void OnEnd(uint64_t process, bool in_order) override;
+  size_t IndexOf(uint64_t process) const;
+  bool HasArrived(const Turn& turn) const;
+  Status Await(Step step, const Turn& turn);
+  Status CheckSteps(Step step, const Turn& turn) const;
+  std::string Missing(const Turn& turn) const;
+  Status Fail(Status status);
+  void BeginEpoch();
+
+  const uint64_t key_;
+  std::vector<Identity> processes_;  // in the order of their first rank
+  std::vector<size_t> process_of_;   // indexed by rank
+  size_t self_ = 0;
+  OnFailure on_failure_;
+
+  std::mutex gathering_;  // held by the thread that makes a step
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t epoch_ = 0;
+  uint64_t turn_ = 0;
+  uint64_t num_calls_ = 0;
+  std::map<Turn, std::map<size_t, Frame>> frames_;  // by process
+  Status failure_;                                  // of this epoch
+  bool is_reported_ = false;
+  std::map<uint64_t, std::string> later_failures_;  // indexed by epoch
+  Status death_;                                    // of a process: for ever
+  std::map<size_t, std::string> departed_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_PROCESSES_PEER_GROUP_H_

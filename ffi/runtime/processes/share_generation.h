@@ -1,0 +1,22 @@
+// A generation of a group that spans processes: each allocates the memory of its ranks, and maps
+// that of the others.
+#ifndef JAX_EP_RUNTIME_PROCESSES_SHARE_GENERATION_H_
+#define JAX_EP_RUNTIME_PROCESSES_SHARE_GENERATION_H_
+
+#include <cstdint>
+
+#include "ffi/runtime/generation.h"
+#include "ffi/runtime/processes/peer_group.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// Completes a generation, which this process has tried to allocate with the result `allocated`. All
+// processes return the same status, and the same `out_of_memory`, which is an input, too. Sets
+// `number` to the generation's, the largest that a process has asked for.
+Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t workspace_bytes,
+                       Generation* generation, uint64_t* number, bool* out_of_memory);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_PROCESSES_SHARE_GENERATION_H_

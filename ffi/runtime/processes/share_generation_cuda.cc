@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/runtime/processes/share_generation.h"
+
+namespace jax_ep {
+namespace {
+
+// A process's part of a step, followed by the message of an error.
+struct Offer {
+  uint64_t number = 0;
+  int64_t workspace_bytes = 0;
+  uint32_t is_ok = 0;
+  uint32_t out_of_memory = 0;
+};
+
+std::string Encode(Offer offer, const Status& status) {
+  offer.is_ok = status.ok();
+  return std::string(reinterpret_cast<const char*>(&offer), sizeof offer) +
+         status.message.substr(0, 4000);
+}
+
+Offer Decode(const std::string& bytes, std::string* message) {
+  Offer offer;
+  if (bytes.size() < sizeof offer) return offer;
+  std::memcpy(&offer, bytes.data(), sizeof offer);
+  *message = bytes.substr(sizeof offer);
+  return offer;
+}
+
+// Returns the first error of any process, or of two that differ.
+Status Compare(const PeerGroup& peers, const std::vector<PeerGroup::Contribution>& all,
+               uint64_t* number, bool* out_of_memory) {
+  Status first;
+  int64_t workspace_bytes = 0;
+  for (size_t process = 0; process < all.size(); ++process) {
+    std::string message;
+    const Offer offer = Decode(all[process].bytes, &message);
+    *number = std::max(*number, offer.number);
+    if (process == 0) workspace_bytes = offer.workspace_bytes;
+    if (offer.workspace_bytes != workspace_bytes) {
+      *out_of_memory = false;
+      return FailedPrecondition("jax_ep: ", peers.Describe(0), " needs a workspace of ",
+                                workspace_bytes, " bytes, and ", peers.Describe(process),
+                                " one of ", offer.workspace_bytes,
+                                ". All processes must run the same programs in the same order");
+    }
+    *out_of_memory |= offer.out_of_memory != 0;
+    if (first.ok() && offer.is_ok == 0) {
+      first = FailedPrecondition("jax_ep: ", peers.Describe(process), " reports: ", message);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t workspace_bytes,
+                       Generation* generation, uint64_t* number, bool* out_of_memory) {
+  Offer offer = {.number = *number,
+                 .workspace_bytes = workspace_bytes,
+                 .out_of_memory = *out_of_memory ? 1u : 0u};
+  std::vector<UniqueFd> exported;
+  Status status = allocated;
+  if (status.ok()) status = generation->Export(&exported);
+  std::vector<int> descriptors;
+  for (const UniqueFd& descriptor : exported) descriptors.push_back(descriptor.get());
+  std::vector<PeerGroup::Contribution> all;
+  const Status gathered =
+      peers.Gather(PeerGroup::Step::kGeneration, Encode(offer, status), descriptors, &all);
+  if (!gathered.ok()) return gathered;
+  status = Compare(peers, all, number, out_of_memory);
+  if (!status.ok()) return status;
+
+  // The descriptors of a process are those of its ranks, in order.
+  std::vector<UniqueFd> by_rank(peers.num_ranks());
+  std::vector<size_t> used(all.size());
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const size_t process = peers.process_of(rank);
+    std::vector<UniqueFd>& of_process = all[process].descriptors;
+    const size_t next = used[process]++;
+    if (next < of_process.size()) by_rank[rank] = std::move(of_process[next]);
+  }
+  status = generation->Import(*number, by_rank);
+  const Status mapped = peers.Gather(PeerGroup::Step::kMapped, Encode(offer, status), {}, &all);
+  return mapped.ok() ? Compare(peers, all, number, out_of_memory) : mapped;
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,61 @@
+// Messages between processes of one host: Unix-domain sockets that keep message boundaries, and
+// pass file descriptors. Their names are abstract: no file is left behind.
+#ifndef JAX_EP_RUNTIME_PROCESSES_SOCKET_H_
+#define JAX_EP_RUNTIME_PROCESSES_SOCKET_H_
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// Owns a file descriptor.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~UniqueFd();
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// The kernel passes no more descriptors at once.
+inline constexpr size_t kMaxDescriptors = 253;
+inline constexpr size_t kMaxMessageBytes = 16 * 1024;
+
+struct Message {
+  std::string bytes;
+  std::vector<UniqueFd> descriptors;
+};
+
+// Makes a socket that accepts connections under this name.
+Status Listen(std::string_view name, UniqueFd* listener);
+
+// Fails at once if nobody listens under this name in this network namespace.
+Status Connect(std::string_view name, UniqueFd* connection);
+
+// Takes the next connection. Refuses processes of other users.
+Status Accept(int listener, UniqueFd* connection);
+
+// Waits for at most 5 s: the receiver takes its messages at once, whatever else it does.
+Status Send(int connection, std::string_view bytes, const std::vector<int>& descriptors = {});
+
+// Blocks until there is a message. Sets `ended` if the other process has closed its end, or died.
+Status Receive(int connection, Message* message, bool* ended);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_PROCESSES_SOCKET_H_
