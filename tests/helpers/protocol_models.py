@@ -184,6 +184,31 @@ GENERATION_MUTATIONS = (
     ("NO_WORKSPACE_CHECK", WRONG, RELEASE),
 )
 
+# ---- claims.pml: calls of two streams, and starts of generations, on one control block
+
+TWO_CALLS = {"STARTS": 0}
+STARTS_BESIDE_CALLS = {"KERNELS": 2}
+CLAIM_SETTINGS = {
+    "two_calls_at_once": TWO_CALLS,
+    "growth_beside_two_calls": STARTS_BESIDE_CALLS,
+    "release_beside_two_calls": STARTS_BESIDE_CALLS | {"DRAINED": 1},
+}
+CLAIM_MUTATIONS = (
+    ("NO_CLAIM", WRONG, TWO_CALLS),
+    ("CLAIM_ENDED_FIRST", WRONG, TWO_CALLS),
+    ("CONTESTED_FREED", WRONG, TWO_CALLS),
+    ("NO_OWNER", WRONG, TWO_CALLS),
+    ("OWNER_STAYS", WRONG, TWO_CALLS),
+    ("OWNER_STAYS", STUCK, STARTS_BESIDE_CALLS),
+    ("LATE_OWNER", WRONG, TWO_CALLS),
+    ("HOST_ANY_TIME", WRONG, STARTS_BESIDE_CALLS),
+    ("HOST_CONTESTED", WRONG, STARTS_BESIDE_CALLS),
+    ("HOST_AT_ONCE", WRONG, STARTS_BESIDE_CALLS),
+    ("NO_HOST_CLAIM", WRONG, STARTS_BESIDE_CALLS),
+    ("CONTEST_FORGOTTEN", STUCK, STARTS_BESIDE_CALLS),
+    ("NO_RECORD", WRONG, TWO_CALLS),
+)
+
 # ---- lanes.pml: two lanes that share the SMs of two GPUs
 
 LANE_SETTINGS = {"two_lanes": {}, "two_lanes_with_two_blocks_each": {"SLOTS": 4}}
@@ -196,5 +221,6 @@ LANE_MUTATIONS = (
 MODELS = {
     "transfer": Model(r"(?:WAIT|SIGNAL)_[A-Z]+", TRANSFER_SETTINGS, TRANSFER_MUTATIONS),
     "generations": Model(r"(?:GENERATION|HOST)_[A-Z]+", GENERATION_SETTINGS, GENERATION_MUTATIONS),
+    "claims": Model(r"CLAIM_[A-Z]+", CLAIM_SETTINGS, CLAIM_MUTATIONS),
     "lanes": Model(r"LANE_[A-Z]+", LANE_SETTINGS, LANE_MUTATIONS),
 }

@@ -6,8 +6,8 @@
 // equally many bits set, so the union of two is no tag. A block sets the bits of its own tag and
 // looks at what was there: nothing or its own tag, and the claim is its kernel's. The first block
 // that finds another single tag writes down whose it was. Then the claim keeps the bits of both,
-// and every later block finds who has it. The claim does not become free again in this generation,
-// which is aborted.
+// and every later block finds who has it: nobody, once that call has ended. The claim does not
+// become free again before jax_ep.release(), and its generation is aborted.
 #ifndef JAX_EP_DEVICE_PROTOCOL_CLAIM_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_CLAIM_CUH_
 
@@ -20,7 +20,7 @@ namespace jax_ep {
 __device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, uint32_t tags) {
   uint32_t* const owner = &call.control->contested_owner;
   if (__popc(tags) == kClaimTagWeight) {
-    StoreReleaseDevice(owner, tags);
+    atomicCAS(owner, 0u, tags);  // CLAIM_CONTEST. Its call may have ended.
     return false;
   }
   uint32_t tag;
@@ -57,7 +57,7 @@ class ClaimRequest {
   // than it takes from here to there.
   __device__ void Request() {
     first_sequence_ = FirstSequence(call_.control->generation);
-    before_ = OrRelaxedDevice(&call_.control->claim, call_.claim_tag);
+    before_ = OrRelaxedDevice(&call_.control->claim, call_.claim_tag);  // CLAIM_CALL
   }
 
   __device__ uint64_t Sequence() {
@@ -82,13 +82,15 @@ __device__ inline uint64_t BeginCall(const CallParams& call, const RoleContext& 
   return ClaimRequest(call, role).Await();
 }
 
-// Called by one thread of the last block. Counts the call, and frees the claim unless it is
-// contested.
+// Called by one thread of the last block. Counts the call and frees the claim, or says that the
+// call that has a contested claim has ended.
 __device__ inline void EndClaim(const CallParams& call, uint64_t sequence) {
   const uint64_t completed = sequence - FirstSequence(call.control->generation);
-  // The end of the kernel orders this before the next call.
-  CompareAndSwapRelaxedDevice(&call.control->claim, completed << kClaimShift | call.claim_tag,
-                              (completed + 1) << kClaimShift);
+  const uint64_t claim = completed << kClaimShift | call.claim_tag;
+  // CLAIM_END. The end of the kernel orders this before the next call.
+  const uint64_t before =
+      CompareAndSwapRelaxedDevice(&call.control->claim, claim, (completed + 1) << kClaimShift);
+  if (before != claim) StoreReleaseDevice(&call.control->contested_owner, kClaimEnded);
 }
 
 }  // namespace jax_ep

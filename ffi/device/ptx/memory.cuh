@@ -93,13 +93,14 @@ __device__ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expe
   return before;
 }
 
-__device__ inline void CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected,
-                                                   uint64_t value) {
-  [[maybe_unused]] uint64_t before;
+__device__ inline uint64_t CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected,
+                                                       uint64_t value) {
+  uint64_t before;
   asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
                : "=l"(before)
                : "l"(address), "l"(expected), "l"(value)
                : "memory");
+  return before;
 }
 
 __device__ inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits) {

@@ -6,14 +6,19 @@
 namespace jax_ep {
 namespace {
 
-// Called by one thread. Waits until no call runs. A contested claim stays, but the calls that
-// contested it have ended: the host has waited for the device.
-__device__ void ClaimForHost(ControlBlock* control) {
+// Called by one thread. Waits until no call has the claim. Returns whether it is contested.
+__device__ bool ClaimForHost(ControlBlock* control) {
   uint64_t* const claim = &control->claim;
   while (true) {
     const uint64_t before = LoadAcquireDevice(claim);
-    const bool runs = __popcll(before & kClaimTags) == kClaimTagWeight;
-    if (!runs && CompareAndSwapDevice(claim, before, before | kClaimOfHost) == before) return;
+    const bool is_free = (before & kClaimTags) == 0;
+    const bool is_contested = __popcll(before & kClaimTags) > kClaimTagWeight;
+    const bool runs =
+        !is_free && !(is_contested && LoadAcquireDevice(&control->contested_owner) == kClaimEnded);
+    // CLAIM_HOST
+    if (!runs && CompareAndSwapDevice(claim, before, before | kClaimOfHost) == before) {
+      return is_contested;
+    }
     __nanosleep(100);
   }
 }
@@ -32,7 +37,8 @@ __device__ void LeaveGeneration(const ControlBlock* control) {
 __global__ void __launch_bounds__(kStartGenerationThreads)
     StartGenerationKernel(const __grid_constant__ StartGenerationParams params) {
   ControlBlock* const control = params.control;
-  if (threadIdx.x == 0) ClaimForHost(control);
+  bool is_contested = false;  // in the first thread
+  if (threadIdx.x == 0) is_contested = ClaimForHost(control);
   __syncthreads();
   if (threadIdx.x < 32) LeaveGeneration(control);
   __syncthreads();  // the old state has been read
@@ -51,8 +57,11 @@ __global__ void __launch_bounds__(kStartGenerationThreads)
   __nanosleep(10'000);
   // Release: a call that waits for the end of the host's claim sees the new state.
   if (threadIdx.x == 0) {
-    control->contested_owner = 0;
-    StoreReleaseDevice(&control->claim, 0);
+    // Blocks of the call that contested the claim may still come. Before a generation without
+    // workspaces, which is release's, the host has waited for the device.
+    const bool stays = is_contested && control->workspace_bytes != 0;
+    control->contested_owner = stays ? kClaimEnded : 0;
+    StoreReleaseDevice(&control->claim, stays ? kClaimTags : 0);
   }
 }
 

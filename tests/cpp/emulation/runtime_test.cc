@@ -412,6 +412,34 @@ void TestTwoCallsAtOnce() {
   DispatchProgram(2, kSmall, false).Check();
 }
 
+// The workspaces grow while two calls of a rank run at once. Each call is whole or fails, a start
+// kernel disturbs none, and no generation but a release's works again.
+void TestGrowthBesideTwoCalls() {
+  for (int round = 0; round < 12; ++round) {
+    Restart();
+    DispatchProgram first(2, kMedium, false), second(2, kMedium, false), large(2, kLarge, false);
+    first.Check();
+    second.Check();
+    cudaStream_t other[2];
+    for (int r = 0; r < 2; ++r) {
+      cudaSetDevice(r);
+      cudaStreamCreateWithFlags(&other[r], cudaStreamNonBlocking);
+      CHECK_OK(second.Launch(r, other[r]));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200 * round));
+    for (int r = 0; r < 2; ++r) CHECK_OK(first.Launch(r));
+    large.Run();  // or finds the failure
+    first.Synchronize();
+    for (cudaStream_t stream : other) cudaStreamDestroy(stream);
+    for (int r = 0; r < 2; ++r) {
+      CHECK(first.IsRight(r) || first.IsSafe(r));
+      CHECK(second.IsRight(r) || second.IsSafe(r));
+    }
+  }
+  Restart();
+  DispatchProgram(2, kSmall, false).Check();
+}
+
 // One rank has begun the next generation while another calls in the old one. That call fails, and
 // so do later ones that the ranks make in different orders.
 void TestRanksInTwoGenerations() {
@@ -654,6 +682,7 @@ int main() {
                {"a generation starts on some devices", TestAGenerationStartsOnSomeDevices},
                {"out of memory", TestOutOfMemory},
                {"two calls at once", TestTwoCallsAtOnce},
+               {"growth beside two calls", TestGrowthBesideTwoCalls},
                {"ranks in two generations", TestRanksInTwoGenerations},
                {"the host aborts during a growth", TestHostAbortsDuringAGrowth},
                {"lanes run at once", TestLanesRunAtOnce},

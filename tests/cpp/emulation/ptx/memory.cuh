@@ -53,8 +53,9 @@ inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected, uint6
   std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
   return expected;
 }
-inline void CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected, uint64_t value) {
+inline uint64_t CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
+  return expected;
 }
 inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits) {
   return std::atomic_ref<uint64_t>(*address).fetch_or(bits);

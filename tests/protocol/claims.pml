@@ -1,0 +1,186 @@
+/* A Spin model of the claim of a control block (ffi/device/protocol/claim.cuh): two streams of a device make calls, and
+ * start generations, at the same time. tests/tools/protocol_test.py checks that it holds, and that each mutation fails.
+ *
+ * Each stream runs KERNELS kernels, one after another: a call of two blocks, or (STARTS in all) a kernel that starts a
+ * generation. All calls of a stream have one tag. Every block of a call loads the generation's number, sets the tag
+ * and looks at what was there. With the claim it works, and waits for peers, who have always come: the wait only
+ * loads the abort word. The last block resets the work counters and ends the claim. A block without the claim sets
+ * the abort word, and fails.
+ *
+ * What is checked
+ *   - blocks that have the claim are of one call, and work in the generation that they have claimed;
+ *   - a call finds no work counters of another call;
+ *   - a call that has passed its wait in all blocks had a sequence number of its own;
+ *   - a call without the claim in some block is recorded as a failure;
+ *   - nobody waits for ever. */
+
+#ifndef KERNELS
+#define KERNELS 3
+#endif
+#ifndef STARTS
+#define STARTS 1
+#endif
+#ifndef DRAINED
+#define DRAINED 0 /* 1: start kernels are release's: they run when the other stream is idle, and end a contest */
+#endif
+#define BLOCKS 2
+
+/* ---- Mutations */
+
+#define NOTHING 0
+#define NO_CLAIM 1          /* a block goes on, whatever tag it finds */
+#define CLAIM_ENDED_FIRST 2 /* the claim ends before the work counters are reset */
+#define CONTESTED_FREED 3   /* a contested claim becomes free when a call ends */
+#define NO_OWNER 4          /* nobody finds out whose a contested claim is */
+#define OWNER_STAYS 5       /* a contested claim is still its owner's when that call has ended */
+#define LATE_OWNER 6        /* the owner is written down although that call has ended */
+#define HOST_ANY_TIME 7     /* a generation starts while a call runs */
+#define HOST_CONTESTED 8    /* a generation starts while the owner of a contested claim runs */
+#define HOST_AT_ONCE 9      /* the host's claim ends before blocks claim that have loaded the old number */
+#define NO_HOST_CLAIM 10    /* a block does not wait for the end of the host's claim */
+#define CONTEST_FORGOTTEN 11 /* a contested claim is free in the next generation, without a release */
+#define NO_RECORD 12        /* a block without the claim sets no abort word */
+#ifndef BROKEN
+#define BROKEN NOTHING
+#endif
+hidden byte broken;
+
+/* ---- The control block. Tags are 1 and 2; a contested claim has both. */
+
+byte generation = 1;
+byte tags;
+bool host;      /* whether the host has the claim */
+byte completed; /* calls of the generation */
+byte owner;     /* the tag that has a contested claim, 0, or ENDED */
+#define ENDED 3
+byte counters;  /* work items drawn */
+byte finished;  /* blocks */
+byte aborted;   /* generations with the abort word set, by bit */
+
+/* ---- What the model knows of the calls */
+
+byte loading;     /* blocks between their load of the generation's number and their claim */
+byte running[3];  /* blocks with the claim, by tag */
+byte used[4];     /* sequence numbers of calls that have passed, a bit each, by generation */
+byte starts_left = STARTS;
+mtype = { none, call, start };
+mtype kind[3] = none; /* the stream's kernel */
+byte to_run[3] = 3;   /* its blocks, a bit each */
+byte made[3];         /* kernels */
+bool lost[3];         /* a block had no claim */
+bool passed[3];       /* a block has passed its wait */
+
+#define HAS_ENDED (tags == 3 && (owner == ENDED || BROKEN == HOST_CONTESTED)) /* a contested call */
+
+inline end_block() {
+  to_run[tag] = to_run[tag] & ~block;
+  if
+  :: to_run[tag] == 0 ->
+     assert(!lost[tag] || aborted != 0);
+     to_run[tag] = 3;
+     kind[tag] = none;
+     lost[tag] = false;
+     passed[tag] = false;
+     made[tag]++
+  :: else
+  fi;
+  seen = 0; sequence = 0; before = 0; has_failed = false; is_last = false
+}
+
+proctype Block(byte tag, block) {
+  byte seen, sequence, before;
+  bool has_failed, is_last;
+  do
+  :: made[tag] == KERNELS -> break
+  :: atomic { made[tag] < KERNELS && kind[tag] == none ->
+       if
+       :: kind[tag] = call
+       :: starts_left > 0 -> kind[tag] = start; to_run[tag] = block; starts_left--
+       fi }
+
+  :: kind[tag] == call && (to_run[tag] & block) ->
+request:
+     skip;
+     d_step { seen = generation; loading++ }
+     d_step { loading--; /* CLAIM_CALL */
+       before = (host && BROKEN != NO_HOST_CLAIM -> 4 : tags);
+       sequence = completed + 1;
+       tags = tags | tag }
+     if
+     :: before == 4 -> (!host); goto request
+     :: before == 3 - tag && BROKEN != NO_CLAIM ->
+        owner = (owner == 0 || BROKEN == LATE_OWNER -> before : owner); /* CLAIM_CONTEST */
+        goto fail
+     :: before == 3 && BROKEN != NO_CLAIM ->
+        if
+        :: owner == tag || BROKEN == NO_OWNER
+        :: owner != 0 && owner != tag && BROKEN != NO_OWNER -> goto fail
+        fi
+     :: before == 0 || before == tag || BROKEN == NO_CLAIM
+     fi;
+     d_step { running[tag]++; counters++;
+       assert(running[3 - tag] == 0 && seen == generation && counters <= BLOCKS) }
+     /* WAIT_ENTRY */
+     d_step { assert(seen == generation);
+       has_failed = (aborted >> seen) & 1;
+       if
+       :: !has_failed && !passed[tag] ->
+          assert(((used[seen] >> sequence) & 1) == 0);
+          used[seen] = used[seen] | (1 << sequence);
+          passed[tag] = true
+       :: else
+       fi }
+     d_step { assert(seen == generation);
+       finished++;
+       is_last = finished == BLOCKS;
+       running[tag] = running[tag] - !is_last }
+     if
+     :: is_last ->
+        d_step { finished = 0; counters = (BROKEN == CLAIM_ENDED_FIRST -> counters : 0) }
+        d_step { /* CLAIM_END */
+          if
+          :: tags == tag || BROKEN == CONTESTED_FREED -> tags = 0; completed++
+          :: else -> owner = (BROKEN == OWNER_STAYS -> owner : ENDED)
+          fi;
+          running[tag]-- }
+        if
+        :: BROKEN == CLAIM_ENDED_FIRST -> counters = 0
+        :: else
+        fi
+     :: else
+     fi;
+     d_step { end_block() }
+     goto ended;
+fail:
+     skip;
+     d_step { lost[tag] = true;
+       aborted = aborted | ((BROKEN != NO_RECORD) << generation);
+       end_block() }
+ended:
+     skip
+
+  :: kind[tag] == start && (to_run[tag] & block) ->
+     /* CLAIM_HOST */
+     d_step { (tags == 0 || HAS_ENDED || BROKEN == HOST_ANY_TIME) && (!DRAINED || kind[3 - tag] == none) ->
+       before = (DRAINED || BROKEN == CONTEST_FORGOTTEN -> 0 : tags);
+       host = true }
+     d_step { generation++; completed = 0; counters = 0; finished = 0 }
+     d_step { loading == 0 || BROKEN == HOST_AT_ONCE ->
+       host = false;
+       tags = before;
+       owner = (before == 0 -> 0 : ENDED);
+       end_block() }
+  od
+}
+
+init {
+  c_code {
+    if (getenv("BROKEN")) broken = atoi(getenv("BROKEN"));
+  };
+  atomic {
+    run Block(1, 1);
+    run Block(1, 2);
+    run Block(2, 1);
+    run Block(2, 2)
+  }
+}
