@@ -21,7 +21,7 @@ inline constexpr uint8_t kUnwritten = 0x7b;
 template <typename T>
 std::vector<T> Unwritten(int64_t count) {
   std::vector<T> values(count);
-  std::memset(static_cast<void*>(values.data()), kUnwritten, count * sizeof(T));
+  if (count > 0) std::memset(static_cast<void*>(values.data()), kUnwritten, count * sizeof(T));
   return values;
 }
 

@@ -35,7 +35,7 @@ inline Status StartAndCount(ControlBlock* control, const GenerationState* next,
 }
 inline constexpr GroupKernels kRandomKernels = {&LoadTransferKernels, &StartAndCount};
 
-// What happens while programs are executed. Statuses: the outcomes of calls that may be ended.
+// Happens while programs are executed. Calls may then be ended, with one of these statuses.
 struct Fault {
   enum Kind { kNone, kHostAbort, kLaunchFails, kAbsent, kTimeout, kRelease, kTwoStreams };
   Kind kind;
@@ -233,8 +233,7 @@ class Round {
     Check(fault);
   }
 
-  // What the control blocks, states and inboxes of all groups of the process may take. A workspace
-  // is larger.
+  // Returns what control blocks, states and inboxes of all groups may take. A workspace is larger.
   int64_t BytesOfAllGroups() {
     static std::set<int> sizes;
     sizes.insert(ranks_);
