@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from jax_ep import routing
@@ -28,7 +29,7 @@ from jax_ep._src.runtime import build_info, check, release
 from jax_ep._src.stats import Stats
 
 if TYPE_CHECKING:
-    from jax_ep import nnx
+    from jax_ep import linen, nnx
 
 __version__: str = build_info()["version"]
 
@@ -52,6 +53,7 @@ __all__ = [
     "grouped_matmul",
     "grouped_matmul_rhs_gradient",
     "grouped_mlp",
+    "linen",
     "mask_tail",
     "memory",
     "moe_mlp",
@@ -63,8 +65,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nnx":  # Flax is optional, and slow to import.
-        import jax_ep.nnx
-
-        return jax_ep.nnx
+    if name in ("linen", "nnx"):  # Flax is optional, and slow to import.
+        return importlib.import_module(f"jax_ep.{name}")
     raise AttributeError(f"module 'jax_ep' has no attribute {name!r}")

@@ -6,15 +6,13 @@ the mesh. Parameters carry their partition specs as nnx metadata (``out_sharding
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -27,9 +25,9 @@ from jax_ep._src.moe_layer.config import (
     check_mesh,
     check_router,
 )
-from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply, reshard
+from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
 from jax_ep._src.moe_layer.mesh import given_mesh
-from jax_ep._src.moe_layer.parameters import Parameter, parameters
+from jax_ep._src.moe_layer.parameters import initialize, parameters
 from jax_ep._src.moe_layer.router import Router
 from jax_ep._src.params import Remat
 from jax_ep._src.users_experts import ExpertsFunction
@@ -193,7 +191,7 @@ class MoE(nnx.Module):
             check_mesh(config, known_mesh)
         axes = config.axes if known_mesh is None else config.axes.within(known_mesh.axis_names)
         made = {
-            name: _param(_initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
+            name: _param(initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
             for name, param in parameters(config, axes).items()
         }
         self.router_kernel, self.w_up, self.w_down = (
@@ -236,20 +234,3 @@ class MoE(nnx.Module):
 def _param(value: jax.Array, spec: P) -> nnx.Param[jax.Array]:
     # It is sharded already: Flax would shard it over meshes of one kind of axes only.
     return nnx.Param(value, out_sharding=tuple(spec), eager_sharding=False)
-
-
-def _initialize(
-    key: jax.Array, param: Parameter, dtype: DTypeLike, mesh: Mesh | AbstractMesh | None
-) -> jax.Array:
-    """Makes a parameter in its shards, so that no device ever holds the whole."""
-    if mesh is None or mesh.abstract_mesh.manual_axes:
-        return _initializer(param, jnp.dtype(dtype), None)(key)
-    value = _initializer(param, jnp.dtype(dtype), NamedSharding(mesh, param.spec))(key)
-    return reshard(mesh, param.spec, value)
-
-
-@functools.lru_cache(maxsize=64)
-def _initializer(
-    param: Parameter, dtype: Any, sharding: NamedSharding | None
-) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda key: param.initializer(key, param.shape, dtype), out_shardings=sharding)

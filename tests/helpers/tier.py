@@ -42,6 +42,7 @@ SLOW = {
     "operations/grouped_matmul_test.py::ValuesTest::*": 3,
     "operations/grouped_mlp_test.py::*::test_agrees_with_the_named": 2,
     "operations/moe_mlp_test.py::*": 2,
+    "operations/linen_test.py::*": 1,
     "operations/moe_mlp_parts_test.py::ReferenceTest::*": 1,
     "operations/nnx_options_test.py::PaddingTest::test_any_shape*": 3,
     "operations/nnx_test.py::MeshTest::*": 2,

@@ -19,10 +19,11 @@ from absl.testing import absltest
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
+import jax_ep.linen
 import jax_ep.nnx
 
 SNAPSHOT = pathlib.Path(__file__).with_name("api.txt")
-MODULES = (jax_ep, jax_ep.nnx, jax_ep.routing)
+MODULES = (jax_ep, jax_ep.linen, jax_ep.nnx, jax_ep.routing)
 
 
 def public_names(module) -> list[str]:
@@ -43,7 +44,10 @@ def signature(value) -> str:
         value = value.__init__
     signature = inspect.signature(value)
     parts, star = [], False
+    of_flax = {"parent", "name"} if "parent" in signature.parameters else set()
     for name, parameter in signature.parameters.items():
+        if name in of_flax:  # every linen.Module has these
+            continue
         if parameter.kind == inspect.Parameter.KEYWORD_ONLY and not star:
             parts.append("*")
             star = True
@@ -79,8 +83,9 @@ def describe(name: str, value) -> list[str]:
         arguments = signature(value.__init__) if "__init__" in vars(value) else ""
         return [f"class {name}({bases}){arguments}"]
     lines = [f"class {name}({bases}){signature(value)}"]
+    fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else {}
     for member, method in vars(value).items():
-        documented = not member.startswith("_") or member == "__call__"
+        documented = member not in fields and not member.startswith("_") or member == "__call__"
         if documented and inspect.isfunction(method):
             lines.append(f"  {member}{signature(method)}")
         elif documented and isinstance(method, property):

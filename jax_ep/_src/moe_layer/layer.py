@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
@@ -23,7 +23,7 @@ from jax_ep._src.moe_layer.config import (
     spec_entry,
 )
 from jax_ep._src.moe_layer.mesh import find_mesh
-from jax_ep._src.moe_layer.parameters import parameters
+from jax_ep._src.moe_layer.parameters import parameters, reshard
 from jax_ep._src.moe_layer.router import Router, SplitRouter
 from jax_ep._src.moe_layer.tokens import flatten, pad, token_spec
 from jax_ep._src.moe_mlp import moe_mlp
@@ -242,13 +242,3 @@ def _experts(
         y = lax.psum(y, axes.tensor)
         num_dropped = lax.pmax(num_dropped, axes.tensor)  # equal on all of them
     return y, num_dropped
-
-
-def reshard(mesh: Mesh | AbstractMesh, spec: P, x: jax.Array) -> jax.Array:
-    """Reshards x by the Explicit axes of `spec`; Auto axes are left to the compiler."""
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    if AxisType.Explicit not in kinds.values():
-        return x
-    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
-    kept = (tuple(n for n in entry if kinds.get(n) == AxisType.Explicit) for entry in entries)
-    return jax.sharding.reshard(x, NamedSharding(mesh, P(*(entry or None for entry in kept))))

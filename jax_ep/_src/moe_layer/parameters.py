@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from jax_ep._src.moe_layer.config import Axes, Config, spec_entry
 
@@ -72,3 +74,30 @@ def _of_each_matrix(
         return jnp.moveaxis(one(keys), len(others), in_axis)
 
     return initialize
+
+
+def initialize(
+    key: jax.Array, param: Parameter, dtype: DTypeLike, mesh: Mesh | AbstractMesh | None
+) -> jax.Array:
+    """Makes a parameter in its shards, so that no device ever holds the whole."""
+    if mesh is None or mesh.abstract_mesh.manual_axes:
+        return _initializer(param, jnp.dtype(dtype), None)(key)
+    value = _initializer(param, jnp.dtype(dtype), NamedSharding(mesh, param.spec))(key)
+    return reshard(mesh, param.spec, value)
+
+
+@functools.lru_cache(maxsize=64)
+def _initializer(
+    param: Parameter, dtype: Any, sharding: NamedSharding | None
+) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda key: param.initializer(key, param.shape, dtype), out_shardings=sharding)
+
+
+def reshard(mesh: Mesh | AbstractMesh, spec: P, x: jax.Array) -> jax.Array:
+    """Reshards x by the Explicit axes of `spec`; Auto axes are left to the compiler."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if AxisType.Explicit not in kinds.values():
+        return x
+    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+    kept = (tuple(n for n in entry if kinds.get(n) == AxisType.Explicit) for entry in entries)
+    return jax.sharding.reshard(x, NamedSharding(mesh, P(*(entry or None for entry in kept))))

@@ -1,0 +1,130 @@
+"""The layer of `jax_ep.nnx` for flax.linen: the same options, parameters and numbers.
+
+`nnx.MoE` documents the options and the meshes. ``variables["params"]`` has the names and shapes
+of its parameters: it is what ``nnx.to_pure_dict(nnx.state(layer, nnx.Param))`` returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.nn.initializers import Initializer
+from jax.sharding import AbstractMesh, Mesh
+from jax.typing import DTypeLike
+
+from jax_ep._src.activations import Activation
+from jax_ep._src.mesh import AxisName
+from jax_ep._src.moe_layer.config import (
+    BIAS_INIT,
+    KERNEL_INIT,
+    Config,
+    check_mesh,
+    check_router,
+)
+from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
+from jax_ep._src.moe_layer.mesh import given_mesh
+from jax_ep._src.moe_layer.parameters import Parameter, initialize, parameters
+from jax_ep._src.moe_layer.router import Router
+from jax_ep._src.params import Remat
+from jax_ep._src.users_experts import ExpertsFunction
+
+__all__ = ["MoE", "MoEStats"]
+
+
+class MoE(nn.Module):
+    """Router, experts, and the exchange between them, as `jax_ep.nnx.MoE`.
+
+    Parameters are `flax.linen.Partitioned`, with the mesh axes of their dimensions as names. The
+    selection bias is a variable of the collection "selection_bias", which is no param. A router
+    that has no name is a function, or a pytree with a ``__call__``; its arrays are constants.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    mesh: Mesh | AbstractMesh | None = None
+    expert_axis: AxisName | None = "expert"
+    batch_axes: tuple[str, ...] = ("data", "expert")
+    sequence_axes: tuple[str, ...] = ()
+    fsdp_axis: str | None = None
+    tensor_axis: str | None = None
+    router: str | Router = "softmax"
+    logits_bias: bool = False
+    selection_bias: bool = False
+    activation: Activation = "swiglu"
+    use_bias: bool = False
+    shared_intermediate_size: int | None = None
+    experts_fn: ExpertsFunction | None = None
+    local_only: bool = False
+    capacity_factor: float | None = None
+    num_chunks: int = 1
+    remat: Remat = "dispatch"
+    num_comm_sms: int | None = None
+    implementation: str | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    kernel_init: Initializer = KERNEL_INIT
+    bias_init: Initializer = BIAS_INIT
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, token_mask: jax.Array | None = None
+    ) -> tuple[jax.Array, MoEStats]:
+        """Routes the tokens, and sums the outputs of each one's experts by the router's weights.
+
+        Args:
+          x: [..., H], as in `jax_ep.nnx.MoE`.
+          token_mask: bool[...], False for tokens that are not routed (padding), or None.
+
+        Returns:
+          y, of x's shape, in `dtype`, and `MoEStats`.
+
+        Raises:
+          ArgumentError (a ValueError): an option, a shape or a mesh that does not fit.
+        """
+        check_router(self.router)
+        named = isinstance(self.router, str)
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Config)}
+        config = Config(**options | {"router": self.router if named else None})
+        mesh = given_mesh(self.mesh)
+        if mesh is not None:
+            check_mesh(config, mesh)
+        axes = config.axes if mesh is None else config.axes.within(mesh.axis_names)
+        arrays = {
+            name: self._param(name, param, mesh) for name, param in parameters(config, axes).items()
+        }
+        if self.selection_bias:
+            bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
+            arrays["selection_bias"] = bias.value
+        router = None if isinstance(self.router, str) else self.router
+        return apply(config, router, LayerArrays(**arrays), x, token_mask)
+
+    def _param(self, name: str, param: Parameter, mesh: Mesh | AbstractMesh | None) -> jax.Array:
+        manual = () if mesh is None else mesh.abstract_mesh.manual_axes
+        if mesh is not None and manual:
+            param = param._replace(shape=_local_shape(param, mesh, manual))
+
+        def make(key: jax.Array) -> jax.Array:
+            return initialize(key, param, self.param_dtype, mesh)
+
+        boxed = self.param(name, nn.with_partitioning(make, tuple(param.spec)), unbox=False)
+        return boxed.unbox(apply_constraint=False) if isinstance(boxed, nn.Partitioned) else boxed
+
+
+def _local_shape(
+    param: Parameter, mesh: Mesh | AbstractMesh, manual: tuple[str, ...]
+) -> tuple[int, ...]:
+    """The shape of this rank's view inside a `shard_map` over the axes `manual`."""
+
+    def shards(entry: Any) -> int:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        return math.prod(mesh.shape[name] for name in names if name in manual)
+
+    entries = (*param.spec, *(None,) * (len(param.shape) - len(param.spec)))
+    return tuple(size // shards(entry) for size, entry in zip(param.shape, entries, strict=True))
