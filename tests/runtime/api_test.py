@@ -85,7 +85,7 @@ def describe(name: str, value) -> list[str]:
     lines = [f"class {name}({bases}){signature(value)}"]
     fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else {}
     for member, method in vars(value).items():
-        documented = member not in fields and not member.startswith("_") or member == "__call__"
+        documented = (member not in fields and not member.startswith("_")) or member == "__call__"
         if documented and inspect.isfunction(method):
             lines.append(f"  {member}{signature(method)}")
         elif documented and isinstance(method, property):

@@ -1,1 +1,1 @@
-"""The layer behind `jax_ep.nnx.MoE` and `jax_ep.linen.MoE`: its configuration, its mesh, its call and its router."""
+"""The layer behind the modules `jax_ep.nnx.MoE` and `jax_ep.linen.MoE`."""
