@@ -204,7 +204,7 @@ class MoE(nnx.Module):
             made.pop, ("shared_w_up", "shared_w_down"), (None,) * 2
         )
         self.selection_bias = SelectionBias(jnp.zeros(num_experts)) if selection_bias else None
-        self.router = None if isinstance(router, str) else nnx.data(router)
+        self.router = None if isinstance(router, str) else _attribute(router)
 
     def __call__(
         self, x: jax.Array, *, token_mask: jax.Array | None = None
@@ -229,6 +229,12 @@ class MoE(nnx.Module):
         variables = {name: getattr(self, name) for name in names}
         arrays = {name: v if v is None else v[...] for name, v in variables.items()}
         return apply(self.config, self.router, LayerArrays(**arrays), x, token_mask)
+
+
+def _attribute(router: Router) -> Any:
+    """A pytree or a module is data. A function is static: transformations take no such leaf."""
+    is_leaf = all(leaf is router for leaf in jax.tree.leaves(router))
+    return router if is_leaf and not isinstance(router, nnx.Module) else nnx.data(router)
 
 
 def _param(value: jax.Array, spec: P) -> nnx.Param[jax.Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import testing  # isort: skip
@@ -80,6 +81,15 @@ class StateTest(parameterized.TestCase):
         for experts in (0, 1), (2, 3), (4, 7):
             state["bias"] = towards(*experts)
             np.testing.assert_array_equal(layer(tokens())[1].expert_load, only(*experts))
+
+    @parameterized.parameters(
+        lambda g, k: routing.sigmoid_topk(g, k), functools.partial(routing.sigmoid_topk, scale=1.0)
+    )
+    def test_a_function_in_a_jitted_module(self, router: Any):
+        """It is static: nnx.jit takes no argument that is neither an array nor static."""
+        call = nnx.jit(lambda layer, x: layer(x))
+        got, expected = (call(make_layer(router=r), tokens()) for r in (router, "sigmoid"))
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
 
     @parameterized.product(mesh=list(MESHES), jitted=[False, True])
     def test_a_module_with_a_variable(self, mesh: str, jitted: bool):

@@ -1,4 +1,4 @@
-"""README's Python blocks run as a reader types them: each in a new interpreter, with no setting but its own."""
+"""The Python blocks of README and of the guides run as a reader types them: each in a new interpreter, with no setting but its own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+ROOT = pathlib.Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "docs" / "layer.md", ROOT / "docs" / "memory.md")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
 # Settings that the tests make for themselves, or a developer has.
 SETTINGS = ("JAX_", "XLA_")
 
 
 class ReadmeTest(parameterized.TestCase):
     def test_there_are_blocks(self) -> None:
-        self.assertNotEmpty(BLOCKS)
+        for page in PAGES:
+            self.assertNotEmpty(BLOCK.findall(page.read_text()), page)
 
     def test_is_read_in_a_minute_or_two(self) -> None:
         self.assertLess(len(README.read_text().split()), 1000)
