@@ -75,6 +75,7 @@ def define_primitive(
 
     def lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
         implementation = params["params"].implementation
+        _check_one_platform(operation, ctx.module_context.platforms)
         if implementation == "xla":
             return lower_reference(ctx, *operands, **params)
         reason = _no_cuda_build() or unsupported(ctx.avals_in, **params)
@@ -141,6 +142,19 @@ def too_many(**counts: int) -> str | None:
 
 def _no_cuda_build() -> str | None:
     return None if runtime.has_cuda() else "this build of jax_ep has no CUDA kernels"
+
+
+def _check_one_platform(operation: str, platforms: Sequence[str]) -> None:
+    """Raises for a program of several: each compiles all of it, also the calls of another.
+
+    XLA's compiler for CPUs aborts the process on some of them.
+    """
+    if len(platforms) > 1:
+        raise UnavailableError(
+            f"jax_ep.{operation}: one program is lowered for {' and '.join(platforms)}; expected "
+            "one platform, since each compiles what is for the others, too. Export once for each: "
+            "jax.export.export(..., platforms=['cuda'])."
+        )
 
 
 _warned: set[str] = set()

@@ -9,7 +9,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import programs
-import tier
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 from programs import struct
@@ -94,17 +93,20 @@ class ExportTest(parameterized.TestCase):
             got, expected = jax.jit(restored.call)(*placed), f(*placed)
             jax.tree.map(testing.assert_bitwise, got, expected)
 
-    @tier.only_on_cpu  # with JAX_EP_IMPLEMENTATION=cuda there is only one
     def test_for_both_platforms(self):
-        with testing.pretend_cuda_build():
-            exported = jax.export.export(
-                jax.jit(lambda *a: loss_and_gradients(*a)),
-                platforms=["cpu", "cuda"],
-                disabled_checks=jax_ep.export_checks(),
-            )(*shapes())
-        self.assertEqual(exported.platforms, ("cpu", "cuda"))
-        self.assertIn("jax_ep.dispatch.v1", exported.mlir_module())
-        self.assertIn("all_gather", exported.mlir_module())  # the other implementation's
+        """XLA compiles all of a program: for CPUs it finds no custom call of CUDA, or aborts."""
+        for implementation in (None, "xla"):
+            f = lambda x, n, i=implementation: jax_ep.grouped_matmul(
+                x, x[None], n, implementation=i
+            )
+            export = jax.export.export(
+                jax.jit(f), platforms=["cpu", "cuda"], disabled_checks=jax_ep.export_checks()
+            )
+            with (
+                testing.pretend_cuda_build(),
+                self.assertRaisesRegex(jax_ep.UnavailableError, "cpu and cuda; expected one"),
+            ):
+                export(struct((8, 8)), struct((1,), np.int32))
 
 
 class AheadOfTimeTest(parameterized.TestCase):

@@ -188,11 +188,11 @@ def explicit_sharding():
         jax.eval_shape(f, x, ids)
 
 
-def lower(platform, **options):
+def lower(*platforms, implementation="cuda", **options):
     f = jax.shard_map(
         lambda x, ids: (
             jax_ep.dispatch(
-                x, ids, None, num_experts=RANKS, axis_name="expert", implementation="cuda"
+                x, ids, None, num_experts=RANKS, axis_name="expert", implementation=implementation
             ).rows
         ),
         mesh=MESH,
@@ -203,7 +203,7 @@ def lower(platform, **options):
         for patch in options.get("patches", ()):
             stack.enter_context(patch())
         jax.jit(lambda x, ids: f(x, ids)).trace(options.get("x", X), IDS).lower(
-            lowering_platforms=(platform,)
+            lowering_platforms=platforms
         )
 
 
@@ -333,6 +333,7 @@ PRODUCERS = {
         lambda: lower("cpu"),
         lambda: lower("cuda", patches=[testing.pretend_build_without_cuda]),
         lambda: lower("cuda", patches=[testing.pretend_cuda_build], x=X[:, :3]),
+        lambda: lower("cpu", "cuda", implementation=None, patches=[testing.pretend_cuda_build]),
         second_derivative,
     ],
     "MissingExtensionError": [import_without_module],
