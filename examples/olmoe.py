@@ -1,0 +1,190 @@
+"""Trains OLMoE-1B-7B, all 6.9 billion parameters, with three layers of experts, on one H200.
+
+The layers are jax_ep's, and a sort with tokamax's and with JAX's own ragged_dot. All start from the
+same parameters and read the same batches, so their losses coincide, and their step times compare.
+Parameters and gradients are bfloat16, and the optimizer is Adafactor (see olmoe_optimizer.py). The
+text is the source of Python's library, a token per byte; the vocabulary keeps its full size. The
+folder of results keeps the runs of earlier commands, and the picture shows all of them.
+
+    python examples/olmoe.py                             # on one H200
+    python examples/olmoe.py --expert-parallel 4         # experts over four GPUs
+    python examples/olmoe.py --layers jax_ep --steps 500
+    python examples/olmoe.py --small                     # a small model, also on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import olmoe_model as model
+import olmoe_optimizer as optimizer
+import olmoe_report as report
+import text_data
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from olmoe_layers import LAYERS, nothing, sharded
+from rich.console import Console
+from training_report import progress_bar
+
+SMALL = model.Sizes(64, 2, 4, 8, 2, 32, 256)
+REST_STEPS = 8  # of the step without experts
+STEPS = {"jax_ep": 300, "tokamax": 300, "ragged_dot": 40}
+WARM_UP_STEPS = 20
+SEED = 0
+MOST_DIFFERENCE = 0.1  # of means of ten steps; a step in bfloat16 rounds in another order
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(description=lines[0])
+    parser.add_argument("--layers", nargs="+", choices=tuple(LAYERS), default=list(LAYERS))
+    steps = f"for all layers (default: {', '.join(f'{n} {s}' for n, s in STEPS.items())})"
+    parser.add_argument("--steps", type=int, metavar="N", help=steps)
+    parser.add_argument("--expert-parallel", type=int, default=1, metavar="N", help="GPUs")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="windows per GPU (default 2)")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens per window (default 4096)")
+    parser.add_argument("--learning-rate", type=float, default=4e-4, metavar="X")
+    small = "a small model in float32"
+    parser.add_argument("--small", action="store_true", help=small)
+    output = pathlib.Path("runs/olmoe")
+    parser.add_argument("--output", type=pathlib.Path, default=output, metavar="DIR")
+    arguments = parser.parse_args()
+    arguments.batch_size = arguments.batch_size or 2
+    arguments.length = arguments.length or (64 if arguments.small else 4096)
+    return arguments
+
+
+class Training:
+    """What all runs share: sizes, mesh, text."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.sizes = SMALL if arguments.small else model.Sizes()
+        self.dtype = jnp.float32 if arguments.small else jnp.bfloat16
+        self.length, self.learning_rate = arguments.length, arguments.learning_rate
+        num_devices = arguments.expert_parallel
+        self.batch_size = arguments.batch_size * num_devices
+        self.mesh = jax.make_mesh(
+            (num_devices,),
+            ("expert",),
+            axis_types=(AxisType.Auto,),
+            devices=jax.devices()[:num_devices],
+        )
+        self.text = text_data.standard_library().training
+
+    def windows(self, step: int) -> jax.Array:
+        """The batch of a step, split over the GPUs."""
+        rows = text_data.batch(
+            self.text, step, seed=SEED, batch_size=self.batch_size, length=self.length
+        )
+        return jax.device_put(rows, NamedSharding(self.mesh, P("expert")))
+
+    def start(self, layer: model.Experts) -> tuple[Any, Any]:
+        """Returns the first state, and the compiled step."""
+        params = model.initialize(self.sizes, self.mesh, self.dtype, SEED)
+        state = params, jax.jit(optimizer.initialize)(params), jnp.int32(0)
+        experts = sharded(layer, self.mesh)
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def step(state: Any, windows: jax.Array) -> tuple[Any, jax.Array]:
+            params, moments, count = state
+
+            def loss(params: model.Params) -> tuple[jax.Array, jax.Array]:
+                losses = model.losses(params, windows, self.sizes, experts)
+                return losses.total(), losses.cross_entropy
+
+            gradients, cross_entropy = jax.grad(loss, has_aux=True)(params)
+            rate = self.learning_rate * jnp.minimum(1.0, (count + 1) / WARM_UP_STEPS)
+            params, moments = optimizer.update(params, gradients, moments, count, rate)
+            return (params, moments, count + 1), cross_entropy
+
+        return state, step
+
+
+def rest_seconds(training: Training) -> float:
+    """The median seconds of a step without experts."""
+    state, step = training.start(nothing)
+    seconds = []
+    for index in range(REST_STEPS):
+        windows = training.windows(index)
+        start = time.perf_counter()
+        state, loss = step(state, windows)
+        jax.block_until_ready(loss)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[report.UNTIMED_STEPS :])
+
+
+def train(training: Training, run: report.Run, num_steps: int, folder: pathlib.Path) -> None:
+    """Trains with one layer; the record is written as it grows."""
+    state, step = training.start(LAYERS[run.layer]())
+    with progress_bar() as bar:
+        task = bar.add_task(run.layer, total=num_steps, info="compiling")
+        for index in range(num_steps):
+            windows = training.windows(index)
+            start = time.perf_counter()
+            state, loss = step(state, windows)
+            run.losses.append(float(loss))
+            run.seconds.append(time.perf_counter() - start)
+            info = f"loss {run.losses[-1]:.3f}, {run.seconds[-1] * 1e3:.0f} ms"
+            bar.update(task, advance=1, info=info)
+            if index % 10 == 9:
+                run.write(folder)
+    run.write(folder)
+
+
+def main() -> int:
+    """Trains, and draws; 1 if losses do not coincide or no layer could run."""
+    arguments = parse_arguments()
+    console = Console()
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", arguments.expert_parallel)  # GPUs do not mind
+    if jax.default_backend() != "gpu" and not arguments.small:
+        console.print("There is no GPU: give --small for a small model.", style="red")
+        return 2
+    if jax.device_count() < arguments.expert_parallel:
+        console.print(
+            f"--expert-parallel {arguments.expert_parallel} needs as many devices; here are "
+            f"{jax.device_count()}.",
+            style="red",
+        )
+        return 2
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    training = Training(arguments)
+    device = f"{training.mesh.size} x {jax.devices()[0].device_kind}"
+    tokens = training.batch_size * training.length
+    number = model.num_parameters(training.sizes)
+    console.print(f"{number / 1e9:.2f} billion parameters, {tokens} tokens per step, on {device}")
+    rest = rest_seconds(training)
+    for name in arguments.layers:
+        run = report.Run(name, device, tokens, rest)
+        try:
+            train(training, run, arguments.steps or STEPS[name], arguments.output)
+        except (ImportError, jax.errors.JaxRuntimeError) as error:
+            text = " ".join(str(error).split())[:300]
+            console.print(f"{name} did not run: {type(error).__name__}: {text}", markup=False)
+    runs = [run for run in report.read(arguments.output) if run.tokens == tokens]
+    if not runs:
+        return 1
+    report.plot(runs, arguments.output / "olmoe.png")
+    report.show(runs, console)
+    difference = report.largest_difference(runs)
+    coincide = difference <= MOST_DIFFERENCE
+    console.print(
+        f"losses of {len(runs)} layers, means of ten steps, differ by {difference:.1e} at most: "
+        f"{'they coincide' if coincide else f'more than {MOST_DIFFERENCE}'}"
+    )
+    console.print(f"{arguments.output}/olmoe.png is written.")
+    return 0 if coincide else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The OLMoE example: its sizes, its optimizer, and small runs on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+import olmoe_layers  # noqa: E402
+import olmoe_model  # noqa: E402
+import olmoe_optimizer  # noqa: E402
+import olmoe_report  # noqa: E402
+
+
+class ModelTest(absltest.TestCase):
+    def test_number_of_parameters(self):
+        self.assertEqual(round(olmoe_model.num_parameters(olmoe_model.Sizes()) / 1e7), 692)
+
+    def test_layers_agree_on_several_ranks(self):
+        """Dropless on one rank and on two, with the capacity that four ranks leave."""
+        random = np.random.default_rng(0)
+        x, w_up, w_down = (
+            random.normal(size=s).astype(np.float32) for s in ((32, 8), (8, 8, 12), (8, 6, 8))
+        )
+        ids = np.argsort(random.random((32, 8)), axis=1)[:, :2].astype(np.int32)
+        weights = random.random((32, 2)).astype(np.float32)
+        results = [
+            jax.jit(olmoe_layers.sharded(layer, testing.expert_mesh(ranks)))(
+                x, ids, weights, w_up, w_down
+            )
+            for ranks in (1, 2, 4)
+            for layer in (olmoe_layers.ours, olmoe_layers.plain(jax.lax.ragged_dot))
+        ]
+        for result in results[1:]:
+            np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-4)
+
+
+class OptimizerTest(absltest.TestCase):
+    def test_is_adafactor(self):
+        rate = 0.01
+        reference = optax.adafactor(
+            rate,
+            min_dim_size_to_factor=1,
+            multiply_by_parameter_scale=False,
+            clipping_threshold=None,
+        )
+        random = np.random.default_rng(0)
+        params = {"matrices": jnp.ones((2, 5, 7)), "vector": jnp.ones(4)}
+        expected, state = params, olmoe_optimizer.initialize(params)
+        reference_state = reference.init(params)
+        for step in range(3):
+            gradients = jax.tree.map(
+                lambda p: random.normal(size=p.shape).astype(np.float32), params
+            )
+            params, state = olmoe_optimizer.update(params, gradients, state, jnp.int32(step), rate)
+            updates, reference_state = reference.update(gradients, reference_state, expected)
+            expected = optax.apply_updates(expected, updates)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), params, expected)
+
+    def test_state_is_small(self):
+        (moments,) = jax.tree.leaves(
+            olmoe_optimizer.initialize([jnp.zeros((3, 40, 50), jnp.bfloat16)]),
+            is_leaf=lambda a: isinstance(a, olmoe_optimizer.Moments),
+        )
+        self.assertEqual((moments.rows.shape, moments.columns.shape), ((3, 40), (3, 50)))
+
+
+class ReportTest(absltest.TestCase):
+    def test_difference(self):
+        runs = [
+            olmoe_report.Run(name, "a device", 8, 0.0, losses, [1.0] * len(losses))
+            for name, losses in (
+                ("a", [1.0] * 30),
+                ("b", [1.5] * 5 + [0.5] * 5 + [1.25] * 20),
+                ("c", [1.0]),
+            )
+        ]
+        self.assertAlmostEqual(
+            olmoe_report.largest_difference(runs), 0.5
+        )  # b and c; the mean of one
+        self.assertAlmostEqual(olmoe_report.largest_difference(runs[:2]), 0.25)
+        self.assertEqual(olmoe_report.largest_difference(runs[:1]), 0)
+
+
+class RunTest(absltest.TestCase):
+    """Small runs, in processes of their own."""
+
+    def run_small(self, folder, *arguments):
+        command = [
+            sys.executable,
+            str(EXAMPLES / "olmoe.py"),
+            "--small",
+            "--output",
+            folder,
+            *arguments,
+        ]
+        environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        return subprocess.run(
+            command,
+            env=environment | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def test_losses_coincide(self):
+        """Also with experts over two devices, for the same batches."""
+        common = ("--steps", "8", "--length", "32")
+        losses = {}
+        for devices, batch in (("1", "4"), ("2", "2")):
+            with tempfile.TemporaryDirectory() as folder:
+                result = self.run_small(
+                    folder, *common, "--expert-parallel", devices, "--batch-size", batch
+                )
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                self.assertRegex(result.stdout, "losses of [23] layers")
+                self.assertIn("they coincide", result.stdout)
+                self.assertTrue(
+                    pathlib.Path(folder, "olmoe.png").read_bytes().startswith(b"\x89PNG")
+                )
+                for name in ("jax_ep", "ragged_dot"):
+                    run = json.loads(pathlib.Path(folder, f"{name}.json").read_text())
+                    losses[name, devices] = run["losses"]
+        first, *others = losses.values()
+        self.assertLen(first, 8)
+        self.assertLess(first[-1], first[0])
+        for other in others:
+            np.testing.assert_allclose(other, first, rtol=2e-3)
+
+    def test_what_is_missing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = self.run_small(
+                folder, "--expert-parallel", "2", "--layers", "tokamax", "--steps", "1"
+            )
+            if "tokamax did not run" in result.stdout:
+                self.assertEqual(result.returncode, 1)
+                self.assertIn("No module named 'tokamax'", result.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()
