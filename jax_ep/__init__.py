@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jax_ep import routing
+from jax_ep import quant, routing
 from jax_ep._src.combine import combine
 from jax_ep._src.dispatch import dispatch
 from jax_ep._src.errors import (
@@ -58,6 +58,7 @@ __all__ = [
     "memory",
     "moe_mlp",
     "nnx",
+    "quant",
     "redispatch",
     "release",
     "routing",

@@ -23,7 +23,7 @@ import jax_ep.linen
 import jax_ep.nnx
 
 SNAPSHOT = pathlib.Path(__file__).with_name("api.txt")
-MODULES = (jax_ep, jax_ep.linen, jax_ep.nnx, jax_ep.routing)
+MODULES = (jax_ep, jax_ep.linen, jax_ep.nnx, jax_ep.quant, jax_ep.routing)
 
 
 def public_names(module) -> list[str]:
@@ -221,7 +221,7 @@ class ApiTest(absltest.TestCase):
             {
                 "dispatch", "combine", "grouped_matmul", "grouped_mlp", "moe_mlp", "Plan", "Dispatched", "mask_tail",
                 "grouped_matmul_rhs_gradient", "redispatch", "Stats", "memory", "release", "check", "build_info", "export_checks", "REMAT_NAMES", "nnx",
-                "routing", "Error",
+                "routing", "quant", "Error",
             },
             set(jax_ep.__all__),
         )  # fmt: skip

@@ -7,6 +7,7 @@ import functools
 import re
 import subprocess
 import sys
+import types
 import unittest.mock
 
 import testing  # isort: skip
@@ -31,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_ep
 import jax_ep.nnx
+from jax_ep import quant
 
 # ---- producing the messages
 
@@ -40,6 +42,7 @@ RANKS = testing.NUM_DEVICES
 X = np.ones((4 * RANKS, 8), np.float32)
 IDS = np.zeros((4 * RANKS, 2), np.int32)
 WEIGHTS = np.ones((4 * RANKS, 2), np.float32)
+EIGHT_BIT = X.astype(jnp.float8_e4m3fn)
 
 
 def inside(f, mesh=MESH):
@@ -307,6 +310,16 @@ PRODUCERS = {
         lambda: jax_ep.routing.softmax_topk(X, 9),
         lambda: jax_ep.routing.sigmoid_topk(X, 2, num_groups=3),
         lambda: jax_ep.memory(8, 64, 32, 7, 2, 4),
+        lambda: quant.Fp8Block128("up"),
+        lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, X[:, :2], quant.Fp8Block128())),
+        lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, X[0], quant.Fp8Row())),
+        lambda: quant.quantize(np.ones((1, 129)), quant.Fp8Block128()).to_qwix(),
+        lambda: quant.Quantized.from_qwix(
+            types.SimpleNamespace(zero_point=X[:, :1]), quant.Fp8Row()
+        ),
+        lambda: quant.quantize(X, quant.Fp8Row(), scales=X),
+        lambda: quant.quantize(X[:, :0], quant.Fp8Row()),
+        lambda: quant.quantize_weights(X[0], quant.Fp8Row()),
     ],
     "DtypeError": [
         lambda: dispatch(cast=lambda x, ids, w: (x.astype(jnp.int32), ids, w)),
@@ -328,6 +341,12 @@ PRODUCERS = {
         lambda: rhs_gradient(accumulator=jnp.bfloat16),
         lambda: rhs_gradient(preferred_element_type=jnp.bfloat16),
         lambda: layer(router=lambda logits, top_k: jax.lax.top_k(logits, top_k)),
+        lambda: quant.Fp8Row(jnp.float8_e4m3b11fnuz),
+        lambda: quant.quantize(X, "fp8"),
+        lambda: quant.quantize(X, quant.Fp8Row),
+        lambda: quant.quantize(IDS, quant.Fp8Row()),
+        lambda: quant.dequantize(quant.Quantized(X, X[:, :1], quant.Fp8Row())),
+        lambda: quant.dequantize(X),
     ],
     "UnavailableError": [
         lambda: lower("cpu"),
@@ -335,6 +354,7 @@ PRODUCERS = {
         lambda: lower("cuda", patches=[testing.pretend_cuda_build], x=X[:, :3]),
         lambda: lower("cpu", "cuda", implementation=None, patches=[testing.pretend_cuda_build]),
         second_derivative,
+        lambda: jax.grad(lambda x: quant.quantize(x, quant.Fp8Row()).scales.sum())(X),
     ],
     "MissingExtensionError": [import_without_module],
     "PeerTimeoutError": [fail],

@@ -72,7 +72,7 @@ class NcclExchange : public Exchange {
  public:
   Status AllGather(const std::vector<Endpoint>& local, const Identity& self, size_t num_devices,
                    std::vector<Identity>* identities) override {
-    Nccl nccl;
+    Nccl nccl = {};
     Settings settings;
     Status status = Nccl::Find(&nccl);
     if (status.ok()) status = ReadSettings(&settings);

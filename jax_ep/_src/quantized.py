@@ -1,0 +1,182 @@
+"""The eight-bit formats, and the pytree of an array in one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_ep._src.errors import ArgumentError, DtypeError
+
+BLOCK = 128
+"""Values per scale of `Fp8Block128`, along each blocked axis."""
+
+ScaleRounding = Literal["none", "power_of_two"]
+"""``"power_of_two"`` rounds scales up to powers of two, so that scaling is exact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Block128:
+    """E4M3 values with a float32 scale per 128 values of a row, or per 128 x 128 of a matrix.
+
+    This is the format of DeepSeek-V3. A scale is the block's largest magnitude, at least 1e-4,
+    times 1 / 448. The last block of an axis is partial if the axis is no multiple of 128.
+
+    Attributes:
+      scale_rounding: ``"none"`` or ``"power_of_two"``.
+    """
+
+    scale_rounding: ScaleRounding = "none"
+
+    def __post_init__(self) -> None:
+        _check_scale_rounding(self)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return jnp.dtype(jnp.float8_e4m3fn)
+
+    @property
+    def min_amax(self) -> float:
+        """The least magnitude that a block is taken to have."""
+        return 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Row:
+    """E4M3 or E5M2 values with one float32 scale per row, or per channel of a matrix.
+
+    A scale is the row's largest magnitude, at least 1e-30, times the reciprocal of the
+    dtype's largest value.
+
+    Attributes:
+      dtype: float8_e4m3fn (values up to 448) or float8_e5m2 (up to 57344).
+      scale_rounding: ``"none"`` or ``"power_of_two"``.
+    """
+
+    dtype: Any = jnp.float8_e4m3fn
+    scale_rounding: ScaleRounding = "none"
+
+    def __post_init__(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        if dtype not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
+            raise DtypeError(
+                f"jax_ep.quant: dtype={dtype}; expected float8_e4m3fn or float8_e5m2. Use E4M3 "
+                "for rows and weights, and E5M2 for gradients."
+            )
+        object.__setattr__(self, "dtype", dtype)
+        _check_scale_rounding(self)
+
+    @property
+    def min_amax(self) -> float:
+        """The least magnitude that a row is taken to have."""
+        return 1e-30
+
+
+Format = Fp8Block128 | Fp8Row
+"""How values are quantized. Formats are compared and hashed by value."""
+
+
+def _check_scale_rounding(format: Format) -> None:
+    if format.scale_rounding not in ("none", "power_of_two"):
+        raise ArgumentError(
+            f"jax_ep.quant: scale_rounding={format.scale_rounding!r}; expected 'none' or "
+            "'power_of_two'. Use 'power_of_two' if values are scaled again without rounding."
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """Eight-bit values and their scales: a pytree with a static format.
+
+    `jax_ep.quant.quantize` makes one. A checkpoint that is quantized already needs only the
+    constructor: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
+
+    Attributes:
+      values: float8[...].
+      scales: float32[...], of as many axes. An axis has as many scales as values, or one scale per
+        128 (`Fp8Block128`) or one scale (`Fp8Row`).
+      format: the format (static).
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    format: Format = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.values.ndim
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The number of values that share a scale, along each axis."""
+        if len(self.scales.shape) != len(self.shape):
+            raise self._bad_scales()
+        return tuple(map(self._block, self.shape, self.scales.shape))
+
+    @property
+    def mT(self) -> Quantized:
+        """Exchanges the last two axes of values and scales, without rounding."""
+        return dataclasses.replace(self, values=self.values.mT, scales=self.scales.mT)
+
+    def to_qwix(self) -> Any:
+        """Returns a `qwix.QArray` of the same arrays. Blocks must be whole."""
+        block_shape = self.block_shape
+        if any(size % block for size, block in zip(self.shape, block_shape, strict=True)):
+            raise ArgumentError(
+                f"jax_ep.quant: values of shape {self.shape} have partial blocks of {block_shape}; "
+                "expected whole ones, as qwix.QArray has no others. Pad the array first."
+            )
+        from qwix import QArray  # optional
+
+        return QArray(qvalue=self.values, scale=self.scales, qtype=self.values.dtype)
+
+    @classmethod
+    def from_qwix(cls, array: Any, format: Format) -> Quantized:
+        """Takes the arrays of a `qwix.QArray` that is quantized symmetrically, as `format` says."""
+        if getattr(array, "zero_point", None) is not None:
+            raise ArgumentError(
+                "jax_ep.quant: the QArray has a zero point; expected none. Quantize it "
+                "symmetrically."
+            )
+        quantized = cls(array.qvalue, array.scale, format)
+        check("quant.Quantized.from_qwix", quantized)
+        return quantized
+
+    def _block(self, num_values: int, num_scales: int) -> int:
+        if num_scales == num_values:
+            return 1
+        block = BLOCK if isinstance(self.format, Fp8Block128) else max(num_values, 1)
+        if num_scales != -(-num_values // block):
+            raise self._bad_scales()
+        return block
+
+    def _bad_scales(self) -> ArgumentError:
+        per_axis = f"one per {BLOCK}" if isinstance(self.format, Fp8Block128) else "a single one"
+        return ArgumentError(
+            f"jax_ep.quant: scales have shape {self.scales.shape} with values of shape "
+            f"{self.shape}; expected along each axis as many scales as values, or {per_axis}, by "
+            f"the format {self.format}. Give the format that the arrays have."
+        )
+
+
+def check(operation: str, x: Quantized) -> None:
+    """Raises if the arrays do not have the dtypes and shapes of the format."""
+    dtypes = (jnp.dtype(x.values.dtype), jnp.dtype(x.scales.dtype))
+    if dtypes != (x.format.dtype, jnp.dtype(jnp.float32)):
+        raise DtypeError(
+            f"jax_ep.{operation}: quantized values and scales have dtypes {dtypes[0]} and "
+            f"{dtypes[1]}; expected {x.format.dtype} and float32, by their format {x.format}. "
+            "Give the format that the arrays have."
+        )
+    _ = x.block_shape
