@@ -47,6 +47,7 @@ SLOW = {
     "operations/nnx_options_test.py::PaddingTest::test_any_shape*": 3,
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
+    "processes/layouts_test.py::LayoutsTest::*": 1,
     "tools/bench_transfer_test.py::CommandTest::*": 0,
     "tools/mutation_test.py::*": 2,
     "tools/protocol_test.py::*::test_a_broken_protocol_fails": 0,
