@@ -24,14 +24,6 @@ struct Lane {
   int64_t num_sms = 2;
 };
 
-// The ranks that this process drives, of a mesh that spans several.
-struct LocalRanks {
-  int first = 0;
-  int count = -1;  // all
-  const Transport* transport = nullptr;
-  void* communicator = nullptr;
-};
-
 // Local rank r, counted from the first one, is on device first_device + r. Token t goes to the
 // expert t % R, one on each rank.
 class DispatchProgram {

@@ -9,10 +9,12 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <vector>
 
 #include "ffi/runtime/groups.h"
 #include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/forks.h"
+#include "tests/cpp/emulation/random_call.h"
 #include "tests/cpp/emulation/register_kernels.h"
 #include "tests/cpp/emulation/shared_transport.h"
 #include "tests/cpp/unit/check.h"
@@ -24,6 +26,14 @@ using testing::Contains;
 using testing::DispatchProgram;
 using testing::Forks;
 using testing::LocalRanks;
+using testing::RandomCall;
+using testing::RandomCombine;
+using testing::RandomDispatch;
+using testing::RandomRedispatch;
+using testing::Shape;
+using testing::StreamOf;
+using testing::Uniform;
+using testing::Verdict;
 
 using Seconds = std::chrono::duration<double>;
 
@@ -47,30 +57,13 @@ class Process {
     }
   }
 
-  int first_rank() const { return index_ * layout_.ranks_per_process; }
+  LocalRanks local() const {
+    return {index_ * layout_.ranks_per_process, layout_.ranks_per_process, &transport_,
+            testing::SharedExchange::Communicator(0)};
+  }
 
   DispatchProgram Dispatch(int num_tokens, bool allow_low_latency, int64_t lane = 0) {
-    return {layout_.num_ranks(),
-            num_tokens,
-            allow_low_latency,
-            0,
-            {lane, 2, 2},
-            {first_rank(), layout_.ranks_per_process, &transport_,
-             testing::SharedExchange::Communicator(0)}};
-  }
-
-  // Whether all local results are right, or all are safe.
-  bool AreRight(DispatchProgram& program) const {
-    bool right = true;
-    for (int i = 0; i < layout_.ranks_per_process; ++i) right &= program.IsRight(first_rank() + i);
-    return right;
-  }
-  bool AreRightOrSafe(DispatchProgram& program) const {
-    bool legal = true;
-    for (int i = 0; i < layout_.ranks_per_process; ++i) {
-      legal &= program.IsRight(first_rank() + i) || program.IsSafe(first_rank() + i);
-    }
-    return legal;
+    return {layout_.num_ranks(), num_tokens, allow_low_latency, 0, {lane, 2, 2}, local()};
   }
 
   testing::SharedMemory memory;
@@ -81,68 +74,99 @@ class Process {
   const Transport transport_;
 };
 
-// Programs that all processes call in the same random order. Their workspaces grow.
+// Calls that all processes make in the same random order, of random shapes. Workspaces grow.
 class RandomCalls {
  public:
-  RandomCalls(Process* process, uint64_t seed) : process_(process), random_(seed) {
-    for (int num_tokens : {1, 40, 300}) {
-      for (bool allow_low_latency : {false, true}) {
-        for (int64_t lane : {0, 1}) {
-          programs_.push_back(std::make_unique<DispatchProgram>(
-              process->Dispatch(num_tokens, allow_low_latency, lane)));
-        }
-      }
-    }
-  }
+  RandomCalls(Process* process, Layout layout, uint64_t seed)
+      : layout_(layout), local_(process->local()), random_(seed) {}
 
-  void CheckEach() {
-    for (const auto& program : programs_) program->Check();
-  }
-
-  // Makes up to four calls before it looks at their results. Returns the first error.
+  // Makes a dispatch and calls with its plan, then looks at their results. Returns the first error.
   Status Next() {
-    std::vector<DispatchProgram*> called;
-    const size_t count = 1 + random_() % 4;
-    for (size_t i = 0; i < count; ++i) {
-      DispatchProgram* const program = programs_[random_() % programs_.size()].get();
-      if (std::find(called.begin(), called.end(), program) != called.end()) continue;
-      program->Clear();
-      for (const Status& status : program->Run()) {
-        if (!status.ok()) return status;
+    if (num_rounds_++ % kRoundsOfAProgram == 0) MakeProgram();
+    for (const auto& call : calls_) call->Fill(random_);
+    for (const auto& call : calls_) {
+      if (Status status = Run(*call); !status.ok()) return status;
+    }
+    num_calls += calls_.size();
+    for (int i = 0; i < local_.count; ++i) cudaStreamSynchronize(StreamOf(i, lane_));
+    Status status;
+    for (const auto& call : calls_) {
+      for (int i = 0; i < local_.count; ++i) {
+        std::string why;
+        const Verdict verdict = call->Check(local_.first + i, &why);
+        if (verdict == Verdict::kWrong) testing::Report(__FILE__, __LINE__, "a result", why);
+        if (verdict == Verdict::kEnded) status = FailedPrecondition("a call has been ended");
       }
-      called.push_back(program);
     }
-    num_calls += called.size();
-    bool right = true;
-    for (DispatchProgram* program : called) {
-      program->Synchronize();
-      right &= process_->AreRight(*program);
-      CHECK(process_->AreRightOrSafe(*program));
-    }
-    return right ? Status{} : FailedPrecondition("a call has ended without a result");
+    return status;
   }
 
-  bool IsTimeToRelease() { return random_() % 64 == 0; }
+  bool IsTimeToRelease() { return Uniform(random_, 0, 31) == 0; }
 
   uint64_t num_calls = 0;
 
  private:
-  Process* const process_;
-  std::mt19937_64 random_;
-  std::vector<std::unique_ptr<DispatchProgram>> programs_;
+  static constexpr int kRoundsOfAProgram = 4;
+  static constexpr GroupKernels kKernels = {&LoadTransferKernels, &LaunchStartGeneration};
+
+  void MakeProgram() {
+    const harness::Options options = {.tiny = true};
+    calls_.clear();
+    lane_ = Uniform(random_, 0, 1);
+    auto dispatch = std::make_unique<RandomDispatch>(
+        harness::RandomShape(random_, layout_.num_ranks(), options), lane_, kKernels, local_);
+    RandomDispatch* const of = dispatch.get();
+    calls_.push_back(std::move(dispatch));
+    for (int i = Uniform(random_, 1, 3); i > 0; --i) {
+      const Shape shape = harness::Varied(random_, of->shape, options);
+      if (Uniform(random_, 0, 1)) {
+        calls_.push_back(std::make_unique<RandomRedispatch>(shape, of, lane_, kKernels, local_));
+      } else {
+        calls_.push_back(std::make_unique<RandomCombine>(shape, of, lane_, kKernels, local_));
+      }
+    }
+  }
+
+  Status Run(RandomCall& call) const {
+    const int64_t run = testing::NextRun();
+    for (int i = 0; i < local_.count; ++i) {
+      if (!call.site.HasRank(i)) call.site.Announce(run);
+    }
+    std::vector<Status> statuses(local_.count);
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < local_.count; ++i) {
+      threads.emplace_back([&, i] {
+        cudaSetDevice(i);
+        const cudaStream_t stream = StreamOf(i, lane_);
+        const int rank = local_.first + i;
+        statuses[i] = call.site.Enter(
+            run, {i, stream, rank, call.workspace_bytes(), {}, local_.communicator, "a call"});
+        if (statuses[i].ok()) statuses[i] = call.Launch(rank, call.site.control(i), stream);
+      });
+    }
+    threads.clear();
+    return statuses[0];
+  }
+
+  const Layout layout_;
+  const LocalRanks local_;
+  testing::Random random_;
+  uint64_t num_rounds_ = 0;
+  int64_t lane_ = 0;
+  std::vector<std::unique_ptr<RandomCall>> calls_;
 };
 
 void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed) {
   testing::SharedExchange exchange;
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
-    RandomCalls calls(&process, seed);
+    RandomCalls calls(&process, layout, seed);
     while (calls.num_calls < num_calls && testing::failures == 0) {
       CHECK_OK(calls.Next());
       if (calls.IsTimeToRelease()) Groups::OfProcess().Release();
     }
     // Generations without workspaces are left, one for each lane. They do not become more.
-    calls.CheckEach();
+    for (int64_t lane : {0, 1}) process.Dispatch(6, false, lane).Check();
     Groups::OfProcess().Release();
     const int descriptors = testing::CountDescriptors();  // with those of a faster process
     for (int i = 0; i < 4; ++i) {
@@ -166,7 +190,7 @@ void TestKill(Layout layout, uint64_t seed) {
   auto* const killed = testing::SharedBetweenForks<std::atomic<int>>();
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
-    RandomCalls calls(&process, seed);
+    RandomCalls calls(&process, layout, seed);
     Status status;
     for (int errors = 0; errors < 2;) {
       status = calls.Next();

@@ -13,6 +13,7 @@
 #include "ffi/runtime/call_site.h"
 #include "ffi/runtime/workspace.h"
 #include "tests/cpp/emulation/random_results.h"
+#include "tests/cpp/emulation/streams.h"
 #include "tests/cpp/gpu/transfer_random.h"
 #include "tests/cpp/unit/check.h"
 
@@ -33,8 +34,12 @@ enum class Verdict {
 
 class RandomCall {
  public:
-  RandomCall(Operation operation, const Shape& shape, int64_t lane, const GroupKernels& kernels)
-      : site(Ids(shape.routing.ranks), lane, kernels), operation(operation), shape(shape) {
+  RandomCall(Operation operation, const Shape& shape, int64_t lane, const GroupKernels& kernels,
+             const LocalRanks& local = {})
+      : site(Ids(shape.routing.ranks), lane, kernels, local.transport),
+        operation(operation),
+        shape(shape),
+        local_(local) {
     CHECK_OK(PlanWorkspace(Transfer(0).shape, &layout_));
   }
   virtual ~RandomCall() = default;
@@ -59,7 +64,7 @@ class RandomCall {
 
   TransferCall Transfer(int r) const {
     const harness::Routing& sizes = shape.routing;
-    return {.call_site = site.id(r),
+    return {.call_site = site.id(r - local_.first),
             .shape = {.num_tokens = sizes.tokens,
                       .hidden = shape.hidden,
                       .top_k = sizes.top_k,
@@ -101,6 +106,7 @@ class RandomCall {
     return {ids};
   }
 
+  const LocalRanks local_;
   WorkspaceLayout layout_;
 };
 
@@ -114,8 +120,10 @@ inline Verdict VerdictOf(const Comparison& right, const Comparison& safe, std::s
 
 class RandomDispatch : public RandomCall {
  public:
-  RandomDispatch(const Shape& shape, int64_t lane, const GroupKernels& kernels)
-      : RandomCall(Operation::kDispatch, shape, lane, kernels), plan_of_(shape.routing.ranks) {}
+  RandomDispatch(const Shape& shape, int64_t lane, const GroupKernels& kernels,
+                 const LocalRanks& local = {})
+      : RandomCall(Operation::kDispatch, shape, lane, kernels, local),
+        plan_of_(shape.routing.ranks) {}
 
   void Fill(Random& random) override {
     shape.routing.ids = harness::RandomIds(random, shape.routing);
@@ -171,8 +179,8 @@ class RandomDispatch : public RandomCall {
 class CallWithPlan : public RandomCall {
  public:
   CallWithPlan(Operation operation, const Shape& shape, RandomDispatch* dispatch, int64_t lane,
-               const GroupKernels& kernels)
-      : RandomCall(operation, shape, lane, kernels), dispatch_(*dispatch) {}
+               const GroupKernels& kernels, const LocalRanks& local)
+      : RandomCall(operation, shape, lane, kernels, local), dispatch_(*dispatch) {}
 
   void Fill(Random& random) override {
     shape.routing.ids = dispatch_.shape.routing.ids;
@@ -194,8 +202,8 @@ class CallWithPlan : public RandomCall {
 class RandomRedispatch : public CallWithPlan {
  public:
   RandomRedispatch(const Shape& shape, RandomDispatch* dispatch, int64_t lane,
-                   const GroupKernels& kernels)
-      : CallWithPlan(Operation::kRedispatch, shape, dispatch, lane, kernels) {}
+                   const GroupKernels& kernels, const LocalRanks& local = {})
+      : CallWithPlan(Operation::kRedispatch, shape, dispatch, lane, kernels, local) {}
 
   void Fill(Random& random) override {
     CallWithPlan::Fill(random);
@@ -238,8 +246,8 @@ class RandomRedispatch : public CallWithPlan {
 class RandomCombine : public CallWithPlan {
  public:
   RandomCombine(const Shape& shape, RandomDispatch* dispatch, int64_t lane,
-                const GroupKernels& kernels)
-      : CallWithPlan(Operation::kCombine, shape, dispatch, lane, kernels) {}
+                const GroupKernels& kernels, const LocalRanks& local = {})
+      : CallWithPlan(Operation::kCombine, shape, dispatch, lane, kernels, local) {}
 
   void Fill(Random& random) override {
     CallWithPlan::Fill(random);

@@ -1,4 +1,4 @@
-// XLA's streams and runs.
+// XLA's streams and runs, and the devices of a process.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_STREAMS_H_
 #define JAX_EP_TESTS_CPP_EMULATION_STREAMS_H_
 
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda_runtime_api.h"
+#include "ffi/runtime/processes/transport.h"
 
 namespace jax_ep::testing {
 
@@ -27,6 +28,14 @@ inline cudaStream_t StreamOf(int device, int64_t lane = 0) {
   }
   return stream;
 }
+
+// The ranks that this process drives, of a mesh that spans several. Rank first + i is on device i.
+struct LocalRanks {
+  int first = 0;
+  int count = -1;  // all
+  const Transport* transport = nullptr;
+  void* communicator = nullptr;
+};
 
 inline int64_t NextRun() {
   static std::atomic<int64_t> run = 0;
