@@ -29,7 +29,8 @@ __device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, u
 }
 
 // The claim of a block, by its first thread. Between the constructor and Await the block may do
-// what another call bears: load, and draw tickets of a low-latency call.
+// what another call bears: load, and draw tickets of low-latency calls, which nobody else draws. A
+// low-latency call that loses tickets so waits for what nobody sends, until the other aborts it.
 class ClaimRequest {
  public:
   // Called by all threads of every block, before anything else.

@@ -77,6 +77,7 @@ struct Progress {
   uint32_t block_tickets;                      // prologue items handed out to blocks
   uint32_t items_finished;                     // prologue items
   uint32_t warp_tickets;                       // items handed out to warps
+  uint32_t low_latency_tickets;                // the same, drawn before the claim is known
   uint32_t send_tickets;                       // tokens handed out to sending warps
   uint32_t fill_tickets;                       // items of FillEmptyRows
   uint32_t sender_tickets;                     // warps that asked to become senders

@@ -81,7 +81,7 @@ __device__ inline void FinishLowLatencyCall(const CallParams& call, const RoleCo
   if (role.Thread() == 0) {
     ControlBlock* const control = call.control;
     control->blocks_finished = 0;
-    control->progress.warp_tickets = 0;
+    control->progress.low_latency_tickets = 0;
     control->progress.failure = 0;
     EndClaim(call, sequence);
   }

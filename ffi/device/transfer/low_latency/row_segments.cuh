@@ -68,7 +68,7 @@ class SegmentFlags {
 // the latencies overlap.
 struct SenderStart {
   __device__ SenderStart(const CallParams& call, bool is_sender)
-      : tickets(&call.control->progress.warp_tickets, is_sender),
+      : tickets(&call.control->progress.low_latency_tickets, is_sender),
         may_store_to_peers(MayStoreToPeers(call)) {}
 
   WarpTicketPrefetch tickets;
