@@ -74,6 +74,16 @@ def with_block_mesh() -> Mesh | None:
     return None if mesh.empty else mesh
 
 
+def with_devices(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """The mesh of `jax.set_mesh` with its devices, if `mesh` is that one."""
+    try:
+        from jax._src.mesh import get_concrete_mesh  # jax.sharding.get_mesh refuses inside vmap
+    except ImportError:
+        return mesh
+    context = get_concrete_mesh()
+    return context if context.abstract_mesh == mesh.abstract_mesh else mesh
+
+
 def concrete(value: Any) -> Any:
     """`value`, or the value behind a tracer of an eager derivative; None for other tracers."""
     if not isinstance(value, jax.core.Tracer):

@@ -26,6 +26,10 @@ MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
     "all": (
         (2, 2, 2), ("data", "expert", "tensor"), {"fsdp_axis": "data", "tensor_axis": "tensor"},
     ),
+    "four axes": (
+        (1, 2, 2, 2), ("data", "fsdp", "expert", "tensor"),
+        {"fsdp_axis": "fsdp", "tensor_axis": "tensor"},
+    ),
     "sequence": ((2, 4), ("data", "expert"), {"sequence_axes": ("expert",)}),
 }  # fmt: skip
 
@@ -221,6 +225,30 @@ class ExpertsFunctionTest(absltest.TestCase):
         with jax.set_mesh(make_mesh("expert")):
             layer = make_layer("expert", experts_fn=experts)
             assert_close(results(layer, tokens(8, 2)), expected)
+
+
+class HalfPrecisionTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (None, None, 1), ("four axes", None, 2), ("four axes", "dispatch", 1),
+        ("four axes", "experts", 2),
+    )  # fmt: skip
+    def test_gradients(self, mesh: str | None, remat: str | None, num_chunks: int):
+        """bfloat16 within 1e-2, in norm, of float32 with the same values."""
+        options = {"use_bias": True, "shared_intermediate_size": 4, "activation": gpt_oss}
+        options |= {"bias_init": nnx.initializers.normal(), "param_dtype": jnp.bfloat16}
+        x = tokens(8, 3).astype(jnp.bfloat16)
+        wide = make_layer(**options)
+        nnx.update(wide, jax.tree.map(lambda a: a.astype(jnp.float32), nnx.state(wide)))
+        expected = results(wide, x.astype(jnp.float32), call=dense)
+        with jax.set_mesh(ONE_DEVICE if mesh is None else make_mesh(mesh)):
+            layer = make_layer(mesh, remat=remat, num_chunks=num_chunks, **options)
+            got = results(layer, x)
+
+        def check(path: Any, a: Any, b: Any) -> None:
+            error = np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b)
+            self.assertLess(error, 1e-2, jax.tree_util.keystr(path))
+
+        jax.tree_util.tree_map_with_path(check, got[1:], expected[1:])
 
 
 class ChunksTest(parameterized.TestCase):

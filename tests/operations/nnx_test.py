@@ -48,7 +48,8 @@ def one_device() -> jax.sharding.Mesh:
 
 
 def make_layer(**options: Any) -> MoE:
-    return MoE(HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, rngs=nnx.Rngs(0), **options)
+    options = {"rngs": nnx.Rngs(0)} | options
+    return MoE(HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, **options)
 
 
 def tokens(seed: int = 1, batch: int = BATCH) -> jax.Array:
@@ -171,6 +172,13 @@ class MeshTest(parameterized.TestCase):
         expected = jax.NamedSharding(make_mesh("data_expert"), P("expert"))
         self.assertTrue(made.w_up[...].sharding.is_equivalent_to(expected, made.w_up[...].ndim))
         np.testing.assert_array_equal(made.w_up[...], make_layer().w_up[...])
+
+    def test_made_in_vmap(self):
+        """The layers of a scanned model: no device holds all of them."""
+        with jax.set_mesh(make_mesh("data_expert")):
+            made = nnx.vmap(lambda rngs: make_layer(rngs=rngs))(nnx.Rngs(0).split(3))
+        expected = jax.NamedSharding(make_mesh("data_expert"), P(None, "expert"))
+        self.assertTrue(made.w_up[...].sharding.is_equivalent_to(expected, made.w_up[...].ndim))
 
 
 class InsideShardMapTest(parameterized.TestCase):

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from jax_ep._src import compat
 from jax_ep._src.moe_layer.config import Axes, Config, spec_entry
 
 
@@ -82,7 +83,9 @@ def initialize(
     """Makes a parameter in its shards, so that no device ever holds the whole."""
     if mesh is None or mesh.abstract_mesh.manual_axes:
         return _initializer(param, jnp.dtype(dtype), None)(key)
-    value = _initializer(param, jnp.dtype(dtype), NamedSharding(mesh, param.spec))(key)
+    # vmap of jit loses a sharding over an abstract mesh.
+    sharding = NamedSharding(compat.with_devices(mesh), param.spec)
+    value = _initializer(param, jnp.dtype(dtype), sharding)(key)
     return reshard(mesh, param.spec, value)
 
 
