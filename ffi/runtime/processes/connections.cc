@@ -13,6 +13,8 @@ namespace jax_ep {
 namespace {
 
 constexpr std::chrono::seconds kConnectDeadline{30};
+// A process that has died before it connected listens no more.
+constexpr std::chrono::milliseconds kProbePeriod{200};
 
 Status SendFrame(int connection, const Frame::Header& header, const std::string& bytes,
                  const std::vector<int>& descriptors = {}) {
@@ -59,7 +61,12 @@ Status Connections::ConnectWith(const Identity& other) {
     };
     if (is_known()) return {};
     if (self > other.process) {
-      if (changed_.wait_for(lock, kConnectDeadline, is_known)) return {};
+      const auto deadline = std::chrono::steady_clock::now() + kConnectDeadline;
+      while (std::chrono::steady_clock::now() < deadline) {
+        if (changed_.wait_for(lock, kProbePeriod, is_known)) return {};
+        UniqueFd probe;
+        if (Status status = Connect(other.address, &probe); !status.ok()) return status;
+      }
       return FailedPrecondition("it has not connected to the socket ", address_, " within ",
                                 kConnectDeadline.count(), " s");
     }

@@ -64,6 +64,7 @@ std::string PeerGroup::Describe(size_t process) const {
 
 Status PeerGroup::Connect() {
   const Identity& self = processes_[self_];
+  Status first;  // the others connect with this process also after an error
   for (size_t other = 0; other < processes_.size(); ++other) {
     if (other == self_) continue;
     if (std::strcmp(processes_[other].boot_id, self.boot_id) != 0) {
@@ -71,16 +72,16 @@ Status PeerGroup::Connect() {
                                 Describe(other), ", have different boot ids. ", kChoices);
     }
     Status status = Connections::OfProcess().ConnectWith(processes_[other]);
-    if (!status.ok()) {
-      return FailedPrecondition(
-          "jax_ep: ", Describe(self_), " cannot connect with ", Describe(other),
-          " of the same host: ", status.message,
-          ". Processes of one host need one network namespace (containers: one pod, or the "
-          "host's network). ",
-          kChoices);
+    if (!status.ok() && first.ok()) {
+      first = FailedPrecondition("jax_ep: ", Describe(self_), " cannot connect with ",
+                                 Describe(other), " of the same host: ", status.message,
+                                 ". Either it has died, or it is in another network namespace: "
+                                 "containers of one host need "
+                                 "one pod, or the host's network. ",
+                                 kChoices);
     }
   }
-  return {};
+  return first;
 }
 
 void PeerGroup::Start(OnFailure on_failure) {

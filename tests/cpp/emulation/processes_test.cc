@@ -188,6 +188,7 @@ void TestKill(Layout layout, uint64_t seed) {
   std::mt19937_64 random(seed);
   testing::SharedExchange exchange;
   auto* const killed = testing::SharedBetweenForks<std::atomic<int>>();
+  auto* const num_ended = testing::SharedBetweenForks<std::atomic<int>>();
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
     RandomCalls calls(&process, layout, seed);
@@ -208,9 +209,15 @@ void TestKill(Layout layout, uint64_t seed) {
     }
     Groups::OfProcess().Release();  // returns at once
     for (int i = 0; i < 2; ++i) CHECK(!calls.Next().ok());
+    // The one that is named must be the first that has ended.
+    for (++*num_ended; *num_ended < layout.num_processes - 1;) std::this_thread::yield();
   });
   const int victim = static_cast<int>(random() % layout.num_processes);
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 600'000));
+  // Before that they do not know each other.
+  while (!exchange.HasMet(layout.num_ranks())) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 400'000 * (random() % 4) / 3));
   *killed = victim + 1;
   forks.Kill(victim);
   forks.Await(kDeadline, victim);

@@ -51,6 +51,9 @@ class SharedExchange : public Exchange {
     return {};
   }
 
+  // Whether all devices of the first mesh have arrived.
+  bool HasMet(size_t num_devices) const { return shared_->meshes[0].arrived >= num_devices; }
+
   void (*change)(Identity* identity) = nullptr;  // changes the identity of this process
 
  private:
