@@ -14,6 +14,7 @@ from jax_ep._src import checks, compat, primitive
 from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.compat import Aval
 from jax_ep._src.params import GroupedMatmulParams
+from jax_ep._src.quantized import Quantized
 from jax_ep._src.reference import matmul as reference
 
 CAST_ROWS = 64
@@ -21,8 +22,8 @@ CAST_ROWS = 64
 
 
 def grouped_matmul(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: jax.Array | Quantized,
+    rhs: jax.Array | Quantized,
     group_sizes: jax.Array,
     *,
     transpose_rhs: bool = False,
@@ -39,11 +40,13 @@ def grouped_matmul(
       lhs: [M, K] bfloat16, float16 or float32.
       rhs: [G, K, N], or [G, N, K] with `transpose_rhs`; of lhs's dtype, or float32 (master
         weights). A float32 rhs is rounded to lhs's dtype, and its gradient is float32 straight from
-        the accumulators.
+        the accumulators. Or both lhs and rhs are `jax_ep.quant.Quantized`, of either format; then
+        the call has no derivative.
       group_sizes: integer[G], on the device; group g is the next group_sizes[g] rows. Negative
         sizes count as 0, and rows past M are ignored.
       transpose_rhs: whether rhs is [G, N, K]; nothing is copied.
       preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype.
+        With quantized operands bfloat16 or float32; None is bfloat16.
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradient
         of lhs. False leaves them unspecified. The tails of lhs and of cotangents are never read.
       num_sms: the most SMs that the call uses on CUDA; None chooses. GPUs of compute capability 9.0
@@ -57,9 +60,23 @@ def grouped_matmul(
       ArgumentError (a ValueError): shapes that do not fit, or an operand sharded over an Explicit
         mesh axis.
       DtypeError (a TypeError): a dtype not listed above.
-      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run, or
+        the derivative of a call with quantized operands.
     """
     operation = "grouped_matmul"
+    if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
+        from jax_ep._src.grouped_matmul_quantized import grouped_matmul_quantized  # built on this
+
+        return grouped_matmul_quantized(
+            lhs,
+            rhs,
+            group_sizes,
+            transpose_rhs=transpose_rhs,
+            preferred_element_type=preferred_element_type,
+            zero_tail=zero_tail,
+            num_sms=num_sms,
+            implementation=implementation,
+        )
     checks.rows(operation, "lhs", lhs, ("rows", "K"))
     group_sizes = checks.group_sizes(operation, group_sizes)
     matrix = ("N", lhs.shape[1]) if transpose_rhs else (lhs.shape[1], "N")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import string
@@ -28,14 +29,23 @@ INTERNAL_FOLDERS = tuple(
 """The folders of JAX and jax_ep, whose frames a warning skips."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Fallback:
+    """What an operation does on CUDA where its kernels do not cover a call."""
+
+    action: str  # as in "jax_ep.NAME runs as pure JAX on CUDA"
+    function: Callable[..., Sequence[jax.Array]]  # as `reference` of `define_primitive`
+
+
 def define_primitive(
     operation: str,
     *,
     abstract_eval: Callable[..., Sequence[compat.Aval]],
     reference: Callable[..., Sequence[jax.Array]],
-    attributes: Callable[..., dict[str, Any]],
+    attributes: Callable[..., dict[str, Any]] | None,
     unsupported: Callable[..., str | None],
     aliases: Callable[..., dict[int, int]] = lambda **_: {},
+    fallback: Fallback | None = None,
 ) -> Primitive:
     """A primitive that lowers to the custom call ``jax_ep.<operation>.v1`` or to `reference`.
 
@@ -46,23 +56,29 @@ def define_primitive(
       operation: its name.
       abstract_eval: (*avals, **parameters) -> avals of the results.
       reference: (*operands, **parameters) -> results, in plain JAX.
-      attributes: (avals, **parameters) -> attributes of the custom call.
+      attributes: (avals, **parameters) -> attributes of the custom call; None if there is none.
       unsupported: (avals, **parameters) -> why the kernels do not cover these, or None.
       aliases: (**parameters) -> operands that the kernels overwrite, each with its result.
+      fallback: what runs on CUDA where the kernels do not cover a call; None for `reference`.
     """
+    if fallback is None:
+        fallback = Fallback("runs as pure JAX on CUDA", reference)
     primitive = Primitive(f"jax_ep.{operation}")
     primitive.multiple_results = True
     target = f"jax_ep.{operation}.v1"
-    FFI_TARGETS.append(target)
+    if attributes is not None:
+        FFI_TARGETS.append(target)
 
     def checked_abstract_eval(*avals: compat.Aval, **params: Any) -> Sequence[compat.Aval]:
         checks.replicated(operation, avals)
         return abstract_eval(*avals, **params)
 
-    def lower_reference(ctx: Any, *operands: Any, **params: Any) -> Any:
+    def lower_function(function: Any, ctx: Any, *operands: Any, **params: Any) -> Any:
         # The user's settings are for the user's code.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
+            return mlir.lower_fun(function, multiple_results=True)(ctx, *operands, **params)
+
+    lower_reference = functools.partial(lower_function, reference)
 
     def lower_anywhere(ctx: Any, *operands: Any, **params: Any) -> Any:
         if params["params"].implementation == "cuda":
@@ -80,11 +96,12 @@ def define_primitive(
             return lower_reference(ctx, *operands, **params)
         reason = _no_cuda_build() or unsupported(ctx.avals_in, **params)
         if reason is None:
+            assert attributes is not None  # otherwise `unsupported` always has a reason
             runtime.logger.debug("jax_ep.%s is lowered to its CUDA kernel", operation)
             return _lower_custom_call(
                 target, ctx, operands, attributes(ctx.avals_in, **params), aliases(**params)
             )
-        runtime.logger.debug("jax_ep.%s is lowered to pure JAX: %s", operation, reason)
+        runtime.logger.debug("jax_ep.%s %s: %s", operation, fallback.action, reason)
         if implementation == "cuda":
             raise UnavailableError(
                 f"jax_ep.{operation}: implementation='cuda' was asked for, but {reason}. "
@@ -92,11 +109,11 @@ def define_primitive(
             )
         _warn_once(
             reason,
-            f"jax_ep.{operation} runs as pure JAX on CUDA, slower than its kernel: {reason}. "
+            f"jax_ep.{operation} {fallback.action}, slower than its kernel: {reason}. "
             "This is said once per reason. implementation='xla' asks for pure JAX without a "
             "warning, and implementation='cuda' makes this an error.",
         )
-        return lower_reference(ctx, *operands, **params)
+        return lower_function(fallback.function, ctx, *operands, **params)
 
     def differentiate(*_: Any, **__: Any) -> Any:
         # JAX comes here from a derivative rule alone: the first derivatives are custom rules.

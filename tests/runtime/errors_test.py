@@ -105,6 +105,13 @@ def second_derivative():
     jax.grad(lambda lhs: first(lhs).sum())(X)
 
 
+def quantized_matmul(rhs=None, **options):
+    lhs = quant.quantize(X[:4], quant.Fp8Row())
+    if rhs is None:
+        rhs = quant.quantize_weights(np.ones((2, 8, 8), np.float32), quant.Fp8Row())
+    return jax_ep.grouped_matmul(lhs, rhs, np.ones(2, np.int32), **options)
+
+
 def rhs_gradient(accumulator=np.float32, shape=(2, 8, 6), out_gradient=(4, 6), **options):
     jax.eval_shape(
         lambda *arrays, accumulator: jax_ep.grouped_matmul_rhs_gradient(
@@ -347,6 +354,8 @@ PRODUCERS = {
         lambda: quant.quantize(IDS, quant.Fp8Row()),
         lambda: quant.dequantize(quant.Quantized(X, X[:, :1], quant.Fp8Row())),
         lambda: quant.dequantize(X),
+        lambda: quantized_matmul(rhs=np.ones((2, 8, 8), np.float32)),
+        lambda: quantized_matmul(preferred_element_type=jnp.float16),
     ],
     "UnavailableError": [
         lambda: lower("cpu"),
@@ -448,6 +457,7 @@ class ProducedTest(absltest.TestCase):
             on(MESH, top_k=65)
             on(MESH, num_experts=2048 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
+            programs.lower_for_cuda(quantized_matmul)
         (template,) = documented()["Warnings"]
         for pattern in patterns:
             self.assertTrue(any(pattern.search(message) for message in messages), pattern)
