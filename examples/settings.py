@@ -57,7 +57,16 @@ def parse_arguments(description: str) -> argparse.Namespace:
     ):
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     parser.add_argument(
-        "--cpu-devices", type=int, default=8, metavar="N", help="where there is no GPU (default 8)"
+        "--cpu-devices",
+        type=int,
+        default=8,
+        metavar="N",
+        help="of a process without GPUs (default 8)",
+    )
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="be one of several processes, as SLURM or Kubernetes tell; see examples/launch.py",
     )
     parser.add_argument(
         "--check-dense-steps",

@@ -5,6 +5,7 @@ any. At the end the run checks what it claims, and exits with status 1 if a clai
 
     python examples/train_moe_lm.py                        # minutes on a laptop
     python examples/train_moe_lm.py --checkpoint DIR       # saves; goes on from the newest there
+    python examples/launch.py 2 examples/train_moe_lm.py   # the same in two processes
     python examples/train_moe_lm.py --help
 """
 
@@ -24,9 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import processes
 import text_data
 from checkpoints import Checkpoints
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from language_model import DenseMoE, LanguageModel, Losses
@@ -96,7 +99,10 @@ def make_training(settings: Settings, moe_layer: type[MoE]) -> tuple[Any, TrainS
 def compiled(step: Step, state: TrainState, windows: jax.Array) -> jax.stages.Compiled:
     """The step for exactly these shapes and shardings; the state is updated in place."""
     shardings = jax.tree.map(lambda a: a.sharding, state)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    sharding = windows.sharding
+    # Every process reads the losses.
+    losses = NamedSharding(sharding.mesh, P()) if isinstance(sharding, NamedSharding) else None
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, losses))
     return jitted.lower(state, windows).compile()
 
 
@@ -234,8 +240,8 @@ def sample(structure: Any, params: Any, prompt: bytes, count: int, length: int) 
 
         return jax.lax.fori_loop(len(prompt), text.shape[1], draw, text)
 
-    mesh = jax.make_mesh((1,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-    params = jax.device_put(jax.device_get(params), jax.devices()[0])
+    mesh = Mesh(jax.local_devices()[:1], ("expert",), axis_types=(AxisType.Auto,))
+    params = jax.device_put(multihost_utils.process_allgather(params, tiled=True), mesh.devices[0])
     with jax.set_mesh(mesh):
         return bytes(np.asarray(drawn(params, jnp.asarray(text)))[0].astype(np.uint8))
 
@@ -287,13 +293,14 @@ def check_claims(
 def main() -> int:
     """Trains, checks, reports."""
     arguments = parse_arguments((__doc__ or "").split("\n\n")[0])
+    processes.join(distributed=arguments.distributed)
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", arguments.cpu_devices)  # GPUs do not mind
     # Otherwise GPUs round float32 to TF32, and the comparison with dense experts means little.
     jax.config.update("jax_default_matmul_precision", "highest")
     on_gpu = jax.default_backend() == "gpu"
     settings = make_settings(arguments, GPU_SETTINGS if on_gpu else CPU_SETTINGS)
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    arguments.output = processes.output_folder(arguments.output)
     start = time.monotonic()
 
     corpus = text_data.standard_library()

@@ -64,6 +64,7 @@ SLOW = {
     "tools/bench_layer_test.py::*": 2,
     "tools/tier_test.py::*::test_every_slow_pattern*": 0,
     "tools/train_test.py::*::test_killed_and_resumed": 0,
+    "tools/train_test.py::*::test_two_processes_*": 0,
     "transformations/*": 1,
 }
 

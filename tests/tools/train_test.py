@@ -56,6 +56,22 @@ class RunTest(absltest.TestCase):
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         return process.returncode, output
 
+    def test_two_processes_have_the_losses_of_one(self):
+        options = ["--steps=20", "--check-dense-steps=0", "--sample-bytes=4"]
+        _, output = self.run_to_end("one", *options, "--cpu-devices=2")
+        one = self.losses("one")
+        self.assertLen(one, 20, output)
+        command = [
+            *(sys.executable, str(EXAMPLES / "launch.py"), "2", str(EXAMPLES / "train_moe_lm.py")),
+            *(*TINY, *options, "--cpu-devices=1", f"--output={self.folder / 'two'}"),
+        ]
+        environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        run = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+        self.assertIn("{'data': 1, 'expert': 2}", run.stdout, run.stderr)
+        self.assertEqual(self.losses("two"), one, run.stdout + run.stderr)
+
     def checkpoints(self, name: str) -> pathlib.Path:
         return self.folder / name / "checkpoints"
 

@@ -1,0 +1,30 @@
+"""One process, or one of several: `jax.distributed` is the only set-up."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import tempfile
+
+import jax
+
+
+def join(*, distributed: bool) -> None:
+    """Joins the other processes if launch.py, or else SLURM or Kubernetes, has started this one."""
+    if launched := os.environ.get("EXAMPLE_PROCESS"):
+        coordinator, count, process = launched.split(",")
+        jax.distributed.initialize(
+            coordinator, int(count), int(process), local_device_ids=int(process)
+        )
+    elif distributed:
+        jax.distributed.initialize()
+
+
+def output_folder(folder: pathlib.Path) -> pathlib.Path:
+    """The folder for results. Those of the first process count: the others keep quiet."""
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        folder = pathlib.Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
