@@ -41,7 +41,8 @@ class MoE(nn.Module):
 
     Parameters are `flax.linen.Partitioned`, with the mesh axes of their dimensions as names. The
     selection bias is a variable of the collection "selection_bias", which is no param. A router
-    that has no name is a function, or a pytree with a ``__call__``; its arrays are constants.
+    that has no name is a function, a pytree with a ``__call__`` whose arrays are constants, or, on
+    meshes of Auto axes, a linen module with parameters of its own.
     """
 
     hidden_size: int

@@ -24,8 +24,9 @@ class Memory:
       num_rows: M, the rows that the rank can receive in one chunk.
       workspace: device memory outside JAX's pool, by buffer. All layers of one rank group share it;
         platforms other than CUDA need none.
-      results: what the operations of one chunk return in a forward pass. XLA frees each after its
-        last use, and chunks follow each other, so that this bounds what they take at any time.
+      results: what the operations of one chunk return in a forward pass, a shared expert's apart.
+        XLA frees each after its last use, and chunks follow each other, so that this bounds what
+        they take at any time.
       residuals: what one layer keeps for its backward pass, all chunks together.
     """
 
@@ -45,6 +46,7 @@ def memory(
     *,
     dtype: Any = jnp.bfloat16,
     activation: str = "swiglu",
+    shared_intermediate_size: int = 0,
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
     num_chunks: int = 1,
@@ -64,6 +66,7 @@ def memory(
       num_ranks: R, the ranks of the expert axis.
       dtype: the dtype of the tokens.
       activation: as in `moe_mlp`, by name.
+      shared_intermediate_size: the F of a shared expert, 0 without one.
       capacity_factor: as in `moe_mlp`.
       recv_capacity: as in `moe_mlp`.
       num_chunks: as in `moe_mlp`.
@@ -81,6 +84,7 @@ def memory(
     checks.num_chunks(operation, num_chunks, num_tokens)
     checks.remat(operation, remat)
     checks.integer(operation, "intermediate_size", intermediate_size)
+    checks.integer(operation, "shared_intermediate_size", shared_intermediate_size, least=0)
     itemsize = jnp.dtype(dtype).itemsize
     tokens = num_tokens // num_chunks
     try:
@@ -94,13 +98,13 @@ def memory(
         rows = num_rows(tokens, top_k, num_ranks, num_local, 1, capacity_factor)
     else:
         rows = -(-recv_capacity // num_chunks)
-    columns = intermediate_size * (2 if check_activation(operation, activation) else 1)
+    num_parts = 2 if check_activation(operation, activation) else 1
     shapes = plan_shapes(tokens, top_k, num_local, rows)
     arrays = {
         "rows": rows * hidden_size * itemsize,
         "row_weights": rows * 4,
         "plan": sum(math.prod(shape) * jnp.dtype(of).itemsize for shape, of in shapes),
-        "pre_activation": rows * columns * itemsize,
+        "pre_activation": rows * num_parts * intermediate_size * itemsize,
         "activations": rows * intermediate_size * itemsize,
         "expert_outputs": rows * hidden_size * itemsize,
         "x": tokens * hidden_size * itemsize,
@@ -112,6 +116,12 @@ def memory(
         "dispatch": ("x", "topk_weights", "plan", "pre_activation"),
         "experts": ("x", "topk_weights", "plan"),
     }[remat]
+    residuals = {name: arrays[name] * num_chunks for name in kept}
+    if shared_intermediate_size:
+        residuals["x"] = num_tokens * hidden_size * itemsize
+        if remat != "experts":
+            columns = num_parts * shared_intermediate_size
+            residuals["shared_pre_activation"] = num_tokens * columns * itemsize
     made = ["rows", "row_weights", "plan", "activations", "expert_outputs", "out"]
     if "pre_activation" in kept:
         made.append("pre_activation")
@@ -119,5 +129,5 @@ def memory(
         num_rows=rows,
         workspace=workspace,
         results={name: arrays[name] for name in made},
-        residuals={name: arrays[name] * num_chunks for name in kept},
+        residuals=residuals,
     )

@@ -137,6 +137,29 @@ class CallTest(parameterized.TestCase):
         got, expected = of_linen.apply({"params": params}, tokens()), of_nnx(tokens())
         jax.tree.map(np.testing.assert_array_equal, got, expected)
 
+    def test_router_with_parameters(self):
+        """A module: its parameters are trained, equally on any mesh."""
+
+        class Router(nn.Module):
+            @nn.compact
+            def __call__(self, logits: jax.Array, top_k: int) -> routing.Routing:
+                temperature = self.param("temperature", nn.initializers.ones, ())
+                return routing.softmax_topk(logits * temperature, top_k)
+
+        of_linen = jax_ep.linen.MoE(*SIZES, router=Router())
+
+        def gradient(mesh: jax.sharding.Mesh) -> Any:
+            with jax.set_mesh(mesh):
+                params = nn.unbox(jax.jit(of_linen.init)(jax.random.key(0), tokens()))["params"]
+                run = jax.grad(
+                    lambda params: loss_of(*of_linen.apply({"params": params}, tokens()))
+                )
+                return np.asarray(jax.jit(run)(params)["router"]["temperature"])
+
+        expected = gradient(testing.expert_mesh(1))
+        self.assertGreater(abs(expected), 1e-4)
+        np.testing.assert_allclose(gradient(testing.expert_mesh()), expected, rtol=1e-4)
+
     def test_inside_shard_map(self):
         """Parameters are this rank's views."""
         mesh = testing.expert_mesh()

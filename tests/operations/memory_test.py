@@ -71,6 +71,17 @@ class ResidualsTest(parameterized.TestCase):
         self.assertEqual(sum(memory(**options).residuals.values()), residuals(**options))
 
 
+class SharedExpertTest(parameterized.TestCase):
+    @parameterized.parameters(None, "dispatch", "experts")
+    def test_residuals(self, remat):
+        shared = (jnp.ones((HIDDEN, 10), jnp.bfloat16), jnp.ones((10, HIDDEN), jnp.bfloat16))
+        options = {"remat": remat, "activation": "relu"}
+        got = memory(shared_intermediate_size=10, **options).residuals
+        weights = 2 * 10 * HIDDEN * 2 + 4  # they are constants here; and the size of the one group
+        expected = residuals(shared_expert=shared, **options) - weights
+        self.assertEqual(sum(got.values()), expected)
+
+
 class MemoryTest(absltest.TestCase):
     def test_results_are_those_of_the_operations(self):
         def run(x, ids, topk_weights):
