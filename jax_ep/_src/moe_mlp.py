@@ -91,7 +91,8 @@ def moe_mlp(
       remat: what the backward pass repeats rather than keeps. None keeps the dispatched rows and
         the pre-activation, and repeats the activation (it keeps the result of a function).
         ``"dispatch"`` does not keep the rows: it sends x again along the plan. ``"experts"`` keeps
-        neither: it also repeats the first matmul (and for a function the dispatch).
+        neither: it also repeats the first matmul (and for a function the dispatch). Of an
+        `experts_fn`, ``"experts"`` repeats all, and the others keep what its derivative needs.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 

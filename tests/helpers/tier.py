@@ -44,7 +44,6 @@ SLOW = {
     "operations/moe_mlp_test.py::*": 2,
     "operations/linen_test.py::*": 1,
     "operations/moe_mlp_parts_test.py::ReferenceTest::*": 1,
-    "operations/nnx_options_test.py::PaddingTest::test_any_shape*": 3,
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
     "processes/layouts_test.py::LayoutsTest::*": 1,

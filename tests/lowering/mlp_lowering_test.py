@@ -254,6 +254,43 @@ class MoeMlpTest(parameterized.TestCase):
                 name = re.escape(line.split()[0])
                 self.assertNotRegex("\n".join(scope), rf"{name}\b")
 
+    def test_a_shared_expert_is_not_sent(self):
+        """It adds its own matmuls, over the rank's own tokens, and one addition."""
+        shared = jnp.ones((H, 2, F), BF16), jnp.ones((F, H), BF16)
+        plain = lower_for_cuda(value_and_gradients(self.layer()), *self.arguments())
+        program = lower_for_cuda(
+            value_and_gradients(self.layer(shared_expert=shared)), *self.arguments()
+        )
+        added = program.targets - plain.targets
+        expected = {
+            "grouped_matmul_activation": 1,
+            "grouped_matmul": 2,
+            "grouped_matmul_activation_gradient": 1,
+        }
+        self.assertEqual(added, expected)  # constants have no gradients
+        own = [call for call in program.calls if call.operands[2:3] == ("1xi32",)]
+        self.assertLen(own, sum(expected.values()))
+        for call in own:
+            self.assertStartsWith(call.operands[0], "16x")
+
+    def test_local_only_sends_nothing(self):
+        """Each device is a rank group of its own; no collective is left but the caller's sum."""
+        specs = (P(), P(), P(), P("expert"), P("expert"))
+
+        def f(ids, x, topk_weights, w_up, w_down):
+            y, _ = jax_ep.moe_mlp(
+                x, ids, topk_weights, w_up, w_down, axis_name="expert", local_only=True
+            )
+            return jax.lax.psum(y, "expert")
+
+        layer = jax.shard_map(f, mesh=testing.expert_mesh(), in_specs=specs, out_specs=P())
+        program = lower_for_cuda(layer, *self.arguments())
+        for name in "dispatch", "combine":
+            attributes = program.call(name).attributes
+            self.assertEqual(attributes["group_size"], ("i64", 1))
+            self.assertEqual(attributes["replica_groups"], ("i64[]", list(range(RANKS))))
+        self.assertEqual(program.collectives(), ["all_reduce"])
+
     def test_one_chunk_rounds_in_the_kernel(self):
         program = lower_for_cuda(value_and_gradients(self.layer()), *self.arguments())
         for call in program.calls:
