@@ -5,6 +5,8 @@ The other suites compare whatever runs on this platform with numpy; here it is `
 
 from __future__ import annotations
 
+import unittest.mock
+
 import testing  # isort: skip
 
 import jax
@@ -16,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from testing import Sizes
 
 import jax_ep
+from jax_ep._src import checks
 from jax_ep._src.reference import transfer as reference
 
 SIZES = Sizes(
@@ -84,6 +87,21 @@ class NamedTest(parameterized.TestCase):
 
 
 class PiecesTest(parameterized.TestCase):
+    @parameterized.parameters(0, 1 << 20)
+    def test_exchange(self, most_gathered_bytes):
+        """Small values are gathered, large ones exchanged."""
+        ranks = testing.NUM_DEVICES
+        values = testing.random_values(np.random.default_rng(0), (ranks, ranks, 3))
+        exchange = lambda v: reference._exchange(v, checks.expert_axis("test", "expert"))
+        with unittest.mock.patch.object(reference, "MOST_GATHERED_BYTES", most_gathered_bytes):
+            f = testing.sharded(exchange, testing.expert_mesh())
+            lowered = f.lower(testing.merge_ranks(values))
+        is_gathered = most_gathered_bytes > 0
+        self.assertEqual("all_gather" in lowered.as_text(), is_gathered)
+        self.assertEqual("all_to_all" in lowered.as_text(), not is_gathered)
+        arrived = lowered.compile()(testing.merge_ranks(values))
+        testing.assert_bitwise(testing.split_ranks(arrived, ranks), values.swapaxes(0, 1))
+
     @parameterized.parameters("random", "canceling", "tie", "special")
     def test_fused_multiply_add(self, kind):
         rng = np.random.default_rng(0)

@@ -128,21 +128,31 @@ def grouped_matmul_activation_gradient(
 
 
 class _Blocks:
-    """The rows of all groups, cut into blocks of `ROWS_PER_BLOCK` that never span two groups."""
+    """The rows of all groups, cut into blocks of `ROWS_PER_BLOCK` that never span two groups.
+
+    Where each begins is computed for all at once: the loops of a layer share it.
+    """
 
     def __init__(self, group_sizes: jax.Array, num_rows: int):
-        self.group_ends = _group_ends(group_sizes, num_rows)
-        self.group_starts = jnp.append(0, self.group_ends[:-1]).astype(self.group_ends.dtype)
-        num_rows_of = self.group_ends - self.group_starts
-        self.block_ends = jnp.cumsum((num_rows_of + ROWS_PER_BLOCK - 1) // ROWS_PER_BLOCK)
-        self.count = self.block_ends[-1]
+        ends = _group_ends(group_sizes, num_rows)
+        sizes = jnp.diff(ends, prepend=0)
+        blocks_of = divide(sizes + (ROWS_PER_BLOCK - 1), ROWS_PER_BLOCK)
+        last_blocks = jnp.cumsum(blocks_of)
+        self.count = last_blocks[-1]
+        most = -(-num_rows // ROWS_PER_BLOCK) + group_sizes.shape[0]
+        block = jnp.arange(most, dtype=ends.dtype)
+        group = (last_blocks <= block[:, None]).sum(1)
+        self.group = jnp.minimum(group, group_sizes.shape[0] - 1)
+        first_rows = ends - sizes - (last_blocks - blocks_of) * ROWS_PER_BLOCK
+        self.start = first_rows[self.group] + block * ROWS_PER_BLOCK
+        self.rows_left = ends[self.group] - self.start
 
     def at(self, block: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(group, first row, which of the block's rows are in the group: bool[rows, 1])."""
-        group = (self.block_ends <= block).sum()
-        previous = jnp.where(group > 0, self.block_ends[group - 1], 0)
-        start = self.group_starts[group] + (block - previous) * ROWS_PER_BLOCK
-        rows_left = self.group_ends[group] - start
+        group, start, rows_left = (
+            lax.dynamic_index_in_dim(values, block, keepdims=False)
+            for values in (self.group, self.start, self.rows_left)
+        )
         return group, start, (jnp.arange(ROWS_PER_BLOCK) < rows_left)[:, None]
 
 
@@ -210,6 +220,11 @@ def _matmul(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
 def _round(values: jax.Array, dtype: Any) -> jax.Array:
     """Casts for good: XLA may remove a cast to a narrower dtype and back, for more precision."""
     return lax.optimization_barrier(values.astype(dtype))
+
+
+def divide(values: jax.Array, divisor: int) -> jax.Array:
+    """Divides numbers that are not negative: `//` also rounds negative ones, in ten operations."""
+    return lax.div(values, lax.full_like(values, divisor))
 
 
 def fori_loop(

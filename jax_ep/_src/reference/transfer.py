@@ -7,6 +7,7 @@ collectives (all-gather in, all-to-all out); everything else follows from the ga
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,13 @@ from jax import lax
 from jax_ep._src.mesh import ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import PlanArrays
-from jax_ep._src.reference.matmul import fori_loop
+from jax_ep._src.reference.matmul import divide, fori_loop
+
+FILL: dict[str, Any] = {"mode": "fill", "fill_value": 0, "wrap_negative_indices": False}
+"""Of a gather: zeros for indices out of range."""
+
+MOST_GATHERED_BYTES = 1 << 22
+"""On each rank, up to which values are gathered from all ranks rather than exchanged."""
 
 
 def dispatch(
@@ -64,23 +71,26 @@ def combine(
 
     no_rows = jnp.full(num_assignments, num_rows)
     row_of = no_rows.at[assignment].set(jnp.arange(num_rows), mode="drop").reshape(-1, top_k)
-    accumulator = jnp.zeros((axis.size * num_tokens, hidden), jnp.float32)
-    for k in range(top_k):
-        row = row_of[:, k]
-        term = y.at[row].get(mode="fill", fill_value=0).astype(jnp.float32)
+
+    def add(k: jax.Array, accumulator: jax.Array) -> jax.Array:
+        row = lax.dynamic_index_in_dim(row_of, k, 1, keepdims=False)
+        term = y.at[row].get(**FILL).astype(jnp.float32)
         if has_weights:
-            weight = optional[0].at[row].get(mode="fill", fill_value=0)
+            weight = optional[0].at[row].get(**FILL)
             term = _fused_multiply_add(weight[:, None], term, accumulator)
         else:
             term = term + accumulator
-        accumulator = jnp.where((row < num_rows)[:, None], term, accumulator)
+        return jnp.where((row < num_rows)[:, None], term, accumulator)
+
+    accumulator = jnp.zeros((axis.size * num_tokens, hidden), jnp.float32)
+    accumulator = fori_loop(top_k, add, accumulator, like=y, also_like=row_of)
     partial_sums = accumulator.astype(y.dtype).reshape(axis.size, num_tokens, hidden)
     results = [_poison(_sum_over_ranks(partial_sums, axis).astype(y.dtype), plan)]
 
     if has_scalars:
         zeros = jnp.zeros(num_assignments, jnp.float32)
         scalars = zeros.at[assignment].set(optional[-1], mode="drop")
-        arrived = lax.all_to_all(scalars.reshape(axis.size, num_tokens, top_k), axis.name, 0, 0)
+        arrived = _exchange(scalars.reshape(axis.size, num_tokens, top_k), axis)
         results.append(_poison(_select_rank(arrived, plan.destination), plan))
     return tuple(results)
 
@@ -99,16 +109,17 @@ def _make_plan(
     expert = jnp.where(routed, topk_ids.reshape(-1), num_experts)
     position, counts = _positions(expert, num_experts)
     all_counts = lax.all_gather(counts, axis.name).reshape(num_ranks, num_ranks, num_local)
-    all_kept = _kept_counts(all_counts, num_rows, row_align)  # [source, destination, local expert]
+    all_kept = all_counts  # [source, destination, local expert]
+    if num_rows < num_ranks * num_tokens * top_k + num_local * (row_align - 1):  # some may not fit
+        all_kept = _kept_counts(all_counts, num_rows, row_align)
     my_quota = jnp.append(lax.dynamic_index_in_dim(all_kept, rank, 0, False).reshape(-1), 0)
     kept = position < my_quota[expert]
 
     # All ranks' assignments, flat in (source, token, k) order, with -1 for those they dropped.
     sent_expert = lax.all_gather(jnp.where(kept, expert, -1), axis.name).reshape(-1)
     sent_position = lax.all_gather(position, axis.name).reshape(-1)
-    source, token, k = jnp.unravel_index(
-        jnp.arange(num_ranks * num_tokens * top_k), (num_ranks, num_tokens, top_k)
-    )
+    sizes_of = (num_ranks, num_tokens, top_k)
+    source, token, k = (lax.broadcasted_iota(jnp.int32, sizes_of, i).reshape(-1) for i in range(3))
     demand = lax.dynamic_index_in_dim(all_counts, rank, 1, False).sum()
     received = lax.dynamic_index_in_dim(all_kept, rank, 1, False)  # [source, local expert]
     real_sizes = received.sum(0)
@@ -132,7 +143,7 @@ def _make_plan(
         row_source=row_source,
         partial_sum_index=partial_sum_index,
         kept=kept.reshape(num_tokens, top_k),
-        destination=jnp.where(kept, expert // num_local, -1).reshape(num_tokens, top_k),
+        destination=jnp.where(kept, divide(expert, num_local), -1).reshape(num_tokens, top_k),
         num_received=demand[None],
         num_dropped=(demand - real_sizes.sum())[None],
         num_bad_ids=num_bad[None],
@@ -156,7 +167,7 @@ def _partial_sum_index(
     expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array
 ) -> jax.Array:
     """Counts the ranks below `rank` that each token [tokens, k] is sent to."""
-    destination = jnp.where(expert >= 0, expert // num_local, num_ranks)
+    destination = jnp.where(expert >= 0, divide(expert, num_local), num_ranks)
     is_sent = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
     return (is_sent & (jnp.arange(num_ranks) < rank)).sum(1)
 
@@ -214,7 +225,7 @@ def _gather_rows(
     else:
         everything = lax.all_gather(values, params.axis.name, tiled=True)
         index = jnp.where(_is_real(plan, params.axis.size), index, everything.shape[0])
-        rows = everything.at[index].get(mode="fill", fill_value=0)
+        rows = everything.at[index].get(**FILL)
     if not params.zero_tail:
         # Nothing may read this tail: NaN shows a reader.
         in_tail = jnp.arange(num_rows) >= plan.row_offsets[-1]
@@ -222,9 +233,20 @@ def _gather_rows(
     return _poison(rows.astype(values.dtype), plan)
 
 
+def _exchange(values: jax.Array, axis: ExpertAxis) -> jax.Array:
+    """Sends values[r] to rank r; the arriving values are in rank order.
+
+    XLA compiles one copy per rank for an all-to-all on CPUs. Small values are gathered instead.
+    """
+    if values.nbytes * axis.size > MOST_GATHERED_BYTES:
+        return lax.all_to_all(values, axis.name, 0, 0)
+    gathered = lax.all_gather(values, axis.name)
+    return lax.dynamic_index_in_dim(gathered, lax.axis_index(axis.name), 1, keepdims=False)
+
+
 def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
     """Sends values[r] to rank r, and sums the arriving values in rank order, in float32."""
-    arrived = lax.all_to_all(values, axis.name, 0, 0)
+    arrived = _exchange(values, axis)
     total = jnp.zeros(values.shape[1:], jnp.float32)
     for rank in range(axis.size):
         total = total + arrived[rank].astype(jnp.float32)
