@@ -195,13 +195,10 @@ class MoE(nnx.Module):
             for name, param in parameters(config, axes).items()
         }
         self.router_kernel, self.w_up, self.w_down = (
-            made.pop(name) for name in ("router_kernel", "w_up", "w_down")
+            made[name] for name in ("router_kernel", "w_up", "w_down")
         )
-        self.b_up, self.b_down, self.logits_bias = map(
-            made.pop, ("b_up", "b_down", "logits_bias"), (None,) * 3
-        )
-        self.shared_w_up, self.shared_w_down = map(
-            made.pop, ("shared_w_up", "shared_w_down"), (None,) * 2
+        self.b_up, self.b_down, self.logits_bias, self.shared_w_up, self.shared_w_down = map(
+            made.get, ("b_up", "b_down", "logits_bias", "shared_w_up", "shared_w_down")
         )
         self.selection_bias = SelectionBias(jnp.zeros(num_experts)) if selection_bias else None
         self.router = None if isinstance(router, str) else _attribute(router)

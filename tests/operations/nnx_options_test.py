@@ -226,6 +226,14 @@ class ExpertsFunctionTest(absltest.TestCase):
             layer = make_layer("expert", experts_fn=experts)
             assert_close(results(layer, tokens(8, 2)), expected)
 
+    def test_is_called_each_time(self):
+        """It may close over state: no trace of an eager call is kept."""
+        scale = 1.0
+        layer = make_layer(experts_fn=lambda rows, *_: scale * rows)
+        once, _ = layer(tokens(4))
+        scale = 2.0
+        assert_close(layer(tokens(4))[0], 2 * once)
+
 
 class HalfPrecisionTest(parameterized.TestCase):
     @parameterized.parameters(

@@ -73,7 +73,8 @@ def apply(
     check_input(config, x, token_mask)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
-    if router is None and isinstance(config.activation, str):
+    is_static = isinstance(config.activation, str) and config.experts_fn is None
+    if router is None and is_static:
         return _compiled(config, mesh, None, arrays, x, token_mask)
     # A function may close over state, so it is called each time: nothing keeps its first trace.
     split = None if router is None else SplitRouter(router)
