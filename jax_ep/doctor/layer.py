@@ -119,16 +119,17 @@ def choice(backend: str) -> tuple[str, str]:
 
 
 class Layer:
-    """dispatch, grouped_matmul and combine over all local devices, compiled."""
+    """dispatch, grouped_matmul and combine over these devices (all local ones), compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Sequence[Any] | None = None) -> None:
         import jax
         import numpy as np
         from jax.sharding import AxisType, PartitionSpec
 
         import jax_ep
 
-        ranks, hidden, top_k = jax.local_device_count(), 16, 2
+        devices = devices or jax.local_devices()
+        ranks, hidden, top_k = len(devices), 16, 2
         tokens, experts = 8 * ranks, 2 * ranks
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(tokens, hidden)).astype(np.float32)
@@ -143,9 +144,7 @@ class Layer:
             y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes)
             return jax_ep.combine(y, sent.plan, sent.row_weights)
 
-        mesh = jax.make_mesh(
-            (ranks,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.local_devices()
-        )
+        mesh = jax.make_mesh((ranks,), ("expert",), axis_types=(AxisType.Auto,), devices=devices)
         spec = PartitionSpec("expert")
         mapped = jax.shard_map(layer, mesh=mesh, in_specs=spec, out_specs=spec)
         sharding = jax.NamedSharding(mesh, spec)
@@ -155,10 +154,15 @@ class Layer:
         self.compiled = jax.jit(mapped).lower(*self.arguments).compile()
 
     def largest_error(self) -> float | None:
+        """The error of one call."""
+        import numpy as np
+
+        return self.error_of(np.asarray(self.compiled(*self.arguments)))
+
+    def error_of(self, y: Any) -> float | None:
         """Against every expert applied to every token, relative to the largest; None for NaN."""
         import numpy as np
 
-        y = np.asarray(self.compiled(*self.arguments))
         every = np.einsum("ti,tkij->tkj", self.x, self.matrices[self.ids])
         expected = np.einsum("tk,tkj->tj", self.weights, every)
         error = float(np.abs(y - expected).max() / np.abs(expected).max())

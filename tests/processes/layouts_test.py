@@ -27,8 +27,19 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
+from jax_ep.doctor import processes as doctor
 
 SIZES = {"num_tokens": 16, "num_experts": 8, "hidden": 8}
+
+
+# Runs the doctor in a process that the launcher has started.
+DOCTOR = """
+import os, runpy, sys
+coordinator = os.environ["JAX_EP_TEST_COORDINATOR"]
+process = os.environ["JAX_EP_TEST_PROCESS"]
+sys.argv = ["doctor", f"--coordinator={coordinator}", "--processes=2", f"--process={process}"]
+runpy.run_module("jax_ep.doctor.processes", run_name="__main__")
+"""
 
 
 # ---- the programs that processes run, by the name that a test gives
@@ -167,6 +178,43 @@ class LayoutsTest(parameterized.TestCase):
         self.assertLen(got, 16)
         for name, value in expected.items():
             testing.assert_bitwise(got[name], value, name)
+
+
+class DoctorTest(absltest.TestCase):
+    def test_two_processes(self):
+        results = launcher.run_well(
+            ["-c", DOCTOR],
+            processes=2,
+            environment={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
+        )
+        self.assertRegex(results[0].output, r"process 0, host .*\nprocess 1, host ")
+        self.assertIn(
+            "a layer over all devices (xla: the platform is cpu): error", results[0].output
+        )
+        self.assertNotIn("a layer", results[1].output)
+
+    def test_what_keeps_processes_apart(self):
+        def process(index: int, **changed: object) -> doctor.Facts:
+            one = {"process": index, "host": "a", "boot_id": "b", "network": "net:[1]", "user": 0}
+            return one | {"version": "1", "visible": "all", "enabled": "1"} | changed
+
+        self.assertEmpty(doctor.problems([process(0), process(1)], "gpu"))
+        self.assertEmpty(doctor.problems([process(0, enabled="")], "gpu"))
+        for changed, part in (
+            ({"version": "2"}, "1 in process 0"),
+            ({"network": "net:[2]"}, "network namespaces"),
+            ({"user": 7}, "7 in process 1"),
+            ({"visible": "1"}, "CUDA_VISIBLE_DEVICES"),
+            ({"enabled": ""}, "Set it in all"),
+        ):
+            found = doctor.problems([process(0), process(1, **changed)], "gpu")
+            self.assertLen(found, 1)
+            self.assertIn(part, found[0])
+        elsewhere = process(1, boot_id="c", network="net:[2]", visible="0")
+        self.assertEmpty(doctor.problems([process(0), elsewhere], "gpu"))
+        off = [process(i, enabled="") for i in range(2)]
+        self.assertIn("Set it to 1", doctor.problems(off, "gpu")[0])
+        self.assertEmpty(doctor.problems(off, "cpu"))
 
 
 class LauncherTest(absltest.TestCase):
