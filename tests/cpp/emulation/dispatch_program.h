@@ -42,7 +42,7 @@ class DispatchProgram {
     if (local_.count < 0) local_.count = num_ranks;
     std::vector<int64_t> ids(num_ranks);
     std::iota(ids.begin(), ids.end(), 0);
-    site = std::make_unique<CallSite>(std::vector<std::vector<int64_t>>{ids}, lane.lane, kKernels,
+    site = std::make_shared<CallSite>(std::vector<std::vector<int64_t>>{ids}, lane.lane, kKernels,
                                       local.transport);
     const int num_rows = num_ranks * num_tokens;
     for (int r = 0; r < num_ranks; ++r) {
@@ -151,7 +151,7 @@ class DispatchProgram {
   static Status Load() { return {}; }
   static constexpr GroupKernels kKernels = {&Load, &LaunchStartGeneration};
 
-  std::unique_ptr<CallSite> site;
+  std::shared_ptr<CallSite> site;
   std::string call = "dispatch";  // told to the other processes
 
  private:

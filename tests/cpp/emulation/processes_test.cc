@@ -7,6 +7,7 @@
 // Seed 0 is another one each time.
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
@@ -14,9 +15,8 @@
 #include "ffi/runtime/groups.h"
 #include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/forks.h"
-#include "tests/cpp/emulation/random_call.h"
+#include "tests/cpp/emulation/process.h"
 #include "tests/cpp/emulation/register_kernels.h"
-#include "tests/cpp/emulation/shared_transport.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {
@@ -25,136 +25,15 @@ namespace {
 using testing::Contains;
 using testing::DispatchProgram;
 using testing::Forks;
+using testing::Layout;
 using testing::LocalRanks;
-using testing::RandomCall;
-using testing::RandomCombine;
-using testing::RandomDispatch;
-using testing::RandomRedispatch;
-using testing::Shape;
+using testing::Process;
+using testing::RandomCalls;
 using testing::StreamOf;
-using testing::Uniform;
-using testing::Verdict;
 
 using Seconds = std::chrono::duration<double>;
 
-struct Layout {
-  int num_processes;
-  int ranks_per_process;
-  int num_ranks() const { return num_processes * ranks_per_process; }
-};
 constexpr Layout kLayouts[] = {{2, 1}, {4, 1}, {2, 2}, {3, 2}};
-
-// A process's side of a test.
-class Process {
- public:
-  Process(Layout layout, int index, testing::SharedExchange* exchange, uint64_t seed)
-      : layout_(layout), index_(index), transport_{exchange, &memory} {
-    emulation::settings.seed = seed * 31 + static_cast<uint64_t>(index);
-    // Kernels share few CPUs with many others: only a test of deadlines has short ones.
-    for (const char* name :
-         {"JAX_EP_ENTRY_TIMEOUT_S", "JAX_EP_PROGRESS_TIMEOUT_S", "JAX_EP_WARN_AFTER_S"}) {
-      setenv(name, "1000000", 1);
-    }
-  }
-
-  LocalRanks local() const {
-    return {index_ * layout_.ranks_per_process, layout_.ranks_per_process, &transport_,
-            testing::SharedExchange::Communicator(0)};
-  }
-
-  DispatchProgram Dispatch(int num_tokens, bool allow_low_latency, int64_t lane = 0) {
-    return {layout_.num_ranks(), num_tokens, allow_low_latency, 0, {lane, 2, 2}, local()};
-  }
-
-  testing::SharedMemory memory;
-
- private:
-  const Layout layout_;
-  const int index_;
-  const Transport transport_;
-};
-
-// Calls that all processes make in the same random order, of random shapes. Workspaces grow.
-class RandomCalls {
- public:
-  RandomCalls(Process* process, Layout layout, uint64_t seed)
-      : layout_(layout), local_(process->local()), random_(seed) {}
-
-  // Makes a dispatch and calls with its plan, then looks at their results. Returns the first error.
-  Status Next() {
-    if (num_rounds_++ % kRoundsOfAProgram == 0) MakeProgram();
-    for (const auto& call : calls_) call->Fill(random_);
-    for (const auto& call : calls_) {
-      if (Status status = Run(*call); !status.ok()) return status;
-    }
-    num_calls += calls_.size();
-    for (int i = 0; i < local_.count; ++i) cudaStreamSynchronize(StreamOf(i, lane_));
-    Status status;
-    for (const auto& call : calls_) {
-      for (int i = 0; i < local_.count; ++i) {
-        std::string why;
-        const Verdict verdict = call->Check(local_.first + i, &why);
-        if (verdict == Verdict::kWrong) testing::Report(__FILE__, __LINE__, "a result", why);
-        if (verdict == Verdict::kEnded) status = FailedPrecondition("a call has been ended");
-      }
-    }
-    return status;
-  }
-
-  bool IsTimeToRelease() { return Uniform(random_, 0, 31) == 0; }
-
-  uint64_t num_calls = 0;
-
- private:
-  static constexpr int kRoundsOfAProgram = 4;
-  static constexpr GroupKernels kKernels = {&LoadTransferKernels, &LaunchStartGeneration};
-
-  void MakeProgram() {
-    const harness::Options options = {.tiny = true};
-    calls_.clear();
-    lane_ = Uniform(random_, 0, 1);
-    auto dispatch = std::make_unique<RandomDispatch>(
-        harness::RandomShape(random_, layout_.num_ranks(), options), lane_, kKernels, local_);
-    RandomDispatch* const of = dispatch.get();
-    calls_.push_back(std::move(dispatch));
-    for (int i = Uniform(random_, 1, 3); i > 0; --i) {
-      const Shape shape = harness::Varied(random_, of->shape, options);
-      if (Uniform(random_, 0, 1)) {
-        calls_.push_back(std::make_unique<RandomRedispatch>(shape, of, lane_, kKernels, local_));
-      } else {
-        calls_.push_back(std::make_unique<RandomCombine>(shape, of, lane_, kKernels, local_));
-      }
-    }
-  }
-
-  Status Run(RandomCall& call) const {
-    const int64_t run = testing::NextRun();
-    for (int i = 0; i < local_.count; ++i) {
-      if (!call.site.HasRank(i)) call.site.Announce(run);
-    }
-    std::vector<Status> statuses(local_.count);
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < local_.count; ++i) {
-      threads.emplace_back([&, i] {
-        cudaSetDevice(i);
-        const cudaStream_t stream = StreamOf(i, lane_);
-        const int rank = local_.first + i;
-        statuses[i] = call.site.Enter(
-            run, {i, stream, rank, call.workspace_bytes(), {}, local_.communicator, "a call"});
-        if (statuses[i].ok()) statuses[i] = call.Launch(rank, call.site.control(i), stream);
-      });
-    }
-    threads.clear();
-    return statuses[0];
-  }
-
-  const Layout layout_;
-  const LocalRanks local_;
-  testing::Random random_;
-  uint64_t num_rounds_ = 0;
-  int64_t lane_ = 0;
-  std::vector<std::unique_ptr<RandomCall>> calls_;
-};
 
 void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed) {
   testing::SharedExchange exchange;
@@ -221,6 +100,87 @@ void TestKill(Layout layout, uint64_t seed) {
   *killed = victim + 1;
   forks.Kill(victim);
   forks.Await(kDeadline, victim);
+}
+
+using RankGroups = std::vector<std::vector<int64_t>>;
+
+// Runs a call of several groups, some of which span processes, again and again.
+void RunGroups(Process& process, const RankGroups& groups, int num_tokens, uintptr_t mesh) {
+  const LocalRanks local = process.local();
+  const auto is_local = [&](int64_t id) {
+    return id >= local.first && id < local.first + local.count;
+  };
+  const auto site =
+      std::make_shared<CallSite>(groups, 0, DispatchProgram::kKernels, local.transport);
+  struct LocalDevice {
+    DispatchProgram* program;
+    int rank;
+  };
+  std::vector<std::unique_ptr<DispatchProgram>> programs;
+  std::map<int, LocalDevice> devices;
+  for (const std::vector<int64_t>& ids : groups) {
+    const auto first = std::find_if(ids.begin(), ids.end(), is_local);
+    if (first == ids.end()) continue;
+    const int rank = static_cast<int>(first - ids.begin());
+    const int count = static_cast<int>(std::count_if(ids.begin(), ids.end(), is_local));
+    const int device = static_cast<int>(*first) - local.first;
+    programs.push_back(std::make_unique<DispatchProgram>(
+        static_cast<int>(ids.size()), num_tokens, num_tokens < 10, device, testing::Lane{0, 2, 2},
+        LocalRanks{rank, count, local.transport}));
+    programs.back()->site = site;
+    for (int i = 0; i < count; ++i) devices[device + i] = {programs.back().get(), rank + i};
+  }
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const int64_t run = testing::NextRun();
+    for (int i = 0; i < local.count; ++i) {
+      if (!site->HasRank(i)) site->Announce(run);
+    }
+    std::vector<std::jthread> threads;
+    for (const auto& [device, of] : devices) {
+      threads.emplace_back([&, device, of] {
+        cudaSetDevice(device);
+        const Status status = site->Enter(run, {device,
+                                                StreamOf(device),
+                                                local.first + device,
+                                                of.program->workspace_bytes(),
+                                                {},
+                                                testing::SharedExchange::Communicator(mesh),
+                                                "a call"});
+        CHECK_OK(status);
+        if (status.ok()) CHECK_OK(of.program->Launch(of.rank));
+      });
+    }
+    threads.clear();
+    for (const auto& [device, of] : devices) {
+      cudaStreamSynchronize(StreamOf(device));
+      CHECK(of.program->IsRight(of.rank));
+    }
+    for (auto& program : programs) program->Clear();
+  }
+}
+
+void TestSeveralGroups() {
+  const struct {
+    Layout layout;
+    RankGroups groups;
+  } cases[] = {{{2, 2}, {{0, 2}, {1, 3}}},           // all span processes
+               {{2, 2}, {{0, 1}, {2, 3}}},           // none does
+               {{2, 2}, {{2, 0}, {3, 1}}},           // unlike the order of processes
+               {{3, 2}, {{0, 1, 2}, {3, 4, 5}}},     // a process has a part of two
+               {{2, 3}, {{0, 1}, {2, 3}, {4, 5}}}};  // some do
+  uintptr_t mesh = 0;
+  testing::SharedExchange exchange;
+  for (const auto& [layout, groups] : cases) {
+    Forks forks(layout.num_processes, [&](int index) {
+      Process process(layout, index, &exchange, mesh + 1);
+      for (int num_tokens : {6, 60}) {
+        RunGroups(process, groups, num_tokens, mesh);
+        Groups::OfProcess().Release();
+      }
+    });
+    forks.Await(30);
+    ++mesh;
+  }
 }
 
 // Runs `child` in two processes of one rank each.
@@ -435,6 +395,7 @@ int main(int argc, char** argv) {
                     TestKill(kLayouts[i % std::size(kLayouts)], seed * 1000 + i);
                   }
                 }},
+               {"several groups", TestSeveralGroups},
                {"another call", TestOtherCall},
                {"other sizes", TestOtherSizes},
                {"nobody comes", TestNobodyComes},
