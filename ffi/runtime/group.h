@@ -90,8 +90,8 @@ class Group {
   std::shared_ptr<Generation> current() const;
   std::vector<std::shared_ptr<Generation>> All() const;  // in their order
   void AbortLocal(const std::string& reason);
-  void TellPeers(uint64_t epoch, const std::string& reason);
-  void TellFailure(uint64_t epoch);
+  void TellPeers(uint64_t era, const std::string& reason);
+  void TellFailure(uint64_t era);
   Status AllocateOnce();
   Status AllocateMember(Member* member) const;
   Status Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next, bool* out_of_memory);

@@ -137,7 +137,7 @@ Status Group::Begin(std::unique_ptr<Generation> next, const std::vector<cudaStre
 
 int64_t Group::Release() {
   const Change change(*this);
-  if (peers_) TellFailure(peers_->epoch());
+  if (peers_) TellFailure(peers_->era());
   is_releasing_ = true;
   const int64_t freed = ReleaseNow();
   is_releasing_ = false;
@@ -173,9 +173,9 @@ int64_t Group::ReleaseNow() {
 }
 
 void Group::Abort(const std::string& reason) {
-  const uint64_t epoch = peers_ ? peers_->epoch() : 0;
+  const uint64_t era = peers_ ? peers_->era() : 0;
   AbortLocal(reason);
-  if (peers_) TellPeers(epoch, reason);
+  if (peers_) TellPeers(era, reason);
 }
 
 void Group::AbortLocal(const std::string& reason) {

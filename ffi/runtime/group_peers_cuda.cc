@@ -25,7 +25,7 @@ void Group::JoinPeers() {
   });
 }
 
-// Begins an epoch in all processes. Sets `has_generation` to whether any of them has one to end.
+// Begins an era in all processes. Sets `has_generation` to whether any of them has one to end.
 // Returns false after an error, which the next call reports.
 bool Group::AgreeOnRelease(bool* has_generation) {
   std::vector<PeerGroup::Contribution> all;
@@ -39,13 +39,13 @@ bool Group::AgreeOnRelease(bool* has_generation) {
   return true;
 }
 
-void Group::TellPeers(uint64_t epoch, const std::string& reason) {
-  peers_->ReportFailure(epoch, Concatenate("jax_ep: ", peers_->Describe(peers_->self()),
-                                           " reports: ", CauseOf(reason)));
+void Group::TellPeers(uint64_t era, const std::string& reason) {
+  peers_->ReportFailure(era, Concatenate("jax_ep: ", peers_->Describe(peers_->self()),
+                                         " reports: ", CauseOf(reason)));
 }
 
-void Group::TellFailure(uint64_t epoch) {
-  if (const Status failure = Failure(); !failure.ok()) TellPeers(epoch, failure.message);
+void Group::TellFailure(uint64_t era) {
+  if (const Status failure = Failure(); !failure.ok()) TellPeers(era, failure.message);
 }
 
 // If a rank of another process has ended the calls, the reason may still be in flight.
@@ -58,13 +58,13 @@ void Group::AwaitReason(Generation& generation) const {
 }
 
 void Group::Watch() {
-  const uint64_t epoch = peers_ ? peers_->epoch() : 0;
+  const uint64_t era = peers_ ? peers_->era() : 0;
   const std::shared_ptr<Generation> generation = current();
   if (!generation) return;
   generation->PrintWarnings();
   if (!peers_) return;
-  // During a release the epoch is the next one, and failures are those of the one before.
-  if (!is_releasing_) TellFailure(epoch);
+  // During a release the era is the next one, and failures are those of the one before.
+  if (!is_releasing_) TellFailure(era);
   if (const std::string departed = peers_->Departed(); !departed.empty()) {
     generation->ShortenWarnings(kWarningSecondsAfterExit);
     AbortLongWait(Concatenate(departed, " has exited").c_str());

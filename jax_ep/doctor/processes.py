@@ -31,7 +31,7 @@ Facts = dict[str, Any]
 
 
 def collect() -> Facts:
-    """What this process sees, as JSON values."""
+    """Collects what this process sees, as JSON values."""
     return {
         "process": jax.process_index(),
         "host": socket.gethostname(),
@@ -58,7 +58,7 @@ def gather(facts: Facts) -> list[Facts]:
 
 
 def problems(processes: Sequence[Facts], platform: str) -> list[str]:
-    """What keeps the processes apart, and what to do."""
+    """Says what keeps the processes apart, and what to do."""
     found = []
     for name, values in _differences(processes, ("version",)):
         found.append(f"the processes have different {name}s of jax_ep: {values}. Install the same.")

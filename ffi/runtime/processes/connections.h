@@ -24,7 +24,7 @@ struct Frame {
     Kind kind = Kind::kStep;
     uint32_t step = 0;   // see peer_group.h
     uint64_t group = 0;  // hello: the sender's number
-    uint64_t epoch = 0;
+    uint64_t era = 0;
     uint64_t turn = 0;
   };
   Header header;

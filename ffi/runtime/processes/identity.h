@@ -1,4 +1,4 @@
-// What a process tells the others of a mesh about itself and one of its devices.
+// Identifies a process of a mesh and one of its devices to the other processes.
 #ifndef JAX_EP_RUNTIME_PROCESSES_IDENTITY_H_
 #define JAX_EP_RUNTIME_PROCESSES_IDENTITY_H_
 
@@ -14,15 +14,15 @@ namespace jax_ep {
 struct Identity {
   uint32_t magic = kMagic;
   uint32_t size = sizeof(Identity);
-  char version[48] = {};   // of jax_ep
+  char version[48] = {};   // jax_ep's
   uint64_t process = 0;    // random, so unique; never 0
   int64_t pid = 0;         // in its own namespace
-  int64_t index = 0;       // of the process in its mesh
-  int64_t logical_id = 0;  // of the device in the mesh
+  int64_t index = 0;       // numbers the processes of a mesh
+  int64_t logical_id = 0;  // the device's, in the mesh
   int64_t device = 0;      // CUDA ordinal in its process
   char boot_id[40] = {};   // the same in all processes of one kernel
   char host[64] = {};      // for messages
-  char address[64] = {};   // of the process's socket
+  char address[64] = {};   // names the process's socket
 
   static constexpr uint32_t kMagic = 0x6a657031;
 };

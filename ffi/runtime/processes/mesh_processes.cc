@@ -25,7 +25,7 @@ void SetIndices(std::vector<Identity>* identities) {
 Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> local,
                          size_t num_devices, std::vector<Identity>* identities) {
   static std::mutex mutex;
-  static auto& known = *new std::map<void*, std::vector<Identity>>;  // by communicator
+  static auto& known = *new std::map<void*, std::vector<Identity>>;  // indexed by communicator
   const auto first = std::min_element(local.begin(), local.end(), [](const auto& a, const auto& b) {
     return a.logical_id < b.logical_id;
   });

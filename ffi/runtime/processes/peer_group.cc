@@ -97,12 +97,12 @@ Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<
     const std::lock_guard lock(mutex_);
     if (!death_.ok()) return death_;
     if (step != Step::kRelease && !failure_.ok()) return failure_;
-    turn = {epoch_, step == Step::kRelease ? kTurnOfRelease : ++turn_};
+    turn = {era_, step == Step::kRelease ? kTurnOfRelease : ++turn_};
   }
   const Frame::Header header = {.kind = Frame::Kind::kStep,
                                 .step = static_cast<uint32_t>(step),
                                 .group = key_,
-                                .epoch = turn.first,
+                                .era = turn.first,
                                 .turn = turn.second};
   for (size_t other = 0; other < processes_.size(); ++other) {
     if (other == self_) continue;
@@ -120,7 +120,7 @@ Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<
     (*contributions)[process] = {std::move(frame.bytes), std::move(frame.descriptors)};
   }
   frames_.erase(turn);
-  if (step == Step::kRelease) BeginEpoch();
+  if (step == Step::kRelease) BeginEra();
   return {};
 }
 
@@ -191,7 +191,7 @@ Status PeerGroup::CheckSteps(Step step, const Turn& turn) const {
 }
 
 Status PeerGroup::Fail(Status status) {
-  ReportFailure(epoch(), status.message);
+  ReportFailure(era(), status.message);
   on_failure_(status.message, false);
   return status;
 }
@@ -221,16 +221,16 @@ Status PeerGroup::AgreeOnCall(const std::string& call, uint64_t* id) {
   return {};
 }
 
-uint64_t PeerGroup::epoch() const {
+uint64_t PeerGroup::era() const {
   const std::lock_guard lock(mutex_);
-  return epoch_;
+  return era_;
 }
 
-void PeerGroup::ReportFailure(uint64_t epoch, const std::string& reason) {
-  const Frame::Header header = {.kind = Frame::Kind::kFailure, .group = key_, .epoch = epoch};
+void PeerGroup::ReportFailure(uint64_t era, const std::string& reason) {
+  const Frame::Header header = {.kind = Frame::Kind::kFailure, .group = key_, .era = era};
   {
     const std::lock_guard lock(mutex_);
-    if (epoch != epoch_ || std::exchange(is_reported_, true)) return;
+    if (era != era_ || std::exchange(is_reported_, true)) return;
     if (failure_.ok()) failure_ = FailedPrecondition(reason);
     changed_.notify_all();
   }
@@ -252,14 +252,14 @@ std::string PeerGroup::Departed() const {
 }
 
 // Called with the lock.
-void PeerGroup::BeginEpoch() {
-  ++epoch_;
+void PeerGroup::BeginEra() {
+  ++era_;
   turn_ = 0;
   is_reported_ = false;
   failure_ = {};
-  frames_.erase(frames_.begin(), frames_.lower_bound({epoch_, 0}));
+  frames_.erase(frames_.begin(), frames_.lower_bound({era_, 0}));
   // A process that was faster may have failed again.
-  const auto later = later_failures_.find(epoch_);
+  const auto later = later_failures_.find(era_);
   if (later != later_failures_.end()) failure_ = FailedPrecondition(later->second);
 }
 
@@ -270,15 +270,15 @@ void PeerGroup::OnFrame(uint64_t process, Frame frame) {
   {
     const std::lock_guard lock(mutex_);
     const Frame::Header header = frame.header;
-    if (header.epoch < epoch_) return;  // from before a release
+    if (header.era < era_) return;  // from before a release
     if (header.kind == Frame::Kind::kStep) {
-      frames_[{header.epoch, header.turn}][index] = std::move(frame);
-    } else if (header.epoch > epoch_) {
-      later_failures_[header.epoch] = frame.bytes;
+      frames_[{header.era, header.turn}][index] = std::move(frame);
+    } else if (header.era > era_) {
+      later_failures_[header.era] = frame.bytes;
     } else if (failure_.ok()) {
       failure = frame.bytes;
       failure_ = FailedPrecondition(failure);
-      is_reported_ = true;  // by that process, to all
+      is_reported_ = true;  // to all, by that process
     }
     changed_.notify_all();
   }

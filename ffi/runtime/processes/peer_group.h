@@ -2,7 +2,7 @@
 // all-gather over their sockets, so that all of them continue or all of them fail. There is no
 // leader: each process sends to all others, and decides by the same contributions as they do.
 //
-// Steps have one order in all processes, within an epoch. jax_ep.release() begins the next epoch,
+// Steps have one order in all processes, within an era. jax_ep.release() begins the next era,
 // which is why it works after a failure.
 #ifndef JAX_EP_RUNTIME_PROCESSES_PEER_GROUP_H_
 #define JAX_EP_RUNTIME_PROCESSES_PEER_GROUP_H_
@@ -36,7 +36,7 @@ class PeerGroup : private Connections::Receiver {
     std::string bytes;
     std::vector<UniqueFd> descriptors;
   };
-  // Ends the calls of this process. Called at most once per epoch, and when a process dies.
+  // Ends the calls of this process. Called at most once per era, and when a process dies.
   using OnFailure = std::function<void(const std::string& reason, bool has_died)>;
 
   // `ranks` has the identity of each rank's process. `key` is the same in all processes.
@@ -65,20 +65,20 @@ class PeerGroup : private Connections::Receiver {
   // Makes the step kCall. All processes must run the same call; they get the same new id.
   Status AgreeOnCall(const std::string& call, uint64_t* id);
 
-  uint64_t epoch() const;
+  uint64_t era() const;
 
   // Tells the other processes why this one's calls have failed, which end theirs. Does nothing
-  // after the end of the epoch in which that was.
-  void ReportFailure(uint64_t epoch, const std::string& reason);
+  // after the end of the era in which that was.
+  void ReportFailure(uint64_t era, const std::string& reason);
 
-  // The failure of this epoch, or OK.
+  // The failure of this era, or OK.
   Status Failure() const;
 
   // The description of a process that has exited in order, or an empty string.
   std::string Departed() const;
 
  private:
-  using Turn = std::pair<uint64_t, uint64_t>;  // epoch and turn
+  using Turn = std::pair<uint64_t, uint64_t>;  // era and turn
 
   void OnFrame(uint64_t process, Frame frame) override;
   void OnEnd(uint64_t process, bool in_order) override;
@@ -88,7 +88,7 @@ class PeerGroup : private Connections::Receiver {
   Status CheckSteps(Step step, const Turn& turn) const;
   std::string Missing(const Turn& turn) const;
   Status Fail(Status status);
-  void BeginEpoch();
+  void BeginEra();
 
   const uint64_t key_;
   std::vector<Identity> processes_;  // in the order of their first rank
@@ -99,14 +99,14 @@ class PeerGroup : private Connections::Receiver {
   std::mutex gathering_;  // held by the thread that makes a step
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  uint64_t epoch_ = 0;
+  uint64_t era_ = 0;
   uint64_t turn_ = 0;
   uint64_t num_calls_ = 0;
-  std::map<Turn, std::map<size_t, Frame>> frames_;  // by process
-  Status failure_;                                  // of this epoch
+  std::map<Turn, std::map<size_t, Frame>> frames_;  // indexed by process
+  Status failure_;                                  // since the last release
   bool is_reported_ = false;
-  std::map<uint64_t, std::string> later_failures_;  // indexed by epoch
-  Status death_;                                    // of a process: for ever
+  std::map<uint64_t, std::string> later_failures_;  // indexed by era
+  Status death_;                                    // a process has died: for ever
   std::map<size_t, std::string> departed_;
 };
 

@@ -1,5 +1,5 @@
-// What groups that span processes need of the platform: an all-gather to meet, and memory that
-// other processes of the host can map. Tests have others than CUDA's.
+// Declares what groups that span processes need of the platform: an all-gather to meet, and memory
+// that other processes of the host can map. Tests have others than CUDA's.
 #ifndef JAX_EP_RUNTIME_PROCESSES_TRANSPORT_H_
 #define JAX_EP_RUNTIME_PROCESSES_TRANSPORT_H_
 
