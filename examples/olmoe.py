@@ -65,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Training:
-    """What all runs share: sizes, mesh, text."""
+    """Holds what all runs share: sizes, mesh, text."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.sizes = SMALL if arguments.small else model.Sizes()

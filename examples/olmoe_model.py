@@ -15,7 +15,8 @@ from language_model import rotary
 
 from jax_ep import routing
 
-# Of tokens [T, H], ids [T, K], weights [T, K], w_up [E, H, 2F] (gate first) and w_down [E, F, H].
+# Maps tokens [T, H], ids [T, K], weights [T, K], w_up [E, H, 2F] (gate first) and w_down [E, F, H]
+# to [T, H].
 Experts = Callable[..., jax.Array]
 
 BALANCING, Z = 0.01, 0.001  # the paper's factors of the two losses

@@ -1,4 +1,4 @@
-"""What a compiled layer computes besides its custom calls: with bfloat16 weights, one sum of a float per row.
+"""Lists what a compiled layer computes besides its custom calls: with bfloat16 weights, one sum of a float per row.
 
 The programs are lowered for CUDA and compiled for this machine's CPU, which shows what XLA inserts between the calls:
 casts, copies, transposes, pads and fills would all be here.
@@ -68,6 +68,10 @@ def between_calls() -> dict[str, list[str]]:
     for name, options in OPTIONS.items():
         programs[f"forward, {name}"] = lower_for_cuda(layers(**options), *arguments()[1:])
         programs[f"both, {name}"] = lower_for_cuda(gradients(layers(**options)), *arguments())
+    pair = lambda ids, x, weights, w_up, w_down: layers()(
+        ids, x, weights, (w_up[:, :, 0], w_up[:, :, 1]), w_down
+    )
+    programs["a pair"] = lower_for_cuda(pair, *arguments()[1:])
     programs["both, float32"] = lower_for_cuda(gradients(layers()), *arguments(jnp.float32))
     return {name: instructions(program.partitioned()) for name, program in programs.items()}
 
@@ -102,6 +106,10 @@ class BetweenCallsTest(parameterized.TestCase):
         """Shows a cast as it would be found."""
         text = "HloModule m\nENTRY %e {\n  %p = bf16[8,2]{1,0} parameter(0)\n  ROOT %c = f32[8,2]{1,0} convert(%p)\n}"
         self.assertEqual(instructions(text), ["f32[8,2] convert"])
+
+    def test_a_pair_of_gate_and_up_is_copied(self):
+        """The conversion that docs/checkpoints.md names avoids it."""
+        self.assertTrue(any(f"bf16[{L},{H}," in one for one in self.found["a pair"]))
 
     def test_float32_weights_are_cast_once(self):
         """Forward and backward share the cast; there are enough rows per expert for one."""
