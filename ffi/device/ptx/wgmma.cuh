@@ -35,7 +35,8 @@ __device__ inline void WgmmaWaitGroup() {
 
 // Keeps the compiler from moving uses of the accumulators across it: the waits above do not name
 // them.
-__device__ inline void FenceAccumulators(float (&accumulators)[128]) {
+template <int kCount>
+__device__ inline void FenceAccumulators(float (&accumulators)[kCount]) {
 #pragma unroll
   for (float& value : accumulators) asm volatile("" : "+f"(value)::"memory");
 }

@@ -80,16 +80,6 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   return status;
 }
 
-// Returns an upper bound of the tiles: each group, and the tail, has at most one partial tile along
-// m.
-int64_t MaxTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulParams& params) {
-  const int64_t groups = params.groups.num_groups;
-  const int64_t tiles_m = kind == MatmulKind::kRhsGradient
-                              ? groups * CeilDivide(params.shape_m, kernel.tile_m)
-                              : params.groups.num_rows / kernel.tile_m + groups + 1;
-  return tiles_m * CeilDivide(params.shape_n, params.out_tile_n);
-}
-
 }  // namespace
 
 Status LoadMatmulKernels() {
@@ -188,19 +178,31 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   params.out_is_aligned = params.shape_n % kernel.store_elements == 0 &&
                           IsAligned(params.out, kernel.store_elements * ElementBytes(out_type));
 
-  int64_t blocks = num_sms;
-  if (blocks == 0) {
-    status = CountSms(&blocks);
-    if (!status.ok()) return status;
-  }
   const int64_t tiles = MaxTiles(kind, kernel, params);
-  const int64_t max_clusters = std::min<int64_t>(tiles, kMaxItems / kernel.cluster_blocks);
-  blocks =
-      std::clamp(blocks / kernel.cluster_blocks, int64_t{1}, max_clusters) * kernel.cluster_blocks;
   if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
   void* maps_and_params[] = {&maps, &params};
   void* only_params[] = {&params};
-  void** const arguments = takes_maps ? maps_and_params : only_params;
+  return LaunchPersistentKernel(kernel, tiles, num_sms, takes_maps ? maps_and_params : only_params,
+                                stream);
+}
+
+int64_t MaxTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulParams& params) {
+  const int64_t groups = params.groups.num_groups;
+  const int64_t tiles_m = kind == MatmulKind::kRhsGradient
+                              ? groups * CeilDivide(params.shape_m, kernel.tile_m)
+                              : params.groups.num_rows / kernel.tile_m + groups + 1;
+  return tiles_m * CeilDivide(params.shape_n, params.out_tile_n);
+}
+
+Status LaunchPersistentKernel(const MatmulKernel& kernel, int64_t tiles, int64_t num_sms,
+                              void** arguments, cudaStream_t stream) {
+  int64_t blocks = num_sms;
+  if (blocks == 0) {
+    if (Status status = CountSms(&blocks); !status.ok()) return status;
+  }
+  const int64_t max_clusters = std::min<int64_t>(tiles, kMaxItems / kernel.cluster_blocks);
+  blocks =
+      std::clamp(blocks / kernel.cluster_blocks, int64_t{1}, max_clusters) * kernel.cluster_blocks;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(kernel.cluster_blocks), 1, 1};

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ffi/device/matmul/params.h"
+#include "ffi/kernels/matmul/kernels.h"
 #include "ffi/runtime/buffers.h"
 #include "ffi/runtime/signatures.h"
 #include "ffi/runtime/status.h"
@@ -31,6 +32,14 @@ RowGroups MakeRowGroups(const GroupedMatmulSizes& sizes, const int32_t* group_si
 // launch fills in the rest. num_sms: 0 for all.
 Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
                     MatmulParams params, cudaStream_t stream);
+
+// Launches a persistent kernel that computes up to `tiles` tiles. num_sms: 0 for all.
+Status LaunchPersistentKernel(const MatmulKernel& kernel, int64_t tiles, int64_t num_sms,
+                              void** arguments, cudaStream_t stream);
+
+// Returns an upper bound of the tiles: each group, and the tail, has at most one partial tile along
+// m.
+int64_t MaxTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulParams& params);
 
 }  // namespace jax_ep
 

@@ -1,0 +1,21 @@
+// The FP8 kernels, as their launch sees them.
+#ifndef JAX_EP_KERNELS_MATMUL_FP8_KERNELS_H_
+#define JAX_EP_KERNELS_MATMUL_FP8_KERNELS_H_
+
+#include "ffi/kernels/matmul/kernels.h"
+
+namespace jax_ep {
+
+// The formats of both operands: values of a and b, and the values that share a scale.
+enum class Fp8Kind {
+  kBlock128,  // E4M3 and E4M3; 1 x 128 of a, 128 x 128 of b
+  kRow,       // E4M3 and E4M3; a row of a, a column of a matrix of b
+  kRowE5M2    // E5M2 and E4M3, else as kRow
+};
+
+// Returns the kernel for sm_90a. It takes MatmulTensorMaps, MatmulParams and Fp8Scales.
+MatmulKernel Fp8MatmulKernel(Fp8Kind kind);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_MATMUL_FP8_KERNELS_H_

@@ -1,0 +1,39 @@
+// Launches the grouped matmul of 8-bit operands.
+#ifndef JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_FP8_H_
+#define JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_FP8_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ffi/kernels/matmul/fp8_kernels.h"
+#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+struct Fp8Matmul {
+  Fp8Kind kind;
+  const void* lhs;          // [M, K]
+  const float* lhs_scales;  // [M, ceil(K / 128)], or [M] if there are no blocks
+  const void* rhs;          // [L, N, K]: 8-bit wgmma reads K-major operands only
+  const float* rhs_scales;  // [L, ceil(N / 128), ceil(K / 128)], or [L, N]
+  const int32_t* group_sizes;
+  void* out;  // [M, N], bfloat16 or float32
+  bool zero_tail = true;
+  int64_t num_sms = 0;  // 0: all
+};
+
+// Loads the kernels on the current device, as LoadMatmulKernels does. They need compute capability
+// 9.0.
+Status LoadFp8Kernels();
+
+// Computes out[rows of group g] = lhs[rows of group g] * transpose(rhs[g]), values times scales, in
+// one kernel on `stream`. `sizes` counts 8-bit values; of its types only the result's is read.
+// tile_counter and groups are those of LaunchGroupedMatmul.
+Status LaunchGroupedMatmulFp8(const Fp8Matmul& call, const GroupedMatmulSizes& sizes,
+                              int32_t tile_counter, cudaStream_t stream);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_MATMUL_GROUPED_MATMUL_FP8_H_

@@ -1,0 +1,111 @@
+// Grouped matmul of 8-bit operands with TMA and wgmma, for sm_90a.
+//
+// The kernel of grouped_matmul.cu with other consumers. Producer, scheduler and pipeline take two
+// 8-bit values for one 16-bit element, and b as [n, k]: 8-bit wgmma reads K-major operands only.
+// The consumers multiply by 8-bit wgmma and promote the products of every k-block to float32 sums
+// (fp8_consumer.cuh).
+#include "ffi/device/matmul/sm90/fp8_consumer.cuh"
+#include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/producer.cuh"
+#include "ffi/device/matmul/sm90/tensor_maps.h"
+#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
+#include "ffi/device/ptx/cluster.cuh"
+#include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/ptx/tma.cuh"
+#include "ffi/device/ptx/wgmma.cuh"
+#include "ffi/kernels/matmul/fp8_kernels.h"
+
+namespace jax_ep::sm90 {
+
+// A block owns the registers that it is launched with. The producer's warpgroup gives most of its
+// share to the consumers.
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+inline constexpr int kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
+static_assert((kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) * kWarpgroupThreads <=
+                  kThreads * kLaunchRegisters,
+              "setmaxnreg.inc waits forever for registers that the block does not own");
+static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) + sizeof(Fp8Scales) <= 4096,
+              "the limit of kernel parameters before CUDA 12.1");
+
+template <typename A, typename B, typename Scales>
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedMatmulFp8Kernel(const __grid_constant__ MatmulTensorMaps maps,
+                           const __grid_constant__ MatmulParams params,
+                           const __grid_constant__ Fp8Scales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr MatmulKind kKind = MatmulKind::kForwardTransposed;
+  const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
+  if (threadIdx.x == 0) {
+    PrefetchTensorMap(&maps.a);
+    PrefetchTensorMap(&maps.b);
+    PrefetchTensorMap(&maps.out);
+    pipeline.InitializeBarriers();
+  }
+  __syncwarp();
+  ClusterBarrier();
+  if (threadIdx.x < kWarpgroupThreads) {
+    WarpgroupRegisterDealloc<kProducerRegisters>();
+    const int warp = WarpUniform(threadIdx.x / 32);
+    const int block_rank = WarpUniform(ClusterRank());
+    if (warp == 0) {
+      RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, 1});
+    } else if (warp == 1 && block_rank == 0) {
+      RunScheduler<kKind>(params, pipeline);
+    }
+  } else {
+    WarpgroupRegisterAlloc<kConsumerRegisters>();
+    RunFp8Consumer<A, B, Scales>(maps, params, scales, pipeline);
+  }
+  __syncwarp();
+  ClusterBarrier();
+#else
+  __trap();  // code for compute capability 9.0 must be built for sm_90a
+#endif
+}
+
+#define JAX_EP_INSTANTIATE(A, B, SCALES)                                              \
+  template __global__ void GroupedMatmulFp8Kernel<A, B, SCALES>(                      \
+      const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams, \
+      const __grid_constant__ Fp8Scales);
+JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, BlockScales)
+JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, RowScales)
+JAX_EP_INSTANTIATE(Float8E5M2, Float8E4M3, RowScales)
+#undef JAX_EP_INSTANTIATE
+
+}  // namespace jax_ep::sm90
+
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
+
+namespace jax_ep {
+
+MatmulKernel Fp8MatmulKernel(Fp8Kind kind) {
+  using namespace sm90;
+  const void* address = nullptr;
+  switch (kind) {
+    case Fp8Kind::kBlock128:
+      address = reinterpret_cast<const void*>(
+          GroupedMatmulFp8Kernel<Float8E4M3, Float8E4M3, BlockScales>);
+      break;
+    case Fp8Kind::kRow:
+      address =
+          reinterpret_cast<const void*>(GroupedMatmulFp8Kernel<Float8E4M3, Float8E4M3, RowScales>);
+      break;
+    case Fp8Kind::kRowE5M2:
+      address =
+          reinterpret_cast<const void*>(GroupedMatmulFp8Kernel<Float8E5M2, Float8E4M3, RowScales>);
+      break;
+  }
+  return {.address = address,
+          .threads = kThreads,
+          .cluster_blocks = kClusterBlocks,
+          .shared_bytes = SharedLayout::kBytes,
+          .tile_m = kTileM,
+          .tile_n = kTileN,
+          .a_box_rows = kWarpgroupM,
+          .b_box_rows = kHalfN};
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__
