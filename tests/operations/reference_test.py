@@ -97,8 +97,9 @@ class PiecesTest(parameterized.TestCase):
             f = testing.sharded(exchange, testing.expert_mesh())
             lowered = f.lower(testing.merge_ranks(values))
         is_gathered = most_gathered_bytes > 0
-        self.assertEqual("all_gather" in lowered.as_text(), is_gathered)
-        self.assertEqual("all_to_all" in lowered.as_text(), not is_gathered)
+        if ranks > 1:  # alone, a rank exchanges nothing
+            self.assertEqual("all_gather" in lowered.as_text(), is_gathered)
+            self.assertEqual("all_to_all" in lowered.as_text(), not is_gathered)
         arrived = lowered.compile()(testing.merge_ranks(values))
         testing.assert_bitwise(testing.split_ranks(arrived, ranks), values.swapaxes(0, 1))
 

@@ -186,7 +186,8 @@ class RematTest(parameterized.TestCase):
 
     def test_the_names_are_names_in_the_program(self):
         program = str(jax.make_jaxpr(mapped(testing.expert_layer))(*testing.layer_arguments()))
-        for name in jax_ep.REMAT_NAMES:
+        # The layer here has a matmul without an activation.
+        for name in set(jax_ep.REMAT_NAMES) - {"jax_ep.pre_activation"}:
             self.assertIn(f"name={name}", program)
 
 

@@ -1,13 +1,13 @@
 // Random calls of rank groups through call sites, in two lanes, with faults: every result is right
 // to the bit, or the call is safely ended and the group works again after a release. Nothing hangs.
 //
-//   runtime_random [--calls N] [--seconds S] [--seed X] [--ranks N] [--patience S] [--progress]
+//   runtime_random [--calls N] [--seconds S] [--seed X] [--ranks N] [--deadline S] [--progress]
 //
 //   --calls N      stops after N calls, each of all ranks; default 1000, and any with --seconds
 //   --seconds S    stops after S seconds
-//   --seed X       of the first round; the next has X + 1. Default: from the clock
+//   --seed X       of the first round; the next has X + 1. Default: a random one
 //   --ranks N      of every round; default: 1 to 16
-//   --patience S   fails if nothing goes on for S seconds; default 120
+//   --deadline S   fails if nothing goes on for S seconds; default 120
 //   --progress     prints every round
 //
 // A seed determines programs and faults, but not the order in which the threads run.
@@ -15,6 +15,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <random>
 #include <string_view>
 
 #include "tests/cpp/emulation/random_round.h"
@@ -28,13 +29,13 @@ struct Options {
   double seconds = 0;
   uint64_t seed = 0;
   int ranks = 0;
-  double patience = 120;
+  double deadline = 120;
   bool progress = false;
 };
 
 Options Parse(int argc, char** argv) {
   Options options;
-  options.seed = std::chrono::system_clock::now().time_since_epoch().count() / 1000 % 1'000'000'000;
+  options.seed = std::random_device{}() % 1'000'000'000;
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     const auto value = [&] { return i + 1 < argc ? argv[++i] : ""; };
@@ -46,8 +47,8 @@ Options Parse(int argc, char** argv) {
       options.seed = std::strtoull(value(), nullptr, 10);
     } else if (name == "--ranks") {
       options.ranks = std::atoi(value());
-    } else if (name == "--patience") {
-      options.patience = std::atof(value());
+    } else if (name == "--deadline") {
+      options.deadline = std::atof(value());
     } else if (name == "--progress") {
       options.progress = true;
     } else {
@@ -82,7 +83,7 @@ void OnCrash(int signal) {
 // Ends the process if nothing goes on.
 class Watchdog {
  public:
-  explicit Watchdog(double patience) : patience_(patience) {}
+  explicit Watchdog(double deadline) : deadline_(deadline) {}
 
   void Watch(const Round* round) {
     const std::lock_guard lock(mutex_);
@@ -101,9 +102,9 @@ class Watchdog {
         last = now;
         since = std::chrono::steady_clock::now();
       }
-      if (std::chrono::steady_clock::now() - since < std::chrono::duration<double>(patience_))
+      if (std::chrono::steady_clock::now() - since < std::chrono::duration<double>(deadline_))
         continue;
-      std::printf("nothing has gone on for %g s\n", patience_);
+      std::printf("nothing has gone on for %g s\n", deadline_);
       if (round_ != nullptr) round_->Describe();
       std::printf("%s", replay);
       std::fflush(stdout);
@@ -111,7 +112,7 @@ class Watchdog {
     }
   }
 
-  const double patience_;
+  const double deadline_;
   std::mutex mutex_;
   const Round* round_ = nullptr;
   std::jthread thread_{[this](const std::stop_token& stop) { Run(stop); }};
@@ -127,7 +128,7 @@ int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   RegisterKernels();
   for (int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE}) std::signal(signal, OnCrash);
-  Watchdog watchdog(options.patience);
+  Watchdog watchdog(options.deadline);
   Counts counts;
   const double start = harness::Now();
   bool is_right = true;
