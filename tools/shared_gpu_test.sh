@@ -11,7 +11,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 [ $# -gt 0 ] || set -- 2 4
-export PYTHONPATH="$PWD/tests/helpers" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/tests/helpers${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # -P: jax_ep is the installed one, never the checkout's. The parent needs no GPU.
 JAX_PLATFORMS=cpu exec timeout -k 10 "${LIMIT:-480}" \
   "${PYTHON:-python3}" -P tests/processes/layouts_test.py --shared-gpu "$@"

@@ -71,7 +71,7 @@ def draw(panel: Axes, record: Record) -> None:
     panel.invert_yaxis()
     panel.margins(x=0.15)
     panel.set(xlabel="ms", title=record["key"])
-    panel.legend(fontsize=7, loc="lower right")
+    panel.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside the bars
 
 
 def _times(record: Record) -> dict[str, float]:
