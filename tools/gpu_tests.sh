@@ -26,7 +26,7 @@ results=${RESULTS:-build/gpu_tests}
 export JAX_EP_TEST_TIER=gpu$gpus PYTHONUNBUFFERED=1
 mkdir -p "$results"
 
-alone=(fault memory overlap rounds)
+alone=(fault device_memory overlap rounds)
 alone=("${alone[@]/#/tests/gpu_only/}")
 alone=("${alone[@]/%/_test.py}")
 

@@ -183,7 +183,7 @@ class LayoutsTest(parameterized.TestCase):
 class DoctorTest(absltest.TestCase):
     def test_two_processes(self):
         results = launcher.run_well(
-            ["-c", DOCTOR],
+            ["-P", "-c", DOCTOR],
             processes=2,
             environment={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
         )

@@ -17,6 +17,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from bench_command import QUICK, transfer_problem_of
 
+from jax_ep._src.reference import transfer as reference
 from jax_ep.bench import harness, programs, report, timing
 from jax_ep.bench.programs import chain, sharded, start_sharded
 from jax_ep.bench.transfer_providers import OPERATIONS, Ours
@@ -270,6 +271,8 @@ class ProgramsTest(parameterized.TestCase):
         transfer = Ours().transfers(problem, None)[operation]
         arguments = Ours()._arguments(operation, problem)
         collective = "all-to-all" if operation == "combine" else "all-gather"
+        # Else small values are gathered.
+        self.enter_context(unittest.mock.patch.object(reference, "MOST_GATHERED_BYTES", 0))
         alone = start_sharded(transfer, arguments, problem.mesh, 1, None)
         started = start_sharded(transfer, arguments, problem.mesh, chained, None)
         self.assertEqual(started.repeats, chained)
