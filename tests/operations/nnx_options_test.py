@@ -160,8 +160,7 @@ class PaddingTest(parameterized.TestCase):
         self.assertEqual(stats.expert_load.sum(), TOP_K * mask.sum())
 
     @parameterized.parameters(
-        ("expert", (1, 16)), ("expert", (3, 5)), ("expert", (2,)), ("all", (1, 1)), ("all", (5,)),
-        ("sequence", (2, 12)), ("sequence", (3, 4)), ("sequence", (7,)),
+        ("expert", (1, 16)), ("expert", (3, 5)), ("all", (1, 1)), ("sequence", (2, 12)), ("sequence", (7,)),
     )  # fmt: skip
     def test_any_shape(self, mesh: str, shape: tuple[int, ...]):
         """One row of a sequence, uneven tokens, fewer tokens than ranks: as on one device."""
@@ -237,8 +236,7 @@ class ExpertsFunctionTest(absltest.TestCase):
 
 class HalfPrecisionTest(parameterized.TestCase):
     @parameterized.parameters(
-        (None, None, 1), ("four axes", None, 2), ("four axes", "dispatch", 1),
-        ("four axes", "experts", 2),
+        (None, None, 1), ("four axes", "dispatch", 1), ("four axes", "experts", 2),
     )  # fmt: skip
     def test_gradients(self, mesh: str | None, remat: str | None, num_chunks: int):
         """bfloat16 within 1e-2, in norm, of float32 with the same values."""
