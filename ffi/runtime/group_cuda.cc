@@ -192,11 +192,13 @@ bool Group::HasRoom(int64_t workspace_bytes) const {
   return generation && generation->workspace_bytes() >= workspace_bytes;
 }
 
+// Asked for in every run: copies no list.
 Status Group::Failure() const {
-  for (const auto& generation : All()) {
-    if (Status status = generation->Failure(); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  for (const Retired& retired : retired_) {
+    if (Status status = retired.generation->Failure(); !status.ok()) return status;
   }
-  return {};
+  return generation_ ? generation_->Failure() : Status{};
 }
 
 void Group::PostReports(Mailbox& mailbox) {
