@@ -36,11 +36,11 @@ from rich.console import Console
 from training_report import progress_bar
 
 SMALL = model.Sizes(64, 2, 4, 8, 2, 32, 256)
-REST_STEPS = 8  # of the step without experts
+REST_STEPS = 8  # times the step without experts
 STEPS = {"jax_ep": 300, "tokamax": 300, "ragged_dot": 40}
 WARM_UP_STEPS = 20
 SEED = 0
-MOST_DIFFERENCE = 0.1  # of means of ten steps; a step in bfloat16 rounds in another order
+MOST_DIFFERENCE = 0.1  # compares means of ten steps; a step in bfloat16 rounds in another order
 
 
 def parse_arguments() -> argparse.Namespace:

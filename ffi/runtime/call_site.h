@@ -72,7 +72,7 @@ class CallSite {
   struct RankAssignment {
     Group* group;
     int rank;
-    uint64_t id;  // of the call
+    uint64_t id;  // identifies the call in the group
   };
   using Assignments = std::map<int, RankAssignment>;  // indexed by CUDA ordinal
   // Made by the first device of a run, for all of them.

@@ -106,7 +106,7 @@ class Generation {
     std::unique_ptr<Records> records;
     bool registered = false;
     GenerationState* state = nullptr;  // one allocation, followed by the inbox and the workspace
-    PeerMemory::Mapping shared;        // that allocation, if ranks are remote
+    PeerMemory::Mapping shared;        // maps that allocation, if ranks are remote
     cudaEvent_t begun = nullptr;
     bool posted = false;
   };

@@ -115,7 +115,7 @@ class Group {
   bool is_changing_ = false;
   std::atomic<bool> is_releasing_ = false;
   uint64_t last_number_ = 0;
-  std::string abort_reason_;  // of the first Abort since the last Release, or empty
+  std::string abort_reason_;  // empty, or given by the first Abort since the last Release
   std::shared_ptr<Generation> generation_;
   std::vector<Retired> retired_;  // in their order
 };

@@ -31,7 +31,7 @@ INTERNAL_FOLDERS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Fallback:
-    """What an operation does on CUDA where its kernels do not cover a call."""
+    """Replaces an operation on CUDA where its kernels do not cover a call."""
 
     action: str  # as in "jax_ep.NAME runs as pure JAX on CUDA"
     function: Callable[..., Sequence[jax.Array]]  # as `reference` of `define_primitive`

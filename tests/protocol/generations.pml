@@ -44,7 +44,7 @@
 #define CALLS_OF_EACH 2 /* calls of each generation, in order */
 #endif
 #ifndef CALLS
-#define CALLS (CALLS_OF_EACH * LAST) /* of each rank */
+#define CALLS (CALLS_OF_EACH * LAST) /* counts the calls of each rank */
 #endif
 #define SLOTS 2 /* generations that fit into memory */
 
@@ -89,7 +89,7 @@ byte abort[2 * (SLOTS + 1)]; /* the generation that it is for, or 0 */
 
 #define EAGER(g, rank, n) (2 * (2 * slot_of[g] + rank) + n % 2)
 #define ROW(g, rank) (2 * slot_of[g] + rank)
-byte tag[4 * SLOTS];    /* of eager packets, double-buffered */
+byte tag[4 * SLOTS];    /* tags eager packets, double-buffered */
 byte packet[4 * SLOTS]; /* what came with the tag */
 byte row[2 * SLOTS];
 
@@ -98,7 +98,7 @@ byte row[2 * SLOTS];
 
 /* ---- Ranks */
 
-byte generation[2] = 1; /* of the control block */
+byte generation[2] = 1; /* copied into the control block */
 byte completed[2];      /* calls of the generation; the running call has the next number */
 byte made[2];           /* calls of the program */
 byte to_start[2];       /* a bit for each generation whose start kernel waits in the stream */

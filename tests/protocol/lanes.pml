@@ -14,7 +14,7 @@
 #define SLOTS 3
 #endif
 #ifndef CALLS
-#define CALLS 3 /* of each lane */
+#define CALLS 3 /* counts the calls of each lane */
 #endif
 
 /* ---- Mutations */
@@ -34,7 +34,7 @@ hidden byte broken;
 #define INBOX(rank, lane) AT(rank, (BROKEN == SHARED_INBOX -> 0 : lane))
 
 byte resident[2]; /* blocks on the rank's GPU */
-byte claim[4];    /* of a control block: a lane plus 1, or 0 */
+byte claim[4];    /* holds a lane plus 1, or 0, for each control block */
 byte entry[4];    /* in an inbox: sequence number of the peer's call */
 byte writer[4];   /* the lane of that call */
 

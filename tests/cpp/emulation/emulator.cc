@@ -82,7 +82,7 @@ class Block {
 
 thread_local Block* block = nullptr;
 std::mutex turns_mutex;
-std::set<std::shared_ptr<std::atomic<uint64_t>>> turns_of_blocks;  // of those running
+std::set<std::shared_ptr<std::atomic<uint64_t>>> turns_of_blocks;  // holds the running ones
 std::atomic<unsigned> running_blocks = 0;
 
 // Indexed by device: the SMs that blocks have.

@@ -82,23 +82,6 @@ class RandomCall {
             .ring_chunks = shape.ring_chunks};
   }
 
-  // Rows and their weights, of a dispatch or a redispatch.
-  void CompareRows(Comparison& compare, int r, const HostPlan& plan, const std::vector<Bytes>& x,
-                   const std::vector<std::vector<float>>& weights, const Bytes& rows,
-                   const std::vector<float>& row_weights) const {
-    Bytes want;
-    std::vector<float> want_weights;
-    const std::vector<std::vector<float>> none;
-    harness::DispatchRows(shape.routing, plan, shape.row_bytes(), x,
-                          shape.has_weights ? weights : none, &want, &want_weights);
-    if (!shape.zero_tail) {
-      want.resize(plan.row_offsets.back() * shape.row_bytes());
-      want_weights.resize(plan.row_offsets.back());
-    }
-    compare.Equal("rows", rows.data(), want);
-    if (shape.has_weights) compare.Equal("row_weights", row_weights.data(), want_weights);
-  }
-
  private:
   static std::vector<std::vector<int64_t>> Ids(int ranks) {
     std::vector<int64_t> ids(ranks);
@@ -118,6 +101,59 @@ inline Verdict VerdictOf(const Comparison& right, const Comparison& safe, std::s
   return Verdict::kWrong;
 }
 
+// The tokens of a dispatch or a redispatch with their weights, and the rows that they become, of
+// all ranks.
+class SentRows {
+ public:
+  explicit SentRows(const RandomCall& call) : call_(call) {}
+
+  void Fill(Random& random) {
+    const Shape& shape = call_.shape;
+    const harness::Routing& sizes = shape.routing;
+    x_.clear();
+    weights_.clear();
+    rows_.assign(sizes.ranks, Unwritten<uint8_t>(int64_t{sizes.rows} * shape.row_bytes()));
+    row_weights_.assign(sizes.ranks, Unwritten<float>(sizes.rows));
+    for (int r = 0; r < sizes.ranks; ++r) {
+      x_.push_back(harness::RandomRows(random, sizes.tokens, shape));
+      weights_.push_back(harness::RandomFloats(random, int64_t{sizes.tokens} * sizes.top_k));
+    }
+  }
+
+  template <typename Buffers>
+  void Bind(int r, Buffers* buffers) {
+    buffers->x = x_[r].data();
+    buffers->topk_weights = weights_[r].data();
+    buffers->rows = rows_[r].data();
+    buffers->row_weights = row_weights_[r].data();
+  }
+
+  void Compare(Comparison& compare, int r, const HostPlan& plan) const {
+    const Shape& shape = call_.shape;
+    Bytes want;
+    std::vector<float> want_weights;
+    const std::vector<std::vector<float>> none;
+    harness::DispatchRows(shape.routing, plan, shape.row_bytes(), x_,
+                          shape.has_weights ? weights_ : none, &want, &want_weights);
+    if (!shape.zero_tail) {
+      want.resize(plan.row_offsets.back() * shape.row_bytes());
+      want_weights.resize(plan.row_offsets.back());
+    }
+    compare.Equal("rows", rows_[r].data(), want);
+    if (shape.has_weights) compare.Equal("row_weights", row_weights_[r].data(), want_weights);
+  }
+
+  void CompareSafe(Comparison& compare, int r) const {
+    compare.AllNan("rows", rows_[r], call_.shape.type);
+    if (call_.shape.has_weights) compare.AllNan("row_weights", row_weights_[r]);
+  }
+
+ private:
+  const RandomCall& call_;
+  std::vector<Bytes> x_, rows_;
+  std::vector<std::vector<float>> weights_, row_weights_;
+};
+
 class RandomDispatch : public RandomCall {
  public:
   RandomDispatch(const Shape& shape, int64_t lane, const GroupKernels& kernels,
@@ -128,26 +164,16 @@ class RandomDispatch : public RandomCall {
   void Fill(Random& random) override {
     shape.routing.ids = harness::RandomIds(random, shape.routing);
     plans = harness::MakePlans(shape.routing);
-    x_.clear();
-    weights_.clear();
-    rows_.assign(ranks(), Unwritten<uint8_t>(rows() * shape.row_bytes()));
-    row_weights_.assign(ranks(), Unwritten<float>(rows()));
-    for (int r = 0; r < ranks(); ++r) {
-      x_.push_back(harness::RandomRows(random, tokens(), shape));
-      weights_.push_back(harness::RandomFloats(random, assignments()));
-      plan_of_[r].Forget(shape.routing);
-    }
+    sent_.Fill(random);
+    for (PlanBuffers& plan : plan_of_) plan.Forget(shape.routing);
   }
 
   Status Launch(int r, ControlBlock* control, cudaStream_t stream) override {
     PreparedDispatch prepared;
     if (Status status = PrepareDispatch(Transfer(r), &prepared); !status.ok()) return status;
     DispatchBuffers buffers;
-    buffers.x = x_[r].data();
+    sent_.Bind(r, &buffers);
     buffers.topk_ids = shape.routing.ids[r].data();
-    buffers.topk_weights = weights_[r].data();
-    buffers.rows = rows_[r].data();
-    buffers.row_weights = row_weights_[r].data();
     buffers.plan = plan_of_[r].Results();
     return jax_ep::Launch(prepared, control, buffers, stream);
   }
@@ -155,10 +181,9 @@ class RandomDispatch : public RandomCall {
   Verdict Check(int r, std::string* why) const override {
     Comparison right, safe;
     plan_of_[r].Compare(right, plans[r]);
-    CompareRows(right, r, plans[r], x_, weights_, rows_[r], row_weights_[r]);
+    sent_.Compare(right, r, plans[r]);
     plan_of_[r].CompareSafe(safe);
-    safe.AllNan("rows", rows_[r], shape.type);
-    if (shape.has_weights) safe.AllNan("row_weights", row_weights_[r]);
+    sent_.CompareSafe(safe, r);
     return VerdictOf(right, safe, why);
   }
 
@@ -169,8 +194,7 @@ class RandomDispatch : public RandomCall {
   std::vector<HostPlan> plans;  // expected
 
  private:
-  std::vector<Bytes> x_, rows_;
-  std::vector<std::vector<float>> weights_, row_weights_;
+  SentRows sent_{*this};
   std::vector<PlanBuffers> plan_of_;
 };
 
@@ -207,40 +231,28 @@ class RandomRedispatch : public CallWithPlan {
 
   void Fill(Random& random) override {
     CallWithPlan::Fill(random);
-    x_.clear();
-    weights_.clear();
-    rows_.assign(ranks(), Unwritten<uint8_t>(rows() * shape.row_bytes()));
-    row_weights_.assign(ranks(), Unwritten<float>(rows()));
-    for (int r = 0; r < ranks(); ++r) {
-      x_.push_back(harness::RandomRows(random, tokens(), shape));
-      weights_.push_back(harness::RandomFloats(random, assignments()));
-    }
+    sent_.Fill(random);
   }
 
   Status Launch(int r, ControlBlock* control, cudaStream_t stream) override {
     PreparedRedispatch prepared;
     if (Status status = PrepareRedispatch(Transfer(r), &prepared); !status.ok()) return status;
     RedispatchBuffers buffers;
-    buffers.x = x_[r].data();
+    sent_.Bind(r, &buffers);
     buffers.plan = Operands(r);
-    buffers.topk_weights = weights_[r].data();
-    buffers.rows = rows_[r].data();
-    buffers.row_weights = row_weights_[r].data();
     return jax_ep::Launch(prepared, control, buffers, stream);
   }
 
   Verdict Check(int r, std::string* why) const override {
     Comparison right, safe;
-    CompareRows(right, r, dispatch_.plans[r], x_, weights_, rows_[r], row_weights_[r]);
-    safe.AllNan("rows", rows_[r], shape.type);
-    if (shape.has_weights) safe.AllNan("row_weights", row_weights_[r]);
+    sent_.Compare(right, r, dispatch_.plans[r]);
+    sent_.CompareSafe(safe, r);
     if (r == poisoned_) right = safe;
     return VerdictOf(right, safe, why);
   }
 
  private:
-  std::vector<Bytes> x_, rows_;
-  std::vector<std::vector<float>> weights_, row_weights_;
+  SentRows sent_{*this};
 };
 
 class RandomCombine : public CallWithPlan {

@@ -42,8 +42,7 @@ struct Fp8FillFunction {
   int64_t group_elements = 1;
 
   __device__ void operator()(int64_t i) const {
-    if (i >= poison_from) return;
-    if (group_rows != nullptr && group_rows[i / group_elements] == 0) return;
+    if (IsPoison(i, poison_from, group_rows, group_elements)) return;
     const float value = numbers == Numbers::kExact
                             ? static_cast<float>(static_cast<int>(Hash(seed, i) % 5) - 2)
                             : RandomNumber(seed, i) * (is_e5m2 ? 57344.0f : 448.0f);
@@ -61,8 +60,7 @@ struct ScaleFillFunction {
   int64_t group_elements = 1;
 
   __device__ void operator()(int64_t i) const {
-    if (i >= poison_from) return;
-    if (group_rows != nullptr && group_rows[i / group_elements] == 0) return;
+    if (IsPoison(i, poison_from, group_rows, group_elements)) return;
     data[i] = numbers == Numbers::kExact
                   ? exp2f(static_cast<float>(static_cast<int>(Hash(seed, i) % 4) - 1))
                   : (RandomNumber(seed, i) + 1.5f) * 0x1p-8f;
@@ -90,8 +88,7 @@ struct Fp8CheckFunction {
   Worst* worst;
 
   __device__ void operator()(int64_t item) const {
-    int64_t i = item;
-    if (num_samples != 0) i = (int64_t{Hash(1, item)} << 31 ^ Hash(2, item)) % num_elements;
+    const int64_t i = CheckedElement(item, num_samples, num_elements);
     const int64_t m = i / n;
     const int64_t column = i % n;
     const int64_t group = row_group[m];
@@ -126,26 +123,18 @@ struct Fp8CheckFunction {
     for (int b = 0; b < bytes; ++b) {
       ok = ok && static_cast<const uint8_t*>(out)[i * bytes + b] == (zero_tail ? 0 : 0xff);
     }
-    Keep(i, ok ? 0 : 1e30, 0);
+    worst->Keep(i, ok ? 0 : 1e30, 0);
   }
 
   __device__ void Report(int64_t i, double sum, double magnitude) const {
     const ElementType type = out_is_float32 ? kF32 : kBF16;
     const double got = Element(type, out, i);
-    if (numbers == Numbers::kExact) return Keep(i, got == RoundTo(type, sum) ? 0 : 1e30, 0);
+    if (numbers == Numbers::kExact) return worst->Keep(i, got == RoundTo(type, sum) ? 0 : 1e30, 0);
     const double error = fabs(got - sum);
     const double unit = out_is_float32 ? 0x1p-24 : 0x1p-8;
     const double tolerance = 1.01 * unit * fabs(sum) + kFp8SumError * magnitude;
-    Keep(i, error <= 1e30 ? error / tolerance : 1e30,  // NaN and infinity too
-         out_is_float32 && error <= 1e30 ? error / magnitude : 0);
-  }
-
-  __device__ void Keep(int64_t i, double excess, double relative) const {
-    const auto high = [](double value) {
-      return static_cast<unsigned long long>(Bits(static_cast<float>(value))) << 32;
-    };
-    MaxInto(&worst->excess, high(excess) | static_cast<uint32_t>(i));
-    MaxInto(&worst->error, high(relative));
+    worst->Keep(i, error <= 1e30 ? error / tolerance : 1e30,  // NaN and infinity too
+                out_is_float32 && error <= 1e30 ? error / magnitude : 0);
   }
 };
 

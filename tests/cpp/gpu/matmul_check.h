@@ -42,8 +42,20 @@ HARNESS_FUNCTION double SumError(ElementType type, int64_t count) {
   return (type == kF32 ? 0x1p-24 : 0x1p-22) * (4 + sqrt(static_cast<double>(count)));
 }
 
-// Random numbers. float32 ones do not fit 16 bits, so that their rounding shows. Elements from
-// `poison_from` on, and the matrices of groups without rows, keep the buffer's NaN.
+// Returns whether an operand's element keeps the buffer's NaN: from `poison_from` on, and in the
+// matrices of groups without rows. `group_rows` may be null.
+HARNESS_FUNCTION bool IsPoison(int64_t i, int64_t poison_from, const int32_t* group_rows,
+                               int64_t group_elements) {
+  return i >= poison_from || (group_rows != nullptr && group_rows[i / group_elements] == 0);
+}
+
+// Returns the element that is checked as number `item`: itself, or a sample if there are too many.
+HARNESS_FUNCTION int64_t CheckedElement(int64_t item, int64_t num_samples, int64_t num_elements) {
+  if (num_samples == 0) return item;
+  return (int64_t{Hash(1, item)} << 31 ^ Hash(2, item)) % num_elements;
+}
+
+// Random numbers. float32 ones do not fit 16 bits, so that their rounding shows.
 struct FillFunction {
   ElementType type;
   uint64_t seed;
@@ -53,8 +65,7 @@ struct FillFunction {
   int64_t group_elements = 1;
 
   __device__ void operator()(int64_t i) const {
-    if (i >= poison_from) return;
-    if (group_rows != nullptr && group_rows[i / group_elements] == 0) return;
+    if (IsPoison(i, poison_from, group_rows, group_elements)) return;
     const float value = RandomNumber(seed, i);
     if (type == kF32) {
       static_cast<float*>(data)[i] = value;
@@ -81,6 +92,14 @@ HARNESS_FUNCTION double RoundTo(ElementType type, double value) {
 struct Worst {
   unsigned long long excess;  // error / tolerance, and the element's index
   unsigned long long error;   // error / sum of absolute products
+
+  __device__ void Keep(int64_t i, double element_excess, double element_error) {
+    const auto high = [](double value) {
+      return static_cast<unsigned long long>(Bits(static_cast<float>(value))) << 32;
+    };
+    MaxInto(&excess, high(element_excess) | static_cast<uint32_t>(i));
+    MaxInto(&error, high(element_error));
+  }
 };
 
 struct CheckFunction {
@@ -103,8 +122,7 @@ struct CheckFunction {
   Worst* worst;
 
   __device__ void operator()(int64_t item) const {
-    int64_t i = item;
-    if (num_samples != 0) i = (int64_t{Hash(1, item)} << 31 ^ Hash(2, item)) % num_elements;
+    const int64_t i = CheckedElement(item, num_samples, num_elements);
     bool is_tail = false;
     double sum = 0;
     double magnitude = 0;
@@ -165,11 +183,7 @@ struct CheckFunction {
         relative = magnitude > 0 && error <= 1e30 ? error / magnitude : 0;
       }
     }
-    MaxInto(&worst->excess, static_cast<unsigned long long>(Bits(static_cast<float>(excess)))
-                                    << 32 |
-                                static_cast<uint32_t>(i));
-    MaxInto(&worst->error, static_cast<unsigned long long>(Bits(static_cast<float>(relative)))
-                               << 32);
+    worst->Keep(i, excess, relative);
   }
 };
 

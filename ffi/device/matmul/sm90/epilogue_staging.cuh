@@ -7,6 +7,7 @@
 #include "ffi/device/ptx/barrier.cuh"
 #include "ffi/device/ptx/bulk_copy.cuh"
 #include "ffi/device/ptx/mma.cuh"
+#include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
 
 namespace jax_ep::sm90 {
@@ -105,6 +106,31 @@ class EpilogueStaging {
       BulkCommitGroup();
     }
     __syncwarp();
+  }
+
+  // Stores a warp's accumulators, 16 rows of them, in float32: as many columns at a time as the
+  // buffer holds. `adds`: as in Store.
+  template <int kCount>
+  __device__ void StoreFloat32(const void* tensor_map, TmaCoordinates box,
+                               const float (&accumulators)[kCount], bool adds) const {
+    constexpr int kAllColumns = kCount * 32 / 16;
+    constexpr int kColumns = kStagingBoxes * kSwizzleBytes / 4;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int first = 0; first < kAllColumns; first += kColumns) {
+      WaitUntilRead();
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int vector = 2 * j + lane % 4 / 2;
+          StoreShared(Vector(half * 8 + lane / 4, vector) + lane % 2 * 8,
+                      &accumulators[first / 2 + 4 * j + 2 * half]);
+        }
+      }
+      Store<4>(tensor_map, box, kStagingBoxes, 0, adds);
+      box.column += kColumns;
+    }
   }
 
  private:

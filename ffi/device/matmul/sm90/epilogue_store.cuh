@@ -6,7 +6,6 @@
 #include "ffi/device/matmul/sm90/epilogue_staging.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
-#include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
 
 namespace jax_ep::sm90 {
@@ -25,7 +24,9 @@ class StoreEpilogue {
     const TmaCoordinates box =
         kIsRhsGradient<kKind> ? TmaCoordinates{at.n, at.m, 0, at.group} : PrefixBox(at);
     if (params.out_is_float32) {
-      StoreFloat32(box, accumulators, kIsRhsGradient<kKind> && params.accumulates);
+      // All columns at once, which leaves nothing for slices. Every element is in one tile only, so
+      // the sum that TMA adds does not depend on an order.
+      staging_.StoreFloat32(map_, box, accumulators, kIsRhsGradient<kKind> && params.accumulates);
     } else {
       StoreRounded(box, accumulators);
     }
@@ -69,29 +70,6 @@ class StoreEpilogue {
     staging_.Store<2>(map_, box_);
     box_.column += kStagingBoxes * kSwizzleBytes / 2;
     --halves_left_;
-  }
-
-  // Stores all columns at once, which leaves nothing for slices. `adds`: TMA adds them to the
-  // result. Every element is in one tile only, so the sum does not depend on an order.
-  __device__ void StoreFloat32(TmaCoordinates box, const float (&accumulators)[kAccumulators],
-                               bool adds) {
-    constexpr int kColumns = kStagingBoxes * kSwizzleBytes / 4;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int first = 0; first < kTileN; first += kColumns) {
-      staging_.WaitUntilRead();
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int vector = 2 * j + lane % 4 / 2;
-          StoreShared(staging_.Vector(half * 8 + lane / 4, vector) + lane % 2 * 8,
-                      &accumulators[first / 2 + 4 * j + 2 * half]);
-        }
-      }
-      staging_.Store<4>(map_, box, kStagingBoxes, 0, adds);
-      box.column += kColumns;
-    }
   }
 
   const void* const map_;

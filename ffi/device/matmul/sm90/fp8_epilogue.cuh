@@ -7,7 +7,6 @@
 #include "ffi/device/matmul/sm90/fp8_scales.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
-#include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
 
 namespace jax_ep::sm90 {
@@ -50,7 +49,7 @@ class Fp8Epilogue {
     TmaCoordinates box = PrefixBox(at_);
     box.column += half * kHalfN;
     if (params_.out_is_float32) {
-      StoreFloat32(box, sums);
+      staging_.StoreFloat32(map_, box, sums, false);
     } else {
       uint32_t words[kStagingWords];
 #pragma unroll
@@ -60,26 +59,6 @@ class Fp8Epilogue {
     }
 #pragma unroll
     for (float& sum : sums) sum = 0;
-  }
-
-  __device__ void StoreFloat32(TmaCoordinates box, const float (&sums)[kHalfAccumulators]) {
-    constexpr int kColumns = kStagingBoxes * kSwizzleBytes / 4;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int first = 0; first < kHalfN; first += kColumns) {
-      staging_.WaitUntilRead();
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int vector = 2 * j + lane % 4 / 2;
-          StoreShared(staging_.Vector(h * 8 + lane / 4, vector) + lane % 2 * 8,
-                      &sums[first / 2 + 4 * j + 2 * h]);
-        }
-      }
-      staging_.Store<4>(map_, box);
-      box.column += kColumns;
-    }
   }
 
   const MatmulParams& params_;

@@ -14,6 +14,15 @@ inline constexpr int kConsumerWarpgroups = 2;
 inline constexpr int kConsumerWarps = kConsumerWarpgroups * kWarpgroupWarps;
 inline constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;
 
+// A block owns the registers that it is launched with. The producer's warpgroup gives most of its
+// share to the consumers.
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+inline constexpr int kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
+static_assert((kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) * kWarpgroupThreads <=
+                  kThreads * kLaunchRegisters,
+              "setmaxnreg.inc waits forever for registers that the block does not own");
+
 // A block computes a tile of 128 x 256, each consumer warpgroup 64 x 256 of it.
 inline constexpr int kTileM = 128;
 inline constexpr int kTileN = 256;

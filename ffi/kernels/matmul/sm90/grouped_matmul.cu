@@ -29,14 +29,6 @@
 
 namespace jax_ep::sm90 {
 
-// A block owns the registers that it is launched with. The producer's warpgroup gives most of its
-// share to the consumers.
-inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-inline constexpr int kProducerRegisters = 56;
-inline constexpr int kConsumerRegisters = 224;
-static_assert((kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) * kWarpgroupThreads <=
-                  kThreads * kLaunchRegisters,
-              "setmaxnreg.inc waits forever for registers that the block does not own");
 static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) <= 4096,
               "the limit of kernel parameters before CUDA 12.1");
 
