@@ -82,12 +82,6 @@ class BulkRowCopies {
   __device__ void Load(const uint4* from, int first, uint64_t has_destination,
                        const PeerPointer<uint4> (&destinations)[2]) {
     const int stage = num_loaded_ % num_stages_;
-    for (int i = 0; i < 2; ++i) {
-      if (!destinations[i]) continue;
-      const uint64_t lower = (uint64_t{1} << (LaneIndex() + 32 * i)) - 1;
-      destinations_[stage * max_destinations_ + __popcll(has_destination & lower)] =
-          destinations[i];
-    }
     if (IsLeader()) {
       const int count = min(stage_vectors_, row_vectors_ - first);
       state_->first_vector[stage] = first;
@@ -96,6 +90,13 @@ class BulkRowCopies {
       BulkWaitGroupRead<1>();
       MbarrierArriveExpectTx(FullBarrier(stage), count * 16);
       BulkLoad(Stage(stage), from + first, count * 16, FullBarrier(stage));
+    }
+    // Later: the addresses may themselves be loads in flight.
+    for (int i = 0; i < 2; ++i) {
+      if (!destinations[i]) continue;
+      const uint64_t lower = (uint64_t{1} << (LaneIndex() + 32 * i)) - 1;
+      destinations_[stage * max_destinations_ + __popcll(has_destination & lower)] =
+          destinations[i];
     }
     __syncwarp();  // before the leader reads the destinations
     ++num_loaded_;
