@@ -24,16 +24,18 @@ __device__ inline void WriteRecord(const CallParams& call, AbortRecord* record, 
 }
 
 // Called by one thread. Reports the missing peer of a long wait to the host, once per wait point.
-__device__ inline void WarnHost(const CallParams& call, WaitPoint wait_point, int peer,
+// Returns whether that is done. While the host has not read the warning before, it is not.
+__device__ inline bool WarnHost(const CallParams& call, WaitPoint wait_point, int peer,
                                 uint64_t sequence) {
   ControlBlock* const control = call.control;
-  if (control->warning == nullptr) return;
+  if (control->warning == nullptr) return true;
   const uint64_t key = sequence * 4 + static_cast<uint32_t>(wait_point);
   const uint64_t before = LoadAcquireSystem(&control->warned);
-  if (before >= key || CompareAndSwapDevice(&control->warned, before, key) != before) return;
-  // The host has not read the previous warning yet: this one is dropped.
-  if (LoadAcquireSystem(&control->warning->posted) != 0) return;
+  if (before >= key) return true;
+  if (LoadAcquireSystem(&control->warning->posted) != 0) return false;
+  if (CompareAndSwapDevice(&control->warned, before, key) != before) return false;
   WriteRecord(call, control->warning, Outcome::kArrived, wait_point, peer, sequence);
+  return true;
 }
 
 // Called by one warp. Sets the abort word of all peers.
@@ -52,6 +54,9 @@ __device__ inline void AbortGroup(const CallParams& call, Outcome outcome, WaitP
   if (is_leader && CompareAndSwapSystem(&control->inbox->abort, 0, word) == 0 && control->report) {
     WriteRecord(call, control->report, outcome, wait_point, peer, sequence);
   }
+  // Two ranks that forward before they look at their own words would both leave the report to the
+  // other one.
+  __syncwarp();
   ForwardAbort(call, word);
 }
 

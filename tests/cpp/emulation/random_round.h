@@ -315,9 +315,10 @@ class Round {
         }
       }
       // Nobody computes with safe values without being told.
-      if (has_ended && fault.kind != Fault::kRelease) {
-        CheckThat(!GroupOf(lane)->Failure().ok(),
+      if (has_ended && fault.kind != Fault::kRelease && GroupOf(lane)->Failure().ok()) {
+        CheckThat(false,
                   Concatenate("a call of lane ", lane, " was ended, and the next one is not told"));
+        Describe();
       }
     }
     for (int lane : aborted_lanes_) {
