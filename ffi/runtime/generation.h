@@ -26,8 +26,9 @@ inline constexpr int kRemoteDevice = -1;
 struct Member {
   int device = 0;  // CUDA ordinal, or kRemoteDevice
   ControlBlock* control = nullptr;
-  // The host's own stream. It waits for no kernel, so the host can reach a kernel that runs.
-  cudaStream_t stream = nullptr;
+  // The host's own streams. The first has copies only, which wait for no kernel: they reach a
+  // kernel that runs. In the second a release starts its generation.
+  cudaStream_t copies = nullptr, starts = nullptr;
 };
 
 // Thread-safe, except Allocate and Start.
@@ -59,9 +60,11 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // Makes each rank's calls that follow in streams[rank] calls of this generation. After an error
-  // some ranks may have begun it, and it never counts as begun.
-  Status Start(StartKernel start, const std::vector<cudaStream_t>& streams);
+  // Makes each rank's calls that follow in streams[rank] calls of this generation. A rank begins it
+  // after `before`, which is null or may still have to wait in other streams. After an error some
+  // ranks may have begun it, and it never counts as begun.
+  Status Start(StartKernel start, const std::vector<cudaStream_t>& streams,
+               const Generation* before);
 
   // Whether all ranks have begun this generation: then no kernel uses the one before.
   bool HasBegun() const;
@@ -100,6 +103,7 @@ class Generation {
     uint32_t abort;       // the source of the host's abort word
     uint64_t warning_ns;  // likewise
     uint64_t claim;       // the control block's, read by the host
+    uint64_t generation;  // likewise
     uint32_t abort_read;  // the inbox's abort word, likewise
   };
   struct RankMemory {
@@ -109,6 +113,7 @@ class Generation {
     PeerMemory::Mapping shared;        // maps that allocation, if ranks are remote
     cudaEvent_t begun = nullptr;
     bool posted = false;
+    std::optional<LongWait> long_wait;  // the latest
   };
 
   Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes,
@@ -118,6 +123,7 @@ class Generation {
   Status AllocateRank(size_t rank, bool* out_of_memory);
   Status FillStates();
   void PrintWarningsLocked();
+  bool WaitsStill(const LongWait& wait) const;
   Inbox* inbox(size_t rank) const;
   unsigned char* workspace(size_t rank) const;
 
@@ -133,7 +139,6 @@ class Generation {
   double warning_seconds_ = 0;
   Status host_failure_;
   bool host_failure_posted_ = false;
-  std::optional<LongWait> long_wait_;
 };
 
 }  // namespace jax_ep

@@ -171,14 +171,14 @@ Status Generation::FillStates() {
     // XLA's streams do not wait for the default stream, nor it for them. So this stream is waited
     // for, and Start comes later.
     if (error == cudaSuccess) {
-      error = cudaMemsetAsync(inbox(rank), 0, sizeof(Inbox), member.stream);
+      error = cudaMemsetAsync(inbox(rank), 0, sizeof(Inbox), member.copies);
     }
     if (error == cudaSuccess) {
       error = cudaMemcpyAsync(memory_[rank].state, &state, sizeof state, cudaMemcpyHostToDevice,
-                              member.stream);
+                              member.copies);
     }
     // Also after an error: the memory may be freed next.
-    const cudaError_t ended = cudaStreamSynchronize(member.stream);
+    const cudaError_t ended = cudaStreamSynchronize(member.copies);
     if (error == cudaSuccess) error = ended;
     Status status = OnGpu(member.device, FromCuda(error, "preparing a generation"));
     if (!status.ok()) return status;
@@ -191,7 +191,7 @@ Generation::~Generation() {
     RankMemory& memory = memory_[rank];
     const CurrentDevice current(members_[rank].device);
     // The host's own copies, such as an abort word, may still be in flight.
-    static_cast<void>(cudaStreamSynchronize(members_[rank].stream));
+    static_cast<void>(cudaStreamSynchronize(members_[rank].copies));
     if (memory.begun != nullptr) static_cast<void>(cudaEventDestroy(memory.begun));
     if (memory.registered) static_cast<void>(cudaHostUnregister(memory.records.get()));
     if (shared_ == nullptr && memory.state != nullptr) static_cast<void>(cudaFree(memory.state));
@@ -202,16 +202,21 @@ Generation::~Generation() {
   static_cast<void>(cudaGetLastError());
 }
 
-Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& streams) {
+Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& streams,
+                         const Generation* before) {
   Status first;
   for (size_t rank : local_) {  // GENERATION_START
     const Member& member = members_[rank];
     const CurrentDevice current(member.device);
-    Status status = OnGpu(member.device, start(member.control, memory_[rank].state, streams[rank]));
+    const cudaStream_t stream = streams[rank];
+    cudaError_t error = cudaSuccess;
+    if (before != nullptr) error = cudaStreamWaitEvent(stream, before->memory_[rank].begun, 0);
+    Status status = FromCuda(error, "starting a generation");
+    if (status.ok()) status = start(member.control, memory_[rank].state, stream);
     if (status.ok()) {
-      status = OnGpu(member.device, FromCuda(cudaEventRecord(memory_[rank].begun, streams[rank]),
-                                             "starting a generation"));
+      status = FromCuda(cudaEventRecord(memory_[rank].begun, stream), "starting a generation");
     }
+    status = OnGpu(member.device, std::move(status));
     if (first.ok()) first = status;
   }
   is_started_ = first.ok();
@@ -249,7 +254,7 @@ void Generation::Abort(const std::string& reason) {
     word = static_cast<uint32_t>(Outcome::kHostAbort);
     // An error is left: the device has failed, and its own calls have ended.
     static_cast<void>(cudaMemcpyAsync(&inbox(rank)->abort, &word, sizeof word,
-                                      cudaMemcpyHostToDevice, members_[rank].stream));
+                                      cudaMemcpyHostToDevice, members_[rank].copies));
     static_cast<void>(cudaGetLastError());
   }
 }
@@ -269,8 +274,8 @@ bool Generation::IsAborted() const {
     const CurrentDevice current(member.device);
     uint32_t& word = memory_[rank].records->abort_read;
     cudaError_t error = cudaMemcpyAsync(&word, &inbox(rank)->abort, sizeof word,
-                                        cudaMemcpyDeviceToHost, member.stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(member.stream);
+                                        cudaMemcpyDeviceToHost, member.copies);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(member.copies);
     if (error == cudaSuccess && word != 0) return true;
   }
   return false;
@@ -300,36 +305,48 @@ void Generation::PrintWarningsLocked() {
     if (!IsPosted(warning)) continue;
     const std::string description = DescribeWaiting(warning, warning_seconds_);
     std::fprintf(stderr, "%s\n", description.c_str());
-    long_wait_ = {static_cast<int>(rank), warning.sequence, description};
+    memory_[rank].long_wait = {static_cast<int>(rank), warning.sequence, description};
     // Release: the device writes the next record only after this one was read.
     std::atomic_ref(warning.posted).store(0, std::memory_order_release);
   }
 }
 
 std::optional<Generation::LongWait> Generation::FindLongWait() {
-  std::optional<LongWait> found;
+  std::vector<LongWait> waits;
   {
     const std::lock_guard lock(mutex_);
     PrintWarningsLocked();
-    found = long_wait_;
+    for (size_t rank : local_) {
+      if (memory_[rank].long_wait) waits.push_back(*memory_[rank].long_wait);
+    }
   }
-  if (!found) return {};
-  // Does the rank still wait in that call?
-  const Member& member = members_[found->rank];
+  for (const LongWait& wait : waits) {
+    if (WaitsStill(wait)) return wait;
+  }
+  return {};
+}
+
+bool Generation::WaitsStill(const LongWait& wait) const {
+  const Member& member = members_[wait.rank];
   const CurrentDevice current(member.device);
-  uint64_t& claim = memory_[found->rank].records->claim;
-  cudaError_t error = cudaMemcpyAsync(&claim, &member.control->claim, sizeof claim,
-                                      cudaMemcpyDeviceToHost, member.stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(member.stream);
-  const uint64_t next = FirstSequence(number_) + (claim >> kClaimShift);
-  if (error == cudaSuccess && next > found->sequence) return {};
-  return found;
+  Records& records = *memory_[static_cast<size_t>(wait.rank)].records;
+  cudaError_t error = cudaMemcpyAsync(&records.claim, &member.control->claim, sizeof records.claim,
+                                      cudaMemcpyDeviceToHost, member.copies);
+  // After the claim, which is then a claim of this generation if the rank has begun no later one.
+  if (error == cudaSuccess) {
+    error = cudaMemcpyAsync(&records.generation, &member.control->generation,
+                            sizeof records.generation, cudaMemcpyDeviceToHost, member.copies);
+  }
+  if (error == cudaSuccess) error = cudaStreamSynchronize(member.copies);
+  if (error != cudaSuccess) return true;
+  const uint64_t next = FirstSequence(number_) + (records.claim >> kClaimShift);
+  return records.generation == number_ && next <= wait.sequence;
 }
 
 void Generation::ShortenWarnings(double seconds) {
   {
     const std::lock_guard lock(mutex_);
-    if (seconds >= warning_seconds_) return;
+    if (seconds > warning_seconds_) return;
     warning_seconds_ = seconds;
   }
   for (size_t rank : local_) {
@@ -337,8 +354,11 @@ void Generation::ShortenWarnings(double seconds) {
     const CurrentDevice current(member.device);
     uint64_t& warning_ns = memory_[rank].records->warning_ns;
     warning_ns = static_cast<uint64_t>(std::llround(seconds * 1e9));
-    static_cast<void>(cudaMemcpyAsync(&member.control->warning_ns, &warning_ns, sizeof warning_ns,
-                                      cudaMemcpyHostToDevice, member.stream));
+    // The state first: a rank that begins this generation next copies it into the control block.
+    for (uint64_t* to : {&memory_[rank].state->warning_ns, &member.control->warning_ns}) {
+      static_cast<void>(cudaMemcpyAsync(to, &warning_ns, sizeof warning_ns, cudaMemcpyHostToDevice,
+                                        member.copies));
+    }
   }
 }
 

@@ -119,7 +119,7 @@ Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& str
 
 Status Group::Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams) {
   const std::shared_ptr<Generation> generation = std::move(next);
-  Status status = generation->Start(kernels_.start_generation, streams);
+  Status status = generation->Start(kernels_.start_generation, streams, current().get());
   std::string abort_reason;
   {
     const std::lock_guard lock(mutex_);
@@ -155,11 +155,9 @@ int64_t Group::ReleaseNow() {
   if (!has_generation) return 0;
   std::unique_ptr<Generation> next;
   bool out_of_memory = false;
-  // It starts on XLA's streams, where it may have to wait: the next one must not overtake it.
-  Status status = old ? old->AwaitBegin() : Status{};
-  if (status.ok()) status = Allocate(0, &next, &out_of_memory);
+  Status status = Allocate(0, &next, &out_of_memory);
   std::vector<cudaStream_t> streams;
-  for (const Member& member : members_) streams.push_back(member.stream);
+  for (const Member& member : members_) streams.push_back(member.starts);
   if (status.ok()) status = Begin(std::move(next), streams);
   if (status.ok()) status = current()->AwaitBegin();
   if (!status.ok()) {
@@ -209,16 +207,14 @@ void Group::PostReports(Mailbox& mailbox) {
 }
 
 void Group::ShortenWarnings(double seconds) {
-  if (const std::shared_ptr<Generation> generation = current()) {
-    generation->ShortenWarnings(seconds);
-  }
+  for (const auto& generation : All()) generation->ShortenWarnings(seconds);
 }
 
 void Group::AbortLongWait(const char* why) {
-  const std::shared_ptr<Generation> generation = current();
-  if (!generation) return;
-  if (const auto wait = generation->FindLongWait()) {
-    Abort(Concatenate(why, ", and ", wait->description));
+  for (const auto& generation : All()) {
+    if (const auto wait = generation->FindLongWait()) {
+      Abort(Concatenate(why, ", and ", wait->description));
+    }
   }
 }
 
@@ -268,14 +264,17 @@ Status Group::AllocateOnce() {
 }
 
 Status Group::AllocateMember(Member* member) const {
-  cudaError_t error = cudaStreamCreateWithFlags(&member->stream, cudaStreamNonBlocking);
+  cudaError_t error = cudaSuccess;
+  for (cudaStream_t* stream : {&member->copies, &member->starts}) {
+    if (error == cudaSuccess) error = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+  }
   if (error == cudaSuccess) {
     error = cudaMalloc(reinterpret_cast<void**>(&member->control), sizeof(ControlBlock));
   }
   if (error == cudaSuccess) {
-    error = cudaMemsetAsync(member->control, 0, sizeof(ControlBlock), member->stream);
+    error = cudaMemsetAsync(member->control, 0, sizeof(ControlBlock), member->copies);
   }
-  if (error == cudaSuccess) error = cudaStreamSynchronize(member->stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(member->copies);
   return OnGpu(member->device, FromCuda(error, "allocating a control block"));
 }
 

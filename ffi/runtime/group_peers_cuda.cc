@@ -59,14 +59,12 @@ void Group::AwaitReason(Generation& generation) const {
 
 void Group::Watch() {
   const uint64_t era = peers_ ? peers_->era() : 0;
-  const std::shared_ptr<Generation> generation = current();
-  if (!generation) return;
-  generation->PrintWarnings();
+  for (const auto& generation : All()) generation->PrintWarnings();
   if (!peers_) return;
   // During a release the era is the next one, and failures are those of the one before.
   if (!is_releasing_) TellFailure(era);
   if (const std::string departed = peers_->Departed(); !departed.empty()) {
-    generation->ShortenWarnings(kWarningSecondsAfterExit);
+    ShortenWarnings(kWarningSecondsAfterExit);
     AbortLongWait(Concatenate(departed, " has exited").c_str());
   }
 }

@@ -177,7 +177,6 @@ void Groups::Drain(double warning_seconds, const char* why) {
   const std::vector<Group*> groups = All();
   std::set<int> devices;
   for (Group* group : groups) {
-    if (warning_seconds > 0) group->ShortenWarnings(warning_seconds);
     devices.insert(group->devices().begin(), group->devices().end());
   }
   // Twice: a device that was idle may since have got the call that another one waited for.
@@ -185,6 +184,8 @@ void Groups::Drain(double warning_seconds, const char* why) {
     DeviceWaits waits(devices);
     while (!waits.Await(std::chrono::milliseconds(100))) {
       for (Group* group : groups) {
+        // Again and again: generations may have started since.
+        if (warning_seconds > 0) group->ShortenWarnings(warning_seconds);
         const Status failure = waits.Failure(group->devices());
         if (failure.ok()) {
           group->AbortLongWait(why);

@@ -28,9 +28,8 @@ class Deadline {
       AbortGroup(call_, Outcome::kTimeout, wait_point_, static_cast<int>(peer), sequence_);
       return Outcome::kTimeout;
     }
-    if (waited > control->warning_ns && !warned_) {
-      warned_ = true;
-      if (LaneIndex() == 0) WarnHost(call_, wait_point_, static_cast<int>(peer), sequence_);
+    if (waited > control->warning_ns && !has_warned_ && LaneIndex() == 0) {
+      has_warned_ = WarnHost(call_, wait_point_, static_cast<int>(peer), sequence_);
     }
     return Outcome::kArrived;
   }
@@ -40,7 +39,7 @@ class Deadline {
   const WaitPoint wait_point_;
   const uint64_t sequence_;
   uint64_t start_;
-  bool warned_ = false;
+  bool has_warned_ = false;  // in the first lane
 };
 
 }  // namespace jax_ep

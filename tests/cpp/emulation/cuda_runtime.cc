@@ -272,6 +272,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   for (int64_t pending; (pending = event->pending) != 0;) event->pending.wait(pending);
   return cudaSuccess;
 }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  stream->Add([=] { cudaEventSynchronize(event); });
+  return cudaSuccess;
+}
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
   return cudaSuccess;

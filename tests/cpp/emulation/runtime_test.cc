@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -116,28 +117,43 @@ struct WaitStage {
   const std::atomic<bool>* is_over;
 };
 void WaitKernel(WaitStage stage) {
-  while (!*stage.is_over) std::this_thread::yield();
+  while (!*stage.is_over) emulation::Yield();
 }
+
+// Occupies a stream until it is told to end.
+class Obstacle {
+ public:
+  explicit Obstacle(cudaStream_t stream) {
+    WaitStage stage = {&is_over_};
+    void* arguments[] = {&stage};
+    const auto kernel = reinterpret_cast<const void*>(WaitKernel);
+    CHECK(cudaLaunchKernel(kernel, 1, 32, arguments, 0, stream) == cudaSuccess);
+  }
+  void Remove() { is_over_ = true; }
+  std::jthread RemoveLater() {
+    return std::jthread([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      Remove();
+    });
+  }
+  bool IsRemoved() const { return is_over_; }
+
+ private:
+  std::atomic<bool> is_over_ = false;
+};
 
 // A generation is freed while the host's abort words are still in flight.
 void TestHostCopiesEndBeforeTheGeneration() {
   Restart();
-  std::atomic<bool> is_over = false;
-  const std::vector<Member> members = {{.device = 0, .control = nullptr, .stream = StreamOf(0)}};
+  const std::vector<Member> members = {{.device = 0, .control = nullptr, .copies = StreamOf(0)}};
   std::unique_ptr<Generation> generation;
   bool out_of_memory = false;
   CHECK_OK(Generation::Allocate(members, 1, 4096, &generation, &out_of_memory));
-  WaitStage stage = {&is_over};
-  void* arguments[] = {&stage};
-  const auto kernel = reinterpret_cast<const void*>(WaitKernel);
-  CHECK(cudaLaunchKernel(kernel, 1, 32, arguments, 0, StreamOf(0)) == cudaSuccess);
+  Obstacle obstacle(StreamOf(0));
   generation->Abort("too late");
-  std::jthread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    is_over = true;
-  });
+  const std::jthread later = obstacle.RemoveLater();
   generation.reset();
-  CHECK(is_over);
+  CHECK(obstacle.IsRemoved());
   cudaStreamSynchronize(StreamOf(0));
 }
 
@@ -147,21 +163,48 @@ void TestAReleaseOvertakesNoGrowth() {
   Restart();
   DispatchProgram small(1, kSmall, false), large(1, kLarge, false);
   small.Check();
-  std::atomic<bool> is_over = false;
-  WaitStage stage = {&is_over};
-  void* arguments[] = {&stage};
-  const auto kernel = reinterpret_cast<const void*>(WaitKernel);
-  CHECK(cudaLaunchKernel(kernel, 1, 32, arguments, 0, StreamOf(0)) == cudaSuccess);
+  Obstacle obstacle(StreamOf(0));
   CHECK_OK(large.Enter(NextRun(), 0));
-  std::jthread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    is_over = true;
-  });
-  GroupOf({0})->Release();
-  CHECK(is_over);
+  {
+    const std::jthread later = obstacle.RemoveLater();
+    GroupOf({0})->Release();
+    CHECK(obstacle.IsRemoved());
+  }
   cudaStreamSynchronize(StreamOf(0));
   small.Check();
   large.Check();
+}
+
+// Nor does the growth for a program of another stream.
+void TestAGrowthOvertakesNoOther() {
+  Restart();
+  DispatchProgram small(1, kSmall, false), medium(1, kMedium, false), large(1, kLarge, false);
+  small.Check();
+  Obstacle obstacle(StreamOf(0));
+  CHECK_OK(medium.Enter(NextRun(), 0));
+  cudaStream_t other;
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  CHECK_OK(large.site->Enter(NextRun(), {0, other, 0, large.workspace_bytes(), {}}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  obstacle.Remove();
+  cudaStreamSynchronize(StreamOf(0));
+  cudaStreamDestroy(other);
+  large.Check();
+  medium.Check();
+}
+
+// The host ends a call for which a release waits.
+void TestHostAbortsDuringARelease() {
+  Restart();
+  DispatchProgram program(2, kSmall, false, 8);
+  program.Check();
+  CHECK_OK(program.Launch(0));
+  emulation::faults.failed_device = 9;  // and does not begin the release's generation
+  std::jthread releases([] { GroupOf({8, 9})->Release(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  GroupOf({8, 9})->Abort("no luck");
+  CHECK(Seconds([&] { cudaStreamSynchronize(StreamOf(8)); }) < 10);
+  CHECK(program.IsSafe(0));
 }
 
 // A device has failed: its peer, which waits for it, is ended.
@@ -203,6 +246,48 @@ void TestNobodyComes() {
   });
   Groups::OfProcess().Release();
   CHECK(program.IsRight(0) && program.IsRight(1));
+}
+
+// A rank waits long in a call that succeeds, and right after it one waits for ever. The host ends
+// the second wait, also if it has not read the warning of the first.
+void TestALaterWaitIsFound() {
+  setenv("JAX_EP_WARN_AFTER_S", "0.005", 1);
+  setenv("JAX_EP_ENTRY_TIMEOUT_S", "40", 1);
+  DispatchProgram program(2, kSmall, false);
+  for (int round = 0; round < 8; ++round) {
+    Restart();
+    program.Check();
+    const int first = round % 2, second = round / 2 % 2;
+    CHECK_OK(program.Launch(first));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK_OK(program.Launch(1 - first));
+    program.Synchronize();
+    CHECK_OK(program.Launch(second));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(Seconds([] { Groups::OfProcess().Drain(0, "the test ends"); }) < 20);
+    CHECK(program.IsSafe(second));
+  }
+  unsetenv("JAX_EP_WARN_AFTER_S");
+  unsetenv("JAX_EP_ENTRY_TIMEOUT_S");
+}
+
+// A call waits in a generation that has a successor, which neither rank can begin.
+void TestAWaitInAnEarlierGenerationIsFound() {
+  setenv("JAX_EP_ENTRY_TIMEOUT_S", "40", 1);
+  Restart();
+  DispatchProgram small(2, kSmall, false), large(2, kLarge, false);
+  small.Check();
+  CHECK_OK(small.Launch(0));
+  Obstacle obstacle(StreamOf(1));
+  const int64_t run = NextRun();
+  for (const Status& status : large.OnAll([&](int r) { return large.Enter(run, r); })) {
+    CHECK_OK(status);
+  }
+  std::jthread drains([] { Groups::OfProcess().Drain(0.01, "the test ends"); });
+  CHECK(Seconds([] { cudaStreamSynchronize(StreamOf(0)); }) < 20);
+  CHECK(small.IsSafe(0) && small.status(0) == static_cast<int>(Outcome::kHostAbort));
+  obstacle.Remove();
+  unsetenv("JAX_EP_ENTRY_TIMEOUT_S");
 }
 
 // A second thread is between Enter and its launch, while the workspace grows under it.
@@ -381,6 +466,8 @@ void TestTwoCallsAtOnce() {
   for (int round = 0; round < 24; ++round) {
     Restart();
     const int num_ranks = 1 + round % 3;
+    std::vector<int> devices(num_ranks);
+    std::iota(devices.begin(), devices.end(), 0);
     DispatchProgram first(num_ranks, kMedium, round % 2 == 0);
     DispatchProgram second(num_ranks, round % 4 < 2 ? kMedium : kSmall, round % 2 == 0);
     first.Check();
@@ -403,6 +490,7 @@ void TestTwoCallsAtOnce() {
       for (const DispatchProgram* program : {&first, &second}) {
         num_whole += program->IsRight(r);
         num_concurrent += program->status(r) == static_cast<int>(Outcome::kConcurrent);
+        if (program->IsSafe(r)) CHECK(!GroupOf(devices)->Failure().ok());
       }
     }
   }
@@ -673,6 +761,10 @@ int main() {
                {"nobody comes", TestNobodyComes},
                {"host copies end before the generation", TestHostCopiesEndBeforeTheGeneration},
                {"a release overtakes no growth", TestAReleaseOvertakesNoGrowth},
+               {"a growth overtakes no other", TestAGrowthOvertakesNoOther},
+               {"the host aborts during a release", TestHostAbortsDuringARelease},
+               {"a later wait is found", TestALaterWaitIsFound},
+               {"a wait in an earlier generation is found", TestAWaitInAnEarlierGenerationIsFound},
                {"growth before a launch", TestGrowthBeforeALaunch},
                {"old workspaces are freed", TestOldWorkspacesAreFreed},
                {"too many generations", TestTooManyGenerations},
