@@ -38,6 +38,17 @@ Status Open(UniqueFd* made) {
   return {};
 }
 
+// Refuses processes of other users.
+Status CheckUser(int connection) {
+  ucred other = {};
+  socklen_t size = sizeof other;
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &other, &size) != 0) {
+    return Failed("asking whose process is connected");
+  }
+  if (other.uid == geteuid()) return {};
+  return FailedPrecondition("it is a process of user ", other.uid, "; expected user ", geteuid());
+}
+
 // Bounds how long connecting and sending may take.
 void SetDeadline(int fd) {
   const timeval deadline = {kSendSeconds, 0};
@@ -70,26 +81,17 @@ Status Connect(std::string_view name, UniqueFd* connection) {
   if (status.ok()) status = Open(connection);
   if (!status.ok()) return status;
   SetDeadline(connection->get());
-  if (connect(connection->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-    return Failed("connecting to its socket");
+  while (connect(connection->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+    if (errno != EINTR) return Failed("connecting to its socket");
   }
-  return {};
+  return CheckUser(connection->get());
 }
 
 Status Accept(int listener, UniqueFd* connection) {
   *connection = UniqueFd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   if (!connection->is_open()) return Failed("accepting a connection");
-  ucred other = {};
-  socklen_t size = sizeof other;
-  if (getsockopt(connection->get(), SOL_SOCKET, SO_PEERCRED, &other, &size) != 0) {
-    return Failed("asking who connects");
-  }
-  if (other.uid != geteuid()) {
-    return FailedPrecondition("a process of user ", other.uid, " has connected; expected user ",
-                              geteuid());
-  }
   SetDeadline(connection->get());
-  return {};
+  return CheckUser(connection->get());
 }
 
 Status Send(int connection, std::string_view bytes, const std::vector<int>& descriptors) {
@@ -114,6 +116,7 @@ Status Send(int connection, std::string_view bytes, const std::vector<int>& desc
     std::memcpy(CMSG_DATA(rights), descriptors.data(), size);
   }
   while (sendmsg(connection, &header, MSG_NOSIGNAL) < 0) {
+    if (errno == EPIPE || errno == ECONNRESET) return {};
     if (errno != EINTR) return Failed("sending a message");
   }
   return {};
@@ -133,8 +136,9 @@ Status Receive(int connection, Message* message, bool* ended) {
   ssize_t received;
   do {
     received = recvmsg(connection, &header, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
-  if (received == 0 || (received < 0 && errno == ECONNRESET)) {
+    // The kernel reports once that the other process has left messages unread, before its own.
+  } while (received < 0 && (errno == EINTR || errno == ECONNRESET));
+  if (received == 0) {
     message->bytes.clear();
     *ended = true;
     return {};

@@ -44,16 +44,19 @@ struct Message {
 // Makes a socket that accepts connections under this name.
 Status Listen(std::string_view name, UniqueFd* listener);
 
-// Fails at once if nobody listens under this name in this network namespace.
+// Fails at once if nobody listens under this name in this network namespace, or a process of
+// another user does.
 Status Connect(std::string_view name, UniqueFd* connection);
 
 // Takes the next connection. Refuses processes of other users.
 Status Accept(int listener, UniqueFd* connection);
 
-// Waits for at most 5 s: the receiver takes its messages at once, whatever else it does.
+// Waits for at most 5 s: the receiver takes its messages at once, whatever else it does. It is no
+// error if the other process has closed its end, or died: Receive tells of it.
 Status Send(int connection, std::string_view bytes, const std::vector<int>& descriptors = {});
 
-// Blocks until there is a message. Sets `ended` if the other process has closed its end, or died.
+// Blocks until there is a message. Sets `ended` if the other process has closed its end, or died,
+// and there are no more messages.
 Status Receive(int connection, Message* message, bool* ended);
 
 }  // namespace jax_ep

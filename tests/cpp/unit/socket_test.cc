@@ -60,7 +60,7 @@ void TestDescriptorsAreShared() {
           CHECK(pread(second.get(), &byte, 1, 7) == 1 && byte == 'x');
           CHECK_OK(Receive(connection.get(), &message, &ended));
           CHECK(ended);
-          CHECK(!Send(connection.get(), "to nobody").ok());
+          CHECK_OK(Send(connection.get(), "to nobody"));
         }) == 0);
 }
 
@@ -80,6 +80,29 @@ void TestMessagesStayApart() {
     CHECK(message.bytes.size() == size_t(i) + 1);
   }
   CHECK_FAILS(Send(connection.get(), std::string(kMaxMessageBytes + 1, 'a')), "16385 bytes");
+}
+
+// A process that ends with messages unread has still sent its last ones.
+void TestLastMessages() {
+  const std::string name = UniqueName() + "-last";
+  UniqueFd listener, connection;
+  CHECK_OK(Listen(name, &listener));
+  CHECK_OK(Connect(name, &connection));
+  {
+    UniqueFd other;
+    CHECK_OK(Accept(listener.get(), &other));
+    CHECK_OK(Send(connection.get(), "never read"));
+    CHECK_OK(Send(other.get(), "first"));
+    CHECK_OK(Send(other.get(), "last"));
+  }
+  Message message;
+  bool ended = false;
+  for (const char* expected : {"first", "last"}) {
+    CHECK_OK(Receive(connection.get(), &message, &ended));
+    CHECK(message.bytes == expected && !ended);
+  }
+  CHECK_OK(Receive(connection.get(), &message, &ended));
+  CHECK(ended);
 }
 
 void TestNobodyListens() {
@@ -107,6 +130,7 @@ void TestIdentities() {
 int main() {
   jax_ep::TestDescriptorsAreShared();
   jax_ep::TestMessagesStayApart();
+  jax_ep::TestLastMessages();
   jax_ep::TestNobodyListens();
   jax_ep::TestIdentities();
   return jax_ep::testing::Finish();
