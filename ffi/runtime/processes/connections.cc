@@ -1,20 +1,29 @@
 #include "ffi/runtime/processes/connections.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
+
+#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
 
-constexpr std::chrono::seconds kConnectDeadline{30};
+using Clock = std::chrono::steady_clock;
+
 // A process that has died before it connected listens no more.
 constexpr std::chrono::milliseconds kProbePeriod{200};
+// If no connection can be accepted, too many files are open.
+constexpr std::chrono::milliseconds kAcceptAgain{50};
 
 Status SendFrame(int connection, const Frame::Header& header, const std::string& bytes,
                  const std::vector<int>& descriptors = {}) {
@@ -39,38 +48,45 @@ Connections& Connections::OfProcess() {
 
 Status Connections::Address(std::string* address) {
   const std::lock_guard lock(mutex_);
-  if (!listener_.is_open()) {
+  if (address_.empty()) {
     const Identity self = ThisProcess();
-    address_ = Concatenate("jax_ep-", self.pid, "-", std::hex, self.process);
-    if (Status status = Listen(address_, &listener_); !status.ok()) return status;
+    const std::string name = Concatenate("jax_ep-", self.pid, "-", std::hex, self.process);
+    listener_ = {};
+    if (Status status = Listen(name, &listener_); !status.ok()) return status;
     wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC));
     if (!wake_.is_open()) return FailedPrecondition("no eventfd: too many files are open");
+    CloseInForks();
     std::thread([this] { Run(); }).detach();
+    address_ = name;
   }
   *address = address_;
   return {};
+}
+
+void Connections::CloseInForks() {
+  static const int registered =
+      pthread_atfork([] { OfProcess().mutex_.lock(); }, [] { OfProcess().mutex_.unlock(); },
+                     [] {
+                       Connections& parents = OfProcess();
+                       close(parents.listener_.get());
+                       close(parents.wake_.get());
+                       for (const Connection& connection : parents.unnamed_)
+                         close(connection->get());
+                       for (const auto& [process, connection] : parents.connections_)
+                         close(connection->get());
+                       new (&parents) Connections;  // the parent's is abandoned, not destroyed
+                     });
+  static_cast<void>(registered);
 }
 
 Status Connections::ConnectWith(const Identity& other) {
   const std::lock_guard one_at_a_time(connecting_);
   const uint64_t self = ThisProcess().process;
   {
-    std::unique_lock lock(mutex_);
-    const auto is_known = [&] {
-      return connections_.contains(other.process) || ended_.contains(other.process);
-    };
-    if (is_known()) return {};
-    if (self > other.process) {
-      const auto deadline = std::chrono::steady_clock::now() + kConnectDeadline;
-      while (std::chrono::steady_clock::now() < deadline) {
-        if (changed_.wait_for(lock, kProbePeriod, is_known)) return {};
-        UniqueFd probe;
-        if (Status status = Connect(other.address, &probe); !status.ok()) return status;
-      }
-      return FailedPrecondition("it has not connected to the socket ", address_, " within ",
-                                kConnectDeadline.count(), " s");
-    }
+    const std::lock_guard lock(mutex_);
+    if (connections_.contains(other.process) || ended_.contains(other.process)) return {};
   }
+  if (self > other.process) return AwaitConnection(other);
   UniqueFd connection;
   Status status = Connect(other.address, &connection);
   if (status.ok()) {
@@ -80,13 +96,45 @@ Status Connections::ConnectWith(const Identity& other) {
   return status;
 }
 
+// Another process may make its first call with this group much later.
+Status Connections::AwaitConnection(const Identity& other) {
+  Settings settings;
+  if (Status status = ReadSettings(&settings); !status.ok()) return status;
+  const auto start = Clock::now();
+  auto warning = start + std::chrono::nanoseconds(settings.warning_ns);
+  const auto deadline = start + std::chrono::nanoseconds(settings.entry_deadline_ns);
+  while (Clock::now() < deadline) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto is_known = [&] {
+        return connections_.contains(other.process) || ended_.contains(other.process);
+      };
+      const auto next = std::min({Clock::now() + kProbePeriod, warning, deadline});
+      if (changed_.wait_until(lock, next, is_known)) return {};
+    }
+    UniqueFd probe;
+    if (Status status = Connect(other.address, &probe); !status.ok()) return status;
+    if (Clock::now() < warning) continue;
+    warning = deadline;
+    std::fprintf(stderr,
+                 "jax_ep: %s has not connected for %g s; process with pid %d waits for it\n",
+                 Describe(other).c_str(), static_cast<double>(settings.warning_ns) * 1e-9,
+                 static_cast<int>(getpid()));
+  }
+  return FailedPrecondition("it has not connected within ",
+                            static_cast<double>(settings.entry_deadline_ns) * 1e-9,
+                            " s (JAX_EP_ENTRY_TIMEOUT_S)");
+}
+
 Status Connections::Send(uint64_t process, const Frame::Header& header, const std::string& bytes,
                          const std::vector<int>& descriptors) {
   Connection connection;
   {
     const std::lock_guard lock(mutex_);
     const auto found = connections_.find(process);
-    if (found == connections_.end()) return FailedPrecondition("it has closed the connection");
+    if (found == connections_.end()) {
+      return ended_.contains(process) ? Status{} : FailedPrecondition("it is not connected");
+    }
     connection = found->second;
   }
   return SendFrame(connection->get(), header, bytes, descriptors);
@@ -97,12 +145,12 @@ void Connections::Subscribe(uint64_t group, Receiver* receiver) {
   receivers_[group] = receiver;
   for (auto& [process, frame] : early_[group]) receiver->OnFrame(process, std::move(frame));
   early_.erase(group);
-  std::map<uint64_t, bool> ended;
+  std::map<uint64_t, Status> ended;
   {
     const std::lock_guard lock(mutex_);
     ended = ended_;
   }
-  for (const auto& [process, in_order] : ended) receiver->OnEnd(process, in_order);
+  for (const auto& [process, end] : ended) receiver->OnEnd(process, end);
 }
 
 void Connections::Leave() {
@@ -159,7 +207,7 @@ void Connections::Run() {
 
 void Connections::AcceptOne() {
   UniqueFd connection;
-  if (!Accept(listener_.get(), &connection).ok()) return;
+  if (!Accept(listener_.get(), &connection).ok()) return std::this_thread::sleep_for(kAcceptAgain);
   const std::lock_guard lock(mutex_);
   unnamed_.push_back(std::make_shared<UniqueFd>(std::move(connection)));
 }
@@ -182,27 +230,36 @@ void Connections::ReceiveFrom(uint64_t process, const Connection& connection) {
   Message message;
   Frame frame;
   bool ended = false;
-  const Status status = Receive(connection->get(), &message, &ended);
-  if (!status.ok() || ended || !Decode(std::move(message), &frame)) return End(process);
-  if (frame.header.kind == Frame::Kind::kLeave) {
-    const std::lock_guard lock(mutex_);
-    leaving_[process] = true;
-  } else {
-    Deliver(process, std::move(frame));
+  Status status = Receive(connection->get(), &message, &ended);
+  if (ended) {
+    status = FailedPrecondition("has died: it has closed its socket without exiting in order");
+  } else if (!status.ok()) {
+    status = FailedPrecondition("cannot be heard any more: ", status.message);
+  } else if (!Decode(std::move(message), &frame)) {
+    status = FailedPrecondition("cannot be understood: it has sent half a message");
   }
+  if (!status.ok()) {
+    {
+      const std::lock_guard lock(mutex_);
+      connections_.erase(process);
+    }
+    return End(process, status);
+  }
+  // A process that leaves comes no more, though its exit may take long. Its connection stays: who
+  // closed one would seem to have died.
+  if (frame.header.kind == Frame::Kind::kLeave) return End(process, {});
+  Deliver(process, std::move(frame));
 }
 
-void Connections::End(uint64_t process) {
+// Tells the receivers of an end, once.
+void Connections::End(uint64_t process, const Status& end) {
   const std::lock_guard delivery(delivery_);
-  bool in_order = false;
   {
     const std::lock_guard lock(mutex_);
-    connections_.erase(process);
-    in_order = leaving_.contains(process);
-    ended_[process] = in_order;
+    if (!ended_.try_emplace(process, end).second) return;
     changed_.notify_all();
   }
-  for (const auto& [group, receiver] : receivers_) receiver->OnEnd(process, in_order);
+  for (const auto& [group, receiver] : receivers_) receiver->OnEnd(process, end);
 }
 
 void Connections::Deliver(uint64_t process, Frame frame) {

@@ -40,8 +40,9 @@ class Connections {
    public:
     virtual ~Receiver() = default;
     virtual void OnFrame(uint64_t process, Frame frame) = 0;
-    // The process has closed the connection: in order, as it exits, or because it has died.
-    virtual void OnEnd(uint64_t process, bool in_order) = 0;
+    // The process comes no more. `end` is OK if it exits in order; else it says what has happened
+    // to it, as "has died".
+    virtual void OnEnd(uint64_t process, const Status& end) = 0;
   };
 
   // Never destroyed: its thread may outlive static destructors.
@@ -50,10 +51,11 @@ class Connections {
   // Returns the name of this process's socket. The first call makes it, and starts the thread.
   Status Address(std::string* address);
 
-  // Waits for a connection with another process of this host. The process with the smaller number
-  // connects. It must listen, and make the same call.
+  // Waits for a connection with another process of this host, up to JAX_EP_ENTRY_TIMEOUT_S. The
+  // process with the smaller number connects. It must listen, and make the same call.
   Status ConnectWith(const Identity& other);
 
+  // It is no error if the process has ended: receivers are told.
   Status Send(uint64_t process, const Frame::Header& header, const std::string& bytes,
               const std::vector<int>& descriptors = {});
 
@@ -66,12 +68,15 @@ class Connections {
  private:
   using Connection = std::shared_ptr<const UniqueFd>;
 
+  // A fork has the descriptors of its parent: it would hide the parent's end, and speak for it.
+  void CloseInForks();
+  Status AwaitConnection(const Identity& other);
   void Run();
   void AcceptOne();
   void Greet(Connection connection);
   void ReceiveFrom(uint64_t process, const Connection& connection);
   void Add(uint64_t process, Connection connection);
-  void End(uint64_t process);
+  void End(uint64_t process, const Status& end);
   void Deliver(uint64_t process, Frame frame);
   void Wake() const;
 
@@ -81,8 +86,7 @@ class Connections {
   UniqueFd listener_, wake_;
   std::map<uint64_t, Connection> connections_;  // indexed by the other process
   std::vector<Connection> unnamed_;             // accepted, before their first message
-  std::map<uint64_t, bool> ended_;              // whether in order
-  std::map<uint64_t, bool> leaving_;
+  std::map<uint64_t, Status> ended_;
 
   std::mutex connecting_;
   std::mutex delivery_;  // held over calls of receivers

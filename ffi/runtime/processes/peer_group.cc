@@ -15,6 +15,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kTurnOfRelease = ~uint64_t{0};
 
+// A process may release after a failure that a third one still has to tell.
+constexpr std::chrono::seconds kInFlight{1};
+
 const char* Name(PeerGroup::Step step) {
   switch (step) {
     case PeerGroup::Step::kCall:
@@ -81,6 +84,7 @@ Status PeerGroup::Connect() {
                                  kChoices);
     }
   }
+  if (!first.ok()) ReportFailure(era(), first.message);
   return first;
 }
 
@@ -104,13 +108,17 @@ Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<
                                 .group = key_,
                                 .era = turn.first,
                                 .turn = turn.second};
+  Status status;
   for (size_t other = 0; other < processes_.size(); ++other) {
     if (other == self_) continue;
-    // An error means that the process has ended. The waiting finds out how.
-    static_cast<void>(
-        Connections::OfProcess().Send(processes_[other].process, header, bytes, descriptors));
+    Status sent =
+        Connections::OfProcess().Send(processes_[other].process, header, bytes, descriptors);
+    if (status.ok() && !sent.ok()) {
+      status = FailedPrecondition("jax_ep: ", Describe(self_), " cannot tell ", Describe(other),
+                                  " of ", Name(step), ": ", sent.message);
+    }
   }
-  Status status = Await(step, turn);
+  if (status.ok()) status = Await(step, turn);
   if (!status.ok()) return step == Step::kRelease ? status : Fail(std::move(status));
   const std::lock_guard lock(mutex_);
   contributions->clear();
@@ -148,10 +156,17 @@ Status PeerGroup::Await(Step step, const Turn& turn) {
   const auto start = Clock::now();
   auto warning = start + std::chrono::nanoseconds(settings.warning_ns);
   const auto deadline = start + std::chrono::nanoseconds(settings.entry_deadline_ns);
+  auto patience = Clock::time_point::max();
   std::unique_lock lock(mutex_);
   while (!HasArrived(turn)) {
     if (!death_.ok()) return death_;
-    if (step != Step::kRelease && !failure_.ok()) return failure_;
+    if (step != Step::kRelease) {
+      if (!failure_.ok()) return failure_;
+      if (Status status = CheckReleases(step, turn); !status.ok()) {
+        patience = std::min(patience, Clock::now() + kInFlight);
+        if (Clock::now() >= patience) return status;
+      }
+    }
     for (const auto& [process, description] : departed_) {
       if (!frames_[turn].contains(process)) {
         return FailedPrecondition("jax_ep: ", Describe(self_), " waits for ", Name(step), ", but ",
@@ -173,21 +188,36 @@ Status PeerGroup::Await(Step step, const Turn& turn) {
                    Describe(self_).c_str(), static_cast<double>(settings.warning_ns) * 1e-9,
                    Missing(turn).c_str(), Name(step));
     }
-    changed_.wait_until(lock, std::min(warning, deadline));
+    changed_.wait_until(lock, std::min({warning, deadline, patience}));
   }
   return CheckSteps(step, turn);
 }
 
-// Called with the lock.
+// Called with the lock. Checks that all processes have made the same step.
 Status PeerGroup::CheckSteps(Step step, const Turn& turn) const {
   for (const auto& [process, frame] : frames_.at(turn)) {
     const Step other = static_cast<Step>(frame.header.step);
-    if (other == step) continue;
-    return FailedPrecondition("jax_ep: ", Describe(self_), " is in ", Name(step), ", while ",
-                              Describe(process), " is in ", Name(other),
-                              ". All processes must run the same programs in the same order");
+    if (other != step) return OtherStep(step, process, other);
   }
   return {};
+}
+
+// Called with the lock. A process that has begun a release makes no step before it any more.
+Status PeerGroup::CheckReleases(Step step, const Turn& turn) const {
+  const auto released = frames_.find({turn.first, kTurnOfRelease});
+  if (released == frames_.end()) return {};
+  const auto arrived = frames_.find(turn);
+  for (const auto& [process, frame] : released->second) {
+    if (arrived != frames_.end() && arrived->second.contains(process)) continue;
+    return OtherStep(step, process, Step::kRelease);
+  }
+  return {};
+}
+
+Status PeerGroup::OtherStep(Step step, size_t process, Step other) const {
+  return FailedPrecondition("jax_ep: ", Describe(self_), " is in ", Name(step), ", while ",
+                            Describe(process), " is in ", Name(other),
+                            ". All processes must run the same programs in the same order");
 }
 
 Status PeerGroup::Fail(Status status) {
@@ -285,18 +315,17 @@ void PeerGroup::OnFrame(uint64_t process, Frame frame) {
   if (!failure.empty()) on_failure_(failure, false);
 }
 
-void PeerGroup::OnEnd(uint64_t process, bool in_order) {
+void PeerGroup::OnEnd(uint64_t process, const Status& end) {
   const size_t index = IndexOf(process);
   if (index == processes_.size() || index == self_) return;
   Status death;
   {
     const std::lock_guard lock(mutex_);
-    if (in_order) {
+    if (end.ok()) {
       departed_[index] = Describe(index);
     } else if (death_.ok()) {
-      death_ = FailedPrecondition("jax_ep: ", Describe(index),
-                                  " has died: it has closed its socket without exiting in order. "
-                                  "Look at its log, and start all processes again");
+      death_ = FailedPrecondition("jax_ep: ", Describe(index), " ", end.message,
+                                  ". Look at its log, and start all processes again");
       if (failure_.ok()) failure_ = death_;
       death = death_;
     }

@@ -43,7 +43,7 @@ class PeerGroup : private Connections::Receiver {
   PeerGroup(uint64_t key, const std::vector<Identity>& ranks);
 
   // Connects with the other processes. An error says which of them is elsewhere, and which step
-  // has failed.
+  // has failed. Those that are connected fail, too.
   Status Connect();
   // Receives from now on.
   void Start(OnFailure on_failure);
@@ -81,11 +81,13 @@ class PeerGroup : private Connections::Receiver {
   using Turn = std::pair<uint64_t, uint64_t>;  // era and turn
 
   void OnFrame(uint64_t process, Frame frame) override;
-  void OnEnd(uint64_t process, bool in_order) override;
+  void OnEnd(uint64_t process, const Status& end) override;
   size_t IndexOf(uint64_t process) const;
   bool HasArrived(const Turn& turn) const;
   Status Await(Step step, const Turn& turn);
   Status CheckSteps(Step step, const Turn& turn) const;
+  Status CheckReleases(Step step, const Turn& turn) const;
+  Status OtherStep(Step step, size_t process, Step other) const;
   std::string Missing(const Turn& turn) const;
   Status Fail(Status status);
   void BeginEra();

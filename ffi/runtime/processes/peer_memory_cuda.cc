@@ -2,7 +2,7 @@
 // process that has allocated the memory, so a kernel never stores to memory that is gone.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <unistd.h>
+#include <fcntl.h>
 
 #include <cstdint>
 #include <mutex>
@@ -87,8 +87,10 @@ class DriverMemory : public PeerMemory {
     Status status = driver_.Check(
         driver_.export_handle(&fd, mapping.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
         "exporting a workspace (cuMemExportToShareableHandle)");
-    if (status.ok()) *descriptor = UniqueFd(fd);
-    return status;
+    if (!status.ok()) return status;
+    *descriptor = UniqueFd(fd);
+    static_cast<void>(fcntl(fd, F_SETFD, FD_CLOEXEC));
+    return {};
   }
 
   Status Import(const std::vector<int>& devices, int descriptor, size_t bytes,

@@ -214,6 +214,19 @@ void TestOtherCall() {
   });
 }
 
+// What one process cannot tell the other is an error in both.
+void TestCannotTell() {
+  InTwo([](Process& process, int index) {
+    DispatchProgram program = process.Dispatch(6, false);
+    program.call = std::string(index == 0 ? kMaxMessageBytes : 1, 'x');
+    for (const Status& status : program.Run()) {
+      CHECK_FAILS(status, "rank 0 in process 0");
+      CHECK_FAILS(status, "cannot tell rank 1 in process 1");
+    }
+    CheckAfterRelease(process);
+  });
+}
+
 void TestOtherSizes() {
   InTwo([](Process& process, int index) {
     for (const Status& status : process.Dispatch(index == 0 ? 6 : 600, false).Run()) {
@@ -319,18 +332,66 @@ void TestOtherHostAndVersion() {
   }
 }
 
-// A process exits in order. The other one waits for it in vain, and learns that it has exited.
-void TestOrderlyExit() {
+// One process makes a call, while the other one releases.
+void TestReleaseInstead() {
   InTwo([](Process& process, int index) {
+    process.Dispatch(6, false).Check();
+    if (index == 1) return CheckAfterRelease(process);
+    for (const Status& status : process.Dispatch(40, false).Run()) {
+      CHECK_FAILS(status, "rank 0 in process 0");
+      CHECK_FAILS(status, "while rank 1 in process 1");
+      CHECK_FAILS(status, "is in jax_ep.release()");
+    }
+    CheckAfterRelease(process);
+  });
+}
+
+// A process exits in order, which takes a while. The other one waits for it in vain, and learns
+// that it has exited.
+void TestOrderlyExit() {
+  auto* const is_over = testing::SharedBetweenForks<std::atomic<bool>>();
+  InTwo([&](Process& process, int index) {
     DispatchProgram program = process.Dispatch(6, false);
     program.Check();
-    if (index == 1) return Groups::OfProcess().Shutdown();
+    if (index == 1) {
+      Groups::OfProcess().Shutdown();
+      while (!*is_over) std::this_thread::yield();
+      return;
+    }
     CHECK_OK(program.Launch(0));
     program.Synchronize();
     CHECK(program.IsSafe(0));
     for (const Status& status : program.Run()) CHECK_FAILS(status, "has exited");
     for (const Status& status : process.Dispatch(40, false).Run()) CHECK(!status.ok());
+    *is_over = true;
   });
+}
+
+// A process that dies may leave a fork behind, which neither hides its death nor speaks for it.
+void TestForkOutlives() {
+  auto* const is_right = testing::SharedBetweenForks<std::atomic<bool>>();
+  auto* const is_over = testing::SharedBetweenForks<std::atomic<bool>>();
+  testing::SharedExchange exchange;
+  Forks forks(2, [&](int index) {
+    Process process({2, 1}, index, &exchange, 1);
+    process.Dispatch(6, false).Check();
+    if (index == 1) {
+      if (fork() == 0) {
+        Connections::OfProcess().Leave();
+        for (int i = 0; i < 2000 && !*is_over; ++i) usleep(10'000);
+        _exit(0);
+      }
+      while (!*is_right) std::this_thread::yield();
+      raise(SIGKILL);
+    }
+    *is_right = true;
+    for (const Status& status : process.Dispatch(40, false).Run()) {
+      CHECK_FAILS(status, "rank 1 in process 1");
+      CHECK_FAILS(status, "has died");
+    }
+    *is_over = true;
+  });
+  forks.Await(15, 1);
 }
 
 // A kernel of the tests that nobody ends, as a collective of XLA.
@@ -397,12 +458,15 @@ int main(int argc, char** argv) {
                 }},
                {"several groups", TestSeveralGroups},
                {"another call", TestOtherCall},
+               {"a message that is too long", TestCannotTell},
                {"other sizes", TestOtherSizes},
                {"nobody comes", TestNobodyComes},
                {"every process reports", TestEveryProcessReports},
                {"memory failures", TestMemoryFailures},
                {"another host, another version", TestOtherHostAndVersion},
+               {"a release instead of a call", TestReleaseInstead},
                {"an exit in order", TestOrderlyExit},
+               {"a fork outlives its parent", TestForkOutlives},
                {"a blocked process ends", TestBlockedProcessEnds}};
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   for (const auto& test : tests) {
