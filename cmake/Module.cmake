@@ -69,7 +69,8 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/groups_cuda.cc
     ffi/runtime/processes/nccl_exchange_cuda.cc
     ffi/runtime/processes/peer_memory_cuda.cc
-    ffi/runtime/processes/share_generation_cuda.cc)
+    ffi/runtime/processes/share_generation_cuda.cc
+    ffi/runtime/processes/transport_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

@@ -10,7 +10,8 @@
 
 namespace jax_ep {
 
-// Sent as it is. Another version of jax_ep may read it: the first three members never change.
+// Sent as it is. Another version of jax_ep may read it: its size and the first three members never
+// change.
 struct Identity {
   uint32_t magic = kMagic;
   uint32_t size = sizeof(Identity);
@@ -23,9 +24,11 @@ struct Identity {
   char boot_id[40] = {};   // the same in all processes of one kernel
   char host[64] = {};      // for messages
   char address[64] = {};   // names the process's socket
+  char reserved[248] = {};
 
   static constexpr uint32_t kMagic = 0x6a657031;
 };
+static_assert(sizeof(Identity) == 512);
 
 // Describes this process, without a device and an address.
 Identity ThisProcess();

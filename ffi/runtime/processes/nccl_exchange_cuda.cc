@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -68,6 +69,44 @@ struct Part {
   }
 };
 
+// Waits for the other processes, of which nothing is known yet.
+class Patience {
+ public:
+  Patience(const Identity& self, const Settings& settings)
+      : self_(self),
+        settings_(settings),
+        warning_(start_ + std::chrono::nanoseconds(settings.warning_ns)),
+        deadline_(start_ + std::chrono::nanoseconds(settings.entry_deadline_ns)) {}
+
+  // Waits for a moment. Fails at the deadline.
+  Status Wait() {
+    const auto now = Clock::now();
+    if (now >= deadline_) {
+      return FailedPrecondition(
+          "not all of them have made this call within the deadline "
+          "(JAX_EP_ENTRY_TIMEOUT_S). Do all run the same program?");
+    }
+    if (now >= warning_) {
+      warning_ = deadline_;
+      std::fprintf(stderr,
+                   "jax_ep: a process (pid %lld on %s) has waited %g s for others of its mesh to "
+                   "exchange identities and goes on waiting. Are they still compiling, do they run "
+                   "another program, or has one died?\n",
+                   static_cast<long long>(self_.pid), self_.host,
+                   static_cast<double>(settings_.warning_ns) * 1e-9);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return {};
+  }
+
+ private:
+  const Identity self_;
+  const Settings settings_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point warning_;
+  const Clock::time_point deadline_;
+};
+
 class NcclExchange : public Exchange {
  public:
   Status AllGather(const std::vector<Endpoint>& local, const Identity& self, size_t num_devices,
@@ -76,7 +115,7 @@ class NcclExchange : public Exchange {
     Settings settings;
     Status status = Nccl::Find(&nccl);
     if (status.ok()) status = ReadSettings(&settings);
-    deadline_ = Clock::now() + std::chrono::nanoseconds(settings.entry_deadline_ns);
+    Patience patience(self, settings);
     std::vector<Part> parts;
     for (const Endpoint& endpoint : local) {
       if (!status.ok()) break;
@@ -86,7 +125,7 @@ class NcclExchange : public Exchange {
       parts.push_back({endpoint});
       status = parts.back().Allocate(identity, num_devices);
     }
-    if (status.ok()) status = Gather(nccl, parts);
+    if (status.ok()) status = Gather(nccl, parts, &patience);
     // After an error NCCL may still use the memory.
     if (!status.ok()) {
       return FailedPrecondition(
@@ -106,7 +145,7 @@ class NcclExchange : public Exchange {
   }
 
  private:
-  Status Gather(const Nccl& nccl, const std::vector<Part>& parts) {
+  static Status Gather(const Nccl& nccl, const std::vector<Part>& parts, Patience* patience) {
     int error = nccl.group_start();
     for (const Part& part : parts) {
       if (error != kNcclSuccess && error != kNcclInProgress) break;
@@ -116,23 +155,22 @@ class NcclExchange : public Exchange {
     }
     const int ended = nccl.group_end();
     if (error == kNcclSuccess || error == kNcclInProgress) error = ended;
+    if (error == kNcclSuccess) error = AsyncError(nccl, parts);
     // XLA's communicators may be non-blocking: a call returns before NCCL has connected.
-    for (const Part& part : parts) {
-      while (error == kNcclSuccess || error == kNcclInProgress) {
-        int state = kNcclSuccess;
-        error = nccl.get_async_error(part.endpoint.communicator, &state);
-        if (error != kNcclSuccess) break;
-        error = state;
-        if (state == kNcclSuccess) break;
-        if (Status status = Wait(); !status.ok()) return status;
-      }
+    while (error == kNcclInProgress) {
+      error = AsyncError(nccl, parts);
+      if (error != kNcclInProgress) break;
+      if (Status status = patience->Wait(); !status.ok()) return status;
     }
     if (error != kNcclSuccess) return FailedPrecondition(nccl.get_error_string(error));
     for (const Part& part : parts) {
       const CurrentDevice current(part.endpoint.device);
       cudaError_t state;
       while ((state = cudaStreamQuery(part.stream)) == cudaErrorNotReady) {
-        if (Status status = Wait(); !status.ok()) return status;
+        // NCCL notices some deaths: those at the other end of a network connection.
+        error = AsyncError(nccl, parts);
+        if (error != kNcclSuccess) return FailedPrecondition(nccl.get_error_string(error));
+        if (Status status = patience->Wait(); !status.ok()) return status;
       }
       Status status = OnGpu(part.endpoint.device, FromCuda(state, "exchanging identities"));
       if (!status.ok()) return status;
@@ -140,17 +178,18 @@ class NcclExchange : public Exchange {
     return {};
   }
 
-  Status Wait() const {
-    if (Clock::now() >= deadline_) {
-      return FailedPrecondition(
-          "not all of them have made this call within the deadline "
-          "(JAX_EP_ENTRY_TIMEOUT_S). Do all run the same program?");
+  // Whether a communicator has failed or is in progress.
+  static int AsyncError(const Nccl& nccl, const std::vector<Part>& parts) {
+    int found = kNcclSuccess;
+    for (const Part& part : parts) {
+      int state = kNcclSuccess;
+      const int error = nccl.get_async_error(part.endpoint.communicator, &state);
+      if (error != kNcclSuccess) return error;
+      if (state != kNcclSuccess && state != kNcclInProgress) return state;
+      if (state != kNcclSuccess) found = state;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-    return {};
+    return found;
   }
-
-  Clock::time_point deadline_;
 };
 
 }  // namespace
@@ -158,12 +197,6 @@ class NcclExchange : public Exchange {
 Exchange* CudaExchange() {
   static auto* const exchange = new NcclExchange;
   return exchange;
-}
-
-const Transport* CudaTransport() {
-  if (!SeveralProcessesAreEnabled()) return nullptr;
-  static const Transport transport = {CudaExchange(), CudaPeerMemory()};
-  return &transport;
 }
 
 }  // namespace jax_ep

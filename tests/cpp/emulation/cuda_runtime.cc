@@ -223,6 +223,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   stream->Synchronize();
   return cudaSuccess;
 }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const std::lock_guard lock(stream->mutex);
+  return stream->works.empty() && !stream->is_busy ? cudaSuccess : cudaErrorNotReady;
+}
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   stream->captured = new Graph;
   return cudaSuccess;
