@@ -67,8 +67,9 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/group_cuda.cc
     ffi/runtime/group_peers_cuda.cc
     ffi/runtime/groups_cuda.cc
+    ffi/runtime/processes/driver_memory_cuda.cc
+    ffi/runtime/processes/ipc_memory_cuda.cc
     ffi/runtime/processes/nccl_exchange_cuda.cc
-    ffi/runtime/processes/peer_memory_cuda.cc
     ffi/runtime/processes/share_generation_cuda.cc
     ffi/runtime/processes/transport_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE

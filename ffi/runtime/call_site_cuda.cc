@@ -2,7 +2,9 @@
 #include <chrono>
 
 #include "ffi/runtime/call_site.h"
+#include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/groups.h"
+#include "ffi/runtime/processes/debug.h"
 #include "ffi/runtime/processes/mesh_processes.h"
 
 namespace jax_ep {
@@ -150,7 +152,8 @@ Status CallSite::FindIdentities(const std::vector<Arrival>& arrivals,
   if (arrivals.size() < num_devices()) {
     std::vector<Exchange::Endpoint> local;
     for (const Arrival& arrival : arrivals) {
-      local.push_back({arrival.device, arrival.logical_id, arrival.communicator});
+      local.push_back(
+          {arrival.device, arrival.logical_id, arrival.communicator, FindUuid(arrival.device)});
     }
     return FindMeshProcesses(*transport_->exchange, std::move(local), num_devices(), identities);
   }
@@ -188,9 +191,11 @@ Status CallSite::AssignGroup(const std::vector<Identity>& ranks, const std::stri
     group = Groups::OfProcess().Find(local, lane_, kernels_);
   } else {
     Status status =
-        Groups::OfProcess().FindShared(ranks, lane_, kernels_, transport_->memory, &group);
+        Groups::OfProcess().FindShared(ranks, lane_, kernels_, transport_->memories, &group);
+    Stopwatch stopwatch;
     if (status.ok()) status = group->peers()->AgreeOnCall(call, &id);
     if (!status.ok()) return status;
+    Debug("call ", id, ", ", call, ": agreed on in ", stopwatch.Lap());
   }
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].process != self) continue;

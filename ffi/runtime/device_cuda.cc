@@ -1,5 +1,7 @@
 #include "ffi/runtime/device_cuda.h"
 
+#include <cstdio>
+
 namespace jax_ep {
 namespace {
 
@@ -50,6 +52,20 @@ Status IsComputeCapability(int major, int minor, bool* is) {
 Status FindSharedBytes(int* bytes) {
   return FindAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "the shared memory of a block",
                        bytes);
+}
+
+std::string FindUuid(int device) {
+  cudaDeviceProp properties = {};
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) return "";
+  std::string uuid = "GPU";
+  for (size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
+    char text[4];
+    const bool has_dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+    std::snprintf(text, sizeof text, has_dash ? "-%02x" : "%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(properties.uuid.bytes[i])));
+    uuid += text;
+  }
+  return uuid;
 }
 
 CurrentDevice::CurrentDevice(int device) {

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
 
 #include "ffi/runtime/status.h"
 
@@ -25,6 +26,9 @@ Status IsComputeCapability(int major, int minor, bool* is);
 
 // Finds the most shared memory that a block can have, in bytes.
 Status FindSharedBytes(int* bytes);
+
+// Returns "GPU-" and the device's UUID as nvidia-smi prints it, or an empty string.
+std::string FindUuid(int device);
 
 // Makes `device` current for this thread until the end of the scope.
 class CurrentDevice {

@@ -38,9 +38,9 @@ struct GroupKernels {
 class Group {
  public:
   // `devices` are CUDA ordinals in rank order. If some are kRemoteDevice, `peers` are the processes
-  // of all ranks, and `shared` is memory that these can map.
+  // of all ranks, and `memories` are kinds of memory that these can map, the best first.
   Group(std::vector<int> devices, GroupKernels kernels, std::unique_ptr<PeerGroup> peers = nullptr,
-        PeerMemory* shared = nullptr);
+        std::vector<PeerMemory*> memories = {});
 
   // Makes the workspaces at least this large, for calls that follow in streams[rank]. Call it while
   // no device of the group is launching a program: it makes driver calls on all of them.
@@ -95,6 +95,8 @@ class Group {
   Status AllocateOnce();
   Status AllocateMember(Member* member) const;
   Status Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next, bool* out_of_memory);
+  Status AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
+                        bool* out_of_memory);
   Status Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);
   int64_t ReleaseNow();
   void JoinPeers();
@@ -107,8 +109,8 @@ class Group {
   std::vector<int> local_devices_;
   const GroupKernels kernels_;
   const std::unique_ptr<PeerGroup> peers_;
-  PeerMemory* const shared_;
-  std::vector<Member> members_;  // indexed by rank; complete before any HasRoom
+  std::vector<PeerMemory*> memories_;  // after the first generation, the one that works
+  std::vector<Member> members_;        // indexed by rank; complete before any HasRoom
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

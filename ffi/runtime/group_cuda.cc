@@ -4,7 +4,6 @@
 
 #include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/group.h"
-#include "ffi/runtime/processes/share_generation.h"
 
 namespace jax_ep {
 namespace {
@@ -45,8 +44,11 @@ class Group::Change {
 };
 
 Group::Group(std::vector<int> devices, GroupKernels kernels, std::unique_ptr<PeerGroup> peers,
-             PeerMemory* shared)
-    : devices_(std::move(devices)), kernels_(kernels), peers_(std::move(peers)), shared_(shared) {
+             std::vector<PeerMemory*> memories)
+    : devices_(std::move(devices)),
+      kernels_(kernels),
+      peers_(std::move(peers)),
+      memories_(std::move(memories)) {
   for (int device : devices_) {
     if (device != kRemoteDevice) local_devices_.push_back(device);
   }
@@ -77,20 +79,10 @@ Status Group::Reserve(int64_t workspace_bytes, const std::vector<cudaStream_t>& 
 // Allocates a generation, in all processes or in none.
 Status Group::Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
                        bool* out_of_memory) {
+  if (peers_) return AllocateShared(workspace_bytes, next, out_of_memory);
   *out_of_memory = false;
-  Status status = AllocateOnce();
-  if (!status.ok() && !peers_) return status;
-  ++last_number_;
-  if (status.ok()) {
-    status =
-        Generation::Allocate(members_, last_number_, workspace_bytes, next, out_of_memory, shared_);
-  }
-  if (peers_) {
-    status = ShareGeneration(*peers_, status, workspace_bytes, next->get(), &last_number_,
-                             out_of_memory);
-    if (!status.ok()) next->reset();
-  }
-  return status;
+  if (Status status = AllocateOnce(); !status.ok()) return status;
+  return Generation::Allocate(members_, ++last_number_, workspace_bytes, next, out_of_memory);
 }
 
 Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
@@ -145,7 +137,7 @@ int64_t Group::Release() {
 }
 
 int64_t Group::ReleaseNow() {
-  const std::shared_ptr<Generation> old = current();
+  std::shared_ptr<Generation> old = current();
   bool has_generation = old != nullptr;
   if (peers_ && !AgreeOnRelease(&has_generation)) return 0;
   {
@@ -166,7 +158,14 @@ int64_t Group::ReleaseNow() {
   }
   const int64_t freed =
       old ? old->workspace_bytes() * static_cast<int64_t>(local_devices_.size()) : 0;
+  old.reset();
   FreeRetired(kAll);
+  if (peers_) {
+    // Memory is free when no process maps it any more. A failure is reported by the next call.
+    std::vector<PeerGroup::Contribution> ignored;
+    static_cast<void>(peers_->Gather(PeerGroup::Step::kUnmapped, "", {}, &ignored));
+    memories_.front()->FreeUnused();
+  }
   return freed;
 }
 

@@ -7,6 +7,8 @@
 #include "ffi/runtime/failure.h"
 #include "ffi/runtime/group.h"
 #include "ffi/runtime/groups.h"
+#include "ffi/runtime/processes/debug.h"
+#include "ffi/runtime/processes/share_generation.h"
 
 namespace jax_ep {
 namespace {
@@ -23,6 +25,42 @@ void Group::JoinPeers() {
     std::fprintf(stderr, "%s\n", reason.c_str());
     Groups::OfProcess().EndIfBlocked(reason);
   });
+}
+
+// Tries kinds of memory until one works in all processes, which decide by the same failures.
+Status Group::AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
+                             bool* out_of_memory) {
+  Stopwatch stopwatch;
+  const Status prepared = AllocateOnce();
+  Debug("kernels loaded, control blocks allocated in ", stopwatch.Lap());
+  std::string tried;
+  for (PeerMemory* const memory : memories_) {
+    SharingFailure failure;
+    Status status = prepared;
+    ++last_number_;
+    if (status.ok()) {
+      status = Generation::Allocate(members_, last_number_, workspace_bytes, next,
+                                    &failure.out_of_memory, memory);
+      failure.memory = !status.ok() && !failure.out_of_memory;
+    }
+    Debug("a workspace of ", workspace_bytes, " bytes per rank by ", memory->name(), " in ",
+          stopwatch.Lap(), status.ok() ? "" : ": ", status.message);
+    status =
+        ShareGeneration(*peers_, status, workspace_bytes, next->get(), &last_number_, &failure);
+    *out_of_memory = failure.out_of_memory;
+    if (status.ok()) {
+      memories_ = {memory};
+      return {};
+    }
+    next->reset();
+    Debug(memory->name(), " fails: ", status.message);
+    if (!failure.memory || failure.out_of_memory || memory == memories_.back()) {
+      status.message += tried;
+      return status;
+    }
+    tried += Concatenate(". Before, by ", memory->name(), ": ", CauseOf(status.message));
+  }
+  return FailedPrecondition("jax_ep: there is no memory that processes share");
 }
 
 // Begins an era in all processes. Sets `has_generation` to whether any of them has one to end.

@@ -29,7 +29,7 @@ class Groups {
   // The group of a lane of these ranks, of which other processes drive some. The first call
   // connects with them.
   Status FindShared(const std::vector<Identity>& ranks, int64_t lane, const GroupKernels& kernels,
-                    PeerMemory* memory, Group** group);
+                    const std::vector<PeerMemory*>& memories, Group** group);
 
   // Ends the calls of all lanes of the group's ranks. A device that makes no call of a lane,
   // because it has failed, makes none of the others either.

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <thread>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "ffi/runtime/device_cuda.h"
 #include "ffi/runtime/groups.h"
 #include "ffi/runtime/processes/connections.h"
+#include "ffi/runtime/processes/debug.h"
 #include "ffi/runtime/settings.h"
 
 namespace jax_ep {
@@ -93,7 +95,8 @@ Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKe
 }
 
 Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane,
-                          const GroupKernels& kernels, PeerMemory* memory, Group** group) {
+                          const GroupKernels& kernels, const std::vector<PeerMemory*>& memories,
+                          Group** group) {
   const uint64_t self = ThisProcess().process;
   Key key = {{}, lane};
   std::vector<int> devices;
@@ -114,8 +117,19 @@ Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane,
     }
   }
   auto peers = std::make_unique<PeerGroup>(number, ranks);
+  Stopwatch stopwatch;
   if (Status status = peers->Connect(); !status.ok()) return status;
-  *group = Add(key, std::make_unique<Group>(devices, kernels, std::move(peers), memory));
+  Debug("a group of ", ranks.size(), " ranks, lane ", lane, ": ", peers->num_processes(),
+        " processes connected in ", stopwatch.Lap());
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto shares = [&](const Identity& other) {
+      return std::strcmp(other.gpu, ranks[rank].gpu) == 0;
+    };
+    const auto first = std::find_if(ranks.begin(), ranks.end(), shares) - ranks.begin();
+    Debug("  rank ", rank, " in ", Describe(ranks[rank]), ": ", ranks[rank].gpu,
+          first < static_cast<long>(rank) ? Concatenate(", which rank ", first, " has, too") : "");
+  }
+  *group = Add(key, std::make_unique<Group>(devices, kernels, std::move(peers), memories));
   return {};
 }
 

@@ -8,6 +8,11 @@ namespace {
 
 constexpr double kMost = 1e9;  // in either unit; keeps the product far below 2^64
 
+bool IsSet(const char* variable) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr && *text != '\0';
+}
+
 Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* nanoseconds) {
   const char* const text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return {};
@@ -34,10 +39,11 @@ Status ReadSettings(Settings* settings) {
   return status;
 }
 
-bool SeveralProcessesAreEnabled() {
-  const char* const text = std::getenv("JAX_EP_PROCESSES");
-  return text != nullptr && *text != '\0';
-}
+bool SeveralProcessesAreEnabled() { return IsSet("JAX_EP_PROCESSES"); }
+
+bool OnlyIpcIsTried() { return IsSet("JAX_EP_TEST_IPC"); }
+
+bool DebugIsOn() { return IsSet("JAX_EP_DEBUG"); }
 
 double PeerDeathExitSeconds() {
   constexpr double kDefault = 30;
@@ -53,9 +59,6 @@ bool IsAbsent(int device) {
   return text != nullptr && *text != '\0' && std::atoi(text) == device;
 }
 
-bool LowLatencyIsDisabled() {
-  const char* const text = std::getenv("JAX_EP_TEST_GENERAL");
-  return text != nullptr && *text != '\0';
-}
+bool LowLatencyIsDisabled() { return IsSet("JAX_EP_TEST_GENERAL"); }
 
 }  // namespace jax_ep

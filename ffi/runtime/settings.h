@@ -22,6 +22,9 @@ Status ReadSettings(Settings* settings);
 // Whether JAX_EP_PROCESSES is set: groups may span processes of a host.
 bool SeveralProcessesAreEnabled();
 
+// Whether JAX_EP_DEBUG is set: groups over processes say what they decide.
+bool DebugIsOn();
+
 // JAX_EP_PEER_DEATH_EXIT_S: how long after the death of another process this one may wait for its
 // GPUs. Negative if it is "off".
 double PeerDeathExitSeconds();
@@ -33,6 +36,10 @@ bool IsAbsent(int device);
 // For tests: whether JAX_EP_TEST_GENERAL is set. It disables the low-latency kernels. It
 // must be the same in all processes.
 bool LowLatencyIsDisabled();
+
+// For tests: whether JAX_EP_TEST_IPC is set. Then processes share memory by CUDA IPC only. It must
+// be the same in all of them.
+bool OnlyIpcIsTried();
 
 }  // namespace jax_ep
 

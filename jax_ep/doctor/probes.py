@@ -121,7 +121,7 @@ class Nvml:
         return value.value
 
     def gpus(self) -> list[dict[str, Any]]:
-        """For every GPU its name, whether it is in MIG mode, and its active NVLinks."""
+        """For every GPU its name and UUID, whether it is in MIG mode, and its active NVLinks."""
         return [self._gpu(handle) for handle in self._handles()]
 
     def peers(self) -> list[list[str]]:
@@ -153,6 +153,7 @@ class Nvml:
             in_mig_mode = False
         return {
             "name": self.text("nvmlDeviceGetName", handle),
+            "uuid": self.text("nvmlDeviceGetUUID", handle),
             "mig": in_mig_mode,
             "nvlinks": links,
         }

@@ -188,6 +188,7 @@ class DoctorTest(absltest.TestCase):
             environment={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
         )
         self.assertRegex(results[0].output, r"process 0, host .*\nprocess 1, host ")
+        self.assertRegex(results[0].output, r"gpus \[.*\], visible all, mps no")
         self.assertIn(
             "a layer over all devices (xla: the platform is cpu): error", results[0].output
         )
@@ -204,12 +205,12 @@ class DoctorTest(absltest.TestCase):
             ({"version": "2"}, "1 in process 0"),
             ({"network": "net:[2]"}, "network namespaces"),
             ({"user": 7}, "7 in process 1"),
-            ({"visible": "1"}, "CUDA_VISIBLE_DEVICES"),
             ({"enabled": ""}, "Set it in all"),
         ):
             found = doctor.problems([process(0), process(1, **changed)], "gpu")
             self.assertLen(found, 1)
             self.assertIn(part, found[0])
+        self.assertEmpty(doctor.problems([process(0), process(1, visible="1")], "gpu"))
         elsewhere = process(1, boot_id="c", network="net:[2]", visible="0")
         self.assertEmpty(doctor.problems([process(0), elsewhere], "gpu"))
         off = [process(i, enabled="") for i in range(2)]

@@ -179,6 +179,10 @@ class FakeNvml:
         buffer.value = b"GPU of handle %d" % handle.value
         return 0
 
+    def nvmlDeviceGetUUID(self, handle, buffer, size):
+        buffer.value = b"GPU-%d" % handle.value
+        return 0
+
     def nvmlDeviceGetMigMode(self, handle, current, pending):
         current._obj.value = 1
         return 0 if handle.value == 100 else 3
@@ -201,6 +205,7 @@ class ProbesTest(absltest.TestCase):
         self.assertEqual([gpu["name"] for gpu in found["gpus"]], names)
         self.assertEqual([gpu["mig"] for gpu in found["gpus"]], [True, False])
         self.assertEqual([gpu["nvlinks"] for gpu in found["gpus"]], [4, 4])
+        self.assertEqual([gpu["uuid"] for gpu in found["gpus"]], ["GPU-100", "GPU-101"])
         expected = [["self", "disabled by the driver's settings"], ["NVLink", "self"]]
         self.assertEqual(found["peers"], expected)
 

@@ -7,7 +7,8 @@
 namespace jax_ep {
 
 Exchange* CudaExchange();
-PeerMemory* CudaPeerMemory();
+PeerMemory* CudaDriverMemory();
+PeerMemory* CudaIpcMemory();
 
 }  // namespace jax_ep
 

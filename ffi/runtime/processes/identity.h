@@ -24,7 +24,8 @@ struct Identity {
   char boot_id[40] = {};   // the same in all processes of one kernel
   char host[64] = {};      // for messages
   char address[64] = {};   // names the process's socket
-  char reserved[248] = {};
+  char gpu[48] = {};       // the device's UUID; ranks may share one
+  char reserved[200] = {};
 
   static constexpr uint32_t kMagic = 0x6a657031;
 };

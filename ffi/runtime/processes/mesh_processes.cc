@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ffi/runtime/processes/connections.h"
+#include "ffi/runtime/processes/debug.h"
 
 namespace jax_ep {
 namespace {
@@ -21,6 +22,14 @@ void SetIndices(std::vector<Identity>* identities) {
 }
 
 }  // namespace
+
+Identity Exchange::Endpoint::IdentityIn(const Identity& process) const {
+  Identity identity = process;
+  identity.logical_id = logical_id;
+  identity.device = device;
+  std::strncpy(identity.gpu, gpu.c_str(), sizeof identity.gpu - 1);
+  return identity;
+}
 
 Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> local,
                          size_t num_devices, std::vector<Identity>* identities) {
@@ -39,10 +48,16 @@ Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> loc
   std::string address;
   if (Status status = Connections::OfProcess().Address(&address); !status.ok()) return status;
   std::strncpy(self.address, address.c_str(), sizeof self.address - 1);
+  Stopwatch stopwatch;
   Status status = exchange.AllGather(local, self, num_devices, identities);
   if (status.ok()) status = CheckVersions(*identities);
   if (!status.ok()) return status;
   SetIndices(identities);
+  Debug("a mesh of ", num_devices, " devices: identities exchanged in ", stopwatch.Lap());
+  for (const Identity& identity : *identities) {
+    Debug("  logical id ", identity.logical_id, ": ", Describe(identity), ", device ",
+          identity.device, ", ", identity.gpu, ", boot id ", identity.boot_id);
+  }
   known[first->communicator] = *identities;
   return {};
 }

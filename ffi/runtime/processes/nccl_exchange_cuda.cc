@@ -70,9 +70,9 @@ struct Part {
 };
 
 // Waits for the other processes, of which nothing is known yet.
-class Patience {
+class Deadline {
  public:
-  Patience(const Identity& self, const Settings& settings)
+  Deadline(const Identity& self, const Settings& settings)
       : self_(self),
         settings_(settings),
         warning_(start_ + std::chrono::nanoseconds(settings.warning_ns)),
@@ -115,17 +115,14 @@ class NcclExchange : public Exchange {
     Settings settings;
     Status status = Nccl::Find(&nccl);
     if (status.ok()) status = ReadSettings(&settings);
-    Patience patience(self, settings);
+    Deadline deadline(self, settings);
     std::vector<Part> parts;
     for (const Endpoint& endpoint : local) {
       if (!status.ok()) break;
-      Identity identity = self;
-      identity.logical_id = endpoint.logical_id;
-      identity.device = endpoint.device;
       parts.push_back({endpoint});
-      status = parts.back().Allocate(identity, num_devices);
+      status = parts.back().Allocate(endpoint.IdentityIn(self), num_devices);
     }
-    if (status.ok()) status = Gather(nccl, parts, &patience);
+    if (status.ok()) status = Gather(nccl, parts, &deadline);
     // After an error NCCL may still use the memory.
     if (!status.ok()) {
       return FailedPrecondition(
@@ -145,7 +142,7 @@ class NcclExchange : public Exchange {
   }
 
  private:
-  static Status Gather(const Nccl& nccl, const std::vector<Part>& parts, Patience* patience) {
+  static Status Gather(const Nccl& nccl, const std::vector<Part>& parts, Deadline* deadline) {
     int error = nccl.group_start();
     for (const Part& part : parts) {
       if (error != kNcclSuccess && error != kNcclInProgress) break;
@@ -160,7 +157,7 @@ class NcclExchange : public Exchange {
     while (error == kNcclInProgress) {
       error = AsyncError(nccl, parts);
       if (error != kNcclInProgress) break;
-      if (Status status = patience->Wait(); !status.ok()) return status;
+      if (Status status = deadline->Wait(); !status.ok()) return status;
     }
     if (error != kNcclSuccess) return FailedPrecondition(nccl.get_error_string(error));
     for (const Part& part : parts) {
@@ -170,7 +167,7 @@ class NcclExchange : public Exchange {
         // NCCL notices some deaths: those at the other end of a network connection.
         error = AsyncError(nccl, parts);
         if (error != kNcclSuccess) return FailedPrecondition(nccl.get_error_string(error));
-        if (Status status = patience->Wait(); !status.ok()) return status;
+        if (Status status = deadline->Wait(); !status.ok()) return status;
       }
       Status status = OnGpu(part.endpoint.device, FromCuda(state, "exchanging identities"));
       if (!status.ok()) return status;

@@ -156,15 +156,15 @@ Status PeerGroup::Await(Step step, const Turn& turn) {
   const auto start = Clock::now();
   auto warning = start + std::chrono::nanoseconds(settings.warning_ns);
   const auto deadline = start + std::chrono::nanoseconds(settings.entry_deadline_ns);
-  auto patience = Clock::time_point::max();
+  auto mismatch_deadline = Clock::time_point::max();
   std::unique_lock lock(mutex_);
   while (!HasArrived(turn)) {
     if (!death_.ok()) return death_;
     if (step != Step::kRelease) {
       if (!failure_.ok()) return failure_;
       if (Status status = CheckReleases(step, turn); !status.ok()) {
-        patience = std::min(patience, Clock::now() + kInFlight);
-        if (Clock::now() >= patience) return status;
+        mismatch_deadline = std::min(mismatch_deadline, Clock::now() + kInFlight);
+        if (Clock::now() >= mismatch_deadline) return status;
       }
     }
     for (const auto& [process, description] : departed_) {
@@ -188,7 +188,7 @@ Status PeerGroup::Await(Step step, const Turn& turn) {
                    Describe(self_).c_str(), static_cast<double>(settings.warning_ns) * 1e-9,
                    Missing(turn).c_str(), Name(step));
     }
-    changed_.wait_until(lock, std::min({warning, deadline, patience}));
+    changed_.wait_until(lock, std::min({warning, deadline, mismatch_deadline}));
   }
   return CheckSteps(step, turn);
 }

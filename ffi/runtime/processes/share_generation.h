@@ -11,11 +11,17 @@
 
 namespace jax_ep {
 
+// Why a generation cannot be shared, if not by a failure of the group: in any of the processes.
+struct SharingFailure {
+  bool out_of_memory = false;
+  bool memory = false;  // it cannot be allocated, sent or mapped; another kind may work
+};
+
 // Completes a generation, which this process has tried to allocate with the result `allocated`. All
-// processes return the same status, and the same `out_of_memory`, which is an input, too. Sets
-// `number` to the generation's, the largest that a process has asked for.
+// processes return the same status, and the same `failure`, which is an input, too. Sets `number`
+// to the generation's, the largest that a process has asked for.
 Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t workspace_bytes,
-                       Generation* generation, uint64_t* number, bool* out_of_memory);
+                       Generation* generation, uint64_t* number, SharingFailure* failure);
 
 }  // namespace jax_ep
 

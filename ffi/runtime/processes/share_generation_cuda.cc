@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/runtime/processes/debug.h"
 #include "ffi/runtime/processes/share_generation.h"
 
 namespace jax_ep {
@@ -14,7 +15,7 @@ struct Offer {
   uint64_t number = 0;
   int64_t workspace_bytes = 0;
   uint32_t is_ok = 0;
-  uint32_t out_of_memory = 0;
+  SharingFailure failure;
 };
 
 std::string Encode(Offer offer, const Status& status) {
@@ -33,7 +34,7 @@ Offer Decode(const std::string& bytes, std::string* message) {
 
 // Returns the first error of any process, or of two that differ.
 Status Compare(const PeerGroup& peers, const std::vector<PeerGroup::Contribution>& all,
-               uint64_t* number, bool* out_of_memory) {
+               uint64_t* number, SharingFailure* failure) {
   Status first;
   int64_t workspace_bytes = 0;
   for (size_t process = 0; process < all.size(); ++process) {
@@ -42,13 +43,14 @@ Status Compare(const PeerGroup& peers, const std::vector<PeerGroup::Contribution
     *number = std::max(*number, offer.number);
     if (process == 0) workspace_bytes = offer.workspace_bytes;
     if (offer.workspace_bytes != workspace_bytes) {
-      *out_of_memory = false;
+      *failure = {};
       return FailedPrecondition("jax_ep: ", peers.Describe(0), " needs a workspace of ",
                                 workspace_bytes, " bytes, and ", peers.Describe(process),
                                 " one of ", offer.workspace_bytes,
                                 ". All processes must run the same programs in the same order");
     }
-    *out_of_memory |= offer.out_of_memory != 0;
+    failure->out_of_memory |= offer.failure.out_of_memory;
+    failure->memory |= offer.failure.memory;
     if (first.ok() && offer.is_ok == 0) {
       first = FailedPrecondition("jax_ep: ", peers.Describe(process), " reports: ", message);
     }
@@ -59,21 +61,25 @@ Status Compare(const PeerGroup& peers, const std::vector<PeerGroup::Contribution
 }  // namespace
 
 Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t workspace_bytes,
-                       Generation* generation, uint64_t* number, bool* out_of_memory) {
-  Offer offer = {.number = *number,
-                 .workspace_bytes = workspace_bytes,
-                 .out_of_memory = *out_of_memory ? 1u : 0u};
+                       Generation* generation, uint64_t* number, SharingFailure* failure) {
+  Stopwatch stopwatch;
+  Offer offer = {.number = *number, .workspace_bytes = workspace_bytes, .failure = *failure};
   std::vector<UniqueFd> exported;
   Status status = allocated;
-  if (status.ok()) status = generation->Export(&exported);
+  if (status.ok()) {
+    status = generation->Export(&exported);
+    offer.failure.memory = !status.ok();
+  }
+  const std::string export_time = stopwatch.Lap();
   std::vector<int> descriptors;
   for (const UniqueFd& descriptor : exported) descriptors.push_back(descriptor.get());
   std::vector<PeerGroup::Contribution> all;
   const Status gathered =
       peers.Gather(PeerGroup::Step::kGeneration, Encode(offer, status), descriptors, &all);
   if (!gathered.ok()) return gathered;
-  status = Compare(peers, all, number, out_of_memory);
+  status = Compare(peers, all, number, failure);
   if (!status.ok()) return status;
+  const std::string exchange_time = stopwatch.Lap();
 
   // The descriptors of a process are those of its ranks, in order.
   std::vector<UniqueFd> by_rank(peers.num_ranks());
@@ -85,8 +91,12 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
     if (next < of_process.size()) by_rank[rank] = std::move(of_process[next]);
   }
   status = generation->Import(*number, by_rank);
+  offer.failure.memory = !status.ok();
+  const std::string import_time = stopwatch.Lap();
   const Status mapped = peers.Gather(PeerGroup::Step::kMapped, Encode(offer, status), {}, &all);
-  return mapped.ok() ? Compare(peers, all, number, out_of_memory) : mapped;
+  Debug("generation ", *number, ": exported in ", export_time, ", all allocated ", exchange_time,
+        " later, mapped in ", import_time, ", by all ", stopwatch.Lap(), " later");
+  return mapped.ok() ? Compare(peers, all, number, failure) : mapped;
 }
 
 }  // namespace jax_ep

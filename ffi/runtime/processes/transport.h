@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ffi/runtime/processes/identity.h"
@@ -21,6 +22,9 @@ class Exchange {
     int device = 0;  // CUDA ordinal
     int64_t logical_id = 0;
     void* communicator = nullptr;  // the mesh's, lent by XLA
+    std::string gpu = {};          // UUID
+
+    Identity IdentityIn(const Identity& process) const;
   };
 
   virtual ~Exchange() = default;
@@ -42,6 +46,8 @@ class PeerMemory {
 
   virtual ~PeerMemory() = default;
 
+  virtual const char* name() const = 0;
+
   // Allocates memory of devices[0] for all of `devices`. If it has not enough, sets
   // `out_of_memory`.
   virtual Status Allocate(const std::vector<int>& devices, size_t bytes, Mapping* mapping,
@@ -53,15 +59,18 @@ class PeerMemory {
                         Mapping* mapping) = 0;
   // Ends this process's use. Memory lives until all processes have ended theirs.
   virtual void Unmap(Mapping* mapping) = 0;
+  // Frees what all processes have unmapped, if that has been left. The devices are idle.
+  virtual void FreeUnused() {}
 };
 
 struct Transport {
   Exchange* exchange = nullptr;
-  PeerMemory* memory = nullptr;
+  // In the order in which they are tried. The processes of a group agree on the first that works.
+  std::vector<PeerMemory*> memories;
 };
 
-// NCCL's all-gather, and memory of the CUDA driver. Null unless JAX_EP_PROCESSES is set: then a
-// mesh that spans processes is refused. Only in builds with CUDA.
+// NCCL's all-gather, and memory of the CUDA driver or CUDA IPC. Null unless JAX_EP_PROCESSES is
+// set: then a mesh that spans processes is refused. Only in builds with CUDA.
 const Transport* CudaTransport();
 
 }  // namespace jax_ep

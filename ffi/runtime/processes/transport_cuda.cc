@@ -5,7 +5,10 @@ namespace jax_ep {
 
 const Transport* CudaTransport() {
   if (!SeveralProcessesAreEnabled()) return nullptr;
-  static const Transport transport = {CudaExchange(), CudaPeerMemory()};
+  static const Transport transport = {
+      CudaExchange(), OnlyIpcIsTried()
+                          ? std::vector<PeerMemory*>{CudaIpcMemory()}
+                          : std::vector<PeerMemory*>{CudaDriverMemory(), CudaIpcMemory()}};
   return &transport;
 }
 

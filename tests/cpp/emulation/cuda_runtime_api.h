@@ -44,6 +44,9 @@ inline constexpr unsigned cudaEventDisableTiming = 2;
 struct cudaFuncAttributes {};
 struct cudaDeviceProp {
   char name[64];
+  struct {
+    char bytes[16];
+  } uuid;
 };
 
 cudaError_t cudaGetDeviceCount(int* count);
@@ -71,6 +74,16 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream);
 cudaError_t cudaMemset(void* to, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream);
+
+// Memory that processes share: a handle has the descriptor of another process.
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
+inline constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* address);
+cudaError_t cudaIpcOpenMemHandle(void** address, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void* address);
+
 template <typename T>
 cudaError_t cudaMalloc(T** address, size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(address), bytes);
@@ -135,6 +148,7 @@ struct Faults {
   int full_device = -1;
   size_t free_bytes = 0;            // on the full device
   std::function<void()> on_malloc;  // called by cudaMalloc, before it returns
+  bool fails_ipc = false;           // handles of other processes cannot be opened
 };
 extern Faults faults;
 

@@ -18,7 +18,7 @@ using testing::Forks;
 constexpr size_t kRanks = 6;
 constexpr int kRemoteError = 6;
 
-// What the ranks of a communicator share.
+// Memory that the ranks of a communicator share.
 struct Ring {
   std::atomic<int> error = 0;
   std::atomic<size_t> arrived = 0;

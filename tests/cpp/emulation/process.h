@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/runtime/processes/cuda_transport.h"
 #include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/random_call.h"
 #include "tests/cpp/emulation/shared_transport.h"
@@ -26,7 +27,7 @@ struct Layout {
 class Process {
  public:
   Process(Layout layout, int index, SharedExchange* exchange, uint64_t seed)
-      : layout_(layout), index_(index), transport_{exchange, &memory} {
+      : transport{exchange, {&memory, CudaIpcMemory()}}, layout_(layout), index_(index) {
     emulation::settings.seed = seed * 31 + static_cast<uint64_t>(index);
     // Kernels share few CPUs with many others: only a test of deadlines has short ones.
     for (const char* name :
@@ -36,7 +37,7 @@ class Process {
   }
 
   LocalRanks local() const {
-    return {index_ * layout_.ranks_per_process, layout_.ranks_per_process, &transport_,
+    return {index_ * layout_.ranks_per_process, layout_.ranks_per_process, &transport,
             SharedExchange::Communicator(0)};
   }
 
@@ -45,11 +46,11 @@ class Process {
   }
 
   SharedMemory memory;
+  Transport transport;
 
  private:
   const Layout layout_;
   const int index_;
-  const Transport transport_;
 };
 
 // Calls that all processes make in the same random order, of random shapes. Workspaces grow.

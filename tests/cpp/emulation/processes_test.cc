@@ -35,10 +35,11 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr Layout kLayouts[] = {{2, 1}, {4, 1}, {2, 2}, {3, 2}};
 
-void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed) {
+void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_ipc = false) {
   testing::SharedExchange exchange;
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
+    if (by_ipc) process.transport.memories = {CudaIpcMemory()};
     RandomCalls calls(&process, layout, seed);
     while (calls.num_calls < num_calls && testing::failures == 0) {
       CHECK_OK(calls.Next());
@@ -214,7 +215,7 @@ void TestOtherCall() {
   });
 }
 
-// What one process cannot tell the other is an error in both.
+// A message that one process cannot send is an error in both.
 void TestCannotTell() {
   InTwo([](Process& process, int index) {
     DispatchProgram program = process.Dispatch(6, false);
@@ -306,6 +307,49 @@ void TestMemoryFailures() {
     process.memory.fails_import = false;
     small.Check();
     large.Check();
+    CheckAfterRelease(process);
+  });
+}
+
+// Memory of the first kind fails in one process: all of them take the next kind. Each call and each
+// release leaves as many descriptors and bytes as the one before.
+void TestNextKindOfMemory() {
+  InTwo([](Process& process, int index) {
+    process.memory.fails_import = index == 1;
+    process.Dispatch(6, false).Check();
+    process.memory.fails_import = false;
+    process.Dispatch(600, false).Check();
+    Groups::OfProcess().Release();
+    const int descriptors = testing::CountDescriptors();
+    const size_t bytes = emulation::AllocatedBytes();
+    for (int i = 0; i < 3; ++i) {
+      process.Dispatch(600, false).Check();
+      process.Dispatch(1200, false).Check();
+      CHECK(emulation::AllocatedBytes() > bytes);
+      Groups::OfProcess().Release();
+      CHECK(emulation::AllocatedBytes() == bytes);
+    }
+    CHECK(testing::CountDescriptors() <= descriptors + 1);  // the other's, just sent
+    CheckAfterRelease(process);
+  });
+}
+
+// No kind of memory works: the error names both.
+void TestNoKindOfMemory() {
+  InTwo([](Process& process, int index) {
+    process.memory.fails_import = index == 0;
+    emulation::faults.fails_ipc = index == 1;
+    for (int i = 0; i < 2; ++i) {
+      for (const Status& status : process.Dispatch(6, false).Run()) {
+        CHECK_FAILS(status, "rank 1 in process 1");
+        CHECK_FAILS(status,
+                    "the memory of rank 0 cannot be used: importing its workspace "
+                    "(cudaIpcOpenMemHandle)");
+        CHECK_FAILS(status, "Before, by memfd: rank 0 in process 0");
+      }
+    }
+    process.memory.fails_import = false;
+    process.Dispatch(6, false).Check();
     CheckAfterRelease(process);
   });
 }
@@ -450,6 +494,12 @@ int main(int argc, char** argv) {
                 [&] {
                   for (Layout layout : kLayouts) TestRandomCalls(layout, num_calls, seed);
                 }},
+               {"random calls by CUDA IPC",
+                [&] {
+                  for (Layout layout : {Layout{2, 1}, Layout{4, 1}}) {
+                    TestRandomCalls(layout, num_calls / 2, seed, true);
+                  }
+                }},
                {"kills",
                 [&] {
                   for (uint64_t i = 0; i < num_kills; ++i) {
@@ -463,6 +513,8 @@ int main(int argc, char** argv) {
                {"nobody comes", TestNobodyComes},
                {"every process reports", TestEveryProcessReports},
                {"memory failures", TestMemoryFailures},
+               {"the next kind of memory", TestNextKindOfMemory},
+               {"no kind of memory", TestNoKindOfMemory},
                {"another host, another version", TestOtherHostAndVersion},
                {"a release instead of a call", TestReleaseInstead},
                {"an exit in order", TestOrderlyExit},

@@ -36,9 +36,7 @@ class SharedExchange : public Exchange {
     Mesh& mesh = shared_->meshes[reinterpret_cast<uintptr_t>(local[0].communicator) - 1];
     for (const Endpoint& endpoint : local) {
       Identity& identity = mesh.identities[endpoint.logical_id];
-      identity = self;
-      identity.device = endpoint.device;
-      identity.logical_id = endpoint.logical_id;
+      identity = endpoint.IdentityIn(self);
       if (change) change(&identity);
       ++mesh.arrived;
     }
@@ -70,6 +68,8 @@ class SharedExchange : public Exchange {
 // Memory with descriptors. Each process maps it at an address of its own.
 class SharedMemory : public PeerMemory {
  public:
+  const char* name() const override { return "memfd"; }
+
   Status Allocate(const std::vector<int>& devices, size_t bytes, Mapping* mapping,
                   bool* out_of_memory) override {
     *out_of_memory = fails_device == devices[0] && bytes > free_bytes;

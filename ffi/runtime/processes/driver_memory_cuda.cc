@@ -67,6 +67,8 @@ CUmemAllocationProp PropertiesOf(int device) {
 
 class DriverMemory : public PeerMemory {
  public:
+  const char* name() const override { return "cuMemCreate"; }
+
   Status Allocate(const std::vector<int>& devices, size_t bytes, Mapping* mapping,
                   bool* out_of_memory) override {
     Status status = FindOnce();
@@ -102,8 +104,7 @@ class DriverMemory : public PeerMemory {
     status = driver_.Check(
         driver_.import_handle(&handle, reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor)),
                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        "importing its workspace (cuMemImportFromShareableHandle). If each process sees one GPU "
-        "only, let it see all (CUDA_VISIBLE_DEVICES)");
+        "importing its workspace (cuMemImportFromShareableHandle)");
     if (!status.ok()) return status;
     mapping->handle = handle;
     return Map(devices, mapping);
@@ -165,7 +166,7 @@ class DriverMemory : public PeerMemory {
 
 }  // namespace
 
-PeerMemory* CudaPeerMemory() {
+PeerMemory* CudaDriverMemory() {
   static auto* const memory = new DriverMemory;
   return memory;
 }
