@@ -29,9 +29,7 @@ def main() -> int:
     started = [
         subprocess.Popen(
             [sys.executable, *arguments.command],
-            env={"JAX_EP_PROCESSES": "1"}
-            | os.environ
-            | {"EXAMPLE_PROCESS": f"{coordinator},{arguments.processes},{process}"},
+            env=os.environ | {"EXAMPLE_PROCESS": f"{coordinator},{arguments.processes},{process}"},
         )
         for process in range(arguments.processes)
     ]

@@ -49,11 +49,7 @@ class Rendezvous {
     return End(*session, FailedPrecondition(
                              "only ", session->contributions.size(), " of the ", num_participants,
                              " devices of the mesh in this process reached this call within ",
-                             timeout.count(),
-                             " ms. If the mesh spans processes, set "
-                             "JAX_EP_PROCESSES=1 in all of them to try the CUDA kernels over the "
-                             "processes of one host, or JAX_EP_IMPLEMENTATION=xla, which runs "
-                             "anywhere"));
+                             timeout.count(), " ms. Has one of them failed?"));
   }
 
  private:

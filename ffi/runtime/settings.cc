@@ -39,8 +39,6 @@ Status ReadSettings(Settings* settings) {
   return status;
 }
 
-bool SeveralProcessesAreEnabled() { return IsSet("JAX_EP_PROCESSES"); }
-
 bool OnlyIpcIsTried() { return IsSet("JAX_EP_TEST_IPC"); }
 
 bool DebugIsOn() { return IsSet("JAX_EP_DEBUG"); }

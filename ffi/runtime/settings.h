@@ -19,9 +19,6 @@ struct Settings {
 // An error names the variable that is not a number.
 Status ReadSettings(Settings* settings);
 
-// Whether JAX_EP_PROCESSES is set: groups may span processes of a host.
-bool SeveralProcessesAreEnabled();
-
 // Whether JAX_EP_DEBUG is set: groups over processes say what they decide.
 bool DebugIsOn();
 

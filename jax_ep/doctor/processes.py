@@ -45,7 +45,6 @@ def collect() -> Facts:
         "gpus": [gpu["uuid"] for gpu in probes.nvml()["gpus"]],
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "all"),
         "mps": _mps(),
-        "enabled": os.environ.get("JAX_EP_PROCESSES", ""),
     }
 
 
@@ -66,11 +65,6 @@ def problems(processes: Sequence[Facts], platform: str) -> list[str]:
         found.append(f"the processes have different {name}s of jax_ep: {values}. Install the same.")
     if platform not in ("gpu", "cuda"):
         return found
-    if len(processes) > 1:
-        for name, values in _differences(processes, ("enabled",)):
-            found.append(f"JAX_EP_PROCESSES is {name} in some only: {values}. Set it in all.")
-        if not any(facts["enabled"] for facts in processes):
-            found.append("JAX_EP_PROCESSES is not set. Set it to 1 in all processes.")
     for boot_id in sorted({facts["boot_id"] for facts in processes}):
         here = [facts for facts in processes if facts["boot_id"] == boot_id]
         host = here[0]["host"]

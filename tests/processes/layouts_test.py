@@ -197,15 +197,13 @@ class DoctorTest(absltest.TestCase):
     def test_what_keeps_processes_apart(self):
         def process(index: int, **changed: object) -> doctor.Facts:
             one = {"process": index, "host": "a", "boot_id": "b", "network": "net:[1]", "user": 0}
-            return one | {"version": "1", "visible": "all", "enabled": "1"} | changed
+            return one | {"version": "1", "visible": "all"} | changed
 
         self.assertEmpty(doctor.problems([process(0), process(1)], "gpu"))
-        self.assertEmpty(doctor.problems([process(0, enabled="")], "gpu"))
         for changed, part in (
             ({"version": "2"}, "1 in process 0"),
             ({"network": "net:[2]"}, "network namespaces"),
             ({"user": 7}, "7 in process 1"),
-            ({"enabled": ""}, "Set it in all"),
         ):
             found = doctor.problems([process(0), process(1, **changed)], "gpu")
             self.assertLen(found, 1)
@@ -213,9 +211,7 @@ class DoctorTest(absltest.TestCase):
         self.assertEmpty(doctor.problems([process(0), process(1, visible="1")], "gpu"))
         elsewhere = process(1, boot_id="c", network="net:[2]", visible="0")
         self.assertEmpty(doctor.problems([process(0), elsewhere], "gpu"))
-        off = [process(i, enabled="") for i in range(2)]
-        self.assertIn("Set it to 1", doctor.problems(off, "gpu")[0])
-        self.assertEmpty(doctor.problems(off, "cpu"))
+        self.assertEmpty(doctor.problems([process(0), process(1, user=7)], "cpu"))
 
 
 class LauncherTest(absltest.TestCase):

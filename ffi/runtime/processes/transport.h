@@ -69,8 +69,7 @@ struct Transport {
   std::vector<PeerMemory*> memories;
 };
 
-// NCCL's all-gather, and memory of the CUDA driver or CUDA IPC. Null unless JAX_EP_PROCESSES is
-// set: then a mesh that spans processes is refused. Only in builds with CUDA.
+// NCCL's all-gather, and memory of the CUDA driver or CUDA IPC. Only in builds with CUDA.
 const Transport* CudaTransport();
 
 }  // namespace jax_ep

@@ -4,7 +4,6 @@
 namespace jax_ep {
 
 const Transport* CudaTransport() {
-  if (!SeveralProcessesAreEnabled()) return nullptr;
   static const Transport transport = {
       CudaExchange(), OnlyIpcIsTried()
                           ? std::vector<PeerMemory*>{CudaIpcMemory()}
