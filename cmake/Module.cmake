@@ -33,16 +33,19 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/dispatch.cc
     ffi/handlers/grouped_matmul.cc
     ffi/handlers/grouped_matmul_activation.cc
+    ffi/handlers/grouped_matmul_quantized.cc
     ffi/handlers/redispatch.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
+    ffi/kernels/matmul/grouped_matmul_fp8.cc
     ffi/kernels/matmul/launch.cc
     ffi/kernels/matmul/portable/activation_gradient.cu
     ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/probe.cu
     ffi/kernels/transfer/bulk_copy_ceiling.cc

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jax_ep import quant, routing
+from jax_ep._src import grouped_matmul_quantized as _  # noqa: F401  defines its primitive
 from jax_ep._src.combine import combine
 from jax_ep._src.dispatch import dispatch
 from jax_ep._src.errors import (

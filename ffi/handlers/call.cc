@@ -76,6 +76,10 @@ ElementType ToElementType(ffi::DataType type) {
       return kBF16;
     case ffi::F32:
       return kF32;
+    case ffi::F8E4M3FN:
+      return kF8E4M3;
+    case ffi::F8E5M2:
+      return kF8E5M2;
     default:
       return kOther;
   }
@@ -169,6 +173,16 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   } else {
     reader.Read("has_accumulator", &config->has_accumulator);
   }
+  if (Status status = reader.Finish(); !status.ok()) return status;
+  return CheckConfig(target, *config);
+}
+
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    GroupedMatmulQuantizedConfig* config) {
+  AttributeReader reader(target, attributes);
+  reader.Read("scale_block", &config->scale_block);
+  reader.Read("zero_tail", &config->zero_tail);
+  reader.Read("num_sms", &config->num_sms);
   if (Status status = reader.Finish(); !status.ok()) return status;
   return CheckConfig(target, *config);
 }

@@ -36,6 +36,8 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    GroupedMatmulQuantizedConfig* config);
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulActivationConfig* config);
 
 // Loads the kernels of all grouped matmuls on a device. Later calls return at once: loading at

@@ -26,6 +26,7 @@ struct MatmulState {
   const TileCounter tile_counter;
 };
 using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
+using GroupedMatmulQuantizedState = MatmulState<GroupedMatmulQuantizedConfig>;
 using GroupedMatmulActivationState = MatmulState<GroupedMatmulActivationConfig>;
 
 inline Status At(const char* target, Status status) {

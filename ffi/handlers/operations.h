@@ -12,6 +12,7 @@ Target CombineHandlers();
 Target BulkCopyCeilingHandlers();
 Target GroupedMatmulHandlers();
 Target GroupedMatmulRhsGradientHandlers();
+Target GroupedMatmulQuantizedHandlers();
 Target GroupedMatmulActivationHandlers();
 Target GroupedMatmulActivationGradientHandlers();
 

@@ -25,6 +25,7 @@ std::vector<Target> Targets() {
           BulkCopyCeilingHandlers(),
           GroupedMatmulHandlers(),
           GroupedMatmulRhsGradientHandlers(),
+          GroupedMatmulQuantizedHandlers(),
           GroupedMatmulActivationHandlers(),
           GroupedMatmulActivationGradientHandlers()};
 }
@@ -32,6 +33,7 @@ std::vector<Target> Targets() {
 std::vector<StateType> StateTypes() {
   return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
           MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1"),
+          MakeStateType<GroupedMatmulQuantizedState>("jax_ep.GroupedMatmulQuantizedState.v1"),
           MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1")};
 }
 

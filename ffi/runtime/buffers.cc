@@ -7,7 +7,8 @@ namespace jax_ep {
 namespace {
 
 constexpr std::pair<ElementType, const char*> kTypeNames[] = {
-    {kPred, "pred"}, {kS32, "s32"}, {kF16, "f16"}, {kBF16, "bf16"}, {kF32, "f32"},
+    {kPred, "pred"}, {kS32, "s32"},         {kF16, "f16"},       {kBF16, "bf16"},
+    {kF32, "f32"},   {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"},
 };
 
 std::string Describe(Types types) {
@@ -49,6 +50,8 @@ int64_t ElementBytes(ElementType type) {
     case kOther:
       return 0;
     case kPred:
+    case kF8E4M3:
+    case kF8E5M2:
       return 1;
     case kF16:
     case kBF16:

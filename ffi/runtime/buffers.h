@@ -21,6 +21,8 @@ enum ElementType : uint8_t {
   kF16 = 4,
   kBF16 = 8,
   kF32 = 16,
+  kF8E4M3 = 32,
+  kF8E5M2 = 64,
 };
 
 int64_t ElementBytes(ElementType type);

@@ -84,6 +84,14 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
   return CheckNumSms(target, config.num_sms);
 }
 
+Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config) {
+  if (config.scale_block != 0 && config.scale_block != kScaleBlock) {
+    return InvalidArgument(target, ": scale_block is ", config.scale_block, "; expected ",
+                           kScaleBlock, ", or 0 for one scale per row and per column");
+  }
+  return CheckNumSms(target, config.num_sms);
+}
+
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config) {
   if (config.keep_pre_activation && config.activation == Activation::kNone) {
     return InvalidArgument(target, ": keep_pre_activation without an activation; expected one");

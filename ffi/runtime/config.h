@@ -41,6 +41,16 @@ struct GroupedMatmulConfig {
   int64_t num_sms = 0;           // 0: the launch code chooses
 };
 
+// Values per scale along an axis that has blocks.
+inline constexpr int64_t kScaleBlock = 128;
+
+// Attributes of grouped_matmul_quantized.
+struct GroupedMatmulQuantizedConfig {
+  int64_t scale_block = 0;  // values that share a scale, along both axes; 0: a row, or a column
+  bool zero_tail = true;
+  int64_t num_sms = 0;  // 0: the launch code chooses
+};
+
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };
 
 // Whether the second half of the columns multiplies the activation of the first half.
@@ -63,6 +73,7 @@ struct GroupedMatmulActivationConfig {
 // `target` is the custom call's name, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 
 }  // namespace jax_ep

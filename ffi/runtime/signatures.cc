@@ -146,6 +146,27 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
   return {};
 }
 
+Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, Buffers operands,
+                                   Buffers results, GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulQuantizedTarget, operands, results);
+  const bool has_blocks = config.scale_block > 0;
+  Size m{"M"}, k{"K"}, n{"N"}, l{"L"}, one{"1", 1}, k_blocks{"K/128"}, n_blocks{"N/128"};
+  Types lhs{has_blocks ? static_cast<uint8_t>(kF8E4M3) : static_cast<uint8_t>(kF8E4M3 | kF8E5M2)};
+  Types rhs{kF8E4M3}, out{kBF16 | kF32}, s32{kS32}, f32{kF32};
+  check.Operand("lhs", lhs, {&m, &k});
+  if (has_blocks) k_blocks.value = CeilDivide(k.value, config.scale_block);
+  check.Operand("lhs_scales", f32, {&m, has_blocks ? &k_blocks : &one});
+  check.Operand("rhs", rhs, {&l, &n, &k});
+  if (has_blocks) n_blocks.value = CeilDivide(n.value, config.scale_block);
+  check.Operand("rhs_scales", f32,
+                {&l, has_blocks ? &n_blocks : &n, has_blocks ? &k_blocks : &one});
+  check.Operand("group_sizes", s32, {&l});
+  check.Result("out", out, {&m, &n});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value, m.value, k.value, n.value, lhs.type(), rhs.type(), out.type()};
+  return {};
+}
+
 namespace {
 
 // Checks sizes that follow from F: the columns of pre-activations, and the blocks of row dots.

@@ -19,6 +19,7 @@ inline constexpr char kCombineTarget[] = "jax_ep.combine.v1";
 inline constexpr char kBulkCopyCeilingTarget[] = "jax_ep.bulk_copy_ceiling.v1";
 inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
+inline constexpr char kGroupedMatmulQuantizedTarget[] = "jax_ep.grouped_matmul_quantized.v1";
 inline constexpr char kGroupedMatmulActivationTarget[] = "jax_ep.grouped_matmul_activation.v1";
 inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
@@ -60,6 +61,11 @@ Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, B
 // The accumulator has the result's shape. Both are then float32, and one buffer.
 Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers operands,
                                      Buffers results, GroupedMatmulSizes* sizes);
+
+// lhs[M,K], lhs_scales[M,KB], rhs[L,N,K], rhs_scales[L,NB,KB], group_sizes[L] -> out[M,N]
+// With blocks, KB and NB are the blocks of K and N. Otherwise KB is 1, and NB is N.
+Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, Buffers operands,
+                                   Buffers results, GroupedMatmulSizes* sizes);
 
 // lhs[M,K], rhs[L,K,N], group_sizes[L], [bias[L,N]], [row_weights[M]] -> out[M,F], [pre[M,N]]
 // N is 2F for a gated activation, otherwise F. `sizes->columns` is F.

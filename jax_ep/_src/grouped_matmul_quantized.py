@@ -1,4 +1,8 @@
-"""grouped_matmul of two quantized operands."""
+"""grouped_matmul of two quantized operands.
+
+8-bit tensor core instructions read both operands along K, so the primitive takes rhs as [G, N, K].
+XLA gives a transposed rhs that layout where it is computed, or copies it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jax_ep._src import checks, compat, primitive
+from jax_ep._src import checks, compat, primitive, runtime
 from jax_ep._src.compat import Aval
 from jax_ep._src.errors import DtypeError
 from jax_ep._src.grouped_matmul import bind_matmul
 from jax_ep._src.params import GroupedMatmulParams
 from jax_ep._src.quantize import dequantize, without_derivative
-from jax_ep._src.quantized import Format, Quantized, check
+from jax_ep._src.quantized import BLOCK, Format, Fp8Block128, Quantized, check
 from jax_ep._src.reference import matmul as reference
 
 OPERATION = "grouped_matmul"
+KERNEL_CAPABILITY = "9.0"
 Formats = tuple[Format, Format]
 
 
@@ -44,13 +50,14 @@ def grouped_matmul_quantized(
     for operand in lhs, rhs:
         check(OPERATION, operand)
     params = GroupedMatmulParams(
-        transpose_rhs=transpose_rhs,
+        transpose_rhs=True,
         out_dtype=_out_dtype(preferred_element_type),
         zero_tail=zero_tail,
         num_sms=checks.num_sms(OPERATION, num_sms),
         implementation=checks.implementation(OPERATION, implementation),
     )
     formats = (lhs.format, rhs.format)
+    rhs = rhs if transpose_rhs else rhs.mT
 
     def bind(*operands: jax.Array) -> jax.Array:
         (out,) = grouped_matmul_quantized_p.bind(*operands, params=params, formats=formats)
@@ -85,8 +92,7 @@ def _avals(
     params: GroupedMatmulParams,
     formats: Formats,
 ) -> list[Aval]:
-    num_columns = rhs.shape[1 if params.transpose_rhs else 2]
-    return [compat.aval_like(lhs, (lhs.shape[0], num_columns), params.out_dtype)]
+    return [compat.aval_like(lhs, (lhs.shape[0], rhs.shape[1]), params.out_dtype)]
 
 
 def _reference(
@@ -114,15 +120,55 @@ def _dequantized(
     )
 
 
-def _unsupported(avals: list[Aval], params: GroupedMatmulParams, formats: Formats) -> str:
-    return "no kernel takes eight-bit operands"
+def _attributes(avals: list[Aval], params: GroupedMatmulParams, formats: Formats) -> dict[str, Any]:
+    return {
+        "scale_block": np.int64(BLOCK if isinstance(formats[0], Fp8Block128) else 0),
+        "zero_tail": np.bool_(params.zero_tail),
+        "num_sms": np.int64(params.num_sms),
+    }
+
+
+def _unsupported(avals: list[Aval], params: GroupedMatmulParams, formats: Formats) -> str | None:
+    others = [c for c in runtime.compute_capabilities() if c != KERNEL_CAPABILITY]
+    if others:
+        return (
+            f"eight-bit operands need GPUs of compute capability {KERNEL_CAPABILITY}, and there is "
+            f"one of {others[0]}"
+        )
+    return _unsupported_formats(formats) or _unsupported_shapes(avals, formats)
+
+
+def _unsupported_formats(formats: Formats) -> str | None:
+    lhs, rhs = formats
+    if type(lhs) is type(rhs) and rhs.dtype == jnp.float8_e4m3fn:
+        return None
+    return f"no kernel multiplies {lhs} by {rhs}"
+
+
+def _unsupported_shapes(avals: list[Aval], formats: Formats) -> str | None:
+    lhs, lhs_scales, rhs, rhs_scales, group_sizes = (aval.shape for aval in avals)
+    (m, k), (_, n, _), (groups,) = lhs, rhs, group_sizes
+    for name, size, multiple in ("K", k, 16), ("N", n, 8):
+        if size % multiple or size == 0:
+            return f"{name} is {size}; the FP8 kernels take positive multiples of {multiple}"
+    if isinstance(formats[0], Fp8Block128):
+        k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+        expected = ((m, k_blocks), (groups, n_blocks, k_blocks))
+    else:
+        expected = ((m, 1), (groups, n, 1))
+    if (lhs_scales, rhs_scales) != expected:
+        return (
+            f"scales have shapes {lhs_scales} and {rhs_scales}; the FP8 kernels take {expected[0]} "
+            f"and {expected[1]}"
+        )
+    return primitive.too_many(num_rows=m, num_groups=groups, matrix_size=max(k, n))
 
 
 grouped_matmul_quantized_p = primitive.define_primitive(
     "grouped_matmul_quantized",
     abstract_eval=_avals,
     reference=_reference,
-    attributes=None,
+    attributes=_attributes,
     unsupported=_unsupported,
     fallback=primitive.Fallback("dequantizes its operands to bfloat16 on CUDA", _as_bfloat16),
 )

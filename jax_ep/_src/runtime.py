@@ -61,6 +61,14 @@ def has_cuda() -> bool:
     return bool(_ffi.build_info()["cuda"])
 
 
+def compute_capabilities() -> set[str]:
+    """Returns those of this process's GPUs, such as "9.0"; empty without a GPU or a backend."""
+    try:
+        return {str(device.compute_capability) for device in jax.local_devices(backend="cuda")}
+    except RuntimeError:
+        return set()
+
+
 def workspace_buffers(
     num_tokens: int, hidden: int, top_k: int, num_experts: int, num_ranks: int, itemsize: int
 ) -> dict[str, int]:

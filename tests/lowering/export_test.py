@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from programs import struct
 
 import jax_ep
+from jax_ep import quant
 
 TARGETS = (
     "jax_ep.dispatch.v1",
@@ -21,9 +22,16 @@ TARGETS = (
     "jax_ep.combine.v1",
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",
+    "jax_ep.grouped_matmul_quantized.v1",
     "jax_ep.grouped_matmul_activation.v1",
     "jax_ep.grouped_matmul_activation_gradient.v1",
 )
+
+
+def quantized_matmul():
+    lhs = quant.quantize(jnp.ones((8, 16)), quant.Fp8Row())
+    rhs = quant.quantize_weights(jnp.ones((2, 16, 8)), quant.Fp8Row())
+    return jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 5]), preferred_element_type=jnp.float32)
 
 
 def loss_and_gradients(*arguments):
@@ -41,7 +49,7 @@ def loss_and_gradients(*arguments):
         in_specs=P("expert"),
         out_specs=P("expert"),
     )
-    loss = lambda *arguments: jnp.sum(jnp.sin(layer(*arguments)))
+    loss = lambda *arguments: jnp.sum(jnp.sin(layer(*arguments))) + jnp.sum(quantized_matmul())
     return jax.value_and_grad(loss, (1, 2, 3))(*arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import unittest.mock
 
 import testing  # isort: skip
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_moe
 import programs
+import tier
 from absl.testing import absltest, parameterized
 from grouped import GROUP_SIZES
 
@@ -19,7 +21,10 @@ from jax_ep import quant
 
 BLOCK, POWER = quant.Fp8Block128(), quant.Fp8Block128("power_of_two")
 ROW, E5M2 = quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2)
-FORMATS = ((BLOCK, BLOCK), (POWER, POWER), (ROW, ROW), (E5M2, ROW), (BLOCK, ROW), (ROW, BLOCK))
+IN_KERNELS = ((BLOCK, BLOCK), (POWER, POWER), (ROW, ROW), (E5M2, ROW))
+FORMATS = IN_KERNELS if tier.ON_GPU else (*IN_KERNELS, (BLOCK, ROW), (ROW, BLOCK))
+# Tensor cores add 32 8-bit products at a time with about 14 bits, and cut off.
+TENSOR_CORE_ERROR = 2**-9  # of the sum of magnitudes
 
 
 @functools.cache
@@ -36,7 +41,7 @@ def exact(x: quant.Quantized) -> np.ndarray:
     return values * scales
 
 
-def problem(sizes, formats=(BLOCK, BLOCK), *, num_rows=32, k=200, n=140, transpose_rhs=False):
+def problem(sizes, formats=(BLOCK, BLOCK), *, num_rows=32, k=208, n=136, transpose_rhs=False):
     """Quantized lhs and rhs, sizes, and where the tail begins; the tail of lhs is NaN."""
     rng = np.random.default_rng(0)
     sizes = np.array(sizes, np.int32)
@@ -52,6 +57,17 @@ def problem(sizes, formats=(BLOCK, BLOCK), *, num_rows=32, k=200, n=140, transpo
     )
 
 
+def assert_products(out, exact, magnitudes, message):
+    """Products of quantized operands, on CPUs with the roundings of both dequantized operands."""
+    if not tier.ON_GPU:
+        return testing.assert_sums(out, exact, magnitudes, 210, message)
+    out = np.asarray(out)
+    unit = float(jnp.finfo(out.dtype).eps) / 2
+    bound = TENSOR_CORE_ERROR * magnitudes + 1.01 * unit * np.abs(exact)
+    error = np.abs(out.astype(np.float64) - exact)
+    assert (error <= bound).all(), f"{message}: {np.max(error / np.maximum(bound, 1e-300))} bounds"
+
+
 class QuantizedMatmulTest(parameterized.TestCase):
     @parameterized.product(
         formats=FORMATS, transpose_rhs=[False, True], dtype=[None, jnp.bfloat16, jnp.float32]
@@ -65,8 +81,7 @@ class QuantizedMatmulTest(parameterized.TestCase):
             a, b = exact(lhs), exact(rhs)
             expected = numpy_moe.grouped_matmul(a, b, sizes, **options)
             magnitudes = numpy_moe.grouped_matmul(np.abs(a), np.abs(b), sizes, **options)
-            # Two more roundings: each operand is dequantized in float32.
-            testing.assert_sums(out[:end], expected[:end], magnitudes[:end], 202, kind)
+            assert_products(out[:end], expected[:end], magnitudes[:end], kind)
             testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), kind)
 
     def test_scales_are_those_of_the_block(self):
@@ -116,22 +131,65 @@ class QuantizedMatmulTest(parameterized.TestCase):
         with self.assertRaisesRegex(jax_ep.UnavailableError, "no derivative"):
             jax.grad(loss)(lhs.scales)
 
-    def test_on_cuda_operands_are_dequantized_with_a_warning(self):
-        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
-        with programs.fallback_warnings() as messages:
-            program = programs.lower_for_cuda(jax_ep.grouped_matmul, lhs, rhs, sizes)
+    @tier.only_on_cpu
+    @parameterized.product(formats=IN_KERNELS, transpose_rhs=[False, True])
+    def test_on_cuda_it_is_one_kernel(self, formats, transpose_rhs):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3], formats, transpose_rhs=transpose_rhs)
+        program = lower_for_cuda(lhs, rhs, sizes, transpose_rhs=transpose_rhs, num_sms=8)
+        call = program.call("grouped_matmul_quantized")
+        name = "f8E5M2" if formats[0] == E5M2 else "f8E4M3FN"
+        self.assertEqual(call.operands[0], f"32x208x{name}")
+        self.assertEqual(call.operands[2], "4x136x208xf8E4M3FN")
+        block = ("i64", 128 if formats[0] in (BLOCK, POWER) else 0)
+        self.assertEqual(call.attributes["scale_block"], block)
+        self.assertEqual(call.attributes["num_sms"], ("i64", 8))
+        self.assertEqual(call.attributes["zero_tail"], ("bool", True))
+        self.assertEqual(program.targets, {"grouped_matmul_quantized": 1})
+
+    @tier.only_on_cpu
+    @parameterized.named_parameters(
+        ("another_gpu", {}, ["8.0"], "compute capability 9.0, and there is one of 8.0"),
+        ("mixed_formats", dict(formats=(ROW, BLOCK)), [], "no kernel multiplies Fp8Row"),
+        ("weights_in_e5m2", dict(formats=(E5M2, E5M2)), [], "no kernel multiplies Fp8Row"),
+        ("k", dict(k=200), [], "K is 200; the FP8 kernels take positive multiples of 16"),
+        ("n", dict(n=140), [], "N is 140; the FP8 kernels take positive multiples of 8"),
+    )
+    def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3], **shape)
+        other_gpu = unittest.mock.patch.object(
+            jax_ep._src.runtime, "compute_capabilities", lambda: set(gpus)
+        )
+        with other_gpu, programs.fallback_warnings() as messages:
+            program = lower_for_cuda(lhs, rhs, sizes)
         self.assertLen(messages, 1)
         self.assertIn("dequantizes its operands to bfloat16", messages[0])
+        self.assertIn(reason, messages[0])
         self.assertEqual(program.targets, {"grouped_matmul": 1})
-        self.assertEqual(program.call("grouped_matmul").operands[0], "32x200xbf16")
+        k = lhs.shape[1]
+        self.assertEqual(program.call("grouped_matmul").operands[0], f"32x{k}xbf16")
+        with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
+            lower_for_cuda(lhs, rhs, sizes, implementation="cuda")
+
+    @tier.only_on_cpu
+    def test_on_cuda_scales_have_the_blocks_of_the_kernel(self):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3], (ROW, ROW))
+        per_tensor = quant.Quantized(lhs.values, lhs.scales[:1], ROW)
         with programs.fallback_warnings() as messages:
-            reference = functools.partial(jax_ep.grouped_matmul, implementation="xla")
-            program = programs.lower_for_cuda(reference, lhs, rhs, sizes)
+            lower_for_cuda(per_tensor, rhs, sizes)
+        self.assertIn("scales have shapes (1, 1) and (4, 136, 1)", messages[0])
+
+    @tier.only_on_cpu
+    def test_on_cuda_pure_jax_on_request(self):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
+        with programs.fallback_warnings() as messages:
+            program = lower_for_cuda(lhs, rhs, sizes, implementation="xla")
         self.assertEmpty(messages)
         self.assertEmpty(program.targets)
-        with self.assertRaisesRegex(jax_ep.UnavailableError, "no kernel takes eight-bit"):
-            strict = functools.partial(jax_ep.grouped_matmul, implementation="cuda")
-            programs.lower_for_cuda(strict, lhs, rhs, sizes)
+
+
+def lower_for_cuda(lhs, rhs, sizes, **options):
+    call = functools.partial(jax_ep.grouped_matmul, **options)
+    return programs.lower_for_cuda(call, lhs, rhs, sizes)
 
 
 if __name__ == "__main__":

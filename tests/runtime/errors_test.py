@@ -112,6 +112,22 @@ def quantized_matmul(rhs=None, **options):
     return jax_ep.grouped_matmul(lhs, rhs, np.ones(2, np.int32), **options)
 
 
+def each_quantized_fallback():
+    """Lowers matmuls of quantized operands that no kernel takes, for each reason."""
+    rows = quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Row())
+    weights = quant.quantize_weights(np.ones((2, 16, 8), np.float32), quant.Fp8Row())
+
+    def lower(lhs, rhs):
+        call = lambda: jax_ep.grouped_matmul(lhs, rhs, np.ones(2, np.int32))
+        programs.lower_for_cuda(call)
+
+    programs.lower_for_cuda(quantized_matmul)
+    lower(quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Block128()), weights)
+    lower(quant.Quantized(rows.values, rows.scales[:1], rows.format), weights)
+    with unittest.mock.patch.object(jax_ep._src.runtime, "compute_capabilities", lambda: {"8.0"}):
+        lower(rows, weights)
+
+
 def rhs_gradient(accumulator=np.float32, shape=(2, 8, 6), out_gradient=(4, 6), **options):
     jax.eval_shape(
         lambda *arrays, accumulator: jax_ep.grouped_matmul_rhs_gradient(
@@ -457,7 +473,7 @@ class ProducedTest(absltest.TestCase):
             on(MESH, top_k=65)
             on(MESH, num_experts=2048 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
-            programs.lower_for_cuda(quantized_matmul)
+            each_quantized_fallback()
         (template,) = documented()["Warnings"]
         for pattern in patterns:
             self.assertTrue(any(pattern.search(message) for message in messages), pattern)

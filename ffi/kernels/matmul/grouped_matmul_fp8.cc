@@ -3,6 +3,7 @@
 #include "ffi/device/matmul/sm90/fp8_params.h"
 #include "ffi/kernels/matmul/launch.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
+#include "ffi/runtime/config.h"
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
@@ -11,21 +12,27 @@ namespace {
 // Two 8-bit values are one 16-bit element for TMA, which only moves them.
 constexpr int kPacked = 2;
 
-Status CheckFp8Launch(const Fp8Matmul& call, const GroupedMatmulSizes& sizes) {
-  GroupedMatmulSizes as_bfloat16 = sizes;
-  as_bfloat16.lhs_type = kBF16;
-  Status status = CheckMatmulLaunch(call.num_sms, as_bfloat16);
-  if (status.ok()) status = CheckMatmulType("out", sizes.result_type, kBF16);
-  if (!status.ok()) return status;
+constexpr int kTmaAlignment = 16;  // bytes
+
+static_assert(kFp8Block == kScaleBlock, "host and device agree");
+
+// Returns an error if the device or the addresses are not what the kernels require.
+Status CheckDeviceAndAddresses(const Fp8Matmul& call) {
+  bool has_sm90a = false;
+  if (Status status = IsComputeCapability(9, 0, &has_sm90a); !status.ok()) return status;
+  if (!has_sm90a) {
+    return FailedPrecondition(
+        "8-bit operands need a GPU of compute capability 9.0; this one has another. Lower the "
+        "program on a machine with this GPU, or use implementation=\"xla\"");
+  }
   const struct {
     const char* name;
-    int64_t value;
-    int64_t multiple;
-  } named[] = {{"K", sizes.contracted, 16}, {"N", sizes.columns, 8}};
-  for (const auto& [name, value, multiple] : named) {
-    if (value % multiple == 0 && value > 0) continue;
-    return Unimplemented(name, " is ", value, "; the FP8 kernels take positive multiples of ",
-                         multiple);
+    const void* address;
+  } named[] = {{"lhs", call.lhs}, {"rhs", call.rhs}, {"out", call.out}};
+  for (const auto& [name, address] : named) {
+    if (reinterpret_cast<uintptr_t>(address) % kTmaAlignment == 0) continue;
+    return FailedPrecondition(name, " begins at an address that is no multiple of ", kTmaAlignment,
+                              "; TMA needs that. Copy the array first");
   }
   return {};
 }
@@ -48,21 +55,29 @@ Status MakeTensorMaps(const Fp8Matmul& call, const GroupedMatmulSizes& sizes,
 
 }  // namespace
 
-Status LoadFp8Kernels() {
-  for (Fp8Kind kind : {Fp8Kind::kBlock128, Fp8Kind::kRow, Fp8Kind::kRowE5M2}) {
-    const MatmulKernel kernel = Fp8MatmulKernel(kind);
-    Status status =
-        FromCuda(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      kernel.shared_bytes),
-                 "loading grouped matmul");
-    if (!status.ok()) return status;
+Status CheckGroupedMatmulFp8Launch(int64_t num_sms, const GroupedMatmulSizes& sizes) {
+  GroupedMatmulSizes as_bfloat16 = sizes;
+  as_bfloat16.lhs_type = kBF16;
+  Status status = CheckMatmulLaunch(num_sms, as_bfloat16);
+  if (status.ok()) status = CheckMatmulType("out", sizes.result_type, kBF16);
+  if (!status.ok()) return status;
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t multiple;
+  } named[] = {{"K", sizes.contracted, 16}, {"N", sizes.columns, 8}};
+  for (const auto& [name, value, multiple] : named) {
+    if (value % multiple == 0 && value > 0) continue;
+    return Unimplemented(name, " is ", value, "; the FP8 kernels take positive multiples of ",
+                         multiple);
   }
   return {};
 }
 
 Status LaunchGroupedMatmulFp8(const Fp8Matmul& call, const GroupedMatmulSizes& sizes,
                               int32_t tile_counter, cudaStream_t stream) {
-  Status status = CheckFp8Launch(call, sizes);
+  Status status = CheckGroupedMatmulFp8Launch(call.num_sms, sizes);
+  if (status.ok()) status = CheckDeviceAndAddresses(call);
   if (!status.ok() || sizes.num_rows == 0 || sizes.num_groups == 0) return status;
 
   const MatmulKernel kernel = Fp8MatmulKernel(call.kind);

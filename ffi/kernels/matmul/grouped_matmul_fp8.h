@@ -24,13 +24,12 @@ struct Fp8Matmul {
   int64_t num_sms = 0;  // 0: all
 };
 
-// Loads the kernels on the current device, as LoadMatmulKernels does. They need compute capability
-// 9.0.
-Status LoadFp8Kernels();
+// Checks whether the kernels support a call. Called when XLA compiles it, and by the launch.
+Status CheckGroupedMatmulFp8Launch(int64_t num_sms, const GroupedMatmulSizes& sizes);
 
 // Computes out[rows of group g] = lhs[rows of group g] * transpose(rhs[g]), values times scales, in
 // one kernel on `stream`. `sizes` counts 8-bit values; of its types only the result's is read.
-// tile_counter and groups are those of LaunchGroupedMatmul.
+// tile_counter and groups are those of LaunchGroupedMatmul. The device's compute capability is 9.0.
 Status LaunchGroupedMatmulFp8(const Fp8Matmul& call, const GroupedMatmulSizes& sizes,
                               int32_t tile_counter, cudaStream_t stream);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ffi/kernels/matmul/fp8_kernels.h"
 #include "ffi/kernels/matmul/kernels.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
 #include "ffi/runtime/device_cuda.h"
@@ -99,6 +100,9 @@ Status LoadMatmulKernels() {
       }
       if (has_sm90a) kernels.push_back(Sm90MatmulKernel(is_bfloat16, kind));
     }
+  }
+  for (Fp8Kind kind : {Fp8Kind::kBlock128, Fp8Kind::kRow, Fp8Kind::kRowE5M2}) {
+    if (has_sm90a) kernels.push_back(Fp8MatmulKernel(kind));
   }
   for (const MatmulKernel& kernel : kernels) {
     if (kernel.address == nullptr) continue;  // the portable kernels do not have all kinds

@@ -47,6 +47,15 @@ void TestActivations() {
   CHECK_FAILS(CheckConfig(target, GroupedMatmulActivationConfig{.num_sms = -2}), "num_sms is -2");
 }
 
+void TestScaleBlocks() {
+  const char target[] = "jax_ep.grouped_matmul_quantized.v1";
+  CHECK_OK(CheckConfig(target, GroupedMatmulQuantizedConfig{}));
+  CHECK_OK(CheckConfig(target, GroupedMatmulQuantizedConfig{.scale_block = 128}));
+  CHECK_FAILS(CheckConfig(target, GroupedMatmulQuantizedConfig{.scale_block = 64}),
+              "scale_block is 64; expected 128, or 0");
+  CHECK_FAILS(CheckConfig(target, GroupedMatmulQuantizedConfig{.num_sms = -1}), "num_sms is -1");
+}
+
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
@@ -77,6 +86,7 @@ int main() {
   jax_ep::TestValid();
   jax_ep::TestGroups();
   jax_ep::TestActivations();
+  jax_ep::TestScaleBlocks();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }

@@ -168,6 +168,40 @@ void TestAccumulator() {
   CHECK_OK(Run(CheckGroupedMatmulRhsGradient, transposed, rows + List{swapped}, {swapped}, &sizes));
 }
 
+void TestGroupedMatmulQuantized() {
+  const GroupedMatmulQuantizedConfig blocks{.scale_block = 128}, rows;
+  GroupedMatmulSizes sizes;
+  const List results = {{kBF16, {40, 136}}};
+  const List blocked = {{kF8E4M3, {40, 144}},
+                        {kF32, {40, 2}},
+                        {kF8E4M3, {3, 136, 144}},
+                        {kF32, {3, 2, 2}},
+                        {kS32, {3}}};
+  CHECK_OK(Run(CheckGroupedMatmulQuantized, blocks, blocked, results, &sizes));
+  CHECK(sizes.num_groups == 3 && sizes.num_rows == 40);
+  CHECK(sizes.contracted == 144 && sizes.columns == 136 && sizes.result_type == kBF16);
+  const auto refused = [&](const GroupedMatmulQuantizedConfig& config, size_t index,
+                           const OwnedBuffer& operand, const char* message) {
+    List operands = blocked;
+    operands[index] = operand;
+    CHECK_FAILS(Run(CheckGroupedMatmulQuantized, config, operands, results, &sizes), message);
+  };
+  refused(blocks, 0, {kF8E5M2, {40, 144}}, "(lhs) is f8e5m2[40,144]; expected f8e4m3fn[M,K]");
+  refused(blocks, 1, {kF32, {40, 1}}, "(lhs_scales) is f32[40,1]; expected f32[M=40,K/128=2]");
+  refused(blocks, 2, {kF8E5M2, {3, 136, 144}}, "(rhs) is f8e5m2[3,136,144]; expected f8e4m3fn");
+  refused(blocks, 3, {kF32, {3, 136, 1}}, "expected f32[L=3,N/128=2,K/128=2]");
+  refused(rows, 0, {kF8E5M2, {40, 144}}, "(lhs_scales) is f32[40,2]; expected f32[M=40,1=1]");
+  const List by_row = {{kF8E5M2, {40, 144}},
+                       {kF32, {40, 1}},
+                       {kF8E4M3, {3, 136, 144}},
+                       {kF32, {3, 136, 1}},
+                       {kS32, {3}}};
+  CHECK_OK(Run(CheckGroupedMatmulQuantized, rows, by_row, results, &sizes));
+  CHECK(sizes.lhs_type == kF8E5M2);
+  CHECK_FAILS(Run(CheckGroupedMatmulQuantized, rows, by_row, {{kF16, {40, 136}}}, &sizes),
+              "(out) is f16[40,136]; expected bf16|f32");
+}
+
 void TestGroupedMatmulActivation() {
   GroupedMatmulActivationConfig config;
   config.activation = Activation::kSwiglu;
@@ -210,6 +244,7 @@ int main() {
   jax_ep::TestGroupedMatmul();
   jax_ep::TestGroupedMatmulRhsGradient();
   jax_ep::TestAccumulator();
+  jax_ep::TestGroupedMatmulQuantized();
   jax_ep::TestGroupedMatmulActivation();
   jax_ep::TestGroupedMatmulActivationGradient();
   return jax_ep::testing::Finish();
