@@ -103,6 +103,8 @@ class Benchmark(abc.ABC):
     """The configuration of a benchmark.
 
     Attributes:
+      providers: several may have one name, for different operations.
+      default_operations: those without --operation; None for all.
       shape_type: a dataclass of ints, given as --shape.
       variants: what else differs between cases, such as how rows are distributed; the first is the
         default. `variant_option` is their option.
@@ -116,6 +118,7 @@ class Benchmark(abc.ABC):
     name: ClassVar[str]
     operations: ClassVar[tuple[str, ...]]
     providers: ClassVar[tuple[Provider, ...]]
+    default_operations: ClassVar[tuple[str, ...] | None] = None
     shape_type: ClassVar[Any]
     shapes: ClassVar[tuple[Any, ...]]
     smoke_shapes: ClassVar[tuple[Any, ...]]
@@ -219,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None
         action="append",
         help=variants,
     )
-    names = [provider.name for provider in benchmark.providers]
+    names = list(dict.fromkeys(provider.name for provider in benchmark.providers))
     for option, choices in (("--operation", benchmark.operations), ("--provider", names)):
         parser.add_argument(option, choices=choices, action="append", help="may be repeated")
     iterations = "of at least 10 ms each (default: %(default)s; fewer for calls of more than 50 ms)"
@@ -284,10 +287,11 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
 def chosen_cases(benchmark: Benchmark, arguments: argparse.Namespace) -> list[Case]:
     """Returns all combinations; by default the other variants for the first shape alone."""
     supported = {o for p in benchmark.chosen_providers(arguments) for o in p.operations}
-    operations = [o for o in arguments.operation or benchmark.operations if o in supported]
+    asked = arguments.operation or benchmark.default_operations or benchmark.operations
+    operations = [o for o in asked if o in supported]
     if not operations:
         sys.exit(
-            f"{', '.join(arguments.provider)} cannot {' or '.join(arguments.operation)}; "
+            f"{', '.join(arguments.provider)} cannot {' or '.join(asked)}; "
             f"expected a provider that can. Give --provider {OURS}, or another --operation."
         )
     return [

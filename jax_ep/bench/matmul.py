@@ -1,5 +1,7 @@
 """grouped_matmul beside a dense matmul, lax.ragged_dot, tokamax and torch, in one process.
 
+Operations with the name of a format have quantized operands; --operation asks for them.
+
 Matmuls run at the GPU's power limit, which is kept on average. After a pause their rate swings
 around that at which it settles, with a period of a second: on an H200 quarters of a second differ
 by 17 % at first, by 2 % after five seconds. While matmuls follow each other without a pause it does
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep.bench import harness, matmul_providers, timing
+from jax_ep.bench import harness, matmul_fp8, matmul_providers, timing
 from jax_ep.bench.harness import Required, Started
 from jax_ep.bench.report import OURS, Figure, Record
 
@@ -31,6 +33,8 @@ COPIED_BYTES = 2**31
 MAX_DIFFERENCE = (
     0.02  # relative to a result's norm; bfloat16 results of float32 sums differ far less
 )
+MAX_FP8_DIFFERENCE = 0.06  # of two recipes, or of one and bfloat16: 3.8 % with normal operands
+DENSE = ("dense", matmul_fp8.DENSE_PER_TENSOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +83,10 @@ class MatmulBenchmark(harness.Benchmark):
     """Configures the harness."""
 
     name = "matmul"
-    operations = matmul_providers.OPERATIONS
+    operations = (*matmul_providers.OPERATIONS, *matmul_fp8.OPERATIONS)
+    default_operations = matmul_providers.OPERATIONS
     # A kernel that faults leaves nothing to those after it, so what is tuned is last.
-    providers = matmul_providers.PROVIDERS
+    providers = (*matmul_providers.PROVIDERS, *matmul_fp8.PROVIDERS)
     shape_type = Shape
     shapes = SHAPES
     smoke_shapes = SMOKE_SHAPES
@@ -109,16 +114,20 @@ class MatmulBenchmark(harness.Benchmark):
 
     def check(self, started: Started, name: str, ours: Started | None) -> None:
         """Compares a result with that of jax_ep. The dense matmul computes something else."""
-        if ours is None or name in (OURS, "dense"):
+        if ours is None or name in (OURS, *DENSE):
             return
         result, expected = (s.to_jax(s.call(s.arguments[0])) for s in (started, ours))
         difference = float(relative_difference(result, expected))
         started.facts["relative_difference"] = difference
-        if not difference <= MAX_DIFFERENCE:  # NaN is not
+        is_other_recipe = name in (matmul_fp8.BFLOAT16, matmul_fp8.PER_ROW)
+        largest = MAX_FP8_DIFFERENCE if is_other_recipe else MAX_DIFFERENCE
+        if not difference <= largest:  # NaN is not
             raise ArithmeticError(f"its result differs from that of jax_ep by {difference:.2g}")
 
     def required(self, record: Record) -> Required:
         """One of tokamax's implementations is enough."""
+        if record["operation"] in matmul_fp8.OPERATIONS:
+            return matmul_fp8.REQUIRED
         tokamax = ("tokamax mosaic", "tokamax triton")
         return (("dense",), (OURS,), ("lax.ragged_dot",), tokamax, ("torch",))
 
@@ -140,13 +149,15 @@ class MatmulBenchmark(harness.Benchmark):
                 measurement["tflops"] = 2 * shape.rows * shape.k * shape.n / seconds / 1e12
                 if record["key"] == balanced_key:
                     balanced[balanced_key, name] = measurement["tflops"]
-                elif (balanced_key, name) in balanced and name != "dense":
+                elif (balanced_key, name) in balanced and name not in DENSE:
                     sizes = record["group_sizes"]
                     rounded_up = sum(-(-size // ROUNDED_TO) * ROUNDED_TO for size in sizes)
                     rate = balanced[balanced_key, name] * shape.rows / rounded_up
                     measurement["rounded_up_tflops"] = rate
-                if shape.rows <= FEW_ROWS * shape.groups and name != "dense":
-                    weights = 2 * shape.groups * shape.k * shape.n
+                if shape.rows <= FEW_ROWS * shape.groups and name not in DENSE:
+                    is_fp8 = record["operation"] in matmul_fp8.OPERATIONS
+                    element_bytes = 1 if is_fp8 and name != matmul_fp8.BFLOAT16 else 2
+                    weights = element_bytes * shape.groups * shape.k * shape.n
                     measurement["of_copy"] = weights / seconds / results["copy_bytes_per_second"]
 
 

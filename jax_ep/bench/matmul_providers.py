@@ -225,11 +225,7 @@ class Torch:
 
     def start(self, case: Case, problem: list[Operands]) -> Started:
         """Lends the operands to torch."""
-        torch = importlib.import_module("torch")
-        if jax.default_backend() == "gpu" and not torch.cuda.is_available():
-            raise NotImplementedError(
-                f"torch {torch.__version__} sees no GPU; it needs its CUDA build"
-            )
+        torch = import_torch()
 
         def call(x: Any) -> Any:
             left, right, ends = x
@@ -245,19 +241,33 @@ class Torch:
             }[case.operation]
             return left, right, ends
 
-        def completion(result: Any) -> Any:
-            if not result.is_cuda:
-                return lambda: None
-            event = torch.cuda.Event()
-            event.record()
-            return event.synchronize
+        return started_in_torch(torch, call, [lend(x) for x in problem])
 
-        def to_jax(result: Any) -> jax.Array:
-            if result.is_cuda:
-                torch.cuda.synchronize()
-            return jnp.from_dlpack(result.contiguous())
 
-        return Started(call, [lend(x) for x in problem], completion, to_jax)
+def import_torch() -> Any:
+    """Returns torch; raises unless it runs where JAX does."""
+    torch = importlib.import_module("torch")
+    if jax.default_backend() == "gpu" and not torch.cuda.is_available():
+        raise NotImplementedError(f"torch {torch.__version__} sees no GPU; it needs its CUDA build")
+    return torch
+
+
+def started_in_torch(torch: Any, call: Callable[[Any], Any], arguments: list[Any]) -> Started:
+    """Returns a call of torch that is ready to be timed."""
+
+    def completion(result: Any) -> Any:
+        if not result.is_cuda:
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def to_jax(result: Any) -> jax.Array:
+        if result.is_cuda:
+            torch.cuda.synchronize()
+        return jnp.from_dlpack(result.contiguous())
+
+    return Started(call, arguments, completion, to_jax)
 
 
 _MOSAIC = {"block_m": 128, "block_n": 64, "block_k": 128, "split_k": 1}

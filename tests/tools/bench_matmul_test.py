@@ -16,7 +16,7 @@ from absl.testing import absltest, parameterized
 from bench_command import QUICK, smoke
 from programs import lower_for_cuda
 
-from jax_ep.bench import harness, matmul, timing
+from jax_ep.bench import harness, matmul, matmul_fp8, timing
 from jax_ep.bench import matmul_providers as providers
 from jax_ep.bench.matmul import BENCHMARK, Shape, group_sizes, make_operands
 
@@ -85,6 +85,36 @@ class ProvidersTest(parameterized.TestCase):
         with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
             program = lower_for_cuda(providers.ours(operation), problem_of()[0])
         self.assertEqual(program.text.count("stablehlo.custom_call @jax_ep"), 1)
+
+    @parameterized.parameters(*matmul_fp8.OPERATIONS)
+    def test_fp8(self, operation):
+        """jax_ep's own providers agree; torch's say why they do not run."""
+        case = harness.Case(operation, Shape(rows=64, k=256, n=144, groups=2), "multinomial")
+        with (
+            unittest.mock.patch.multiple(timing, **QUICK),
+            unittest.mock.patch.dict(sys.modules, {"torch": None}),
+        ):
+            comparison = harness.Comparison(
+                BENCHMARK, case, problem_of(case.shape, "multinomial"), 1, {}
+            )
+            for provider in (p for p in BENCHMARK.providers if operation in p.operations):
+                comparison.measure(provider)
+        measurements = comparison.measurements
+        names = {name for (name,) in matmul_fp8.REQUIRED}
+        self.assertEqual(set(measurements), names)
+        facts = measurements[matmul_fp8.BFLOAT16]["facts"]
+        self.assertBetween(facts["relative_difference"], 0.02, matmul.MAX_FP8_DIFFERENCE)
+        for name in names - {"jax_ep", matmul_fp8.BFLOAT16}:
+            self.assertIn("ModuleNotFoundError", measurements[name]["error"])
+
+    @parameterized.parameters(*matmul_fp8.OPERATIONS)
+    def test_fp8_is_one_custom_call_on_cuda(self, operation):
+        shape = Shape(rows=64, k=256, n=144, groups=2)
+        case = harness.Case(operation, shape, "balanced")
+        operands = matmul_fp8.quantized(case, problem_of(shape)[0])
+        program = lower_for_cuda(matmul_fp8.multiply("cuda"), operands)
+        self.assertEqual(program.targets, {"grouped_matmul_quantized": 1})
+        self.assertNotIn("stablehlo.transpose", program.text)
 
     @parameterized.parameters((1.1, "0.1"), (np.nan, "nan"))
     def test_a_wrong_result_is_no_result(self, factor, difference):
@@ -157,6 +187,17 @@ class FiguresTest(absltest.TestCase):
         self.assertAlmostEqual(uneven["jax_ep"]["rounded_up_tflops"], 100 * 100 / 192)
         self.assertNotIn("rounded_up_tflops", uneven["dense"])
         self.assertEqual(balanced["torch"], {})
+
+    def test_eight_bit_weights(self):
+        shape = Shape(100, 1000, 1000, 2)
+        record = harness.Case("forward_block128", shape, "balanced").record()
+        names = ("jax_ep", matmul_fp8.BFLOAT16, "dense")
+        measured = {name: {"seconds": 2e-6} for name in names}
+        record |= {"group_sizes": [50, 50], "measurements": measured}
+        BENCHMARK.add_figures({"cases": [record], "copy_bytes_per_second": 4e12})
+        self.assertAlmostEqual(measured["jax_ep"]["of_copy"], 0.25)
+        self.assertAlmostEqual(measured[matmul_fp8.BFLOAT16]["of_copy"], 0.5)
+        self.assertNotIn("of_copy", measured["dense"])
 
 
 class CommandTest(parameterized.TestCase):
