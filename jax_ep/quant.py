@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from jax_ep._src.quantize import dequantize, fake_quantize, quantize, quantize_weights
 from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized
+from jax_ep._src.recipe import QuantizedWeights, Recipe, quantize_for_training
 
 __all__ = [
     "Format",
     "Fp8Block128",
     "Fp8Row",
     "Quantized",
+    "QuantizedWeights",
+    "Recipe",
     "dequantize",
     "fake_quantize",
     "quantize",
+    "quantize_for_training",
     "quantize_weights",
 ]

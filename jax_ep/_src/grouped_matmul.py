@@ -13,8 +13,10 @@ import numpy as np
 from jax_ep._src import checks, compat, primitive
 from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.compat import Aval
+from jax_ep._src.errors import ArgumentError
 from jax_ep._src.params import GroupedMatmulParams
 from jax_ep._src.quantized import Quantized
+from jax_ep._src.recipe import QuantizedWeights, Recipe, check_no_quantized_weights
 from jax_ep._src.reference import matmul as reference
 
 CAST_ROWS = 64
@@ -29,6 +31,8 @@ def grouped_matmul(
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
     zero_tail: bool = True,
+    quantization: Recipe | None = None,
+    quantized_rhs: QuantizedWeights | None = None,
     num_sms: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -49,6 +53,10 @@ def grouped_matmul(
         With quantized operands bfloat16 or float32; None is bfloat16.
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradient
         of lhs. False leaves them unspecified. The tails of lhs and of cotangents are never read.
+      quantization: a `jax_ep.quant.Recipe`, by which lhs, rhs and the cotangent are quantized
+        inside of the call and of its derivative. lhs is bfloat16 or float32.
+      quantized_rhs: rhs after `jax_ep.quant.quantize_for_training` by the same recipe; None
+        quantizes it in every call. Only the derivative is of rhs itself, which is not read then.
       num_sms: the most SMs that the call uses on CUDA; None chooses. GPUs of compute capability 9.0
         use them in pairs: odd numbers are rounded down, 1 is rounded up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
@@ -64,8 +72,16 @@ def grouped_matmul(
         the derivative of a call with quantized operands.
     """
     operation = "grouped_matmul"
+    if quantization is None:
+        check_no_quantized_weights(operation, "quantized_rhs", quantized_rhs)
     if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
         from jax_ep._src.grouped_matmul_quantized import grouped_matmul_quantized  # built on this
+
+        if quantization is not None:
+            raise ArgumentError(
+                f"jax_ep.{operation}: quantization is given with quantized operands; expected "
+                "float arrays with it. Leave it out, or give the arrays before they were quantized."
+            )
 
         return grouped_matmul_quantized(
             lhs,
@@ -89,6 +105,10 @@ def grouped_matmul(
         num_sms=checks.num_sms(operation, num_sms),
         implementation=checks.implementation(operation, implementation),
     )
+    if quantization is not None:
+        from jax_ep._src.grouped_matmul_recipe import grouped_matmul_by_recipe  # built on this
+
+        return grouped_matmul_by_recipe(lhs, rhs, group_sizes, quantized_rhs, quantization, params)
     lhs, rhs, group_sizes = compat.vary_together((lhs, rhs, group_sizes))
     with jax.named_scope("jax_ep.grouped_matmul"):
         return chained_matmul(lhs, rhs, group_sizes, None, params, Accumulation.NONE)[0]

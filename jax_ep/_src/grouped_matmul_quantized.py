@@ -6,6 +6,7 @@ XLA gives a transposed rhs that layout where it is computed, or copies it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -56,17 +57,26 @@ def grouped_matmul_quantized(
         num_sms=checks.num_sms(OPERATION, num_sms),
         implementation=checks.implementation(OPERATION, implementation),
     )
-    formats = (lhs.format, rhs.format)
     rhs = rhs if transpose_rhs else rhs.mT
 
-    def bind(*operands: jax.Array) -> jax.Array:
-        (out,) = grouped_matmul_quantized_p.bind(*operands, params=params, formats=formats)
-        return out
+    def bind(lhs: Quantized, rhs: Quantized, group_sizes: jax.Array) -> jax.Array:
+        return bind_quantized(lhs, rhs, group_sizes, params)
 
     lhs, rhs, group_sizes = compat.vary_together((lhs, rhs, group_sizes))
-    operands = (lhs.values, lhs.scales, rhs.values, rhs.scales, group_sizes)
     with jax.named_scope("jax_ep.grouped_matmul"):
-        return without_derivative(OPERATION, bind, *operands)
+        return without_derivative(OPERATION, bind, lhs, rhs, group_sizes)
+
+
+def bind_quantized(
+    lhs: Quantized, rhs: Quantized, group_sizes: jax.Array, params: GroupedMatmulParams
+) -> jax.Array:
+    """Binds the primitive, with rhs [G, N, K], in a derivative rule of its own or without one."""
+    operands = (lhs.values, lhs.scales, rhs.values, rhs.scales, group_sizes)
+    params = dataclasses.replace(params, transpose_rhs=True)
+    (out,) = grouped_matmul_quantized_p.bind(
+        *operands, params=params, formats=(lhs.format, rhs.format)
+    )
+    return out
 
 
 def _out_dtype(preferred_element_type: Any) -> Any:

@@ -42,7 +42,7 @@ def quantize(x: jax.Array, format: Format, *, scales: Any = None) -> Quantized:
       DtypeError (a TypeError): x is no float array, or `format` is no format.
       UnavailableError (a NotImplementedError): it is differentiated.
     """
-    _check("quant.quantize", "x", x, format, 1)
+    check_floats("quant.quantize", "x", x, format, 1)
     blocks = (BLOCK if isinstance(format, Fp8Block128) else x.shape[-1],)
     return _quantized("quant.quantize", x, format, blocks, scales)
 
@@ -69,7 +69,7 @@ def quantize_weights(
     Raises:
       The errors of `quantize`.
     """
-    _check("quant.quantize_weights", "w", w, format, 2)
+    check_floats("quant.quantize_weights", "w", w, format, 2)
     if isinstance(format, Fp8Block128):
         blocks = (BLOCK, BLOCK)
     else:
@@ -143,7 +143,8 @@ def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:
 # ---- rounding
 
 
-def _check(operation: str, name: str, x: Any, format: Any, num_axes: int) -> None:
+def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) -> None:
+    """Raises unless x can be quantized in this format along its last axes."""
     checks.array(operation, name, x)
     if not isinstance(format, Format):
         raise DtypeError(

@@ -15,6 +15,7 @@ import programs
 import tier
 from absl.testing import absltest, parameterized
 from grouped import GROUP_SIZES
+from quantized import assert_products, exact
 
 import jax_ep
 from jax_ep import quant
@@ -23,22 +24,11 @@ BLOCK, POWER = quant.Fp8Block128(), quant.Fp8Block128("power_of_two")
 ROW, E5M2 = quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2)
 IN_KERNELS = ((BLOCK, BLOCK), (POWER, POWER), (ROW, ROW), (E5M2, ROW))
 FORMATS = IN_KERNELS if tier.ON_GPU else (*IN_KERNELS, (BLOCK, ROW), (ROW, BLOCK))
-# Tensor cores add 32 8-bit products at a time with about 14 bits, and cut off.
-TENSOR_CORE_ERROR = 2**-9  # of the sum of magnitudes
 
 
 @functools.cache
 def matmul(**options):
     return jax.jit(functools.partial(jax_ep.grouped_matmul, **options))
-
-
-def exact(x: quant.Quantized) -> np.ndarray:
-    """Values times scales in float64, value by value of a block."""
-    values, scales = np.asarray(x.values, np.float64), np.asarray(x.scales, np.float64)
-    for axis, block in enumerate(x.block_shape):
-        scales = np.repeat(scales, block, axis)
-        scales = np.take(scales, range(values.shape[axis]), axis)
-    return values * scales
 
 
 def problem(sizes, formats=(BLOCK, BLOCK), *, num_rows=32, k=208, n=136, transpose_rhs=False):
@@ -57,17 +47,6 @@ def problem(sizes, formats=(BLOCK, BLOCK), *, num_rows=32, k=208, n=136, transpo
     )
 
 
-def assert_products(out, exact, magnitudes, message):
-    """Products of quantized operands, on CPUs with the roundings of both dequantized operands."""
-    if not tier.ON_GPU:
-        return testing.assert_sums(out, exact, magnitudes, 210, message)
-    out = np.asarray(out)
-    unit = float(jnp.finfo(out.dtype).eps) / 2
-    bound = TENSOR_CORE_ERROR * magnitudes + 1.01 * unit * np.abs(exact)
-    error = np.abs(out.astype(np.float64) - exact)
-    assert (error <= bound).all(), f"{message}: {np.max(error / np.maximum(bound, 1e-300))} bounds"
-
-
 class QuantizedMatmulTest(parameterized.TestCase):
     @parameterized.product(
         formats=FORMATS, transpose_rhs=[False, True], dtype=[None, jnp.bfloat16, jnp.float32]
@@ -81,7 +60,7 @@ class QuantizedMatmulTest(parameterized.TestCase):
             a, b = exact(lhs), exact(rhs)
             expected = numpy_moe.grouped_matmul(a, b, sizes, **options)
             magnitudes = numpy_moe.grouped_matmul(np.abs(a), np.abs(b), sizes, **options)
-            assert_products(out[:end], expected[:end], magnitudes[:end], kind)
+            assert_products(out[:end], expected[:end], magnitudes[:end], kind, 210)
             testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), kind)
 
     def test_scales_are_those_of_the_block(self):

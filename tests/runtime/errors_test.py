@@ -112,6 +112,14 @@ def quantized_matmul(rhs=None, **options):
     return jax_ep.grouped_matmul(lhs, rhs, np.ones(2, np.int32), **options)
 
 
+FOR_TRAINING = quant.quantize_for_training(np.ones((2, 8, 8), np.float32), quant.Recipe())
+
+
+def matmul_by_recipe(recipe=quant.Recipe(), shape=(2, 8, 8), dtype=np.float32, **options):
+    lhs, rhs = X[:4].astype(dtype), np.ones(shape, dtype)
+    return jax_ep.grouped_matmul(lhs, rhs, np.ones(2, np.int32), quantization=recipe, **options)
+
+
 def each_quantized_fallback():
     """Lowers matmuls of quantized operands that no kernel takes, for each reason."""
     rows = quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Row())
@@ -343,6 +351,11 @@ PRODUCERS = {
         lambda: quant.quantize(X, quant.Fp8Row(), scales=X),
         lambda: quant.quantize(X[:, :0], quant.Fp8Row()),
         lambda: quant.quantize_weights(X[0], quant.Fp8Row()),
+        lambda: quant.Recipe(quant.Fp8Row(), quant.Fp8Block128()),
+        lambda: matmul_by_recipe(quant.Recipe(quant.Fp8Row()), quantized_rhs=FOR_TRAINING),
+        lambda: matmul_by_recipe(shape=(2, 8, 6), quantized_rhs=FOR_TRAINING),
+        lambda: matmul_by_recipe(None, quantized_rhs=FOR_TRAINING),
+        lambda: quantized_matmul(quantization=quant.Recipe()),
     ],
     "DtypeError": [
         lambda: dispatch(cast=lambda x, ids, w: (x.astype(jnp.int32), ids, w)),
@@ -372,6 +385,10 @@ PRODUCERS = {
         lambda: quant.dequantize(X),
         lambda: quantized_matmul(rhs=np.ones((2, 8, 8), np.float32)),
         lambda: quantized_matmul(preferred_element_type=jnp.float16),
+        lambda: quant.Recipe("fp8"),
+        lambda: matmul_by_recipe(quant.Fp8Row()),
+        lambda: matmul_by_recipe(quantized_rhs=FOR_TRAINING.forward),
+        lambda: matmul_by_recipe(dtype=np.float16),
     ],
     "UnavailableError": [
         lambda: lower("cpu"),

@@ -1,0 +1,157 @@
+"""What the grouped matmuls of a layer quantize, and weights that are quantized for training."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.errors import ArgumentError, DtypeError
+from jax_ep._src.quantize import check_floats, quantize_weights
+from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized, check
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The formats of the grouped matmuls of a layer, compared and hashed by value.
+
+    Rows and weights are quantized in the forward pass, cotangents and weights for the gradients of
+    rows. The gradients of weights are computed from rows that are dequantized, and from cotangents
+    that are not quantized.
+
+    Attributes:
+      rows: the format of rows. Weights have E4M3 values with scales of the same kind.
+      gradients: the format of cotangents, of the class of `rows`; None is `rows`.
+    """
+
+    rows: Format = dataclasses.field(default_factory=Fp8Block128)
+    gradients: Format | None = None
+
+    def __post_init__(self) -> None:
+        for name in "rows", "gradients":
+            if not isinstance(getattr(self, name), Format | None):
+                raise DtypeError(
+                    f"jax_ep.quant.Recipe: {name}={getattr(self, name)!r}; expected a "
+                    "jax_ep.quant.Fp8Block128 or Fp8Row. Formats are values: call the class, as in "
+                    "Fp8Block128()."
+                )
+        if self.gradients is None:
+            object.__setattr__(self, "gradients", self.rows)
+        if type(self.rows) is not type(self.gradients):
+            raise ArgumentError(
+                f"jax_ep.quant.Recipe: rows={self.rows} with gradients={self.gradients}; expected "
+                "formats of one class, as both are multiplied by the same weights. Use Fp8Row for "
+                "both, or Fp8Block128."
+            )
+
+    @property
+    def weights(self) -> Format:
+        """The format of weights."""
+        if isinstance(self.rows, Fp8Block128):
+            return self.rows
+        return Fp8Row(jnp.float8_e4m3fn, self.rows.scale_rounding)
+
+    @property
+    def cotangents(self) -> Format:
+        """The format of cotangents."""
+        assert self.gradients is not None
+        return self.gradients
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class QuantizedWeights:
+    """The matrices of a grouped matmul, quantized for its forward pass and for its row gradients.
+
+    `jax_ep.quant.quantize_for_training` makes them. Each is read along its last axis, as kernels
+    read eight-bit operands.
+
+    Attributes:
+      forward: [..., N, K].
+      backward: [..., K, N]. With blocks of 128 x 128 it is the transpose of `forward`.
+    """
+
+    forward: Quantized
+    backward: Quantized
+
+
+def quantize_for_training(
+    w: jax.Array, recipe: Recipe, *, transpose_rhs: bool = False
+) -> QuantizedWeights:
+    """Quantizes the matrices of a grouped matmul in the layouts that both passes read.
+
+    Call it once per optimizer step, outside of the function that is differentiated. Together the
+    layouts take as many bytes as w in bfloat16. It has no derivative.
+
+    Args:
+      w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
+      recipe: the formats.
+      transpose_rhs: whether w is [..., N, K].
+
+    Returns:
+      The quantized matrices.
+
+    Raises:
+      The errors of `quantize`.
+    """
+    check_recipe("quant.quantize_for_training", recipe)
+    check_floats("quant.quantize_for_training", "w", w, recipe.weights, 2)
+    by_column, by_row = (w, w.mT) if transpose_rhs else (w.mT, w)
+    forward = quantize_weights(by_column, recipe.weights, transpose_rhs=True)
+    if isinstance(recipe.weights, Fp8Block128):
+        return QuantizedWeights(forward, forward.mT)
+    return QuantizedWeights(forward, quantize_weights(by_row, recipe.weights, transpose_rhs=True))
+
+
+def check_recipe(operation: str, recipe: Any, name: str = "recipe") -> None:
+    """Raises unless it is a recipe."""
+    if not isinstance(recipe, Recipe):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name}={recipe!r}; expected a jax_ep.quant.Recipe. Recipes are "
+            "values: call the class, as in Recipe()."
+        )
+
+
+def check_quantized_weights(
+    operation: str, name: str, quantized: Any, recipe: Recipe, shape: tuple[int, ...]
+) -> None:
+    """Raises unless both layouts are those of matrices [G, K, N] of this shape."""
+    if not isinstance(quantized, QuantizedWeights):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} is a {type(quantized).__name__}; expected a "
+            "jax_ep.quant.QuantizedWeights. Give what jax_ep.quant.quantize_for_training returned."
+        )
+    groups, k, n = shape
+    for layout in quantized.forward, quantized.backward:
+        check(operation, layout)
+        if layout.format != recipe.weights:
+            raise ArgumentError(
+                f"jax_ep.{operation}: {name} has the format {layout.format}; expected "
+                f"{recipe.weights}, by the recipe. Quantize the weights with the same recipe."
+            )
+    shapes = quantized.forward.shape, quantized.backward.shape
+    if shapes != ((groups, n, k), (groups, k, n)):
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} has shapes {shapes[0]} and {shapes[1]}; expected "
+            f"{(groups, n, k)} and {(groups, k, n)}, those of the weights. Quantize these weights."
+        )
+
+
+def check_no_quantized_weights(operation: str, name: str, given: Any) -> None:
+    """Raises for quantized weights without a recipe."""
+    if given is not None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} is given without quantization; expected both or none. "
+            "Give the jax_ep.quant.Recipe by which the weights were quantized."
+        )
+
+
+def check_row_dtype(operation: str, name: str, rows: jax.Array) -> None:
+    """Raises for a dtype that quantized matmuls do not return."""
+    if rows.dtype not in (jnp.bfloat16, jnp.float32):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} has dtype {rows.dtype} with quantization; expected "
+            f"bfloat16 or float32. Cast it with {name}.astype(jnp.bfloat16)."
+        )
