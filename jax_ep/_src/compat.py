@@ -19,8 +19,10 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 
 def tracks_varying_axes(axes: Iterable[str]) -> bool:
     """Whether `varying_axes` tells anything here: with ``check_vma=True``, the default."""
-    index = jax.eval_shape(lambda: jax.lax.axis_index(tuple(axes)))
-    return bool(jax.typeof(index).mat.varying)
+    varying: list[bool] = []
+    # Read inside: outside, JAX forgets the mesh of a shard_map over some of its axes.
+    jax.eval_shape(lambda: varying.append(bool(varying_axes(jax.lax.axis_index(tuple(axes))))))
+    return varying[0]
 
 
 def vary_over(x: jax.Array, axes: Iterable[str]) -> jax.Array:

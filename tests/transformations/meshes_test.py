@@ -182,6 +182,24 @@ class PartialManualTest(parameterized.TestCase):
         out = jax.jit(layer_on(mesh, axis_names={"expert"}))(*placed)
         testing.assert_close(out, testing.dense_layer(*arguments), steps=64)
 
+    def test_moe_mlp_counts_the_experts_itself(self):
+        mesh = testing.mesh_of((SMALL, LARGE), ("data", "expert"))
+        ids, x, weights, _ = testing.layer_arguments()
+        w_up, w_down = np.ones((2, 2 * LARGE, x.shape[1], x.shape[1]), np.float32)
+        ids = np.minimum(ids, 2 * LARGE - 1)
+        layer = functools.partial(jax_ep.moe_mlp, activation="relu", axis_name="expert")
+        run = jax.shard_map(
+            lambda *arguments: layer(*arguments)[0],
+            mesh=mesh,
+            in_specs=P("expert"),
+            out_specs=P("expert"),
+            axis_names={"expert"},
+        )
+        y = jax.jit(run)(x, ids, weights, w_up, w_down)
+        hidden = np.maximum(x.sum(1), 0) * x.shape[1]
+        expected = np.where(ids >= 0, weights, 0).sum(1) * hidden
+        np.testing.assert_allclose(y, np.broadcast_to(expected[:, None], y.shape), rtol=1e-4)
+
     def test_sharded_over_an_explicit_axis_is_an_error(self):
         if SMALL == 1 and testing.NUM_DEVICES == 1:
             mesh = testing.mesh_of((1, 1), ("data", "expert"), axis_type=AxisType.Explicit)
