@@ -232,6 +232,11 @@ def array(operation: str, name: str, value: Any) -> None:
 def shape(operation: str, name: str, value: jax.Array, expected: tuple[int | str, ...]) -> None:
     """Compares with `expected`, in which a string stands for any size and is its name."""
     array(operation, name, value)
+    if any(jax.export.is_symbolic_dim(size) for size in value.shape):
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} has shape {value.shape}, which is symbolic; expected "
+            "sizes that are known while tracing. Export once for each size, and pad to the next."
+        )
     fits = len(value.shape) == len(expected) and all(
         isinstance(want, str) or want == have
         for have, want in zip(value.shape, expected, strict=True)

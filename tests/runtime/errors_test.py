@@ -52,6 +52,13 @@ def inside(f, mesh=MESH):
     )
 
 
+def symbolic_rows():
+    """A matmul of a number of rows that is known only to the caller of the exported program."""
+    rows = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("rows"), 8), np.float32)
+    rhs, sizes = np.ones((1, 8, 8), np.float32), np.ones(1, np.int32)
+    jax.export.export(jax.jit(lambda lhs: jax_ep.grouped_matmul(lhs, rhs, sizes)))(rows)
+
+
 def dispatch(**options):
     """A call of dispatch with one thing wrong."""
     options = {"num_experts": RANKS, "axis_name": "expert"} | options
@@ -303,6 +310,7 @@ PRODUCERS = {
         lambda: rhs_gradient(shape=(2, 6, 8)),
         lambda: rhs_gradient(transpose_rhs=True),
         lambda: rhs_gradient(out_gradient=(3, 6)),
+        symbolic_rows,
         lambda: grouped_mlp(sizes=2),
         lambda: grouped_mlp(activation="relu"),
         lambda: grouped_mlp(activation="mish"),
@@ -334,6 +342,7 @@ PRODUCERS = {
         lambda: layer(mask=jnp.ones((8, 3), bool)),
         lambda: layer(num_experts=9),
         lambda: layer(tensor_axis="data"),
+        lambda: layer(fsdp_axis="fdsp"),
         lambda: layer(axes=("a", "b")),
         lambda: layer(axes=("a", "b"), expert_axis=None),
         lambda: layer(mesh=OTHER_MESH),

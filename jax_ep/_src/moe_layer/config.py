@@ -152,6 +152,14 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
             f"{spec_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one "
             "with expert_axis=, or give expert_axis=None if every rank is to hold all experts."
         )
+    for name in ("fsdp_axis", "tensor_axis"):
+        axis = getattr(config, name)
+        if axis is not None and axis not in mesh.axis_names:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: {name}={axis!r} is no axis of the mesh, which has "
+                f"{mesh.axis_names}; expected one of these. Give the mesh this axis, of size 1 if "
+                f"need be, or leave {name} out."
+            )
     if not (axes.tokens or config.local_only):
         raise ArgumentError(
             f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected one or several of "
