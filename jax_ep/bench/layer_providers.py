@@ -6,7 +6,6 @@ Each is a function of one rank's x [T, H], ids [T, K], weights [T, K], w_up [L, 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from jax_ep.bench.layer_calls import implementation
 from jax_ep.bench.layer_parts import DENSE, PARTS
 from jax_ep.bench.layer_problem import Operands, Problem, Shape
 from jax_ep.bench.layer_torch import Torch
+from jax_ep.bench.layer_transformer_engine import TransformerEngine
 from jax_ep.bench.programs import AXIS, start_sharded
 from jax_ep.bench.report import OURS
 
@@ -144,26 +144,6 @@ class Baseline:
         if not found:
             raise errors[0]
         return min(found, key=lambda pair: pair[0])[1]
-
-
-class TransformerEngine:
-    """Its integrated layer for JAX, which needs two GPUs and the package."""
-
-    name = "TransformerEngine"
-    operations: tuple[str, ...] = OPERATIONS
-
-    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
-        """To all."""
-        return True
-
-    def start(self, case: Case, problem: Problem) -> Started:
-        """Raises the reason why it cannot run."""
-        engine = importlib.import_module("transformer_engine")
-        version = getattr(engine, "__version__", "")
-        raise NotImplementedError(
-            f"transformer_engine {version}: its layer for JAX includes the router and needs two "
-            "GPUs or more; this benchmark cannot give it its own routes"
-        )
 
 
 def _plain() -> dict[str, baselines.GroupedMatmul]:
