@@ -52,13 +52,18 @@ def _join() -> None:
         return
     import jax
 
-    local = os.environ.get("JAX_EP_TEST_LOCAL_DEVICES")
     jax.distributed.initialize(
         os.environ[COORDINATOR],
         count,
         int(os.environ[PROCESS]),
-        local_device_ids=None if local is None else [int(id) for id in local.split(",")],
+        local_device_ids=local_device_ids(),
     )
+
+
+def local_device_ids() -> list[int] | None:
+    """The GPUs of this process, or None for all that it sees."""
+    local = os.environ.get("JAX_EP_TEST_LOCAL_DEVICES")
+    return None if local is None else [int(id) for id in local.split(",")]
 
 
 def free_port() -> int:
@@ -74,11 +79,14 @@ def run(
     processes: int,
     environment: dict[str, str] | None = None,
     timeout: float = 300,
+    grace: float = 60,
     watch: Callable[[list[subprocess.Popen[bytes]]], None] = lambda _: None,
 ) -> list[Result]:
     """Runs `python COMMAND...` in each process. "{process}" in a variable is the process's number.
 
     Args:
+      timeout: seconds for all.
+      grace: seconds for the others after one has failed.
       watch: called again and again with all processes while some run; it may kill one.
 
     Raises:
@@ -105,11 +113,13 @@ def run(
     try:
         while any(process.poll() is None for process in started):
             watch(started)
+            if any(process.poll() for process in started):
+                deadline, grace = min(deadline, time.monotonic() + grace), timeout
             if time.monotonic() > deadline:
                 running = [i for i, process in enumerate(started) if process.poll() is None]
                 _kill(started)
                 raise AssertionError(
-                    f"processes {running} run after {timeout} s\n{describe(_results(started, files))}"
+                    f"processes {running} have not ended in time\n{describe(_results(started, files))}"
                 )
             time.sleep(0.02)
     finally:

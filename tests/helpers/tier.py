@@ -46,6 +46,7 @@ SLOW = {
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
     "processes/layouts_test.py::LayoutsTest::*": 1,
+    "processes/programs_test.py::*": 0,
     "tools/bench_transfer_test.py::CommandTest::*": 0,
     "tools/mutation_test.py::*": 2,
     "tools/protocol_test.py::*::test_a_broken_protocol_fails": 0,
