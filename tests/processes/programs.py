@@ -310,7 +310,7 @@ def run_exit(_: str) -> None:
 
 
 def run_again(folder: str) -> None:
-    """jax.distributed ends and begins again in the same processes, with another order of the devices."""
+    """jax.distributed ends and begins again in the same processes."""
     OneLayer().check()
     jax_ep.release()
     jax.distributed.shutdown()
