@@ -11,8 +11,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "${1:-.venv/bin/python}")
 work=$(mktemp -d)
-# Bazel writes its cache without write permission.
-trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
+finish() {
+  # A server serves all the commands, and ends with them.
+  [ ! -e "$work/cache" ] || (cd "$tree" && bazel shutdown) || true
+  # Bazel writes its cache without write permission.
+  chmod -R u+w "$work" && rm -rf "$work"
+}
+trap finish EXIT
 tree=$work/tree
 mkdir -p "$tree" "$work/stubs"
 git ls-files --cached --others --exclude-standard -z | xargs -0 ls -d 2>/dev/null | tar -c -T - | tar -x -C "$tree"
@@ -128,8 +133,11 @@ cd "$tree"
 bazel() {
   local command=$1 options=""
   shift
-  [ "$command" = query ] || options=--spawn_strategy=local
-  command bazel --batch --output_user_root="$work/cache" "$command" --noshow_progress $options "$@"
+  case $command in
+    build | test) options="--noshow_progress --spawn_strategy=local" ;;
+    query) options=--noshow_progress ;;
+  esac
+  command bazel --output_user_root="$work/cache" "$command" $options "$@"
 }
 
 echo "== bazel query //..."

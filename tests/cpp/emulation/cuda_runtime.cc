@@ -72,8 +72,6 @@ Faults faults;
 namespace {
 
 constexpr int kDevices = 256;
-// The emulated capability: sm_90, or sm_80, where rows go through registers.
-constexpr int kMajor = JAX_EP_EMULATED_MAJOR;
 thread_local int current_device = 0;
 
 std::mutex streams_mutex;
@@ -118,7 +116,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       *value = static_cast<int>(emulation::settings.num_sms);
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = emulation::kMajor;
+      *value = emulation::settings.major;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
       *value = 0;

@@ -92,6 +92,7 @@ void RunGrid(int device, unsigned blocks, unsigned threads, size_t shared_bytes,
 unsigned ResidentBlocks(int device);
 
 struct Settings {
+  int major = 9;                 // compute capability, by RegisterKernels
   unsigned num_sms = 4;          // SMs per device
   unsigned resident_blocks = 3;  // blocks of a kernel that run at the same time
   int shared_bytes = 8 * 1024;   // shared memory of a block: so little that pipelines are short
