@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -43,6 +44,8 @@ def register_ffi_targets() -> None:
 register_ffi_targets()
 # Runs before JAX's own clean-up, which waits for the devices: jax is imported first.
 atexit.register(_ffi.shutdown)
+# A fork has neither the devices nor the peers of its parent.
+os.register_at_fork(after_in_child=functools.partial(atexit.unregister, _ffi.shutdown))
 
 
 def build_info() -> dict[str, Any]:

@@ -50,6 +50,18 @@ for library in "libcuda.so", "libcudart", "libnccl", "libnvshmem", "xla_cuda":
 """
         run(code)
 
+    def test_a_fork_does_not_shut_down(self):
+        code = """
+import atexit, os
+from unittest import mock
+with mock.patch.object(atexit, "unregister") as unregister:
+    import jax_ep
+if (child := os.fork()) == 0:
+    os._exit(unregister.mock_calls != [mock.call(jax_ep._ffi.shutdown)])
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+        run(code)
+
     def test_prints_and_logs_nothing(self):
         result = run("import logging; logging.basicConfig(level=logging.DEBUG); import jax_ep")
         self.assertEqual(result.stdout, "")

@@ -66,11 +66,13 @@ void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_i
 void TestKill(Layout layout, uint64_t seed) {
   constexpr double kDeadline = 10;  // the machine may be busy
   std::mt19937_64 random(seed);
+  const bool by_ipc = layout.ranks_per_process == 1 && random() % 2 == 0;
   testing::SharedExchange exchange;
   auto* const killed = testing::SharedBetweenForks<std::atomic<int>>();
   auto* const num_ended = testing::SharedBetweenForks<std::atomic<int>>();
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
+    if (by_ipc) process.transport.memories = {CudaIpcMemory()};
     RandomCalls calls(&process, layout, seed);
     Status status;
     for (int errors = 0; errors < 2;) {
