@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jax_ep._src.quantize import dequantize, fake_quantize, quantize, quantize_weights
 from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized
+from jax_ep._src.quantized_experts import quantize_experts
 from jax_ep._src.recipe import QuantizedWeights, Recipe, quantize_for_training
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "dequantize",
     "fake_quantize",
     "quantize",
+    "quantize_experts",
     "quantize_for_training",
     "quantize_weights",
 ]

@@ -17,6 +17,7 @@ from jax_ep._src.activations import (
 )
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.mesh import ExpertAxis
+from jax_ep._src.recipe import QuantizedExperts
 
 UpWeights = jax.Array | tuple[jax.Array, jax.Array]
 """[L, H, 2, F], [L, H, 2F] (gate first) or a (gate, up) pair of [L, H, F]; plain: [L, H, F]."""
@@ -33,6 +34,7 @@ class Experts(NamedTuple):
     b_up: jax.Array | None  # float32[L, N]
     b_down: jax.Array | None  # float32[L, H]
     accumulators: Accumulators = NO_ACCUMULATORS
+    quantized: QuantizedExperts | None = None  # constants, by the layer's recipe
 
     def passed_on(self, accumulation: Accumulation) -> Accumulators:
         """Returns the accumulators for a later call."""

@@ -10,6 +10,9 @@ from jax_ep._src.epilogue_mlp import epilogue_mlp
 from jax_ep._src.experts import UpBiases, UpWeights, check_experts
 from jax_ep._src.function_mlp import function_mlp_down, function_mlp_up
 from jax_ep._src.params import GroupedMlpParams
+from jax_ep._src.quantized_experts import check_quantization
+from jax_ep._src.quantized_mlp import quantized_mlp
+from jax_ep._src.recipe import QuantizedExperts, Recipe
 
 
 def grouped_mlp(
@@ -23,6 +26,8 @@ def grouped_mlp(
     b_up: UpBiases = None,
     b_down: jax.Array | None = None,
     zero_tail: bool = True,
+    quantization: Recipe | None = None,
+    quantized_weights: QuantizedExperts | None = None,
     num_sms: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -53,6 +58,10 @@ def grouped_mlp(
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradients
         of rows and row_weights. False leaves them unspecified, which is faster with biases or row
         weights. The tails of the arguments and of the cotangent are never read.
+      quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
+        cotangents; for a named activation without biases. rows is bfloat16 or float32.
+      quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
+        None quantizes them in every call. The derivative is of w_up and w_down all the same.
       num_sms: the most SMs that each matmul uses on CUDA; None chooses. GPUs of compute capability
         9.0 use them in pairs: odd numbers are rounded down, 1 is rounded up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
@@ -71,6 +80,10 @@ def grouped_mlp(
     experts, activation = check_experts(
         operation, "rows", rows, w_up, w_down, b_up, b_down, activation
     )
+    check_quantization(
+        operation, "rows", rows, experts, activation, quantization, quantized_weights
+    )
+    experts = experts._replace(quantized=quantized_weights)
     group_sizes = checks.group_sizes(operation, group_sizes, experts.w_up.shape[0])
     if row_weights is not None:
         row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))
@@ -79,13 +92,15 @@ def grouped_mlp(
         zero_tail=zero_tail,
         num_sms=checks.num_sms(operation, num_sms),
         implementation=checks.implementation(operation, implementation),
+        quantization=quantization,
     )
     rows, experts, group_sizes, row_weights = compat.vary_together(
         (rows, experts, group_sizes, row_weights)
     )
     with jax.named_scope("jax_ep.grouped_mlp"):
         if isinstance(activation, str):
-            y, _ = epilogue_mlp(rows, experts, group_sizes, row_weights, params)
+            mlp = epilogue_mlp if quantization is None else quantized_mlp
+            y, _ = mlp(rows, experts, group_sizes, row_weights, params)
         else:
             pre_activation, _ = function_mlp_up(rows, experts, group_sizes, params)
             y, _ = function_mlp_down(

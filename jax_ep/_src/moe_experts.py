@@ -28,6 +28,12 @@ from jax_ep._src.function_mlp import (
 )
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
+from jax_ep._src.quantized_mlp import (
+    quantized_mlp,
+    quantized_mlp_backward,
+    quantized_mlp_forward,
+    repeat_quantized_pre_activation,
+)
 from jax_ep._src.redispatch import redispatch
 
 Outputs = tuple[jax.Array, jax.Array | None, Plan, Accumulators]
@@ -44,12 +50,15 @@ def named_experts(
     params: MoeMlpParams,
 ) -> Outputs:
     """Returns the experts' weighted outputs, with an activation that has a name."""
+    is_quantized = params.mlp.quantization is not None
     if remat is not None:
-        rule = _MLP if remat == "dispatch" else _REPEATING_MLP
+        rules = (_QUANTIZED, _REPEATING_QUANTIZED) if is_quantized else (_MLP, _REPEATING_MLP)
+        rule = rules[remat == "experts"]
         y, plan, accumulators = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
         return y, None, plan, accumulators
     rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
-    y, accumulators = epilogue_mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
+    mlp = quantized_mlp if is_quantized else epilogue_mlp
+    y, accumulators = mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
     return y, None, plan, accumulators
 
 
@@ -112,7 +121,7 @@ def send(
 
 
 class _Rule(NamedTuple):
-    """A function of rows with its derivative: `_MLP`, `_REPEATING_MLP` or `_UP`.
+    """A function of rows with its derivative: `_MLP`, `_QUANTIZED`, what repeats them, or `_UP`.
 
     Both take rows, experts, group_sizes, row_weights and params. `forward` returns the result and
     one residual. `backward` takes these with the cotangent and the accumulators, and returns the
@@ -148,22 +157,28 @@ def _up_backward(
     return rows_bar, experts_bar, row_weights_bar
 
 
-def _repeating_forward(*operands: Any, keep: bool) -> tuple[jax.Array, None]:
-    y, _ = epilogue_mlp_forward(*operands, keep=False)
-    return y, None
+def _repeating(rule: _Rule, repeat: Callable[..., jax.Array]) -> _Rule:
+    """Returns the rule without its residual, the pre-activation, which `repeat` computes again."""
 
+    def forward(*operands: Any, keep: bool) -> tuple[jax.Array, None]:
+        y, _ = rule.forward(*operands, keep=False)
+        return y, None
 
-def _repeating_backward(
-    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
-) -> Any:
-    rows, experts, group_sizes, row_weights, _ = residuals
-    pre_activation = repeat_pre_activation(rows, experts, group_sizes, params)
-    residuals = rows, experts, group_sizes, row_weights, pre_activation
-    return epilogue_mlp_backward(params, residuals, y_bar, accumulators)
+    def backward(
+        params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
+    ) -> Any:
+        rows, experts, group_sizes, row_weights, _ = residuals
+        pre_activation = repeat(rows, experts, group_sizes, params)
+        residuals = rows, experts, group_sizes, row_weights, pre_activation
+        return rule.backward(params, residuals, y_bar, accumulators)
+
+    return _Rule(forward, backward)
 
 
 _MLP = _Rule(epilogue_mlp_forward, epilogue_mlp_backward)
-_REPEATING_MLP = _Rule(_repeating_forward, _repeating_backward)
+_REPEATING_MLP = _repeating(_MLP, repeat_pre_activation)
+_QUANTIZED = _Rule(quantized_mlp_forward, quantized_mlp_backward)
+_REPEATING_QUANTIZED = _repeating(_QUANTIZED, repeat_quantized_pre_activation)
 _UP = _Rule(_up_forward, _up_backward)
 
 

@@ -19,6 +19,8 @@ from jax_ep._src.local_only import only_own_experts
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import Outputs, function_experts, named_experts
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams, Remat
+from jax_ep._src.quantized_experts import check_quantization
+from jax_ep._src.recipe import QuantizedExperts, Recipe
 from jax_ep._src.shared_expert import SharedExpert, shared_expert_output
 from jax_ep._src.stats import Stats, no_stats, stats_of, sum_of
 from jax_ep._src.users_experts import ExpertsFunction, check_experts_function, users_experts
@@ -43,6 +45,8 @@ def moe_mlp(
     recv_capacity: int | None = None,
     num_chunks: int = 1,
     remat: Remat = "dispatch",
+    quantization: Recipe | None = None,
+    quantized_weights: QuantizedExperts | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats]:
@@ -93,6 +97,10 @@ def moe_mlp(
         ``"dispatch"`` does not keep the rows: it sends x again along the plan. ``"experts"`` keeps
         neither: it also repeats the first matmul (and for a function the dispatch). Of an
         `experts_fn`, ``"experts"`` repeats all, and the others keep what its derivative needs.
+      quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
+        cotangents; for a named activation without biases. x is bfloat16 or float32.
+      quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
+        None quantizes them in every call. The derivative is of w_up and w_down all the same.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -119,6 +127,7 @@ def moe_mlp(
     else:
         check_experts_function(operation, experts_fn, b_up, b_down)
         num_experts = checks.num_experts(operation, num_experts, axis)
+    check_quantization(operation, "x", x, experts, of_rows, quantization, quantized_weights)
     checks.capacity(operation, recv_capacity, capacity_factor)
     checks.num_chunks(operation, num_chunks, x.shape[0])
     checks.remat(operation, remat)
@@ -136,8 +145,11 @@ def moe_mlp(
             zero_tail=False,
             num_sms=0,
             implementation=checks.implementation(operation, implementation),
+            quantization=quantization,
         ),
     )
+    if experts is not None:
+        experts = experts._replace(quantized=quantized_weights)
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )

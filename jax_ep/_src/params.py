@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.mesh import ExpertAxis
+from jax_ep._src.recipe import Recipe
 
 Remat = Literal["dispatch", "experts"] | None
 """What `moe_mlp` repeats in the backward pass rather than keeps."""
@@ -62,6 +63,7 @@ class GroupedMlpParams:
     num_sms: int
     implementation: str | None
     accumulation: Accumulation = Accumulation.NONE
+    quantization: Recipe | None = None
 
     def epilogue(self, activation: str) -> GroupedMatmulActivationParams:
         """Returns the parameters of a matmul with that activation in its epilogue."""

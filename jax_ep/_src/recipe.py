@@ -77,6 +77,10 @@ class QuantizedWeights:
     backward: Quantized
 
 
+QuantizedExperts = tuple[QuantizedWeights, QuantizedWeights]
+"""Of w_up [L, H, N] and w_down [L, F, H]."""
+
+
 def quantize_for_training(
     w: jax.Array, recipe: Recipe, *, transpose_rhs: bool = False
 ) -> QuantizedWeights:

@@ -26,7 +26,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1]
 ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient", "grouped_mlp", "meshes", "moe_mlp",
-    "moe_mlp_parts", "nnx", "nnx_options", "plan", "property", "reference",
+    "moe_mlp_parts", "quantized_mlp", "nnx", "nnx_options", "plan", "property", "reference",
     "transformations",
 )  # fmt: skip
 
@@ -43,6 +43,7 @@ SLOW = {
     "operations/grouped_mlp_test.py::*::test_agrees_with_the_named": 2,
     "operations/moe_mlp_test.py::*": 2,
     "operations/moe_mlp_parts_test.py::ReferenceTest::*": 1,
+    "operations/quantized_mlp_test.py::MoeMlpTest::*": 1,
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
     "processes/layouts_test.py::LayoutsTest::*": 1,

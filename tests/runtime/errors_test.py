@@ -365,6 +365,7 @@ PRODUCERS = {
         lambda: matmul_by_recipe(shape=(2, 8, 6), quantized_rhs=FOR_TRAINING),
         lambda: matmul_by_recipe(None, quantized_rhs=FOR_TRAINING),
         lambda: quantized_matmul(quantization=quant.Recipe()),
+        lambda: grouped_mlp(quantization=quant.Recipe(), b_down=jnp.ones((1, 8))),
     ],
     "DtypeError": [
         lambda: dispatch(cast=lambda x, ids, w: (x.astype(jnp.int32), ids, w)),

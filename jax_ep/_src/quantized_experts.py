@@ -1,0 +1,82 @@
+"""Experts whose matrices are quantized before a call, and what a layer by a recipe takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src import checks
+from jax_ep._src.errors import ArgumentError
+from jax_ep._src.experts import Experts, UpWeights
+from jax_ep._src.recipe import (
+    QuantizedExperts,
+    Recipe,
+    check_no_quantized_weights,
+    check_quantized_weights,
+    check_recipe,
+    check_row_dtype,
+    quantize_for_training,
+)
+
+
+def quantize_experts(w_up: UpWeights, w_down: jax.Array, recipe: Recipe) -> QuantizedExperts:
+    """Quantizes the matrices of experts for `moe_mlp` or `grouped_mlp`.
+
+    Call it once per optimizer step, outside of the function that is differentiated.
+
+    Args:
+      w_up: in each form that `moe_mlp` takes.
+      w_down: [L, F, H].
+      recipe: that of the layer.
+
+    Returns:
+      The quantized w_up and w_down, as `quantize_for_training` makes them. All arrays of them have
+      the dimension L first, so that ``PartitionSpec("expert")`` shards them.
+
+    Raises:
+      The errors of `quantize`.
+    """
+    operation = "quant.quantize_experts"
+    for array in (w_down, *(w_up if isinstance(w_up, tuple | list) else (w_up,))):
+        checks.array(operation, "a matrix", array)
+    if isinstance(w_up, tuple | list):
+        w_up = jnp.concatenate(w_up, axis=-1)
+    if w_up.ndim > w_down.ndim:  # [L, H, 2, F]
+        w_up = w_up.reshape(*w_up.shape[:-2], -1)
+    return quantize_for_training(w_up, recipe), quantize_for_training(w_down, recipe)
+
+
+def check_quantization(
+    operation: str,
+    rows_name: str,
+    rows: jax.Array,
+    experts: Experts | None,
+    activation: Any,
+    recipe: Recipe | None,
+    quantized: QuantizedExperts | None,
+) -> None:
+    """Raises for what a recipe does not cover, and for quantized matrices that do not fit."""
+    if recipe is None:
+        return check_no_quantized_weights(operation, "quantized_weights", quantized)
+    check_recipe(operation, recipe, "quantization")
+    check_row_dtype(operation, rows_name, rows)
+    if experts is None:
+        other = "experts_fn"
+    elif not isinstance(activation, str):
+        other = "a function as the activation"
+    elif experts.b_up is not None or experts.b_down is not None:
+        other = "biases"
+    elif quantized is None:
+        return None
+    else:
+        up, down = quantized
+        for name, one, matrix in ("up", up, experts.w_up), ("down", down, experts.w_down):
+            name = f"quantized_weights ({name})"
+            check_quantized_weights(operation, name, one, recipe, matrix.shape)
+        return None
+    raise ArgumentError(
+        f"jax_ep.{operation}: quantization is given with {other}; expected experts of a named "
+        "activation without biases. Leave it out, or call grouped_matmul with it."
+    )

@@ -1,0 +1,173 @@
+"""The MLP of an activation with a name, by a recipe: a derivative rule, float arrays at its faces.
+
+Rows, activations and cotangents are quantized where a matmul reads them. The row weight multiplies
+the activations, which are quantized in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_ep._src.accumulation import Accumulators
+from jax_ep._src.activations import activate
+from jax_ep._src.experts import Experts, gradient_of_experts
+from jax_ep._src.grouped_matmul import bind_rhs_gradient
+from jax_ep._src.grouped_matmul_quantized import bind_quantized
+from jax_ep._src.groups import rows_in_groups
+from jax_ep._src.params import GroupedMlpParams
+from jax_ep._src.quantize import dequantize, quantize
+from jax_ep._src.quantized import Quantized
+from jax_ep._src.recipe import QuantizedWeights, Recipe, quantize_for_training
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def quantized_mlp(
+    rows: jax.Array,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+) -> tuple[jax.Array, Accumulators]:
+    """Returns [M, H] in rows' dtype, and the accumulators for a later call."""
+    y, _ = quantized_mlp_forward(rows, experts, group_sizes, row_weights, params, keep=False)
+    return y, experts.passed_on(params.accumulation)
+
+
+def quantized_mlp_forward(
+    rows: jax.Array,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+    *,
+    keep: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result, and the pre-activation if it is to be kept."""
+    quantized = quantize(rows, _recipe(params).rows)
+    y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, rows.dtype)
+    return y, pre_activation if keep else None
+
+
+def repeat_quantized_pre_activation(
+    rows: jax.Array, experts: Experts, group_sizes: jax.Array, params: GroupedMlpParams
+) -> jax.Array:
+    """Returns the pre-activation that `quantized_mlp_forward` keeps."""
+    quantized = quantize(rows, _recipe(params).rows)
+    return _pre_activation(quantized, experts, group_sizes, params, rows.dtype)
+
+
+def _mlp(
+    rows: Quantized,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    pre_activation = _pre_activation(rows, experts, group_sizes, params, dtype)
+    pre_activation = checkpoint_name(pre_activation, "jax_ep.pre_activation")
+    activations = activate(params.activation, pre_activation.astype(jnp.float32))
+    if row_weights is not None:
+        activations = activations * row_weights[:, None]
+    _, down = _weights(experts, params)
+    to_y = params.matmul(dtype, zero_tail=params.zero_tail)
+    quantized = quantize(activations, _recipe(params).rows)
+    return bind_quantized(quantized, down.forward, group_sizes, to_y), pre_activation
+
+
+def _pre_activation(
+    rows: Quantized,
+    experts: Experts,
+    group_sizes: jax.Array,
+    params: GroupedMlpParams,
+    dtype: Any,
+) -> jax.Array:
+    up, _ = _weights(experts, params)
+    return bind_quantized(rows, up.forward, group_sizes, params.matmul(dtype))
+
+
+def quantized_mlp_backward(
+    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
+) -> tuple[jax.Array, Experts, jax.Array | None]:
+    """Returns the gradients of rows, experts and row weights."""
+    rows, experts, group_sizes, row_weights, pre_activation = residuals
+    recipe, dtype = _recipe(params), y_bar.dtype
+    up, down = _weights(experts, params)
+    activations_bar = bind_quantized(
+        quantize(y_bar, recipe.cotangents), down.backward, group_sizes, params.matmul(dtype)
+    ).astype(jnp.float32)
+    activations, pull_back = jax.vjp(
+        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
+    )
+    row_weights_bar = None
+    if row_weights is not None:
+        row_weights_bar = (activations * activations_bar).sum(1)
+        activations, activations_bar = (
+            a * row_weights[:, None] for a in (activations, activations_bar)
+        )
+        if params.zero_tail:
+            in_groups = rows_in_groups(group_sizes, y_bar.shape[0])
+            row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
+    pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
+    rows_bar = bind_quantized(
+        quantize(pre_activation_bar, recipe.cotangents),
+        up.backward,
+        group_sizes,
+        params.matmul(dtype, zero_tail=params.zero_tail),
+    )
+    if not isinstance(rows, Quantized):  # they were sent again
+        rows = quantize(rows, recipe.rows)
+    to_up, to_down = (
+        params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
+    )
+    w_up_bar = bind_rhs_gradient(
+        dequantize(rows, dtype), pre_activation_bar, group_sizes, to_up, accumulators.w_up
+    )
+    w_down_bar = bind_rhs_gradient(
+        activations.astype(dtype), y_bar, group_sizes, to_down, accumulators.w_down
+    )
+    experts_bar = gradient_of_experts(params.accumulation, w_up_bar, w_down_bar, None, None)
+    return rows_bar, experts_bar, row_weights_bar
+
+
+def _recipe(params: GroupedMlpParams) -> Recipe:
+    assert params.quantization is not None
+    return params.quantization
+
+
+def _weights(
+    experts: Experts, params: GroupedMlpParams
+) -> tuple[QuantizedWeights, QuantizedWeights]:
+    """Returns those given, or quantizes; XLA removes the layouts that the pass does not read."""
+    if experts.quantized is not None:
+        return experts.quantized
+    recipe = _recipe(params)
+    return quantize_for_training(experts.w_up, recipe), quantize_for_training(
+        experts.w_down, recipe
+    )
+
+
+def _forward(
+    rows: jax.Array,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+) -> Any:
+    quantized = quantize(rows, _recipe(params).rows)  # kept: half of the rows' bytes
+    y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, rows.dtype)
+    residuals = quantized, experts.without_accumulators(), group_sizes, row_weights, pre_activation
+    return (y, experts.passed_on(params.accumulation)), residuals
+
+
+def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:
+    rows_bar, experts_bar, row_weights_bar = quantized_mlp_backward(params, residuals, *cotangents)
+    return rows_bar, experts_bar, None, row_weights_bar
+
+
+quantized_mlp.defvjp(_forward, _backward)

@@ -1,0 +1,217 @@
+"""grouped_mlp and moe_mlp by a recipe, against matmuls of dequantized operands that JAX differentiates, and float32."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import tier
+from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec as P
+
+import jax_ep
+from jax_ep import quant
+from jax_ep._src.activations import activate
+
+BLOCKS = quant.Recipe()
+ROWS = quant.Recipe(quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2))
+H, F = 144, 64
+SIZES = np.array([20, 0, 17, 8], np.int32)
+M, END = 48, 45
+
+
+def norm(result, expected) -> float:
+    """The relative norm of the difference."""
+    result, expected = (np.asarray(a, np.float64) for a in (result, expected))
+    return np.linalg.norm(result - expected) / np.linalg.norm(expected)
+
+
+# ---- the reference: a loop over groups, whose operands pass through the formats
+
+
+def through(quantize, x, format):
+    return quant.dequantize(quantize(x, format), jnp.float32)
+
+
+def reference_matmul(recipe, quantizes_rows_of_gradient):
+    """rows, w -> products of dequantized operands, with the derivatives that the recipe says."""
+
+    def by_group(f, *arrays):
+        bounds = np.cumsum([0, *SIZES])
+        return [
+            f(g, *(a[i:j] for a in arrays)) for g, (i, j) in enumerate(itertools.pairwise(bounds))
+        ]
+
+    def products(rows, w):
+        return jnp.concatenate(
+            [*by_group(lambda g, r: r @ w[g], rows), jnp.zeros((M - END, w.shape[2]))]
+        )
+
+    def weights(w):
+        return through(quant.quantize_weights, w, recipe.weights)
+
+    @jax.custom_vjp
+    def matmul(rows, w):
+        return products(through(quant.quantize, rows, recipe.rows), weights(w))
+
+    def backward(residuals, out_bar):
+        rows, w = residuals
+        rows_bar = products(through(quant.quantize, out_bar, recipe.cotangents), weights(w.mT))
+        if quantizes_rows_of_gradient:
+            rows = through(quant.quantize, rows, recipe.rows)
+        return rows_bar, jnp.stack(by_group(lambda g, r, o: r.T @ o, rows, out_bar))
+
+    matmul.defvjp(lambda rows, w: (matmul(rows, w), (rows, w)), backward)
+    return matmul
+
+
+def reference_mlp(recipe, activation, rows, row_weights, w_up, w_down):
+    pre_activation = reference_matmul(recipe, True)(rows, w_up.reshape(*w_up.shape[:2], -1))
+    activations = activate(activation, pre_activation) * row_weights[:, None]
+    return reference_matmul(recipe, False)(activations, w_down)
+
+
+def problem(activation, seed=0):
+    """rows, row weights, w_up, w_down and the cotangent, in float32; tails are NaN."""
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    up = normal(4, H, 2, F) if activation == "swiglu" else normal(4, H, F)
+    arrays = (
+        normal(M, H),
+        rng.random(M, np.float32),
+        up / H**0.5,
+        normal(4, F, H) / F**0.5,
+        normal(M, H),
+    )
+    for array in arrays[0], arrays[1], arrays[4]:
+        array[END:] = np.nan
+    return arrays
+
+
+def with_gradients(mlp):
+    """(rows, row weights, w_up, w_down, y_bar) -> y, and the gradients of the first four."""
+
+    def compute(*arrays):
+        y, pull_back = jax.vjp(mlp, *arrays[:-1])
+        return y, *pull_back(arrays[-1])
+
+    return jax.jit(compute)
+
+
+class GroupedMlpTest(parameterized.TestCase):
+    @parameterized.parameters((BLOCKS, "swiglu"), (BLOCKS, "relu2"), (ROWS, "swiglu"))
+    def test_agrees_with_the_reference(self, recipe, activation):
+        *arrays, y_bar = problem(activation)
+        ours = lambda rows, weights, up, down: jax_ep.grouped_mlp(
+            rows, up, down, SIZES, weights, activation=activation, quantization=recipe
+        )
+        clean = [np.nan_to_num(a) for a in (*arrays, y_bar)]
+        expected = with_gradients(functools.partial(reference_mlp, recipe, activation))(*clean)
+        found = with_gradients(ours)(*arrays, y_bar)
+        # An accumulator that rounds otherwise may take a value to its neighbor among eight bits.
+        bound = 1e-2 if tier.ON_GPU else 2e-3
+        names = ("y", "rows", "row weights", "w_up", "w_down")
+        for name, result, other in zip(names, found, expected, strict=True):
+            self.assertLess(norm(result, other), bound, name)
+            if name in ("y", "rows", "row weights"):
+                testing.assert_bitwise(result[END:], np.zeros_like(result[END:]), name)
+
+    def test_matrices_of_every_form(self):
+        _, _, up, down, _ = problem("swiglu")
+        expected = quant.quantize_experts(up, down, BLOCKS)
+        self.assertEqual(expected[0].forward.shape, (4, 2 * F, H))
+        self.assertEqual(expected[1].backward.shape, (4, F, H))
+        for form in up.reshape(4, H, 2 * F), (up[:, :, 0], up[:, :, 1]):
+            jax.tree.map(
+                testing.assert_bitwise, quant.quantize_experts(form, down, BLOCKS), expected
+            )
+
+
+# ---- moe_mlp
+
+
+@functools.cache
+def layer_problem():
+    """x, ids, weights, w_up, w_down, of all ranks."""
+    rng = np.random.default_rng(0)
+    ranks, experts = testing.NUM_DEVICES, 2 * testing.NUM_DEVICES
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    ids = np.argsort(rng.random((8 * ranks, experts)), 1)[:, :2].astype(np.int32)
+    weights = rng.random((8 * ranks, 2), np.float32)
+    return (
+        normal(8 * ranks, H),
+        ids,
+        weights,
+        normal(experts, H, 2, F) / H**0.5,
+        normal(experts, F, H) / F**0.5,
+    )
+
+
+@functools.cache
+def gradients(dtype=jnp.bfloat16, **options):
+    """(*layer_problem(), quantized) -> gradients of x, weights, w_up and w_down."""
+
+    def layer(x, ids, weights, up, down, quantized):
+        y, _ = jax_ep.moe_mlp(
+            x, ids, weights, up, down, axis_name="expert", quantized_weights=quantized, **options
+        )
+        return y
+
+    mapped = jax.shard_map(
+        layer, mesh=testing.expert_mesh(), in_specs=P("expert"), out_specs=P("expert")
+    )
+
+    def loss(x, ids, weights, up, down, quantized):
+        y = mapped(x.astype(dtype), ids, weights, up, down, quantized)
+        return jnp.sum(y.astype(jnp.float32) * jnp.cos(jnp.arange(H)))
+
+    return jax.jit(jax.grad(loss, (0, 2, 3, 4)))
+
+
+class MoeMlpTest(parameterized.TestCase):
+    def test_gradients_are_near_those_of_float32(self):
+        """Rows, weights, activations and cotangents each err by up to 2.6 % of their norm."""
+        expected = gradients(jnp.float32)(*layer_problem(), None)
+        found = gradients(quantization=BLOCKS)(*layer_problem(), None)
+        for name, result, exact in zip(
+            ("x", "weights", "w_up", "w_down"), found, expected, strict=True
+        ):
+            self.assertEqual(result.dtype, jnp.float32)
+            self.assertBetween(norm(result, exact), 0.03, 0.075, name)
+
+    @parameterized.parameters(dict(remat="dispatch"), dict(remat=None), dict(remat="experts"))
+    def test_weights_quantized_before_give_the_same_bits(self, remat):
+        arrays = layer_problem()
+        quantized = quant.quantize_experts(*arrays[3:], BLOCKS)
+        expected = gradients(quantization=BLOCKS)(*arrays, None)
+        found = gradients(quantization=BLOCKS, remat=remat)(*arrays, quantized)
+        jax.tree.map(testing.assert_bitwise, found, expected)
+
+    def test_chunks(self):
+        arrays = layer_problem()
+        expected = gradients(quantization=BLOCKS)(*arrays, None)
+        for result, other in zip(
+            gradients(quantization=BLOCKS, num_chunks=2)(*arrays, None), expected, strict=True
+        ):
+            self.assertLess(norm(result, other), 1e-6)
+
+    @tier.only_on_cpu
+    def test_on_cuda_it_is_kernels(self):
+        arrays = layer_problem()
+        quantized = quant.quantize_experts(*arrays[3:], BLOCKS)
+        with programs.fallback_warnings() as messages:
+            program = programs.lower_for_cuda(gradients(quantization=BLOCKS), *arrays, quantized)
+        self.assertEmpty(messages)
+        matmuls = {name: n for name, n in program.targets.items() if "matmul" in name}
+        # The loss is linear, so that no gradient reads y and the last matmul of forward is left out.
+        self.assertEqual(matmuls, {"grouped_matmul_quantized": 3, "grouped_matmul_rhs_gradient": 2})
+
+
+if __name__ == "__main__":
+    absltest.main()
