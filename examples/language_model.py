@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,9 +129,9 @@ class DenseMoE(MoE):
     """The same layer with the same parameters, by plain algebra: every expert on every token."""
 
     def __call__(
-        self, x: jax.Array, *, token_mask: jax.Array | None = None
+        self, x: jax.Array, *, token_mask: jax.Array | None = None, **_: Any
     ) -> tuple[jax.Array, MoEStats]:
-        """As `MoE.__call__`, for x of three dimensions."""
+        """As `MoE.__call__`, for x of three dimensions; nothing is quantized."""
         logits = x @ self.router_kernel[...]
         routed = routing.softmax_topk(logits, self.config.top_k, token_mask=token_mask)
         num_experts = logits.shape[-1]

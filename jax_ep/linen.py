@@ -31,6 +31,7 @@ from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import Parameter, initialize, parameters
 from jax_ep._src.moe_layer.router import Router
 from jax_ep._src.params import Remat
+from jax_ep._src.recipe import QuantizedExperts, Recipe
 from jax_ep._src.users_experts import ExpertsFunction
 
 __all__ = ["MoE", "MoEStats"]
@@ -66,6 +67,7 @@ class MoE(nn.Module):
     capacity_factor: float | None = None
     num_chunks: int = 1
     remat: Remat = "dispatch"
+    quantization: Recipe | None = None
     num_comm_sms: int | None = None
     implementation: str | None = None
     dtype: DTypeLike | None = None
@@ -75,13 +77,19 @@ class MoE(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, *, token_mask: jax.Array | None = None
+        self,
+        x: jax.Array,
+        *,
+        token_mask: jax.Array | None = None,
+        quantized_weights: QuantizedExperts | None = None,
     ) -> tuple[jax.Array, MoEStats]:
         """Routes the tokens, and sums the outputs of each one's experts by the router's weights.
 
         Args:
           x: [..., H], as in `jax_ep.nnx.MoE`.
           token_mask: bool[...], False for tokens that are not routed (padding), or None.
+          quantized_weights: params w_up and w_down after `jax_ep.quant.quantize_experts` by the
+            recipe, or None. The mesh must shard matrices over experts alone.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`.
@@ -104,7 +112,8 @@ class MoE(nn.Module):
             bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
             arrays["selection_bias"] = bias.value
         router = None if isinstance(self.router, str) else self.router
-        return apply(config, router, LayerArrays(**arrays), x, token_mask)
+        given = LayerArrays(**arrays, quantized=quantized_weights)
+        return apply(config, router, given, x, token_mask)
 
     def _param(self, name: str, param: Parameter, mesh: Mesh | AbstractMesh | None) -> jax.Array:
         manual = () if mesh is None else mesh.abstract_mesh.manual_axes

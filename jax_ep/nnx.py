@@ -30,6 +30,7 @@ from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import initialize, parameters
 from jax_ep._src.moe_layer.router import Router
 from jax_ep._src.params import Remat
+from jax_ep._src.recipe import QuantizedExperts, Recipe
 from jax_ep._src.users_experts import ExpertsFunction
 
 __all__ = ["MoE", "MoEStats", "SelectionBias"]
@@ -96,6 +97,7 @@ class MoE(nnx.Module):
         capacity_factor: float | None = None,
         num_chunks: int = 1,
         remat: Remat = "dispatch",
+        quantization: Recipe | None = None,
         num_comm_sms: int | None = None,
         implementation: str | None = None,
         dtype: DTypeLike | None = None,
@@ -142,6 +144,7 @@ class MoE(nnx.Module):
             None drops nothing.
           num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
           remat: as in `moe_mlp`.
+          quantization: as in `moe_mlp`.
           num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
           implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
           dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
@@ -179,6 +182,7 @@ class MoE(nnx.Module):
             capacity_factor=capacity_factor,
             num_chunks=num_chunks,
             remat=remat,
+            quantization=quantization,
             num_comm_sms=num_comm_sms,
             implementation=implementation,
             dtype=dtype,
@@ -204,7 +208,11 @@ class MoE(nnx.Module):
         self.router = None if isinstance(router, str) else _attribute(router)
 
     def __call__(
-        self, x: jax.Array, *, token_mask: jax.Array | None = None
+        self,
+        x: jax.Array,
+        *,
+        token_mask: jax.Array | None = None,
+        quantized_weights: QuantizedExperts | None = None,
     ) -> tuple[jax.Array, MoEStats]:
         """Routes the tokens, and sums the outputs of each one's experts by the router's weights.
 
@@ -214,6 +222,8 @@ class MoE(nnx.Module):
             flattened, padded by masked ones, and sharded over both.
           token_mask: bool[...], False for tokens that are not routed (padding): their y is zero,
             and losses and loads leave them out.
+          quantized_weights: the values of w_up and w_down after `jax_ep.quant.quantize_experts` by
+            the recipe, or None. The mesh must shard matrices over experts alone.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`. With Explicit axes y is sharded as x is.
@@ -222,10 +232,11 @@ class MoE(nnx.Module):
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh
             where one is needed.
         """
-        names = (name for name in LayerArrays._fields if name != "router")
+        names = (name for name in LayerArrays._fields if name not in ("router", "quantized"))
         variables = {name: getattr(self, name) for name in names}
         arrays = {name: v if v is None else v[...] for name, v in variables.items()}
-        return apply(self.config, self.router, LayerArrays(**arrays), x, token_mask)
+        given = LayerArrays(**arrays, quantized=quantized_weights)
+        return apply(self.config, self.router, given, x, token_mask)
 
 
 def _attribute(router: Router) -> Any:

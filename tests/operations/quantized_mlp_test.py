@@ -13,9 +13,12 @@ import numpy as np
 import programs
 import tier
 from absl.testing import absltest, parameterized
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
+import jax_ep.linen
+import jax_ep.nnx
 from jax_ep import quant
 from jax_ep._src.activations import activate
 
@@ -211,6 +214,45 @@ class MoeMlpTest(parameterized.TestCase):
         matmuls = {name: n for name, n in program.targets.items() if "matmul" in name}
         # The loss is linear, so that no gradient reads y and the last matmul of forward is left out.
         self.assertEqual(matmuls, {"grouped_matmul_quantized": 3, "grouped_matmul_rhs_gradient": 2})
+
+
+class ModulesTest(absltest.TestCase):
+    def test_nnx_and_linen(self):
+        mesh = testing.expert_mesh()
+        sizes = dict(
+            hidden_size=H, intermediate_size=F, num_experts=2 * testing.NUM_DEVICES, top_k=2
+        )
+        options = sizes | dict(mesh=mesh, dtype=jnp.bfloat16)
+        x = layer_problem()[0][:, None]
+
+        def loss(y, stats):
+            return jnp.sum(jnp.square(y.astype(jnp.float32)))
+
+        def of_nnx(quantization, quantized):
+            layer = jax_ep.nnx.MoE(**options, quantization=quantization, rngs=nnx.Rngs(0))
+            compute = lambda layer, x, quantized: loss(*layer(x, quantized_weights=quantized))
+            gradients = nnx.jit(nnx.grad(compute))(layer, x, quantized)
+            return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(gradients)))
+
+        params = nnx.to_pure_dict(nnx.state(jax_ep.nnx.MoE(**options, rngs=nnx.Rngs(0)), nnx.Param))
+        quantized = quant.quantize_experts(params["w_up"], params["w_down"], BLOCKS)
+        found = of_nnx(BLOCKS, quantized)
+        for name, exact in of_nnx(None, None).items():
+            self.assertBetween(norm(found[name], exact), 0.02, 0.1, name)
+
+        layer = jax_ep.linen.MoE(**options, quantization=BLOCKS)
+        compute = lambda params: loss(*layer.apply({"params": params}, x))
+        jax.tree.map(testing.assert_bitwise, jax.jit(jax.grad(compute))(params), found)
+
+    @tier.only_on_cpu
+    def test_sharded_matrices_are_quantized_in_the_call(self):
+        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+        layer = jax_ep.nnx.MoE(
+            H, F, 8, 2, mesh=mesh, fsdp_axis="data", quantization=BLOCKS, rngs=nnx.Rngs(0)
+        )
+        quantized = quant.quantize_experts(layer.w_up[...], layer.w_down[...], BLOCKS)
+        with self.assertRaisesRegex(jax_ep.ArgumentError, "shard the experts' matrices"):
+            layer(jnp.ones((8, 1, H)), quantized_weights=quantized)
 
 
 if __name__ == "__main__":

@@ -173,12 +173,20 @@ def moe_mlp(num_experts=RANKS, up=(1, 8, 2, 4), **options):
     inside(f)
 
 
-def layer(shape=(8, 4, 8), num_experts=8, top_k=2, axes=("data", "expert"), mask=None, **options):
+def layer(
+    shape=(8, 4, 8),
+    num_experts=8,
+    top_k=2,
+    axes=("data", "expert"),
+    mask=None,
+    quantized=None,
+    **options,
+):
     """Builds and calls nnx.MoE on a mesh of 2 * 4 ranks."""
 
     def build_and_call():
         moe = jax_ep.nnx.MoE(8, 4, num_experts, top_k, rngs=nnx.Rngs(0), **options)
-        return moe(jnp.ones(shape), token_mask=mask)[0]
+        return moe(jnp.ones(shape), token_mask=mask, quantized_weights=quantized)[0]
 
     mesh = AbstractMesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
     with jax.sharding.use_abstract_mesh(mesh):
@@ -337,6 +345,7 @@ PRODUCERS = {
         lambda: layer(top_k=0),
         lambda: layer(activation="mish"),
         lambda: layer(capacity_factor=-1),
+        lambda: layer(quantized=FOR_TRAINING, fsdp_axis="data", quantization=quant.Recipe()),
         lambda: layer(shape=(8,)),
         lambda: layer(shape=(8, 7)),
         lambda: layer(mask=jnp.ones((8, 3), bool)),

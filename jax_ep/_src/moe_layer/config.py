@@ -20,6 +20,7 @@ from jax_ep._src.experts import check_activation
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.router import LAYER, NAMED_ROUTERS, Router
 from jax_ep._src.params import Remat
+from jax_ep._src.recipe import Recipe, check_recipe
 from jax_ep._src.users_experts import ExpertsFunction
 
 KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
@@ -80,6 +81,7 @@ class Config:
     capacity_factor: float | None = None
     num_chunks: int = 1
     remat: Remat = "dispatch"
+    quantization: Recipe | None = None
     num_comm_sms: int | None = None
     implementation: str | None = None
     dtype: DTypeLike | None = None
@@ -101,6 +103,8 @@ class Config:
         checks.capacity(LAYER, capacity_factor=self.capacity_factor)
         checks.integer(LAYER, "num_chunks", self.num_chunks)
         checks.remat(LAYER, self.remat)
+        if self.quantization is not None:
+            check_recipe(LAYER, self.quantization, "quantization")
         checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")
         checks.implementation(LAYER, self.implementation)
         for name in ("batch_axes", "sequence_axes"):
@@ -179,6 +183,17 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
                 f"jax_ep.{LAYER}: {name}={size} does not divide over the {shards} shards of mesh "
                 f"axis {over}. Use {-(-size // shards) * shards}, or a mesh that divides {size}."
             )
+
+
+def check_whole_matrices(config: Config, mesh: Mesh | AbstractMesh) -> None:
+    """Raises if experts' matrices are sharded, for which there are no quantized ones."""
+    axes = config.axes.within(mesh.axis_names)
+    if axes.fsdp or axes.tensor:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: quantized_weights are given on a mesh whose axes "
+            f"{(*axes.fsdp, *axes.tensor)} shard the experts' matrices; expected matrices that are "
+            "sharded over experts alone. Leave them out: each call quantizes what it gathers."
+        )
 
 
 def check_input(config: Config, x: Any, token_mask: Any) -> None:

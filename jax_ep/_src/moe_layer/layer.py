@@ -20,6 +20,7 @@ from jax_ep._src.moe_layer.config import (
     Config,
     check_input,
     check_mesh,
+    check_whole_matrices,
     spec_entry,
 )
 from jax_ep._src.moe_layer.mesh import find_mesh
@@ -27,6 +28,7 @@ from jax_ep._src.moe_layer.parameters import parameters, reshard
 from jax_ep._src.moe_layer.router import Router, SplitRouter
 from jax_ep._src.moe_layer.tokens import flatten, pad, token_spec
 from jax_ep._src.moe_mlp import moe_mlp
+from jax_ep._src.recipe import QuantizedExperts
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +62,7 @@ class LayerArrays(NamedTuple):
     logits_bias: Any = None  # [E]
     selection_bias: Any = None  # [E]
     router: Any = ()  # list of a custom router's arrays
+    quantized: QuantizedExperts | None = None  # of w_up and w_down
 
 
 def apply(
@@ -73,6 +76,8 @@ def apply(
     check_input(config, x, token_mask)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
+    if arrays.quantized is not None:
+        check_whole_matrices(config, mesh)
     is_static = isinstance(config.activation, str) and config.experts_fn is None
     if router is None and is_static:
         return _compiled(config, mesh, None, arrays, x, token_mask)
@@ -109,7 +114,8 @@ def _run(
         )
         x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
     param_specs = {name: param.spec for name, param in parameters(config, outer).items()}
-    specs = LayerArrays(**param_specs, selection_bias=P(), router=P())
+    by_expert: Any = P(spec_entry(outer.expert))
+    specs = LayerArrays(**param_specs, selection_bias=P(), router=P(), quantized=by_expert)
     in_specs = (specs, tokens, tokens)
     sharded_layer = jax.shard_map(
         functools.partial(layer, axes),
@@ -232,6 +238,8 @@ def _experts(
         recv_capacity=recv_capacity,
         num_chunks=config.num_chunks,
         remat=config.remat,
+        quantization=config.quantization,
+        quantized_weights=arrays.quantized,
         num_comm_sms=config.num_comm_sms,
         implementation=config.implementation,
     )
