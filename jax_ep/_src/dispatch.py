@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -11,10 +12,12 @@ from jax_ep._src import checks, compat, transfer
 from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
+from jax_ep._src.quantized import Quantized
+from jax_ep._src.quantized_rows import send_quantized
 
 
 def dispatch(
-    x: jax.Array,
+    x: jax.Array | Quantized,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
     *,
@@ -40,7 +43,8 @@ def dispatch(
     first rows are kept, ``plan.num_dropped`` counts the others, and weights are not renormalized.
 
     Args:
-      x: [T, H] bfloat16, float16 or float32, this rank's tokens.
+      x: [T, H] bfloat16, float16 or float32, this rank's tokens. Or what `quant.quantize` makes of
+        them: values and scales travel in one row, and x has no derivative.
       topk_ids: int32[T, K], the experts of each token. -1 means not routed; another id outside
         [0, E) is treated so and counted in ``plan.num_bad_ids``. A repeat within a token makes a
         row of its own.
@@ -84,7 +88,7 @@ def dispatch(
 
 def dispatch_over(
     axis: ExpertAxis,
-    x: jax.Array,
+    x: jax.Array | Quantized,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
     *,
@@ -97,6 +101,21 @@ def dispatch_over(
     implementation: str | None,
 ) -> Dispatched:
     """Is `dispatch` over an axis that has been checked, or over none."""
+    if isinstance(x, Quantized):
+        send = functools.partial(
+            dispatch_over,
+            axis,
+            topk_ids=topk_ids,
+            topk_weights=topk_weights,
+            num_experts=num_experts,
+            capacity_factor=capacity_factor,
+            recv_capacity=recv_capacity,
+            row_align=row_align,
+            zero_tail=zero_tail,
+            num_sms=num_sms,
+            implementation=implementation,
+        )
+        return send_quantized("dispatch", x, send)
     num_experts = checks.num_experts("dispatch", num_experts, axis)
     checks.rows("dispatch", "x", x, ("tokens", "hidden"))
     checks.topk_ids("dispatch", topk_ids, x.shape[0])

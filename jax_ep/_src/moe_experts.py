@@ -28,6 +28,8 @@ from jax_ep._src.function_mlp import (
 )
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
+from jax_ep._src.quantize import quantize
+from jax_ep._src.quantized import Quantized
 from jax_ep._src.quantized_mlp import (
     quantized_mlp,
     quantized_mlp_backward,
@@ -50,14 +52,13 @@ def named_experts(
     params: MoeMlpParams,
 ) -> Outputs:
     """Returns the experts' weighted outputs, with an activation that has a name."""
-    is_quantized = params.mlp.quantization is not None
-    if remat is not None:
-        rules = (_QUANTIZED, _REPEATING_QUANTIZED) if is_quantized else (_MLP, _REPEATING_MLP)
-        rule = rules[remat == "experts"]
+    recipe = params.mlp.quantization
+    if remat is not None or (recipe is not None and recipe.quantized_dispatch):
+        rule = _RULES[recipe is not None, remat]
         y, plan, accumulators = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
         return y, None, plan, accumulators
     rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
-    mlp = quantized_mlp if is_quantized else epilogue_mlp
+    mlp = epilogue_mlp if recipe is None else quantized_mlp
     y, accumulators = mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
     return y, None, plan, accumulators
 
@@ -99,8 +100,11 @@ def function_experts(
 
 
 def send(
-    x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None, params: MoeMlpParams
-) -> tuple[jax.Array, jax.Array | None, Plan]:
+    x: jax.Array | Quantized,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    params: MoeMlpParams,
+) -> tuple[Any, jax.Array | None, Plan]:
     """Returns rows, row weights and the plan."""
     dispatched = dispatch_over(
         params.axis,
@@ -130,6 +134,7 @@ class _Rule(NamedTuple):
 
     forward: Callable[..., tuple[Any, jax.Array | None]]
     backward: Callable[..., tuple[jax.Array, Any, jax.Array | None]]
+    keeps_rows: bool = False  # for the backward pass, rather than send them again
 
 
 def _up_forward(
@@ -192,7 +197,7 @@ def _redispatching(
     params: MoeMlpParams,
 ) -> tuple[Any, Plan, Accumulators]:
     """Applies `rule` to the dispatched x. The backward pass dispatches x again."""
-    rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
+    rows, row_weights, plan = send(_sent(x, params), topk_ids, topk_weights, params)
     result, _ = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=False)
     return result, plan, experts.passed_on(params.mlp.accumulation)
 
@@ -205,22 +210,23 @@ def _redispatching_forward(
     rule: _Rule,
     params: MoeMlpParams,
 ) -> Any:
-    rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
+    rows, row_weights, plan = send(_sent(x, params), topk_ids, topk_weights, params)
     # Named again: jax.checkpoint finds no names inside the call of dispatch.
     rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
     plan = checkpoint_name(plan, "jax_ep.plan")
     result, kept = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=True)
     results = result, plan, experts.passed_on(params.mlp.accumulation)
-    return results, (x, topk_weights, experts.without_accumulators(), plan, kept)
+    rows_kept = (rows, row_weights) if rule.keeps_rows else None
+    return results, (x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept)
 
 
 def _redispatching_backward(
     rule: _Rule, params: MoeMlpParams, residuals: Any, cotangents: Any
 ) -> Any:
-    x, topk_weights, experts, plan, kept = residuals
+    x, topk_weights, experts, plan, kept, rows_kept = residuals
     result_bar, _, accumulators = cotangents
 
-    def resend(x: jax.Array, topk_weights: jax.Array | None) -> Any:
+    def resend(x: jax.Array | Quantized, topk_weights: jax.Array | None) -> Any:
         dispatched = redispatch(
             x,
             plan,
@@ -230,12 +236,32 @@ def _redispatching_backward(
         )
         return dispatched.rows, dispatched.row_weights
 
-    (rows, row_weights), resend_backward = jax.vjp(resend, x, topk_weights)
+    sent, resend_backward = jax.vjp(resend, x, topk_weights)
+    if rows_kept is not None:
+        sent = rows_kept
+    elif (quantized := _sent(x, params)) is not x:
+        sent = resend(quantized, topk_weights)
+    rows, row_weights = sent
     rows_bar, experts_bar, row_weights_bar = rule.backward(
         params.mlp, (rows, experts, plan.group_sizes, row_weights, kept), result_bar, accumulators
     )
     x_bar, topk_weights_bar = resend_backward((rows_bar, row_weights_bar))
     return x_bar, None, topk_weights_bar, experts_bar
 
+
+def _sent(x: jax.Array, params: MoeMlpParams) -> jax.Array | Quantized:
+    """Returns what dispatch sends of x."""
+    recipe = params.mlp.quantization
+    return quantize(x, recipe.rows) if recipe is not None and recipe.quantized_dispatch else x
+
+
+_RULES: dict[tuple[bool, str | None], _Rule] = {
+    (False, "dispatch"): _MLP,
+    (False, "experts"): _REPEATING_MLP,
+    (True, None): _QUANTIZED._replace(keeps_rows=True),
+    (True, "dispatch"): _QUANTIZED,
+    (True, "experts"): _REPEATING_QUANTIZED,
+}
+"""By whether matmuls are quantized, and `remat`."""
 
 _redispatching.defvjp(_redispatching_forward, _redispatching_backward)

@@ -146,6 +146,7 @@ def moe_mlp(
             num_sms=0,
             implementation=checks.implementation(operation, implementation),
             quantization=quantization,
+            row_dtype=None if quantization is None else jnp.dtype(x.dtype),
         ),
     )
     if experts is not None:

@@ -102,13 +102,14 @@ class Dispatched:
     """The results of `dispatch` and `redispatch`: a pytree. Later versions may add members.
 
     Attributes:
-      rows: [M, H], the received tokens in the order (local expert, source rank, token, k).
+      rows: [M, H], the received tokens in the order (local expert, source rank, token, k);
+        `quant.Quantized` if they were sent so.
       row_weights: float32[M], each row's routing weight, or None if no weights were given.
       group_sizes: int32[L], rows of each local expert; the same array as ``plan.group_sizes``.
       plan: the routing, for `combine` and `redispatch`.
     """
 
-    rows: jax.Array
+    rows: Any  # jax.Array, or Quantized
     row_weights: jax.Array | None
     group_sizes: jax.Array
     plan: Plan

@@ -192,7 +192,8 @@ def _quantized(
 
 
 def _scales(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Array:
-    amax = jnp.abs(x).astype(jnp.float32)
+    # XLA for CPUs may drop a NaN from a maximum.
+    amax = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)).astype(jnp.float32)
     for axis, block in enumerate(blocks):
         if block > 1:
             amax = _blocked(amax, axis, block).max(axis + 1)

@@ -39,7 +39,7 @@ def quantized_mlp(
 
 
 def quantized_mlp_forward(
-    rows: jax.Array,
+    rows: jax.Array | Quantized,
     experts: Experts,
     group_sizes: jax.Array,
     row_weights: jax.Array | None,
@@ -48,17 +48,27 @@ def quantized_mlp_forward(
     keep: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the result, and the pre-activation if it is to be kept."""
-    quantized = quantize(rows, _recipe(params).rows)
-    y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, rows.dtype)
+    quantized, dtype = _quantized(rows, params)
+    y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, dtype)
     return y, pre_activation if keep else None
 
 
 def repeat_quantized_pre_activation(
-    rows: jax.Array, experts: Experts, group_sizes: jax.Array, params: GroupedMlpParams
+    rows: jax.Array | Quantized,
+    experts: Experts,
+    group_sizes: jax.Array,
+    params: GroupedMlpParams,
 ) -> jax.Array:
     """Returns the pre-activation that `quantized_mlp_forward` keeps."""
-    quantized = quantize(rows, _recipe(params).rows)
-    return _pre_activation(quantized, experts, group_sizes, params, rows.dtype)
+    quantized, dtype = _quantized(rows, params)
+    return _pre_activation(quantized, experts, group_sizes, params, dtype)
+
+
+def _quantized(rows: jax.Array | Quantized, params: GroupedMlpParams) -> tuple[Quantized, Any]:
+    """Returns quantized rows and the dtype of results. Rows may be quantized since dispatch."""
+    if isinstance(rows, Quantized):
+        return rows, params.row_dtype
+    return quantize(rows, _recipe(params).rows), rows.dtype
 
 
 def _mlp(
@@ -120,8 +130,7 @@ def quantized_mlp_backward(
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
     )
-    if not isinstance(rows, Quantized):  # they were sent again
-        rows = quantize(rows, recipe.rows)
+    rows, _ = _quantized(rows, params)
     to_up, to_down = (
         params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
     )

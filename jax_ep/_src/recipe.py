@@ -24,10 +24,13 @@ class Recipe:
     Attributes:
       rows: the format of rows. Weights have E4M3 values with scales of the same kind.
       gradients: the format of cotangents, of the class of `rows`; None is `rows`.
+      quantized_dispatch: whether `moe_mlp` sends rows quantized: half of the bytes, and the same
+        bits in its results. combine sends rows in their dtype.
     """
 
     rows: Format = dataclasses.field(default_factory=Fp8Block128)
     gradients: Format | None = None
+    quantized_dispatch: bool = False
 
     def __post_init__(self) -> None:
         for name in "rows", "gradients":

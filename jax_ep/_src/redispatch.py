@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,10 +11,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_ep._src import checks, compat, transfer
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
+from jax_ep._src.quantized import Quantized
+from jax_ep._src.quantized_rows import send_quantized
 
 
 def redispatch(
-    x: jax.Array,
+    x: jax.Array | Quantized,
     plan: Plan,
     topk_weights: jax.Array | None = None,
     *,
@@ -26,7 +29,8 @@ def redispatch(
     no metadata is exchanged.
 
     Args:
-      x: [T, H] bfloat16, float16 or float32, this rank's tokens, as many as the plan has.
+      x: [T, H] bfloat16, float16 or float32, this rank's tokens, as many as the plan has; or
+        quantized, as in `dispatch`.
       plan: an earlier dispatch's plan.
       topk_weights: [T, K] of any float dtype, the routing weights, or None.
       num_sms: the most SMs that the call uses on CUDA; None chooses.
@@ -41,6 +45,15 @@ def redispatch(
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
+    if isinstance(x, Quantized):
+        send = functools.partial(
+            redispatch,
+            plan=plan,
+            topk_weights=topk_weights,
+            num_sms=num_sms,
+            implementation=implementation,
+        )
+        return send_quantized("redispatch", x, send)
     axis = checks.plan_axis("redispatch", plan)
     num_tokens, top_k = plan.kept.shape
     checks.rows("redispatch", "x", x, (num_tokens, "hidden"))

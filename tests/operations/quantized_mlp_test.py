@@ -196,6 +196,27 @@ class MoeMlpTest(parameterized.TestCase):
         found = gradients(quantization=BLOCKS, remat=remat)(*arrays, quantized)
         jax.tree.map(testing.assert_bitwise, found, expected)
 
+    @parameterized.parameters(dict(remat="dispatch"), dict(remat=None), dict(remat="experts"))
+    def test_rows_that_are_sent_quantized_give_the_same_bits(self, remat):
+        recipe = quant.Recipe(quantized_dispatch=True)
+        expected = gradients(quantization=BLOCKS)(*layer_problem(), None)
+        found = gradients(quantization=recipe, remat=remat)(*layer_problem(), None)
+        jax.tree.map(testing.assert_bitwise, found, expected)
+
+    @tier.only_on_cpu
+    @parameterized.parameters((None, 1), ("dispatch", 2))
+    def test_on_cuda_half_of_the_bytes_are_sent(self, remat, transfers):
+        recipe = quant.Recipe(quantized_dispatch=True)
+        program = programs.lower_for_cuda(
+            gradients(quantization=recipe, remat=remat), *layer_problem(), None
+        )
+        sent = [c for c in program.calls if c.target.split(".")[1] in ("dispatch", "redispatch")]
+        # 144 values, two scales, and padding to 160 bytes
+        to_experts = [c.operands[0] for c in sent if c.operands[0] == "8x40xf32"]
+        self.assertLen(to_experts, transfers)
+        # The cotangent of combine is sent as it is.
+        self.assertLen(sent, transfers + 1)
+
     def test_chunks(self):
         arrays = layer_problem()
         expected = gradients(quantization=BLOCKS)(*arrays, None)

@@ -66,6 +66,11 @@ def dispatch(**options):
     inside(lambda *arrays: jax_ep.dispatch(*cast(*arrays), **options).rows)
 
 
+def quantized_per_tensor(x):
+    rows = quant.quantize(x, quant.Fp8Row())
+    return quant.Quantized(rows.values, rows.scales[:1], rows.format)
+
+
 def with_plan(use):
     """Traces use(x, plan) with the plan of a dispatch."""
 
@@ -301,6 +306,7 @@ PRODUCERS = {
         lambda: dispatch(num_experts=RANKS + 1 if RANKS > 1 else 0),
         lambda: dispatch(num_experts=0),
         lambda: dispatch(row_align=0),
+        lambda: dispatch(cast=lambda x, *others: (quantized_per_tensor(x), *others)),
         lambda: dispatch(recv_capacity=0),
         lambda: dispatch(recv_capacity=8, capacity_factor=1.0),
         lambda: dispatch(capacity_factor=0.0),
