@@ -11,7 +11,7 @@ import tier
 from jax_ep import quant
 
 # Tensor cores add 32 8-bit products at a time with about 14 bits, and cut off.
-TENSOR_CORE_ERROR = 2**-9  # of the sum of magnitudes
+TENSOR_CORE_ERROR = 2**-11  # of the sum of magnitudes
 
 
 def exact(x: quant.Quantized) -> np.ndarray:

@@ -69,7 +69,7 @@ struct ScaleFillFunction {
 
 // An error that grows with the sum of absolute products: the tensor cores align 32 products and
 // their sum, and cut off what is below about 2^-13 of the largest.
-inline constexpr double kFp8SumError = 0x1p-9;
+inline constexpr double kFp8SumError = 0x1p-11;
 
 struct Fp8CheckFunction {
   Fp8Kind kind;

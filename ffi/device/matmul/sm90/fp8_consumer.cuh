@@ -84,17 +84,25 @@ __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams&
       }
       continue;
     }
-    KBlockScales block_scales = Scales::Load(scales, at, is_zero, 0);
+    KBlockScales quad = Scales::Load(scales, at, is_zero, 0);
+    KBlockScales next_quad = quad;
+    KBlockScales block_scales;
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
       const uint32_t stage = pipeline.Stage(state.index);
       pipeline.ConsumerWait(state);
       MultiplyHalf<A, B>(products, stage, warpgroup, 0);
-      const KBlockScales next_scales = Scales::Load(scales, at, is_zero, k_block + 1);
-      if (k_block == 0) epilogue.StoreSecond(sums[1]);
+      // A load whose result is used at once would stop the warp for longer than the MMAs take.
+      if (k_block % kQuad == 0) next_quad = Scales::Load(scales, at, is_zero, k_block + kQuad);
+      if (k_block == 0) {
+        epilogue.StoreSecond(sums[1]);
+        block_scales = Scales::Select(quad, 0);
+      }
       WgmmaWaitGroup<0>();
       FenceAccumulators(products);
       Promote<Scales>(sums[0], products, block_scales, 0);
       MultiplyHalf<A, B>(products, stage, warpgroup, 1);
+      if (k_block % kQuad == kQuad - 1) quad = next_quad;
+      const KBlockScales next_scales = Scales::Select(quad, k_block + 1);
       WgmmaWaitGroup<0>();
       FenceAccumulators(products);
       consumer_release(state.index);

@@ -19,18 +19,22 @@ struct KBlockScales {
   float halves[kHalves];
 };
 
-// Scales of 1 x 128 blocks of a, and of 128 x 128 blocks of b. A thread loads the scales of its own
-// rows; eight consecutive k-blocks share a sector.
+// The four lanes of a quad have the same rows. Each loads the scales of one of four k-blocks.
+inline constexpr int kQuad = 4;
+
+// Scales of 1 x 128 blocks of a, and of 128 x 128 blocks of b.
 struct BlockScales {
   static constexpr bool kPerKBlock = true;
 
-  // `k_block` may be past the end. Rows past the group's end have scales of 0, and so have tiles of
-  // zeros, whose scales would be those of other rows.
+  // Loads this lane's part of four k-blocks from `first` on, which may be past the end. Rows past
+  // the group's end have scales of 0, and so have tiles of zeros, whose scales would be those of
+  // other rows.
   __device__ static KBlockScales Load(const Fp8Scales& scales, const EpilogueCoordinates& at,
-                                      bool is_zero, int k_block) {
+                                      bool is_zero, int first) {
     KBlockScales result = {};
+    const int k_block = first + threadIdx.x % kQuad;
     if (is_zero || k_block >= scales.k_blocks) return result;
-    const int row = threadIdx.x % 32 / 4;
+    const int row = threadIdx.x % 32 / kQuad;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row + 8 * h < at.num_m) {
@@ -49,6 +53,15 @@ struct BlockScales {
     return result;
   }
 
+  // Returns the scales of one of the quad's k-blocks. Called by all lanes.
+  __device__ static KBlockScales Select(const KBlockScales& quad, int k_block) {
+    const auto from_lane = [&](float value) {
+      return __shfl_sync(0xffffffff, value, k_block % kQuad, kQuad);
+    };
+    return {{from_lane(quad.rows[0]), from_lane(quad.rows[1])},
+            {from_lane(quad.halves[0]), from_lane(quad.halves[1])}};
+  }
+
   __device__ static void Apply(const Fp8Scales&, const MatmulParams&, const EpilogueCoordinates&,
                                int, float (&)[kHalfAccumulators]) {}
 };
@@ -60,6 +73,7 @@ struct RowScales {
   __device__ static KBlockScales Load(const Fp8Scales&, const EpilogueCoordinates&, bool, int) {
     return {{1, 1}, {1, 1}};
   }
+  __device__ static KBlockScales Select(const KBlockScales& quad, int) { return quad; }
 
   // Multiplies the sums of a half of the columns. Rows past the group's end are not stored.
   __device__ static void Apply(const Fp8Scales& scales, const MatmulParams& params,
