@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ep import quant, routing
 from jax_ep._src import grouped_matmul_quantized as _  # noqa: F401  defines its primitive
+from jax_ep._src.accumulation import Accumulators, accumulators
 from jax_ep._src.combine import combine
 from jax_ep._src.dispatch import dispatch
 from jax_ep._src.errors import (
@@ -36,6 +37,7 @@ __version__: str = build_info()["version"]
 
 __all__ = [
     "REMAT_NAMES",
+    "Accumulators",
     "ArgumentError",
     "Dispatched",
     "DtypeError",
@@ -46,6 +48,7 @@ __all__ = [
     "Plan",
     "Stats",
     "UnavailableError",
+    "accumulators",
     "build_info",
     "check",
     "combine",

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_ep._src import compat
+from jax_ep._src.errors import DtypeError
 
 
 class Accumulation(enum.Enum):
@@ -39,7 +41,10 @@ class Accumulation(enum.Enum):
 
 
 class Accumulators(NamedTuple):
-    """Stand-ins in the forward pass, float32 accumulators as their cotangents; None: no chain."""
+    """Stand-ins in the forward pass, float32 accumulators as their cotangents; None: no chain.
+
+    Their shapes are those of the kernels' operands: XLA copies a carry that a loop reshapes.
+    """
 
     w_up: jax.Array | None
     w_down: jax.Array | None
@@ -70,3 +75,54 @@ def _backward(dtype: Any, _: None, accumulator: jax.Array) -> tuple[jax.Array]:
 
 
 _stand_in.defvjp(_forward, _backward)
+
+
+# ---- chains of the user's own calls
+
+
+def accumulators(
+    w_up: jax.Array, w_down: jax.Array, *, like: jax.Array | None = None
+) -> Accumulators:
+    """Starts a chain of `moe_mlp` calls that add their gradients of w_up and w_down in place.
+
+    Without a chain each call has gradients of its own, which JAX adds. For a stack of layers each
+    of them would have the stack's size. In a chain every call takes what the call before returned,
+    as the carry of a scan does::
+
+        def block(carry, layer):
+            x, sums = carry
+            y, _, sums = jax_ep.moe_mlp(
+                x, ids, weights, w_up, w_down, layer=layer, accumulators=sums, axis_name="expert"
+            )
+            return (x + y, sums), None
+
+        sums = jax_ep.accumulators(w_up, w_down, like=x)
+        (x, _), _ = jax.lax.scan(block, (x, sums), jnp.arange(num_layers))
+
+    In the forward pass the arrays are zeros that nothing reads; XLA removes them. In the backward
+    pass they are float32 sums, to which the kernels add. The gradients are these, cast to the dtype
+    of w_up and w_down.
+
+    Args:
+      w_up: as the calls get it; one array, no (gate, up) pair.
+      w_down: as the calls get it.
+      like: an array that differs over the same mesh axes as the tokens. Inside `shard_map` the sums
+        of all layers are then summed once over the axes that the matrices lack.
+
+    Returns:
+      What `moe_mlp` takes and returns as `accumulators`.
+
+    Raises:
+      DtypeError (a TypeError): w_up or w_down is no array.
+    """
+    for name, matrix in ("w_up", w_up), ("w_down", w_down):
+        if not hasattr(matrix, "dtype"):
+            raise DtypeError(
+                f"jax_ep.accumulators: {name} is a {type(matrix).__name__}; expected an array. "
+                "Give gate and up as one array, [..., 2, F]."
+            )
+    axes = frozenset() if like is None else compat.varying_axes(like)
+    num_groups, hidden = math.prod(w_down.shape[:-2]), w_down.shape[-1]
+    up = w_up.reshape(num_groups, hidden, w_up.size // (num_groups * hidden))
+    down = w_down.reshape(num_groups, -1, hidden)
+    return compat.vary_together(Accumulators(stand_in(up), stand_in(down)), axes)

@@ -50,7 +50,7 @@ def epilogue_mlp_forward(
     keep: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the result, and the pre-activation if it is to be kept."""
-    w_up, w_down, b_up, b_down, *_ = experts
+    w_up, w_down, b_up, b_down = experts.parameters
     activations, pre_activation = bind_activation(
         rows,
         w_up,
@@ -88,7 +88,8 @@ def epilogue_mlp_backward(
     params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
 ) -> tuple[jax.Array, Experts, jax.Array | None]:
     """Returns the gradients of rows, experts and row weights."""
-    rows, (w_up, w_down, b_up, b_down, *_), group_sizes, row_weights, pre_activation = residuals
+    rows, experts, group_sizes, row_weights, pre_activation = residuals
+    w_up, w_down, b_up, b_down = experts.parameters
     activation = params.epilogue(params.activation)
     pre_activation_bar, activations, row_dots = bind_activation_gradient(
         y_bar, w_down, group_sizes, pre_activation, row_weights, activation

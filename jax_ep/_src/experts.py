@@ -16,6 +16,13 @@ from jax_ep._src.activations import (
     takes_gate_and_up,
 )
 from jax_ep._src.errors import ArgumentError
+from jax_ep._src.layer_stack import (
+    LayerIndex,
+    check_index,
+    check_stacks,
+    flatten,
+    sizes_in_stack,
+)
 from jax_ep._src.mesh import ExpertAxis
 from jax_ep._src.recipe import QuantizedExperts
 
@@ -35,6 +42,18 @@ class Experts(NamedTuple):
     b_down: jax.Array | None  # float32[L, H]
     accumulators: Accumulators = NO_ACCUMULATORS
     quantized: QuantizedExperts | None = None  # constants, by the layer's recipe
+    layer: jax.Array | None = None  # int32[]: then the L groups are those of all layers
+
+    @property
+    def parameters(self) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+        """The arrays that have gradients."""
+        return self.w_up, self.w_down, self.b_up, self.b_down
+
+    def group_sizes(self, of_layer: jax.Array) -> jax.Array:
+        """Returns the sizes of all L groups, from those of the layer's."""
+        if self.layer is None:
+            return of_layer
+        return sizes_in_stack(of_layer, self.w_up.shape[0] // of_layer.shape[0], self.layer)
 
     def passed_on(self, accumulation: Accumulation) -> Accumulators:
         """Returns the accumulators for a later call."""
@@ -67,11 +86,17 @@ def check_experts(
     b_up: UpBiases,
     b_down: jax.Array | None,
     activation: Activation,
+    layer: LayerIndex | None = None,
 ) -> tuple[Experts, Activation]:
     """The parameters in the form of the matmuls, and the activation: its name, or [M, N] -> [M, F].
 
-    The activation's name decides whether w_up is gated; for a function the shapes decide.
+    The activation's name decides whether w_up is gated; for a function the shapes decide. With a
+    layer all parameters are stacks, of which L is then the experts of all layers.
     """
+    index = None
+    if layer is not None:
+        *stacks, index = _flat_stacks(operation, layer, w_up, w_down, b_up, b_down)
+        w_up, w_down, b_up, b_down = stacks
     is_gated = check_activation(operation, activation)
     hidden = rows.shape[1]
     _check_down(operation, w_down, hidden)
@@ -85,28 +110,33 @@ def check_experts(
         b_up = checks.weights(operation, "b_up", b_up, (num_local, up.shape[2]))
     if b_down is not None:
         b_down = checks.weights(operation, "b_down", b_down, (num_local, hidden))
-    experts = Experts(up, w_down, b_up, b_down)
+    experts = Experts(up, w_down, b_up, b_down, layer=index)
     if isinstance(activation, str):
         return experts, activation
     return experts, _flat_function(operation, activation, size, is_gated)
 
 
 def check_num_experts(
-    operation: str, experts: Experts, axis: ExpertAxis, num_experts: int | None
+    operation: str,
+    experts: Experts,
+    axis: ExpertAxis,
+    num_experts: int | None,
+    num_layers: int | None = None,
 ) -> int:
-    """E, which the weights of one rank have to fit.
+    """E, which the weights of one rank have to fit; all layers have as many.
 
     Without `num_experts`, weights that are the same on all ranks are an error: every rank would
     hold the experts of rank 0, and no token would go anywhere else.
     """
-    num_local = experts.w_up.shape[0]
+    num_local = experts.w_up.shape[0] // (num_layers or 1)
+    spec = repr(axis.name) if num_layers is None else f"None, {axis.name!r}"
     if num_experts is not None:
         num_experts = checks.num_experts(operation, num_experts, axis)
         if num_local * axis.size != num_experts:
             raise ArgumentError(
                 f"jax_ep.{operation}: w_up has {num_local} experts with num_experts={num_experts}; "
                 f"expected {num_experts // axis.size} on each of {axis.size} ranks. Shard the "
-                f"weights over the axis: in_specs=PartitionSpec({axis.name!r}) splits them."
+                f"weights over the axis: in_specs=PartitionSpec({spec}) splits them."
             )
         return num_experts
     sizes = dict(axis.mesh_shape)
@@ -118,10 +148,40 @@ def check_num_experts(
                 raise ArgumentError(
                     f"jax_ep.{operation}: {name} of shape {matrix.shape} is the same on all ranks "
                     f"of axis {min(missing)!r}; expected each rank's own experts. Shard the "
-                    f"weights over the axis: in_specs=PartitionSpec({axis.name!r}) splits them. Or "
+                    f"weights over the axis: in_specs=PartitionSpec({spec}) splits them. Or "
                     "give num_experts, if ranks do hold equal experts."
                 )
     return num_local * axis.size
+
+
+# ---- stacks of layers, and chains of calls
+
+
+def with_accumulators(operation: str, experts: Experts, accumulators: Accumulators) -> Experts:
+    """Returns the experts of a call in a chain, to which their matrices' gradients belong."""
+    for name, array in accumulators._asdict().items():
+        checks.array(operation, f"accumulators.{name}", array)
+        shape = getattr(experts, name).shape
+        if array.shape != shape or array.dtype != jnp.float32:
+            raise ArgumentError(
+                f"jax_ep.{operation}: accumulators.{name} has shape {array.shape} and dtype "
+                f"{array.dtype}; expected {shape} and float32. Give jax_ep.accumulators(w_up, "
+                "w_down) of the same matrices, or what the call before returned."
+            )
+    up, down = jax.lax.stop_gradient((experts.w_up, experts.w_down))
+    return experts._replace(w_up=up, w_down=down, accumulators=accumulators)
+
+
+def _flat_stacks(operation: str, layer: LayerIndex, *given: Any) -> tuple[Any, ...]:
+    """Returns the parameters with the experts of all layers in one dimension, and the index."""
+    stacks: dict[str, Any] = {}
+    for name, arrays in zip(("w_up", "w_down", "b_up", "b_down"), given, strict=True):
+        if isinstance(arrays, tuple | list):
+            stacks |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
+        elif arrays is not None:
+            stacks[name] = arrays
+    index = check_index(operation, layer, check_stacks(operation, stacks))
+    return *jax.tree.map(flatten, given), index
 
 
 # ---- forms

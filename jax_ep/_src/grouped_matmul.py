@@ -14,6 +14,13 @@ from jax_ep._src import checks, compat, primitive
 from jax_ep._src.accumulation import Accumulation
 from jax_ep._src.compat import Aval
 from jax_ep._src.errors import ArgumentError
+from jax_ep._src.layer_stack import (
+    LayerIndex,
+    check_index,
+    check_no_layer,
+    flatten,
+    sizes_in_stack,
+)
 from jax_ep._src.params import GroupedMatmulParams
 from jax_ep._src.quantized import Quantized
 from jax_ep._src.recipe import QuantizedWeights, Recipe, check_no_quantized_weights
@@ -30,6 +37,7 @@ def grouped_matmul(
     *,
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
+    layer: LayerIndex | None = None,
     zero_tail: bool = True,
     quantization: Recipe | None = None,
     quantized_rhs: QuantizedWeights | None = None,
@@ -51,6 +59,9 @@ def grouped_matmul(
       transpose_rhs: whether rhs is [G, N, K]; nothing is copied.
       preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype.
         With quantized operands bfloat16 or float32; None is bfloat16.
+      layer: an int, or an integer scalar on the device such as the index of a scan. rhs then is a
+        stack [layers, G, K, N], of which this layer is read in place. The gradient is that of the
+        stack: zeros for other layers.
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradient
         of lhs. False leaves them unspecified. The tails of lhs and of cotangents are never read.
       quantization: a `jax_ep.quant.Recipe`, by which lhs, rhs and the cotangent are quantized
@@ -74,6 +85,8 @@ def grouped_matmul(
     operation = "grouped_matmul"
     if quantization is None:
         check_no_quantized_weights(operation, "quantized_rhs", quantized_rhs)
+    if isinstance(lhs, Quantized) or isinstance(rhs, Quantized) or quantization is not None:
+        check_no_layer(operation, layer)
     if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
         from jax_ep._src.grouped_matmul_quantized import grouped_matmul_quantized  # built on this
 
@@ -95,8 +108,13 @@ def grouped_matmul(
         )
     checks.rows(operation, "lhs", lhs, ("rows", "K"))
     group_sizes = checks.group_sizes(operation, group_sizes)
+    layers = () if layer is None else ("layers",)
     matrix = ("N", lhs.shape[1]) if transpose_rhs else (lhs.shape[1], "N")
-    checks.shape(operation, "rhs", rhs, (group_sizes.shape[0], *matrix))
+    checks.shape(operation, "rhs", rhs, (*layers, group_sizes.shape[0], *matrix))
+    if layer is not None:
+        index = check_index(operation, layer, rhs.shape[0])
+        group_sizes = sizes_in_stack(group_sizes, rhs.shape[0], index)
+        rhs = flatten(rhs)
     checks.matrix_dtype(operation, "rhs", rhs, "lhs", lhs)
     params = GroupedMatmulParams(
         transpose_rhs=transpose_rhs,

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src import checks, compat
+from jax_ep._src.errors import ArgumentError
 from jax_ep._src.grouped_matmul import bind_matmul, bind_rhs_gradient
+from jax_ep._src.layer_stack import LayerIndex, check_index, sizes_in_stack
 from jax_ep._src.params import GroupedMatmulParams
 
 
@@ -20,6 +22,7 @@ def grouped_matmul_rhs_gradient(
     group_sizes: jax.Array,
     *,
     accumulator: jax.Array | None = None,
+    layer: LayerIndex | None = None,
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
     num_sms: int | None = None,
@@ -39,6 +42,8 @@ def grouped_matmul_rhs_gradient(
         is added in float32. A group without rows keeps its matrix bit by bit. The result takes the
         accumulator's memory: under jit it is updated in place if it is not used afterwards, and, as
         an argument, is donated (``donate_argnums``). Otherwise XLA copies it before the call.
+      layer: an int, or an integer scalar on the device. The accumulator then has the matrices of
+        all layers, float32[layers * G, K, N], and the gradient is added to those of this layer.
       transpose_rhs: whether the result is [G, N, K].
       preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype, or
         float32 with an accumulator, which allows no other.
@@ -60,9 +65,20 @@ def grouped_matmul_rhs_gradient(
     checks.shape(operation, "out_gradient", out_gradient, (lhs.shape[0], "N"))
     checks.matrix_dtype(operation, "out_gradient", out_gradient, "lhs", lhs)
     group_sizes = checks.group_sizes(operation, group_sizes)
+    if layer is not None and accumulator is None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: layer is given without an accumulator; expected the gradients of "
+            "all layers, to which this layer's is added. Give accumulator=, or leave layer out."
+        )
     if accumulator is not None:
         matrix = (lhs.shape[1], out_gradient.shape[1])
-        shape = (group_sizes.shape[0], *(matrix[::-1] if transpose_rhs else matrix))
+        matrix = matrix[::-1] if transpose_rhs else matrix
+        if layer is not None:
+            checks.shape(operation, "accumulator", accumulator, ("layers * groups", *matrix))
+            num_layers = accumulator.shape[0] // group_sizes.shape[0]
+            index = check_index(operation, layer, num_layers)
+            group_sizes = sizes_in_stack(group_sizes, num_layers, index)
+        shape = (group_sizes.shape[0], *matrix)
         checks.accumulator(operation, accumulator, shape, preferred_element_type)
         preferred_element_type = jnp.float32
     params = GroupedMatmulParams(

@@ -9,6 +9,7 @@ from jax_ep._src.activations import Activation
 from jax_ep._src.epilogue_mlp import epilogue_mlp
 from jax_ep._src.experts import UpBiases, UpWeights, check_experts
 from jax_ep._src.function_mlp import function_mlp_down, function_mlp_up
+from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.params import GroupedMlpParams
 from jax_ep._src.quantized_experts import check_quantization
 from jax_ep._src.quantized_mlp import quantized_mlp
@@ -25,6 +26,7 @@ def grouped_mlp(
     activation: Activation = "swiglu",
     b_up: UpBiases = None,
     b_down: jax.Array | None = None,
+    layer: LayerIndex | None = None,
     zero_tail: bool = True,
     quantization: Recipe | None = None,
     quantized_weights: QuantizedExperts | None = None,
@@ -55,6 +57,8 @@ def grouped_mlp(
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
         float dtype.
       b_down: [L, H] of any float dtype, or None.
+      layer: an int, or an integer scalar on the device. w_up, w_down and biases then are stacks,
+        [layers, L, ...], as in `grouped_matmul`.
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradients
         of rows and row_weights. False leaves them unspecified, which is faster with biases or row
         weights. The tails of the arguments and of the cotangent are never read.
@@ -78,13 +82,17 @@ def grouped_mlp(
     operation = "grouped_mlp"
     checks.rows(operation, "rows", rows, ("rows", "hidden"))
     experts, activation = check_experts(
-        operation, "rows", rows, w_up, w_down, b_up, b_down, activation
+        operation, "rows", rows, w_up, w_down, b_up, b_down, activation, layer
     )
+    if quantization is not None:
+        check_no_layer(operation, layer)
     check_quantization(
         operation, "rows", rows, experts, activation, quantization, quantized_weights
     )
     experts = experts._replace(quantized=quantized_weights)
-    group_sizes = checks.group_sizes(operation, group_sizes, experts.w_up.shape[0])
+    num_layers = 1 if layer is None else w_down.shape[0]
+    num_local = experts.w_up.shape[0] // num_layers
+    group_sizes = experts.group_sizes(checks.group_sizes(operation, group_sizes, num_local))
     if row_weights is not None:
         row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))
     params = GroupedMlpParams(

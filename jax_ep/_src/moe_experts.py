@@ -59,7 +59,8 @@ def named_experts(
         return y, None, plan, accumulators
     rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
     mlp = epilogue_mlp if recipe is None else quantized_mlp
-    y, accumulators = mlp(rows, experts, plan.group_sizes, row_weights, params.mlp)
+    group_sizes = experts.group_sizes(plan.group_sizes)
+    y, accumulators = mlp(rows, experts, group_sizes, row_weights, params.mlp)
     return y, None, plan, accumulators
 
 
@@ -85,12 +86,12 @@ def function_experts(
     else:
         rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
         pre_activation, up_accumulator = function_mlp_up(
-            rows, experts, plan.group_sizes, params.mlp
+            rows, experts, experts.group_sizes(plan.group_sizes), params.mlp
         )
     y, down_accumulator = function_mlp_down(
         pre_activation,
         experts,
-        plan.group_sizes,
+        experts.group_sizes(plan.group_sizes),
         row_weights,
         function,
         params.mlp,
@@ -198,7 +199,9 @@ def _redispatching(
 ) -> tuple[Any, Plan, Accumulators]:
     """Applies `rule` to the dispatched x. The backward pass dispatches x again."""
     rows, row_weights, plan = send(_sent(x, params), topk_ids, topk_weights, params)
-    result, _ = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=False)
+    result, _ = rule.forward(
+        rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=False
+    )
     return result, plan, experts.passed_on(params.mlp.accumulation)
 
 
@@ -214,7 +217,9 @@ def _redispatching_forward(
     # Named again: jax.checkpoint finds no names inside the call of dispatch.
     rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
     plan = checkpoint_name(plan, "jax_ep.plan")
-    result, kept = rule.forward(rows, experts, plan.group_sizes, row_weights, params.mlp, keep=True)
+    result, kept = rule.forward(
+        rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=True
+    )
     results = result, plan, experts.passed_on(params.mlp.accumulation)
     rows_kept = (rows, row_weights) if rule.keeps_rows else None
     return results, (x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept)
@@ -243,7 +248,10 @@ def _redispatching_backward(
         sent = resend(quantized, topk_weights)
     rows, row_weights = sent
     rows_bar, experts_bar, row_weights_bar = rule.backward(
-        params.mlp, (rows, experts, plan.group_sizes, row_weights, kept), result_bar, accumulators
+        params.mlp,
+        (rows, experts, experts.group_sizes(plan.group_sizes), row_weights, kept),
+        result_bar,
+        accumulators,
     )
     x_bar, topk_weights_bar = resend_backward((rows_bar, row_weights_bar))
     return x_bar, None, topk_weights_bar, experts_bar

@@ -14,7 +14,15 @@ from jax_ep._src import checks, compat
 from jax_ep._src.accumulation import Accumulation, Accumulators, stand_in
 from jax_ep._src.activations import Activation
 from jax_ep._src.combine import combine
-from jax_ep._src.experts import Experts, UpBiases, UpWeights, check_experts, check_num_experts
+from jax_ep._src.experts import (
+    Experts,
+    UpBiases,
+    UpWeights,
+    check_experts,
+    check_num_experts,
+    with_accumulators,
+)
+from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.local_only import only_own_experts
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import Outputs, function_experts, named_experts
@@ -38,6 +46,8 @@ def moe_mlp(
     activation: Activation = "swiglu",
     b_up: UpBiases = None,
     b_down: jax.Array | None = None,
+    layer: LayerIndex | None = None,
+    accumulators: Accumulators | None = None,
     shared_expert: SharedExpert | None = None,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
@@ -49,7 +59,7 @@ def moe_mlp(
     quantized_weights: QuantizedExperts | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
-) -> tuple[jax.Array, Stats]:
+) -> tuple[Any, ...]:
     """A mixture-of-experts layer after its router. Call it inside `jax.shard_map`.
 
     Returns for each token the sum over its K experts of
@@ -78,6 +88,10 @@ def moe_mlp(
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
         float dtype.
       b_down: [L, H] of any float dtype, or None.
+      layer: an int, or an integer scalar on the device such as the index of a scan. w_up, w_down
+        and biases then are stacks, [layers, L, ...], of which this layer is read in place.
+      accumulators: of `jax_ep.accumulators` or of an earlier call, as the carry of a scan: the
+        gradients of w_up and w_down are added to these in place. They are a third result.
       shared_expert: (w_up, w_down) of an MLP that every token takes, as those of one expert without
         the dimension L; its F may differ. No transfer waits for it or is waited for. Its output is
         added without a weight.
@@ -105,7 +119,7 @@ def moe_mlp(
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
-      [T, H] in x's dtype, and `Stats`.
+      [T, H] in x's dtype, and `Stats`. With accumulators a third result, the next call's.
 
     Raises:
       ArgumentError (a ValueError): shapes or values that do not fit, weights that are the same on
@@ -122,12 +136,21 @@ def moe_mlp(
     experts: Experts | None = None
     of_rows: Activation = "none"
     if experts_fn is None:
-        experts, of_rows = check_experts(operation, "x", x, w_up, w_down, b_up, b_down, activation)
-        num_experts = check_num_experts(operation, experts, axis, num_experts)
+        experts, of_rows = check_experts(
+            operation, "x", x, w_up, w_down, b_up, b_down, activation, layer
+        )
+        num_layers = None if layer is None else w_down.shape[0]
+        num_experts = check_num_experts(operation, experts, axis, num_experts, num_layers)
     else:
-        check_experts_function(operation, experts_fn, b_up, b_down)
+        check_experts_function(
+            operation, experts_fn, b_up=b_up, b_down=b_down, layer=layer, accumulators=accumulators
+        )
         num_experts = checks.num_experts(operation, num_experts, axis)
+    if quantization is not None:
+        check_no_layer(operation, layer)
     check_quantization(operation, "x", x, experts, of_rows, quantization, quantized_weights)
+    if accumulators is not None and experts is not None:
+        experts = with_accumulators(operation, experts, accumulators)
     checks.capacity(operation, recv_capacity, capacity_factor)
     checks.num_chunks(operation, num_chunks, x.shape[0])
     checks.remat(operation, remat)
@@ -165,7 +188,8 @@ def moe_mlp(
 
     with jax.named_scope("jax_ep.moe_mlp"):
         if x.shape[0] == 0:  # on all ranks alike, so that none of them calls a collective
-            return x, no_stats(num_experts // axis.size, x)
+            stats = no_stats(num_experts // axis.size, x)
+            return (x, stats) if accumulators is None else (x, stats, accumulators)
         shared = None
         if shared_expert is not None:
             shared = shared_expert_output(
@@ -173,8 +197,11 @@ def moe_mlp(
             )
             if local_only:  # so that the caller's sum has it once
                 shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
-        y, stats = _chunks(compute, (x, topk_ids, topk_weights), experts, params, num_chunks)
-        return y if shared is None else y + shared, stats
+        y, stats, sums = _chunks(compute, (x, topk_ids, topk_weights), experts, params, num_chunks)
+        y = y if shared is None else y + shared
+        if accumulators is None:
+            return y, stats
+        return y, stats, sums
 
 
 def _chunks(
@@ -183,7 +210,7 @@ def _chunks(
     experts: Experts | None,
     params: MoeMlpParams,
     num_chunks: int,
-) -> tuple[jax.Array, Stats]:
+) -> tuple[jax.Array, Stats, Accumulators]:
     """Runs dispatch, experts and combine for each chunk of the tokens."""
 
     def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
@@ -197,24 +224,25 @@ def _chunks(
         )
         return out, stats_of(plan), accumulators
 
+    in_chain = experts is not None and experts.accumulators.w_up is not None
     if num_chunks == 1:
-        out, stats, _ = one(tokens, experts, params)
-        return out, stats
+        return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
     # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
-    if experts is not None:
+    if experts is not None and not in_chain:
         stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
         experts = experts._replace(accumulators=stand_ins)
     outs: list[jax.Array] = []
     all_stats: list[Stats] = []
     for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
         is_last = len(outs) + 1 == num_chunks
-        of_chunk = params.accumulating(Accumulation.FIRST if is_last else Accumulation.NEXT)
+        is_first_sum = is_last and not in_chain  # of the backward pass
+        of_chunk = params.accumulating(Accumulation.FIRST if is_first_sum else Accumulation.NEXT)
         out, stats, accumulators = one(chunk, experts, of_chunk)
         if experts is not None:
             experts = experts._replace(accumulators=accumulators)
         outs.append(out)
         all_stats.append(stats)
-    return jnp.concatenate(outs), sum_of(all_stats)
+    return jnp.concatenate(outs), sum_of(all_stats), accumulators
 
 
 def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:

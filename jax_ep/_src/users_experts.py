@@ -16,18 +16,19 @@ ExpertsFunction = Callable[..., jax.Array]
 """Of rows [M, H], group_sizes int32[L], w_up and w_down; returns [M, any size]."""
 
 
-def check_experts_function(operation: str, function: Any, b_up: Any, b_down: Any) -> None:
-    """Raises unless it may be called, and no argument is given that it does not get."""
+def check_experts_function(operation: str, function: Any, **others: Any) -> None:
+    """Raises unless it may be called, and none of the others is given, which it does not get."""
     if not callable(function):
         raise ArgumentError(
             f"jax_ep.{operation}: experts_fn is a {type(function).__name__}; expected a function "
             "from (rows, group_sizes, w_up, w_down) to the experts' outputs [M, H]."
         )
-    if b_up is not None or b_down is not None:
-        raise ArgumentError(
-            f"jax_ep.{operation}: b_up or b_down is given with experts_fn, which gets w_up and "
-            "w_down alone; expected None. Put the biases into w_up: it may be any pytree."
-        )
+    for name, value in others.items():
+        if value is not None:
+            raise ArgumentError(
+                f"jax_ep.{operation}: {name} is given with experts_fn, which gets w_up and w_down "
+                "alone; expected None. Put what the function needs into w_up: it may be any pytree."
+            )
 
 
 def users_experts(

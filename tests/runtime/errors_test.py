@@ -111,6 +111,15 @@ def matmul(lhs=np.float32, rhs=np.float32, sizes=np.int32, num_groups=2, **optio
     )
 
 
+def matmul_of_layer(layer, **options):
+    rhs, sizes = np.ones((2, 1, 8, 8), np.float32), np.ones(1, np.int32)
+    return jax_ep.grouped_matmul(X[:4], rhs, sizes, layer=layer, **options)
+
+
+def rhs_gradient_of_layer():
+    return jax_ep.grouped_matmul_rhs_gradient(X[:4], X[:4], np.ones(1, np.int32), layer=0)
+
+
 def second_derivative():
     sizes, matrices = np.array([4], np.int32), np.ones((1, 8, 8), np.float32)
     first = jax.grad(lambda lhs: jax_ep.grouped_matmul(lhs, matrices, sizes).sum())
@@ -343,6 +352,11 @@ PRODUCERS = {
         lambda: layer(remat="all"),
         lambda: moe_mlp(remat="all"),
         lambda: moe_mlp(num_comm_sms=0),
+        lambda: grouped_mlp(up=(2, 1, 8, 2, 4), down=(1, 1, 4, 8), layer=0),
+        lambda: matmul_of_layer(2),
+        lambda: matmul_of_layer(0, quantization=quant.Recipe()),
+        lambda: rhs_gradient_of_layer(),
+        lambda: moe_mlp(accumulators=jax_ep.Accumulators(X, X)),
         lambda: moe_mlp(experts_fn="tokamax"),
         lambda: moe_mlp(experts_fn=lambda rows, *_: rows, b_down=jnp.ones((1, 8))),
         lambda: layer(router="dice"),
@@ -397,6 +411,8 @@ PRODUCERS = {
         lambda: matmul(sizes=np.float32),
         lambda: jax_ep.grouped_matmul(X, np.ones((1, 8, 8), np.float32), [4]),
         lambda: grouped_mlp(w_down=jnp.bfloat16),
+        lambda: matmul_of_layer(np.float32(1)),
+        lambda: jax_ep.accumulators((X, X), X),
         lambda: grouped_mlp(b_down=jnp.ones((1, 8), np.int32)),
         lambda: matmul(preferred_element_type=jnp.bfloat16),
         lambda: rhs_gradient(accumulator=jnp.bfloat16),
