@@ -18,6 +18,9 @@
 namespace jax_ep {
 namespace {
 
+// CUDA puts small allocations into blocks of 2 MiB. It exports whole blocks, and opens each once.
+constexpr size_t kBlock = size_t{2} << 20;
+
 // CUDA forbids to free memory that another process has open. So the handle is sent as a file, with
 // a lock that ends when every process has closed the file, or has died.
 struct File {
@@ -46,7 +49,7 @@ class IpcMemory : public PeerMemory {
                   bool* out_of_memory) override {
     if (Status status = CheckOneDevice(devices); !status.ok()) return status;
     FreeUnused();
-    cudaError_t error = cudaMalloc(&mapping->address, bytes);
+    cudaError_t error = cudaMalloc(&mapping->address, (bytes + kBlock - 1) / kBlock * kBlock);
     *out_of_memory = error == cudaErrorMemoryAllocation;
     if (error != cudaSuccess) {
       mapping->address = nullptr;
