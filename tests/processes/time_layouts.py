@@ -3,13 +3,14 @@
     PYTHONPATH=tests/helpers python -P tests/processes/time_layouts.py 4
 
 Layouts take turns. Every process makes the same number of calls, chained as in `python -m jax_ep.bench transfer`, whose
-operands these are. Results have the bits of the pure-JAX implementation. Times are medians of process 0, in microseconds.
+operands these are. Results have the bits of the pure-JAX implementation. Times are medians of process 0 in each turn, in microseconds.
 --smoke takes CPU devices and tiny shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -25,7 +26,9 @@ GPU = {
     "NCCL_NVLS_ENABLE": "0",  # NVLink multicast is not for test machines that others use
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-BURSTS, CALLS_OF_A_BURST = 30, 4
+# Processes do not begin a burst at the same time: it has so many programs that this does not count.
+BURSTS, PROGRAMS_OF_A_BURST = 30, 16
+FEW_TOKENS = 128
 TURNS = 2
 
 
@@ -36,13 +39,17 @@ def child(smoke: bool) -> None:
     from jax_ep.bench import transfer, transfer_problem
     from jax_ep.bench.harness import Case
 
-    shapes = transfer.SMOKE_SHAPES[:1] if smoke else transfer.SHAPES
+    first = transfer.SHAPES[0]
+    shapes = (first, dataclasses.replace(first, tokens=FEW_TOKENS))
+    if smoke:
+        shapes = transfer.SMOKE_SHAPES[:1]
     mesh = transfer_problem.make_mesh(jax.device_count())
     times = {}
     for shape in shapes:
         problem = transfer_problem.make_problem(mesh, shape, "balanced", 0 if smoke else 100e6)
         for operation in transfer.BENCHMARK.operations:
-            case = Case(operation, shape, "balanced", 2 if smoke else transfer.CHAINED)
+            chained = 2 if smoke else transfer.BENCHMARK.chains(shape)[-1]
+            case = Case(operation, shape, "balanced", chained)
             started = transfer.transfer_providers.Ours().start(case, problem)
             times[case.record()["key"]] = burst_times(started, 2 if smoke else BURSTS)
     if jax.process_index() == 0:
@@ -57,10 +64,10 @@ def burst_times(started, bursts: int) -> list[float]:
     found = []
     for _ in range(2 + bursts):  # two warm up
         begin = time.perf_counter()
-        for _ in range(CALLS_OF_A_BURST):
+        for _ in range(PROGRAMS_OF_A_BURST):
             result = started.call(next(rotation))
         jax.block_until_ready(result)
-        found.append((time.perf_counter() - begin) / (CALLS_OF_A_BURST * started.repeats) * 1e6)
+        found.append((time.perf_counter() - begin) / (PROGRAMS_OF_A_BURST * started.repeats) * 1e6)
     return found[2:]
 
 
@@ -76,8 +83,8 @@ def environment(processes: int, devices: int, smoke: bool) -> dict[str, str]:
     return GPU | {"JAX_EP_TEST_LOCAL_DEVICES": "{process}"}
 
 
-def measure(devices: int, smoke: bool) -> dict[str, dict[int, float]]:
-    """The medians by operation and number of processes."""
+def measure(devices: int, smoke: bool) -> dict[str, dict[int, list[float]]]:
+    """The medians by operation and number of processes, one for each turn."""
     found: dict[str, dict[int, list[float]]] = {}
     for processes in (1, devices) * TURNS:
         command = [__file__, "--child", *(["--smoke"] if smoke else [])]
@@ -85,11 +92,8 @@ def measure(devices: int, smoke: bool) -> dict[str, dict[int, float]]:
         results = launcher.run_well(command, processes=processes, environment=variables)
         lines = [line for line in results[0].output.splitlines() if line.startswith("{")]
         for key, times in json.loads(lines[-1]).items():
-            found.setdefault(key, {}).setdefault(processes, []).extend(times)
-    return {
-        key: {processes: statistics.median(times) for processes, times in by_processes.items()}
-        for key, by_processes in found.items()
-    }
+            found.setdefault(key, {}).setdefault(processes, []).append(statistics.median(times))
+    return found
 
 
 def main() -> None:
@@ -103,10 +107,10 @@ def main() -> None:
         return child(arguments.smoke)
     for key, times in measure(arguments.devices, arguments.smoke).items():
         one, several = times[1], times[arguments.devices]
-        layout = f"{arguments.devices} x 1"
-        print(
-            f"{key}: 1 x {arguments.devices} {one:.1f}, {layout} {several:.1f}, ratio {several / one:.3f}"
-        )
+        text = lambda medians: " ".join(f"{median:.1f}" for median in medians)
+        ratio = statistics.fmean(several) / statistics.fmean(one)
+        layouts = f"1 x {arguments.devices}: {text(one)}, {arguments.devices} x 1: {text(several)}"
+        print(f"{key}, {layouts}, ratio {ratio:.3f}", flush=True)
 
 
 if __name__ == "__main__":
