@@ -189,6 +189,20 @@ void TestSeveralGroups() {
   }
 }
 
+// A mesh over two hosts runs, as each group is on one of them.
+void TestTwoHosts() {
+  testing::SharedExchange exchange;
+  Forks forks(4, [&](int index) {
+    if (index >= 2) {
+      exchange.change = [](Identity* identity) { std::strcpy(identity->boot_id, "elsewhere"); };
+    }
+    Process process({4, 1}, index, &exchange, 1);
+    RunGroups(process, {{0, 1}, {3, 2}}, 6, 0);
+    Groups::OfProcess().Release();
+  });
+  forks.Await(30);
+}
+
 // Runs `child` in two processes of one rank each.
 void InTwo(const std::function<void(Process& process, int index)>& child) {
   testing::SharedExchange exchange;
@@ -512,6 +526,7 @@ int main(int argc, char** argv) {
                   }
                 }},
                {"several groups", TestSeveralGroups},
+               {"two hosts", TestTwoHosts},
                {"another call", TestOtherCall},
                {"a message that is too long", TestCannotTell},
                {"other sizes", TestOtherSizes},
