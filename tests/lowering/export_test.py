@@ -119,7 +119,8 @@ class ExportTest(parameterized.TestCase):
 
 class AheadOfTimeTest(parameterized.TestCase):
     def test_compiled_once_called_often(self):
-        compiled = jax.jit(loss_and_gradients).lower(*shapes()).compile()
+        f = jax.jit(loss_and_gradients)
+        compiled = f.lower(*shapes()).compile()
         for seed in range(2):
             arguments = testing.layer_arguments(seed=seed)
             placed = [
@@ -127,7 +128,7 @@ class AheadOfTimeTest(parameterized.TestCase):
                 for a, s in zip(arguments, compiled.input_shardings[0], strict=True)
             ]
             value, _ = compiled(*placed)
-            expected, _ = loss_and_gradients(*arguments)
+            expected, _ = f(*arguments)
             testing.assert_close(value, np.asarray(expected))
 
     def test_lowered_text_is_the_same_every_time(self):
