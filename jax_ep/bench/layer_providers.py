@@ -13,11 +13,12 @@ import jax
 
 import jax_ep
 from jax_ep.bench import layer_baselines as baselines
-from jax_ep.bench import matmul_providers, timing
+from jax_ep.bench import layer_quantized, matmul_providers, timing
 from jax_ep.bench.harness import Case, Provider, Started
 from jax_ep.bench.layer_calls import implementation
 from jax_ep.bench.layer_parts import DENSE, PARTS
-from jax_ep.bench.layer_problem import Operands, Problem, Shape
+from jax_ep.bench.layer_passes import Layer, arguments_of, pass_of
+from jax_ep.bench.layer_problem import Problem, Shape
 from jax_ep.bench.layer_torch import Torch
 from jax_ep.bench.layer_transformer_engine import TransformerEngine
 from jax_ep.bench.programs import AXIS, start_sharded
@@ -25,28 +26,6 @@ from jax_ep.bench.report import OURS
 
 OPERATIONS: tuple[str, ...] = ("forward", "both")
 KEEPING_ROWS = f"{OURS} remat=None"
-
-Layer = Callable[..., jax.Array]
-
-
-def arguments_of(operation: str, operands: Operands) -> tuple[Any, ...]:
-    """Returns the arguments of `pass_of`. In a chain, each call waits for the first."""
-    x, out_bar, ids, *floats = operands
-    return ((x, ids), *floats) if operation == "forward" else ((x, ids), out_bar, *floats)
-
-
-def pass_of(operation: str, layer: Layer) -> Callable[..., Any]:
-    """Returns a function that computes the layer's result, or that and all gradients."""
-
-    def forward(routed: Any, *floats: Any) -> Any:
-        return layer(*routed, *floats)
-
-    def both(routed: Any, out_bar: Any, *floats: Any) -> Any:
-        x, ids = routed
-        out, backward = jax.vjp(lambda x, *floats: layer(x, ids, *floats), x, *floats)
-        return out, backward(out_bar)
-
-    return forward if operation == "forward" else both
 
 
 def start_layer(
@@ -171,6 +150,7 @@ def _baselines() -> tuple[Provider, ...]:
 PROVIDERS: tuple[Provider, ...] = (
     Ours(OURS, OPERATIONS),
     Ours(KEEPING_ROWS, ("both",), remat=None),
+    *layer_quantized.PROVIDERS,
     *PARTS,
     *DENSE,
     *_baselines(),

@@ -16,8 +16,8 @@ from absl.testing import absltest, parameterized
 from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
 
-from jax_ep.bench import harness, layer_baselines, layer_providers
-from jax_ep.bench.layer import BENCHMARK
+from jax_ep.bench import harness, layer_baselines, layer_providers, layer_quantized
+from jax_ep.bench.layer import BENCHMARK, MAX_FP8_DIFFERENCE
 from jax_ep.bench.layer_calls import Calls, values_of
 from jax_ep.bench.layer_parts import DENSE, PARTS
 from jax_ep.bench.layer_problem import MODELS, Shape, make_problem
@@ -83,6 +83,24 @@ class LayersTest(parameterized.TestCase):
         for operation in BENCHMARK.operations:
             found = results_of(name, operation, problem)
             assert_near(found, plain_results(operation, problem))
+
+    def test_quantized(self):
+        """Results differ from those of jax_ep by more than roundings, and no more than allowed."""
+        problem = problem_of()
+        expected = results_of(OURS, "both", problem)
+        results = [results_of(p.name, "both", problem) for p in layer_quantized.PROVIDERS]
+        for result, exact in zip(results[0], expected, strict=True):
+            difference = np.linalg.norm(result - exact) / np.linalg.norm(exact)
+            self.assertBetween(difference, 0.02, MAX_FP8_DIFFERENCE)
+        for other in results[1:]:
+            jax.tree.map(np.testing.assert_array_equal, other, results[0])
+
+    def test_quantized_layers_are_asked_for(self):
+        quantized = {p.name for p in layer_quantized.PROVIDERS}
+        for option, expected in (True, quantized), (False, set()):
+            arguments = types.SimpleNamespace(provider=None, quantization=option)
+            chosen = {p.name for p in BENCHMARK.chosen_providers(arguments)}
+            self.assertEqual(chosen & quantized, expected)
 
     def test_einsum(self):
         """With slots enough it drops nothing; the capacity of 1.25 does."""
