@@ -64,7 +64,7 @@ def shifted(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
-    """Every expert on every token, in a loop; losses by `routing`, unsharded."""
+    """Every expert on every token; losses by `routing`, unsharded."""
     flat = x.reshape(-1, HIDDEN)
     mask = jnp.ones(len(flat), bool) if token_mask is None else token_mask.reshape(-1)
     logits = flat @ layer.router_kernel[...]
@@ -77,15 +77,19 @@ def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
         hidden = jnp.einsum("th,hcf->tcf", flat, layer.shared_w_up[...])
         y = activation(hidden[:, 0], hidden[:, 1]) @ layer.shared_w_down[...]
         y = jnp.where(mask[:, None], y, 0)
-    for expert in range(NUM_EXPERTS):
-        hidden = jnp.einsum("th,hcf->tcf", flat, layer.w_up[expert])
-        if layer.b_up is not None:
-            hidden += layer.b_up[expert]
-        out = activation(hidden[:, 0], hidden[:, 1]) @ layer.w_down[expert]
-        if layer.b_down is not None:
-            out += layer.b_down[expert]
-        weight = jnp.where(routed.topk_ids == expert, routed.topk_weights, 0).sum(-1)
-        y += weight[:, None] * out
+
+    def of_expert(expert: int, w_up: Any, w_down: Any, b_up: Any, b_down: Any) -> jax.Array:
+        hidden = jnp.einsum("th,hcf->tcf", flat, w_up)
+        if b_up is not None:
+            hidden += b_up
+        out = activation(hidden[:, 0], hidden[:, 1]) @ w_down
+        if b_down is not None:
+            out += b_down
+        return jnp.where(routed.topk_ids == expert, routed.topk_weights, 0).sum(-1)[:, None] * out
+
+    params = (layer.w_up, layer.w_down, layer.b_up, layer.b_down)
+    params = [None if p is None else p[...] for p in params]
+    y += jax.vmap(of_expert)(jnp.arange(NUM_EXPERTS), *params).sum(0)
     stats = MoEStats(
         aux_loss=routing.balancing_loss(routed.probabilities, routed.topk_ids),
         z_loss=routing.z_loss(logits, token_mask=mask),
