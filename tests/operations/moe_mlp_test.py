@@ -344,18 +344,20 @@ class GradientsTest(parameterized.TestCase):
         ("dispatch", 1), (None, 4), ("experts", 4), ("dispatch", 4), (None, 1)
     )
     def test_a_function_is_differentiated_as_well(self, remat, num_chunks):
-        """Written out, swiglu has the gradients of the named one."""
+        """Written out, swiglu has the gradients of the named one, which in turn are those of the dense layer."""
+        swiglu = lambda h: jax.nn.silu(h[:, 0]) * h[:, 1]
+        got = self.gradients_of(activation=swiglu, remat=remat, num_chunks=num_chunks)
+        expected = self.gradients_of(activation="swiglu")
+        for name, a, b in zip(vars(parameters()), got, expected, strict=True):
+            testing.assert_close(a, np.asarray(b), name, steps=256)
+
+    @staticmethod
+    @functools.cache
+    def gradients_of(**options):
         p = parameters()
         ids = testing.merge_ranks(testing.routings(SIZES)["half"])
-        swiglu = lambda h: jax.nn.silu(h[:, 0]) * h[:, 1]
-        got, expected = (
-            jax.jit(
-                jax.grad(lambda floats, f: jnp.sin(f(ids, *floats)[0]).sum()), static_argnums=1
-            )(p.floats, layer(activation=activation, remat=remat, num_chunks=num_chunks))
-            for activation in (swiglu, "swiglu")
-        )
-        for name, a, b in zip(vars(p), got, expected, strict=True):
-            testing.assert_close(a, np.asarray(b), name, steps=256)
+        f = layer(**options)
+        return jax.jit(jax.grad(lambda floats: jnp.sin(f(ids, *floats)[0]).sum()))(p.floats)
 
     def test_dtypes(self):
         """Master weights: bfloat16 tokens, float32 experts; every gradient has its primal's dtype."""
