@@ -110,8 +110,8 @@ class QuantizedMatmulTest(parameterized.TestCase):
         with self.assertRaisesRegex(jax_ep.UnavailableError, "no derivative"):
             jax.grad(loss)(lhs.scales)
 
-    @tier.only_on_cpu
     @parameterized.product(formats=IN_KERNELS, transpose_rhs=[False, True])
+    @tier.only_on_cpu
     def test_on_cuda_it_is_one_kernel(self, formats, transpose_rhs):
         lhs, rhs, sizes, _ = problem([5, 0, 7, 3], formats, transpose_rhs=transpose_rhs)
         program = lower_for_cuda(lhs, rhs, sizes, transpose_rhs=transpose_rhs, num_sms=8)
@@ -125,7 +125,6 @@ class QuantizedMatmulTest(parameterized.TestCase):
         self.assertEqual(call.attributes["zero_tail"], ("bool", True))
         self.assertEqual(program.targets, {"grouped_matmul_quantized": 1})
 
-    @tier.only_on_cpu
     @parameterized.named_parameters(
         ("another_gpu", {}, ["8.0"], "compute capability 9.0, and there is one of 8.0"),
         ("mixed_formats", dict(formats=(ROW, BLOCK)), [], "no kernel multiplies Fp8Row"),
@@ -133,6 +132,7 @@ class QuantizedMatmulTest(parameterized.TestCase):
         ("k", dict(k=200), [], "K is 200; the FP8 kernels take positive multiples of 16"),
         ("n", dict(n=140), [], "N is 140; the FP8 kernels take positive multiples of 8"),
     )
+    @tier.only_on_cpu
     def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
         lhs, rhs, sizes, _ = problem([5, 0, 7, 3], **shape)
         other_gpu = unittest.mock.patch.object(

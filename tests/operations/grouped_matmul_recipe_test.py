@@ -126,8 +126,8 @@ class RecipeTest(parameterized.TestCase):
                 backward = quant.quantize_weights(rhs.mT, recipe.weights).mT
                 jax.tree.map(testing.assert_bitwise, both.backward, backward)
 
-    @tier.only_on_cpu
     @parameterized.parameters(BLOCKS, ROWS)
+    @tier.only_on_cpu
     def test_on_cuda_it_is_three_kernels(self, recipe):
         lhs, rhs, out_bar = problem()
         quantized = quant.quantize_for_training(rhs, recipe)

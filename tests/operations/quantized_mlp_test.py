@@ -25,6 +25,7 @@ from jax_ep._src.activations import activate
 BLOCKS = quant.Recipe()
 ROWS = quant.Recipe(quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2))
 H, F = 144, 64
+TOKENS = 64  # of all ranks
 SIZES = np.array([20, 0, 17, 8], np.int32)
 M, END = 48, 45
 
@@ -143,12 +144,12 @@ class GroupedMlpTest(parameterized.TestCase):
 def layer_problem():
     """x, ids, weights, w_up, w_down, of all ranks."""
     rng = np.random.default_rng(0)
-    ranks, experts = testing.NUM_DEVICES, 2 * testing.NUM_DEVICES
+    experts = 2 * testing.NUM_DEVICES
     normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    ids = np.argsort(rng.random((8 * ranks, experts)), 1)[:, :2].astype(np.int32)
-    weights = rng.random((8 * ranks, 2), np.float32)
+    ids = np.argsort(rng.random((TOKENS, experts)), 1)[:, :2].astype(np.int32)
+    weights = rng.random((TOKENS, 2), np.float32)
     return (
-        normal(8 * ranks, H),
+        normal(TOKENS, H),
         ids,
         weights,
         normal(experts, H, 2, F) / H**0.5,
@@ -203,8 +204,8 @@ class MoeMlpTest(parameterized.TestCase):
         found = gradients(quantization=recipe, remat=remat)(*layer_problem(), None)
         jax.tree.map(testing.assert_bitwise, found, expected)
 
-    @tier.only_on_cpu
     @parameterized.parameters((None, 1), ("dispatch", 2))
+    @tier.only_on_cpu
     def test_on_cuda_half_of_the_bytes_are_sent(self, remat, transfers):
         recipe = quant.Recipe(quantized_dispatch=True)
         program = programs.lower_for_cuda(
