@@ -1,0 +1,104 @@
+// Tests the search for the group of a work item, in one emulated warp, against a loop over groups.
+#include "ffi/device/matmul/group_search.cuh"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int kTileRows = 16;
+
+struct Raster {
+  int32_t rows;
+  int32_t tiles_n;
+  int64_t Count() const { return int64_t{CeilDivide(rows, kTileRows)} * tiles_n; }
+};
+
+// Returns all items in their order.
+std::vector<GroupItem> AllItems(bool is_rhs_gradient, const MatmulParams& params) {
+  const RowGroups& groups = params.groups;
+  const int32_t tiles_n = CeilDivide(params.shape_n, params.out_tile_n);
+  std::vector<GroupItem> items;
+  int64_t first = 0;
+  for (int32_t group = 0; group < groups.num_groups + groups.zero_tail; ++group) {
+    const int64_t size = group < groups.num_groups ? max(groups.sizes[group], 0) : groups.num_rows;
+    const int64_t end = min(first + size, int64_t{groups.num_rows});
+    const auto rows = static_cast<int32_t>(end - first);
+    const bool is_kept = params.accumulates && rows == 0;
+    const Raster raster = {!is_rhs_gradient ? rows : is_kept ? 0 : params.shape_m, tiles_n};
+    for (int64_t index = 0; index < raster.Count(); ++index) {
+      items.push_back({group, static_cast<int32_t>(first), static_cast<int32_t>(end), index});
+    }
+    first = end;
+  }
+  return items;
+}
+
+// Finds every `stride`-th item.
+template <MatmulKind kKind>
+void CheckSearch(const MatmulParams& params, int64_t stride) {
+  const std::vector<GroupItem> items = AllItems(kIsRhsGradient<kKind>, params);
+  const auto num_items = static_cast<int64_t>(items.size());
+  emulation::RunGrid(0, 1, 32, 0, [&] {
+    GroupSearch<kKind, Raster> search(params);
+    int64_t index = 0;
+    GroupItem found;
+    for (; search.Find(index, &found); index += stride) {
+      if (index >= num_items) break;
+      const GroupItem& expected = items[static_cast<size_t>(index)];
+      CHECK(found.group == expected.group && found.index == expected.index);
+      CHECK(found.first_row == expected.first_row && found.end_row == expected.end_row);
+    }
+    CHECK(index >= num_items && index < num_items + stride);
+  });
+}
+
+void CheckSizes(const std::vector<int32_t>& sizes, int32_t num_rows) {
+  MatmulParams params = {};
+  params.shape_m = 40;
+  params.shape_n = 64;
+  params.out_tile_n = 32;
+  params.groups = {sizes.data(), static_cast<int32_t>(sizes.size()), num_rows, false};
+  for (int64_t stride : {1, 7}) {
+    for (bool zero_tail : {false, true}) {
+      params.groups.zero_tail = zero_tail;
+      CheckSearch<MatmulKind::kForward>(params, stride);
+    }
+    params.groups.zero_tail = false;
+    for (bool accumulates : {false, true}) {
+      params.accumulates = accumulates;
+      CheckSearch<MatmulKind::kRhsGradient>(params, stride);
+    }
+    params.accumulates = false;
+  }
+}
+
+// Sizes of one layer among `num_layers`.
+std::vector<int32_t> Stack(const std::vector<int32_t>& sizes, size_t num_layers, size_t layer) {
+  std::vector<int32_t> all(num_layers * sizes.size());
+  std::copy(sizes.begin(), sizes.end(), all.begin() + layer * sizes.size());
+  return all;
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  using namespace jax_ep;
+  std::mt19937 random(1);
+  for (size_t num_groups : {1, 3, 32, 33, 100}) {
+    std::vector<int32_t> sizes(num_groups);
+    for (int32_t& size : sizes) size = random() % 3 == 0 ? -5 : static_cast<int32_t>(random() % 50);
+    for (int32_t num_rows : {1, 300, 3000}) CheckSizes(sizes, num_rows);
+  }
+  const std::vector<int32_t> layer = {17, 0, 3, 40, 0};
+  for (size_t index : {0, 12, 19}) CheckSizes(Stack(layer, 20, index), 64);
+  CheckSizes(std::vector<int32_t>(70), 64);
+  CheckSizes({std::numeric_limits<int32_t>::max(), 5, std::numeric_limits<int32_t>::min()}, 64);
+  return testing::Finish();
+}
