@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jax_ep._src import checks
 from jax_ep._src.accumulation import NO_ACCUMULATORS
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.moe_experts import Outputs, send
@@ -46,7 +47,9 @@ def users_experts(
 
     def compute(x: jax.Array, topk_weights: jax.Array | None, weights: tuple[Any, Any]) -> Any:
         rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
-        return function(rows, plan.group_sizes, *weights), row_weights, plan
+        y = function(rows, plan.group_sizes, *weights)
+        checks.shape("moe_mlp", "experts_fn's result", y, (rows.shape[0], "hidden"))
+        return y, row_weights, plan
 
     if remat == "experts":
         compute = jax.checkpoint(compute)

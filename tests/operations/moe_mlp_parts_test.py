@@ -190,6 +190,13 @@ class LocalOnlyTest(absltest.TestCase):
         dropped[0] = TOKENS * TOP_K - 5
         np.testing.assert_array_equal(stats.num_dropped, dropped)
 
+    def test_a_wrong_result_of_experts_fn(self):
+        ids, _ = arguments()
+        for result in (lambda rows: rows[:1]), (lambda rows: (rows, rows)):
+            experts_fn = lambda rows, *_, result=result: result(rows)
+            with self.assertRaisesRegex(jax_ep.Error, "moe_mlp: experts_fn's result"):
+                self.stats(ids, experts_fn=experts_fn, num_experts=EXPERTS)
+
     @tier.only_on_cpu
     def test_a_factor_is_of_the_even_share(self):
         """T * K / R assignments per rank: here 4096 of 32768, and 5120 rows."""
