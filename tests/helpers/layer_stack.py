@@ -43,7 +43,8 @@ def scanned(form, **options):
         if form == "indexed":
             return jax.lax.scan(indexed, x, jnp.arange(NUM_LAYERS))[0]
         sums = jax_ep.accumulators(w_up, w_down, like=x)
-        return jax.lax.scan(chained, (x, sums), jnp.arange(NUM_LAYERS))[0][0]
+        block = jax.checkpoint(chained) if form == "checkpointed" else chained
+        return jax.lax.scan(block, (x, sums), jnp.arange(NUM_LAYERS))[0][0]
 
     tokens, matrices = P(("data", "expert")), P(None, "expert")
     mesh = testing.mesh_of((SMALL, LARGE), ("data", "expert"))

@@ -25,9 +25,9 @@ def bfloat16_arguments():
     return [struct(a.shape, dtype) for a, dtype in zip(arguments(), dtypes, strict=True)]
 
 
-def touching_stacks() -> list[str]:
+def touching_stacks(form: str) -> list[str]:
     """The operations of a compiled training step whose result is a stack, but for views of one."""
-    text = lower_for_cuda(gradients(scanned("chained")), *bfloat16_arguments()).partitioned()
+    text = lower_for_cuda(gradients(scanned(form)), *bfloat16_arguments()).partitioned()
     leading = f"{NUM_GROUPS}|{NUM_LAYERS},{NUM_LOCAL}"
     stack = rf"({leading}),({H},{2 * F}|{H},2,{F}|{F},{H})"
     views = {"parameter", "get-tuple-element", "bitcast"}
@@ -61,11 +61,12 @@ class ProgramTest(absltest.TestCase):
         command = [sys.executable, __file__, "--compile"]
         result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         found = json.loads(result.stdout)
-        self.assertCountEqual(found, ["custom-call"] * 2 + ["fusion"] * 4)
+        for form in "chained", "checkpointed":
+            self.assertCountEqual(found[form], ["custom-call"] * 2 + ["fusion"] * 4, form)
 
 
 if __name__ == "__main__":
     if "--compile" in sys.argv:
-        print(json.dumps(touching_stacks()))
+        print(json.dumps({form: touching_stacks(form) for form in ("chained", "checkpointed")}))
     else:
         absltest.main()

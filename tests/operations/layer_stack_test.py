@@ -77,7 +77,7 @@ def results(form, **options):
 class ScanTest(parameterized.TestCase):
     @parameterized.parameters(
         ("indexed", {"remat": None}),
-        ("chained", {}),
+        ("checkpointed", {}),
         ("chained", {"remat": "experts", "num_chunks": 2, "activation": function}),
     )
     def test_same_results_as_with_slices(self, form, options):
