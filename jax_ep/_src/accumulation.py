@@ -104,8 +104,9 @@ def accumulators(
     of w_up and w_down.
 
     Args:
-      w_up: as the calls get it; one array, no (gate, up) pair.
-      w_down: as the calls get it.
+      w_up: as the calls get it, or the float32 master of what they get. One array, no (gate, up)
+        pair.
+      w_down: likewise.
       like: an array that differs over the same mesh axes as the tokens. Inside `shard_map` the sums
         of all layers are then summed once over the axes that the matrices lack.
 

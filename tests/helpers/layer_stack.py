@@ -27,6 +27,9 @@ def scanned(form, **options):
     moe_mlp = functools.partial(jax_ep.moe_mlp, axis_name="expert", **options)
 
     def layers(x, ids, weights, w_up, w_down):
+        masters = w_up, w_down
+        w_up, w_down = (w.astype(x.dtype) for w in masters)
+
         def sliced(x, matrices):
             return x + moe_mlp(x, ids, weights, *matrices)[0], None
 
@@ -42,7 +45,7 @@ def scanned(form, **options):
             return jax.lax.scan(sliced, x, (w_up, w_down))[0]
         if form == "indexed":
             return jax.lax.scan(indexed, x, jnp.arange(NUM_LAYERS))[0]
-        sums = jax_ep.accumulators(w_up, w_down, like=x)
+        sums = jax_ep.accumulators(*masters, like=x)
         block = jax.checkpoint(chained) if form == "checkpointed" else chained
         return jax.lax.scan(block, (x, sums), jnp.arange(NUM_LAYERS))[0][0]
 

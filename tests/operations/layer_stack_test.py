@@ -7,6 +7,7 @@ import functools
 import testing  # isort: skip
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from layer_stack import NUM_LAYERS, F, H, arguments, gradients, normal, scanned
@@ -86,6 +87,18 @@ class ScanTest(parameterized.TestCase):
             testing.assert_close(a, np.asarray(b), steps=256)
         if "activation" not in options:
             testing.assert_bitwise(y, np.asarray(expected))
+
+    def test_gradients_of_masters_are_not_rounded(self):
+        """Layers in bfloat16: those of float32 masters are float32, and round to those of bfloat16 weights."""
+        x, ids, weights, *masters = arguments()
+        rounded = [w.astype(jnp.bfloat16) for w in masters]
+        run = jax.jit(gradients(scanned("chained")))
+        _, (_, *expected) = run(x.astype(jnp.bfloat16), ids, weights, *rounded)
+        _, (_, *found) = run(x.astype(jnp.bfloat16), ids, weights, *masters)
+        for a, b in zip(found, expected, strict=True):
+            self.assertEqual((a.dtype, b.dtype), (jnp.float32, jnp.bfloat16))
+            self.assertTrue((a != a.astype(jnp.bfloat16)).any())
+            testing.assert_bitwise(a.astype(jnp.bfloat16), np.asarray(b))
 
 
 if __name__ == "__main__":
