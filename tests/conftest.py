@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import zlib
 
 import pytest
 import testing  # noqa: F401  starts the backend of the tier
@@ -21,17 +22,31 @@ collect_ignore = [str(path) for path in tier.FOLDER.glob("*/*_test.py") if path 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test is a failure")
+    parser.addoption(
+        "--half-of-cases",
+        type=int,
+        choices=(0, 1),
+        help="of the slow tests of operations, which repeat quick ones, runs this half only",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out tests that `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers. Marks slow tests."""
+    """Leaves out tests that `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers. Marks slow tests.
+
+    Nodes' names choose halves, so that every worker of pytest-xdist chooses the same.
+    """
     of_tier, others = [], []
+    half = config.option.half_of_cases
     for item in items:
         parts = getattr(item, "function", None), getattr(item, "cls", None)
-        (of_tier if tier.is_collected(*parts) else others).append(item)
-        if tier.slow_pattern(item.nodeid.removeprefix("tests/")):
+        name = item.nodeid.removeprefix("tests/")
+        is_chosen = tier.is_collected(*parts)
+        if tier.slow_pattern(name):
             item.add_marker("slow")
+            if half is not None and name.startswith("operations/"):
+                is_chosen = is_chosen and zlib.crc32(name.encode()) % 2 == half
+        (of_tier if is_chosen else others).append(item)
     if others:
         items[:] = of_tier
         config.hook.pytest_deselected(items=others)

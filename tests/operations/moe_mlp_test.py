@@ -377,7 +377,7 @@ class GradientsTest(parameterized.TestCase):
             self.assertTrue(np.isfinite(np.asarray(a, np.float32)).all(), name)
             self.assertTrue(np.asarray(a).any(), name)
 
-    @parameterized.product(remat=["dispatch", None], activation=["swiglu", "function"])
+    @parameterized.parameters(("dispatch", "function"), (None, "swiglu"))
     def test_gradients_of_chunks_are_summed_in_float32(self, remat, activation):
         """Those of 16-bit weights are rounded once, so they are the rounded ones of float32 weights."""
         swiglu = lambda h: jax.nn.silu(h[:, 0]) * h[:, 1]
