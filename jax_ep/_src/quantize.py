@@ -213,8 +213,19 @@ def _with_scales(
     largest = float(jnp.finfo(format.dtype).max)
     # A cast alone would turn what is too large into NaN or infinity.
     scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), jnp.nan)
-    # XLA may remove a cast to a narrower dtype and back.
-    return Quantized(lax.optimization_barrier(scaled.astype(format.dtype)), scales, format)
+    return Quantized(_rounded(scaled, format.dtype).astype(format.dtype), scales, format)
+
+
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """Rounds float32 values, which are not too large, to values of an eight-bit dtype.
+
+    XLA may remove a cast to a narrower dtype and back. After this no cast rounds.
+    """
+    info = jnp.finfo(dtype)
+    step = float(info.smallest_subnormal)
+    normal = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=info.nmant)
+    subnormal = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
+    return jnp.where(jnp.abs(x) < float(info.smallest_normal), subnormal, normal)
 
 
 def _dequantize(x: Quantized, dtype: Any) -> jax.Array:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_ep
 from jax_ep import quant
+from jax_ep._src import quantize
 
 FORMATS = (
     quant.Fp8Block128(),
@@ -114,6 +115,16 @@ class QuantizeTest(parameterized.TestCase):
             points = points[np.abs(points) <= largest]
             got = quant.quantize(points[None], quant.Fp8Row(dtype), scales=1)
             testing.assert_bitwise(got.values[0], points.astype(dtype))
+
+    @parameterized.parameters(jnp.float8_e4m3fn, jnp.float8_e5m2)
+    def test_casts_round_nothing(self, dtype):
+        """XLA may remove a cast to eight bits and back; the values before it are those after it."""
+        bits = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+        exact = np.sort(bits[np.isfinite(bits)])
+        middles = (exact[1:] + exact[:-1]) / 2
+        x = np.concatenate([exact, *(np.nextafter(middles, to) for to in (middles, -1e9, 1e9))])
+        rounded = np.asarray(jax.jit(quantize._rounded, static_argnums=1)(x, dtype))
+        testing.assert_bitwise(rounded, x.astype(dtype).astype(np.float32))
 
     def test_zeros(self):
         """A block of zeros has a scale, too, so that nothing is divided by zero."""
