@@ -13,7 +13,7 @@ from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
 from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import send_quantized
+from jax_ep._src.quantized_rows import check_rows, send_quantized, without_opaque
 
 
 def dispatch(
@@ -117,7 +117,7 @@ def dispatch_over(
         )
         return send_quantized("dispatch", x, send)
     num_experts = checks.num_experts("dispatch", num_experts, axis)
-    checks.rows("dispatch", "x", x, ("tokens", "hidden"))
+    check_rows("dispatch", x, ("tokens", "hidden"))
     checks.topk_ids("dispatch", topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights("dispatch", "topk_weights", topk_weights, topk_ids.shape)
@@ -180,8 +180,9 @@ def _dispatch_forward(
 
 def _dispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any) -> Any:
     rows_bar, row_weights_bar, _ = cotangents
+    rows_bar, is_opaque = without_opaque(rows_bar)
     x_bar, topk_weights_bar = transfer.bind_combine(rows_bar, plan, None, row_weights_bar, params)
-    return x_bar, None, topk_weights_bar
+    return None if is_opaque else x_bar, None, topk_weights_bar
 
 
 _dispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))

@@ -18,6 +18,7 @@ from jax_ep._src.grouped_matmul import bind_rhs_gradient
 from jax_ep._src.grouped_matmul_quantized import bind_quantized
 from jax_ep._src.params import GroupedMatmulParams
 from jax_ep._src.quantize import dequantize, quantize
+from jax_ep._src.quantized import as_bits, from_bits
 from jax_ep._src.recipe import (
     QuantizedWeights,
     Recipe,
@@ -78,7 +79,7 @@ def _forward(
         quantized_rhs = quantize_for_training(rhs, recipe, transpose_rhs=params.transpose_rhs)
     rows = quantize(lhs, recipe.rows)
     out = bind_quantized(rows, quantized_rhs.forward, group_sizes, params)
-    return out, (rows, quantized_rhs.backward, group_sizes)
+    return out, as_bits((rows, quantized_rhs.backward, group_sizes))
 
 
 def _backward(
@@ -88,7 +89,7 @@ def _backward(
     residuals: Any,
     out_bar: jax.Array,
 ) -> Any:
-    rows, matrices, group_sizes = residuals
+    rows, matrices, group_sizes = from_bits(residuals)
     of_lhs, _ = dtypes
     to_lhs, to_rhs = (dataclasses.replace(params, out_dtype=dtype) for dtype in dtypes)
     cotangents = quantize(out_bar, recipe.cotangents)

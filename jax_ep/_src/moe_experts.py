@@ -29,7 +29,7 @@ from jax_ep._src.function_mlp import (
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
 from jax_ep._src.quantize import quantize
-from jax_ep._src.quantized import Quantized
+from jax_ep._src.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quantized_mlp import (
     quantized_mlp,
     quantized_mlp_backward,
@@ -215,20 +215,21 @@ def _redispatching_forward(
 ) -> Any:
     rows, row_weights, plan = send(_sent(x, params), topk_ids, topk_weights, params)
     # Named again: jax.checkpoint finds no names inside the call of dispatch.
-    rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
+    rows, row_weights = from_bits(checkpoint_name(as_bits((rows, row_weights)), "jax_ep.rows"))
     plan = checkpoint_name(plan, "jax_ep.plan")
     result, kept = rule.forward(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=True
     )
     results = result, plan, experts.passed_on(params.mlp.accumulation)
     rows_kept = (rows, row_weights) if rule.keeps_rows else None
-    return results, (x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept)
+    residuals = x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept
+    return results, as_bits(residuals)
 
 
 def _redispatching_backward(
     rule: _Rule, params: MoeMlpParams, residuals: Any, cotangents: Any
 ) -> Any:
-    x, topk_weights, experts, plan, kept, rows_kept = residuals
+    x, topk_weights, experts, plan, kept, rows_kept = from_bits(residuals)
     result_bar, _, accumulators = cotangents
 
     def resend(x: jax.Array | Quantized, topk_weights: jax.Array | None) -> Any:

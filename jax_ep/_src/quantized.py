@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -168,6 +169,31 @@ class Quantized:
             f"{self.shape}; expected along each axis as many scales as values, or {per_axis}, by "
             f"the format {self.format}. Give the format that the arrays have."
         )
+
+
+def as_bits[T](tree: T) -> T:
+    """Returns a tree whose quantized values are uint8, to be kept for a backward pass.
+
+    jax.checkpoint rounds floats that it keeps by `lax.reduce_precision`, which takes the largest
+    values of E4M3 for infinities.
+    """
+    return _recast(tree, lambda _: jnp.uint8)
+
+
+def from_bits[T](tree: T) -> T:
+    """Returns the tree that `as_bits` was given."""
+    return _recast(tree, lambda x: x.format.dtype)
+
+
+def _recast[T](tree: T, dtype: Callable[[Quantized], Any]) -> T:
+    def recast(node: Any) -> Any:
+        if not isinstance(node, Quantized):
+            return node
+        return dataclasses.replace(
+            node, values=jax.lax.bitcast_convert_type(node.values, dtype(node))
+        )
+
+    return jax.tree.map(recast, tree, is_leaf=lambda node: isinstance(node, Quantized))
 
 
 def check(operation: str, x: Quantized) -> None:

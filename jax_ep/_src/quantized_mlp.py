@@ -21,7 +21,7 @@ from jax_ep._src.grouped_matmul_quantized import bind_quantized
 from jax_ep._src.groups import rows_in_groups
 from jax_ep._src.params import GroupedMlpParams
 from jax_ep._src.quantize import dequantize, quantize
-from jax_ep._src.quantized import Quantized
+from jax_ep._src.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.recipe import QuantizedWeights, Recipe, quantize_for_training
 
 
@@ -171,10 +171,11 @@ def _forward(
     quantized = quantize(rows, _recipe(params).rows)  # kept: half of the rows' bytes
     y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, rows.dtype)
     residuals = quantized, experts.without_accumulators(), group_sizes, row_weights, pre_activation
-    return (y, experts.passed_on(params.accumulation)), residuals
+    return (y, experts.passed_on(params.accumulation)), as_bits(residuals)
 
 
 def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:
+    residuals = from_bits(residuals)
     rows_bar, experts_bar, row_weights_bar = quantized_mlp_backward(params, residuals, *cotangents)
     return rows_bar, experts_bar, None, row_weights_bar
 

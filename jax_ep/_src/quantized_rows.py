@@ -1,7 +1,6 @@
 """Quantized rows as transfers move them: a row's values, then its scales, in one row of bytes.
 
-Transfers copy rows of any dtype bit by bit. The bytes travel as float32, which no platform converts
-on the way. A row of padding is zeros, values and scales.
+Transfers copy rows bit by bit. A row of padding is zeros, values and scales.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_ep._src import checks
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.plan import Dispatched
+from jax_ep._src.primitive import OPAQUE
 from jax_ep._src.quantize import without_derivative
 from jax_ep._src.quantized import BLOCK, Fp8Block128, Quantized, check
 from jax_ep._src.runtime import LIMITS
-
-CARRIER = jnp.dtype(jnp.float32)
 
 
 def send_quantized(
@@ -38,6 +37,19 @@ def send_quantized(
     return dataclasses.replace(dispatched, rows=_unpack(dispatched.rows, x))
 
 
+def check_rows(operation: str, x: jax.Array, shape: tuple[int | str, ...]) -> None:
+    """Raises unless x may be sent. Opaque rows come from `send_quantized` alone, inside jax_ep."""
+    if getattr(x, "dtype", None) != OPAQUE:
+        checks.rows(operation, "x", x, shape)
+
+
+def without_opaque(rows_bar: jax.Array) -> tuple[jax.Array, bool]:
+    """Returns the cotangent of rows, zeros of the least size for opaque ones, and which it is."""
+    if rows_bar.dtype != jax.dtypes.float0:
+        return rows_bar, False
+    return jnp.zeros((rows_bar.shape[0], LIMITS["vector_bytes"] // 4), jnp.float32), True
+
+
 def row_bytes(hidden: int, num_scales: int) -> int:
     """Returns the bytes of a row in flight."""
     vector = LIMITS["vector_bytes"]
@@ -49,13 +61,13 @@ def _num_scales(x: Quantized) -> int:
 
 
 def _pack(x: Quantized) -> jax.Array:
-    """float32[T, bytes / 4]."""
+    """Returns OPAQUE[T, bytes / 4]."""
     num_tokens, hidden = x.shape
     values, scales = (lax.bitcast_convert_type(a, jnp.uint8) for a in (x.values, x.scales))
     rows = jnp.concatenate([values, scales.reshape(num_tokens, -1)], axis=1)
     padding = row_bytes(hidden, x.scales.shape[1]) - rows.shape[1]
     rows = jnp.pad(rows, ((0, 0), (0, padding)))
-    return lax.bitcast_convert_type(rows.reshape(num_tokens, -1, CARRIER.itemsize), CARRIER)
+    return lax.bitcast_convert_type(rows.reshape(num_tokens, -1, OPAQUE.itemsize), OPAQUE)
 
 
 def _unpack(rows: jax.Array, like: Quantized) -> Quantized:

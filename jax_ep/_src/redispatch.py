@@ -12,7 +12,7 @@ from jax_ep._src import checks, compat, transfer
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
 from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import send_quantized
+from jax_ep._src.quantized_rows import check_rows, send_quantized, without_opaque
 
 
 def redispatch(
@@ -56,7 +56,7 @@ def redispatch(
         return send_quantized("redispatch", x, send)
     axis = checks.plan_axis("redispatch", plan)
     num_tokens, top_k = plan.kept.shape
-    checks.rows("redispatch", "x", x, (num_tokens, "hidden"))
+    check_rows("redispatch", x, (num_tokens, "hidden"))
     if topk_weights is not None:
         topk_weights = checks.weights(
             "redispatch", "topk_weights", topk_weights, (num_tokens, top_k)
@@ -95,8 +95,9 @@ def _redispatch_forward(
 
 def _redispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any) -> Any:
     rows_bar, row_weights_bar = cotangents
+    rows_bar, is_opaque = without_opaque(rows_bar)
     x_bar, topk_weights_bar = transfer.bind_combine(rows_bar, plan, None, row_weights_bar, params)
-    return x_bar, None, topk_weights_bar
+    return None if is_opaque else x_bar, None, topk_weights_bar
 
 
 _redispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))

@@ -158,7 +158,7 @@ def layer_problem():
 
 
 @functools.cache
-def gradients(dtype=jnp.bfloat16, **options):
+def gradients(dtype=jnp.bfloat16, policy=None, **options):
     """(*layer_problem(), quantized) -> gradients of x, weights, w_up and w_down."""
 
     def layer(x, ids, weights, up, down, quantized):
@@ -167,6 +167,8 @@ def gradients(dtype=jnp.bfloat16, **options):
         )
         return y
 
+    if policy is not None:
+        layer = jax.checkpoint(layer, policy=policy)
     mapped = jax.shard_map(
         layer, mesh=testing.expert_mesh(), in_specs=P("expert"), out_specs=P("expert")
     )
@@ -225,6 +227,20 @@ class MoeMlpTest(parameterized.TestCase):
             gradients(quantization=BLOCKS, num_chunks=2)(*arrays, None), expected, strict=True
         ):
             self.assertLess(norm(result, other), 1e-6)
+
+    @parameterized.parameters(None, "dispatch")
+    def test_checkpoint_keeps_every_bit(self, remat):
+        """jax.checkpoint rounds the floats that it keeps, eight-bit ones to infinities."""
+        recipe = quant.Recipe(quantized_dispatch=True)
+        expected = gradients(quantization=BLOCKS)(*layer_problem(), None)
+        for policy in (
+            jax.checkpoint_policies.save_only_these_names(*jax_ep.REMAT_NAMES),
+            jax.checkpoint_policies.everything_saveable,
+        ):
+            found = gradients(quantization=recipe, remat=remat, policy=policy)(
+                *layer_problem(), None
+            )
+            jax.tree.map(testing.assert_bitwise, found, expected)
 
     @tier.only_on_cpu
     def test_on_cuda_it_is_kernels(self):

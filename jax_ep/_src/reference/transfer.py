@@ -229,8 +229,8 @@ def _gather_rows(
     if not params.zero_tail:
         # Nothing may read this tail: NaN shows a reader.
         in_tail = jnp.arange(num_rows) >= plan.row_offsets[-1]
-        rows = jnp.where(in_tail.reshape(-1, *(1,) * (rows.ndim - 1)), jnp.nan, rows)
-    return _poison(rows.astype(values.dtype), plan)
+        rows = jnp.where(in_tail.reshape(-1, *(1,) * (rows.ndim - 1)), _nan(rows.dtype), rows)
+    return _poison(rows, plan)
 
 
 def _exchange(values: jax.Array, axis: ExpertAxis) -> jax.Array:
@@ -284,7 +284,14 @@ def _fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _poison(values: jax.Array, plan: PlanArrays) -> jax.Array:
-    return jnp.where(plan.status[0] == 0, values, jnp.nan).astype(values.dtype)
+    return jnp.where(plan.status[0] == 0, values, _nan(values.dtype))
+
+
+def _nan(dtype: Any) -> jax.Array:
+    """Returns NaN; for rows of bytes all bits, which are NaN in every format."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.array(jnp.nan, dtype)
+    return jnp.array(jnp.iinfo(dtype).max, dtype)
 
 
 # ---- small helpers
