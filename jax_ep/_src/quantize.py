@@ -175,10 +175,11 @@ def _quantized(
     blocks = (*(1,) * leading, *blocks)
 
     def with_computed(x: jax.Array) -> Quantized:
+        x = _as_float32(x)
         return _with_scales(x, _scales(x, format, blocks), format, blocks)
 
     def with_static(x: jax.Array, scales: jax.Array) -> Quantized:
-        return _with_scales(x, jnp.broadcast_to(scales, shape), format, blocks)
+        return _with_scales(_as_float32(x), jnp.broadcast_to(scales, shape), format, blocks)
 
     if scales is None:
         return without_derivative(operation, with_computed, x)
@@ -191,9 +192,18 @@ def _quantized(
     return without_derivative(operation, with_static, x, scales)
 
 
+def _as_float32(x: jax.Array) -> jax.Array:
+    """Casts x. The rounding of bfloat16 stays, though XLA may remove a cast to it and back."""
+    wide = x.astype(jnp.float32)
+    if x.dtype != jnp.bfloat16:
+        return wide
+    info = jnp.finfo(x.dtype)
+    return lax.reduce_precision(wide, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+
+
 def _scales(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Array:
     # XLA for CPUs may drop a NaN from a maximum.
-    amax = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)).astype(jnp.float32)
+    amax = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
     for axis, block in enumerate(blocks):
         if block > 1:
             amax = _blocked(amax, axis, block).max(axis + 1)
@@ -209,7 +219,7 @@ def _scales(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Array:
 def _with_scales(
     x: jax.Array, scales: jax.Array, format: Format, blocks: tuple[int, ...]
 ) -> Quantized:
-    scaled = x.astype(jnp.float32) * _expanded(1 / scales, x.shape, blocks)
+    scaled = x * _expanded(1 / scales, x.shape, blocks)
     largest = float(jnp.finfo(format.dtype).max)
     # A cast alone would turn what is too large into NaN or infinity.
     scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), jnp.nan)

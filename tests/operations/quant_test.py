@@ -126,6 +126,15 @@ class QuantizeTest(parameterized.TestCase):
         rounded = np.asarray(jax.jit(quantize._rounded, static_argnums=1)(x, dtype))
         testing.assert_bitwise(rounded, x.astype(dtype).astype(np.float32))
 
+    @parameterized.parameters(*FORMATS)
+    def test_the_rounding_of_bfloat16_stays(self, format):
+        """XLA may remove a cast to it and back, if both are in one program."""
+        x = values_of((3, 300))
+        compute = lambda x: quant.quantize(x.astype(jnp.bfloat16), format)
+        expected = quant.quantize(jnp.asarray(x, jnp.bfloat16), format)
+        jax.tree.map(testing.assert_bitwise, jax.jit(compute)(x), expected)
+        self.assertIn("reduce_precision", jax.jit(compute).lower(x).as_text())
+
     def test_zeros(self):
         """A block of zeros has a scale, too, so that nothing is divided by zero."""
         for format in FORMATS:
