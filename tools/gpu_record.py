@@ -9,7 +9,8 @@
 a test failed or was skipped, or a report is missing.
 
 `check` takes a wheel or a shared library. Its exit status is 0 if the kernels are those on record,
-1 if they are not, and 2 if that cannot be said, because another compiler made them. The hashes of
+1 if they are not or if a test failed with them, and 2 if that cannot be said, because another
+compiler made them. The hashes of
 each tier's host C++ and Python sources are information: a record does not become stale when only
 they differ.
 
@@ -157,13 +158,18 @@ def add(tier: str, reports: list[pathlib.Path]) -> int:
 
 
 def check(found: dict[str, str]) -> int:
-    """Compares a build's kernels with the record. Returns 0: equal, 1: stale, 2: cannot tell."""
+    """Compares a build's kernels with the record.
+
+    Returns 0: equal, and all tests passed; 1: stale, or some did not pass; 2: cannot tell.
+    """
     record = json.loads(RECORD.read_text())
     recorded = record["machine_code"]
     if found["digest"] == recorded["digest"]:
         tiers = ", ".join(_tier(name, tests) for name, tests in record["tiers"].items())
-        print(f"The GPU tests passed with these kernels on {record['device']}: {tiers}.")
-        return 0
+        failed = any(tests["failed"] for tests in record["tiers"].values())
+        outcome = "ran, and some failed," if failed else "passed"
+        print(f"The GPU tests {outcome} with these kernels on {record['device']}: {tiers}.")
+        return int(failed)
     if found["compiler"] != recorded["compiler"]:
         print(
             "Cannot tell whether the GPU record is stale: its kernels were compiled by "
@@ -181,7 +187,12 @@ def _tier(name: str, tests: dict[str, Any]) -> str:
     then = tests["sources"]
     changed = [kind for kind, value in sources().items() if then.get(kind) != value]
     since = f"; {' and '.join(changed)} sources changed since" if changed else ""
-    return f"{name} ({tests['date']}{since})"
+    failed = (
+        f"; {tests['failed']} of {tests['passed'] + tests['failed']} failed"
+        if tests["failed"]
+        else ""
+    )
+    return f"{name} ({tests['date']}{failed}{since})"
 
 
 def nvcc_constraints() -> str:

@@ -23,7 +23,7 @@ HERE = {
     "driver": "580",
     "versions": {"jax": "1"},
 }
-PASSED = {"passed": 5, "date": "2026-01-01", "sources": SOURCES}
+PASSED = {"passed": 5, "failed": 0, "date": "2026-01-01", "sources": SOURCES}
 
 
 class RecordTest(parameterized.TestCase):
@@ -83,6 +83,15 @@ class RecordTest(parameterized.TestCase):
             self.assertEqual(self.tool.main(["check", "dist/x.whl"]), status)
         describe.assert_called_once_with(pathlib.Path("dist/x.whl"))
         self.assertIn(said, output.getvalue())
+
+    def test_a_failure_on_record_is_no_pass(self):
+        self.record.write_text(json.dumps(HERE | {"tiers": {"gpu1": PASSED | {"failed": 2}}}))
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            self.assertEqual(self.tool.check(CUBINS), 1)
+        self.assertRegex(
+            output.getvalue(), r"some failed, with .* gpu1 \(2026-01-01; 2 of \d+ failed\)"
+        )
 
     @parameterized.parameters(
         (SOURCES, "gpu1 (2026-01-01)."),
