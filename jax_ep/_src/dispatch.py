@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
 from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import check_rows, send_quantized, without_opaque
+from jax_ep._src.quantized_rows import pack, unpack, without_opaque
 
 
 def dispatch(
@@ -101,23 +100,8 @@ def dispatch_over(
     implementation: str | None,
 ) -> Dispatched:
     """Is `dispatch` over an axis that has been checked, or over none."""
-    if isinstance(x, Quantized):
-        send = functools.partial(
-            dispatch_over,
-            axis,
-            topk_ids=topk_ids,
-            topk_weights=topk_weights,
-            num_experts=num_experts,
-            capacity_factor=capacity_factor,
-            recv_capacity=recv_capacity,
-            row_align=row_align,
-            zero_tail=zero_tail,
-            num_sms=num_sms,
-            implementation=implementation,
-        )
-        return send_quantized("dispatch", x, send)
     num_experts = checks.num_experts("dispatch", num_experts, axis)
-    check_rows("dispatch", x, ("tokens", "hidden"))
+    sent = pack("dispatch", x, "tokens")
     checks.topk_ids("dispatch", topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights("dispatch", "topk_weights", topk_weights, topk_ids.shape)
@@ -138,9 +122,9 @@ def dispatch_over(
         num_sms=checks.num_sms("dispatch", num_sms),
         implementation=checks.implementation("dispatch", implementation),
     )
-    x, topk_ids, topk_weights = compat.vary_together((x, topk_ids, topk_weights), axis.names)
+    sent, topk_ids, topk_weights = compat.vary_together((sent, topk_ids, topk_weights), axis.names)
     with jax.named_scope("jax_ep.dispatch"):
-        rows, row_weights, arrays = _dispatch(x, topk_ids, topk_weights, params)
+        rows, row_weights, arrays = _dispatch(sent, topk_ids, topk_weights, params)
     plan = Plan(
         *arrays,
         axis_name=axis.name,
@@ -149,7 +133,7 @@ def dispatch_over(
         row_align=row_align,
         zero_tail=zero_tail,
     )
-    return Dispatched(rows, row_weights, plan.group_sizes, plan)
+    return Dispatched(unpack(rows, x), row_weights, plan.group_sizes, plan)
 
 
 # ---- derivative: a combine along the same plan

@@ -5,42 +5,40 @@ Transfers copy rows bit by bit. A row of padding is zeros, values and scales.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src import checks
 from jax_ep._src.errors import ArgumentError
-from jax_ep._src.plan import Dispatched
 from jax_ep._src.primitive import OPAQUE
 from jax_ep._src.quantize import without_derivative
 from jax_ep._src.quantized import BLOCK, Fp8Block128, Quantized, check
 from jax_ep._src.runtime import LIMITS
 
 
-def send_quantized(
-    operation: str, x: Quantized, send: Callable[[jax.Array], Dispatched]
-) -> Dispatched:
-    """Sends packed rows, and returns the received ones unpacked."""
+def pack(operation: str, x: jax.Array | Quantized, num_tokens: int | str) -> jax.Array:
+    """Returns the rows that are sent: x itself, or opaque ones if it is quantized.
+
+    Raises unless x is [num_tokens, hidden]. A name in place of the number stands for any.
+    """
+    if not isinstance(x, Quantized):
+        checks.rows(operation, "x", x, (num_tokens, "hidden"))
+        return x
     check(operation, x)
-    expected = (x.shape[0], _num_scales(x))
-    if x.ndim != 2 or x.scales.shape != expected:
+    expected = (x.shape[0] if isinstance(num_tokens, str) else num_tokens, _num_scales(x))
+    if x.ndim != 2 or x.shape[0] != expected[0] or x.scales.shape != expected:
         raise ArgumentError(
             f"jax_ep.{operation}: x is quantized, with values of shape {x.shape} and scales of "
-            f"shape {x.scales.shape}; expected [tokens, hidden] and {expected}. Quantize rows by "
-            "jax_ep.quant.quantize."
+            f"shape {x.scales.shape}; expected [{num_tokens}, hidden] and {expected}. Quantize "
+            "rows by jax_ep.quant.quantize."
         )
-    dispatched = send(without_derivative(operation, _pack, x))
-    return dataclasses.replace(dispatched, rows=_unpack(dispatched.rows, x))
+    return without_derivative(operation, _pack, x)
 
 
-def check_rows(operation: str, x: jax.Array, shape: tuple[int | str, ...]) -> None:
-    """Raises unless x may be sent. Opaque rows come from `send_quantized` alone, inside jax_ep."""
-    if getattr(x, "dtype", None) != OPAQUE:
-        checks.rows(operation, "x", x, shape)
+def unpack(rows: jax.Array, x: jax.Array | Quantized) -> jax.Array | Quantized:
+    """Returns the rows that have arrived, in the form of x."""
+    return _unpack(rows, x) if isinstance(x, Quantized) else rows
 
 
 def without_opaque(rows_bar: jax.Array) -> tuple[jax.Array, bool]:

@@ -1,4 +1,4 @@
-"""What the grouped matmuls of a layer quantize, and weights that are quantized for training."""
+"""Recipes: the formats of a layer's grouped matmuls; and weights quantized for training."""
 
 from __future__ import annotations
 

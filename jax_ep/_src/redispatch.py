@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from jax_ep._src import checks, compat, transfer
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
 from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import check_rows, send_quantized, without_opaque
+from jax_ep._src.quantized_rows import pack, unpack, without_opaque
 
 
 def redispatch(
@@ -45,18 +44,9 @@ def redispatch(
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    if isinstance(x, Quantized):
-        send = functools.partial(
-            redispatch,
-            plan=plan,
-            topk_weights=topk_weights,
-            num_sms=num_sms,
-            implementation=implementation,
-        )
-        return send_quantized("redispatch", x, send)
     axis = checks.plan_axis("redispatch", plan)
     num_tokens, top_k = plan.kept.shape
-    check_rows("redispatch", x, (num_tokens, "hidden"))
+    sent = pack("redispatch", x, num_tokens)
     if topk_weights is not None:
         topk_weights = checks.weights(
             "redispatch", "topk_weights", topk_weights, (num_tokens, top_k)
@@ -70,10 +60,10 @@ def redispatch(
         num_sms=checks.num_sms("redispatch", num_sms),
         implementation=checks.implementation("redispatch", implementation),
     )
-    x, arrays, topk_weights = compat.vary_together((x, plan.arrays, topk_weights), axis.names)
+    sent, arrays, topk_weights = compat.vary_together((sent, plan.arrays, topk_weights), axis.names)
     with jax.named_scope("jax_ep.redispatch"):
-        rows, row_weights = _redispatch(x, arrays, topk_weights, params)
-    return Dispatched(rows, row_weights, plan.group_sizes, plan)
+        rows, row_weights = _redispatch(sent, arrays, topk_weights, params)
+    return Dispatched(unpack(rows, x), row_weights, plan.group_sizes, plan)
 
 
 # ---- derivative: a combine along the same plan

@@ -10,8 +10,8 @@ import tier
 
 from jax_ep import quant
 
-# Of the sum of magnitudes. Tensor cores add 32 products at a time, and cut off below about 2^-13 of the largest. With values
-# of several magnitudes a model of that errs by up to 2^-10.7.
+# Relative to the sum of magnitudes. Tensor cores add 32 products at a time, and cut off below about 2^-13 of the
+# largest. With values of several magnitudes a model of that errs by up to 2^-10.7.
 TENSOR_CORE_ERROR = 2**-10
 
 

@@ -74,6 +74,24 @@ class QuantizedDispatchTest(parameterized.TestCase):
         with self.assertRaisesRegex(jax_ep.UnavailableError, "dispatch: it has no derivative"):
             jax.grad(lambda x, *others: compute(x, *others).sum())(*problem())
 
+    def test_rows_that_do_not_fit(self):
+        x, ids, weights = problem()
+        send = functools.partial(jax_ep.dispatch, num_experts=EXPERTS, axis_name="expert")
+
+        def resend_fewer(x, ids, weights):
+            plan = send(x, ids, weights).plan
+            return jax_ep.redispatch(quant.quantize(x[:4], FORMATS[1]), plan).rows.scales
+
+        def resend_bits(x, ids, weights):
+            return send(jax.lax.bitcast_convert_type(x, jnp.uint32), ids, weights).rows
+
+        for compute, error, message in (
+            (resend_fewer, jax_ep.ArgumentError, r"\(4, 272\).*expected \[8, hidden\]"),
+            (resend_bits, jax_ep.DtypeError, "x has dtype uint32"),
+        ):
+            with self.assertRaisesRegex(error, message):
+                testing.sharded(compute, testing.expert_mesh())(x, ids, weights)
+
     @tier.only_on_cpu
     def test_bytes_in_flight(self):
         """A row of DeepSeek-V3 takes 7392 bytes instead of 14336."""
