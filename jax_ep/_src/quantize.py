@@ -27,6 +27,9 @@ def quantize(x: jax.Array, format: Format, *, scales: Any = None) -> Quantized:
     A value is x * (1 / scale) in float32, clipped to the largest value of the dtype and rounded to
     nearest even. A NaN or an infinity makes its whole block NaN. It has no derivative.
 
+    On GPUs XLA divides with an error of up to 2 units in the last place. So a product in the middle
+    between two eight-bit values may round to another one than on a CPU.
+
     Args:
       x: float[..., K].
       format: `Fp8Block128` or `Fp8Row`.
