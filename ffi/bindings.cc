@@ -14,6 +14,7 @@
 #include "ffi/handlers/targets.h"
 #include "ffi/kernels/probe.h"
 #include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/processes/mesh_processes.h"
 #include "ffi/runtime/workspace.h"
 
 // Set by the build: JAX_EP_VERSION, JAX_EP_COMPILER, and in builds with CUDA also
@@ -179,6 +180,8 @@ NB_MODULE(_ffi, module) {
              "message"_a = "", "Adds a report; returns False if the mailbox is full.");
   module.def("release_workspaces", &ReleaseForPython,
              "Frees the device workspaces of this process and returns their bytes.");
+  module.def("forget_meshes", &ForgetMeshes, nb::call_guard<nb::gil_scoped_release>(),
+             "Forgets the processes of all meshes, whose communicators have ended.");
   module.def("shutdown", &ShutdownForPython,
              "Ends calls that wait for a peer that will not come, and waits for the devices.");
 }

@@ -51,6 +51,9 @@ def post_report(rank: int, peer: int, phase: str, sequence_number: int, message:
 def release_workspaces() -> int:
     """Frees the device workspaces of this process and returns their bytes."""
 
+def forget_meshes() -> None:
+    """Forgets the processes of all meshes, whose communicators have ended."""
+
 def shutdown() -> None:
     """
     Ends calls that wait for a peer that will not come, and waits for the devices.

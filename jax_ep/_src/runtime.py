@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.extend.backend
 
 from jax_ep._src.errors import Error, MissingExtensionError, PeerTimeoutError
 
@@ -46,6 +47,19 @@ register_ffi_targets()
 atexit.register(_ffi.shutdown)
 # A fork has neither the devices nor the peers of its parent.
 os.register_at_fork(after_in_child=functools.partial(atexit.unregister, _ffi.shutdown))
+
+
+class _Meshes:
+    """The meshes that span processes, as a cache that JAX clears together with its backends."""
+
+    @staticmethod
+    def cache_clear() -> None:
+        # jax.clear_caches() comes here, too, but ends no communicator.
+        if not jax.distributed.is_initialized():
+            _ffi.forget_meshes()
+
+
+jax.extend.backend.register_backend_cache(_Meshes, "jax_ep's meshes of several processes")
 
 
 def build_info() -> dict[str, Any]:

@@ -10,10 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
+import jax
 from absl.testing import absltest
+from jax.extend import backend
 
 import jax_ep
+from jax_ep._src import runtime
 
 FOLDER = pathlib.Path(jax_ep.__file__).parent
 
@@ -97,6 +101,17 @@ print(json.dumps(time.perf_counter() - start))
     def test_version(self):
         self.assertEqual(jax_ep.__version__, jax_ep.build_info()["version"])
         self.assertRegex(jax_ep.__version__, r"^\d+\.\d+\.\d+(\.dev\d+)?(\+cu\d+)?$")
+
+
+class BackendsTest(absltest.TestCase):
+    def test_meshes_are_forgotten_when_backends_are_cleared_after_jax_distributed(self):
+        for is_initialized in (True, False):
+            with (
+                mock.patch.object(jax.distributed, "is_initialized", return_value=is_initialized),
+                mock.patch.object(runtime, "_ffi") as module,
+            ):
+                backend.clear_backends()
+            self.assertEqual(module.forget_meshes.called, not is_initialized)
 
 
 class LoggerTest(absltest.TestCase):

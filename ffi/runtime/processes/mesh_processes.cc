@@ -12,6 +12,16 @@
 namespace jax_ep {
 namespace {
 
+struct Meshes {
+  std::mutex mutex;
+  std::map<void*, std::vector<Identity>> known;  // indexed by communicator
+};
+
+Meshes& MeshesOfProcess() {
+  static auto& meshes = *new Meshes;
+  return meshes;
+}
+
 // Numbers the processes in the order of their first device.
 void SetIndices(std::vector<Identity>* identities) {
   std::map<uint64_t, int64_t> indices;
@@ -33,8 +43,7 @@ Identity Exchange::Endpoint::IdentityIn(const Identity& process) const {
 
 Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> local,
                          size_t num_devices, std::vector<Identity>* identities) {
-  static std::mutex mutex;
-  static auto& known = *new std::map<void*, std::vector<Identity>>;  // indexed by communicator
+  auto& [mutex, known] = MeshesOfProcess();
   const auto first = std::min_element(local.begin(), local.end(), [](const auto& a, const auto& b) {
     return a.logical_id < b.logical_id;
   });
@@ -60,6 +69,12 @@ Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> loc
   }
   known[first->communicator] = *identities;
   return {};
+}
+
+void ForgetMeshes() {
+  auto& [mutex, known] = MeshesOfProcess();
+  const std::lock_guard lock(mutex);
+  known.clear();
 }
 
 }  // namespace jax_ep

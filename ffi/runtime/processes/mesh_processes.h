@@ -17,6 +17,10 @@ namespace jax_ep {
 Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> local,
                          size_t num_devices, std::vector<Identity>* identities);
 
+// Forgets the processes of all meshes. A later communicator may have the address of one that has
+// ended.
+void ForgetMeshes();
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_RUNTIME_PROCESSES_MESH_PROCESSES_H_

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ffi/runtime/groups.h"
+#include "ffi/runtime/processes/mesh_processes.h"
 #include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/forks.h"
 #include "tests/cpp/emulation/process.h"
@@ -331,6 +332,30 @@ void TestMemoryFailures() {
 }
 
 // Memory of the first kind fails in one process: all of them take the next kind. Each call and each
+// A communicator may have the address of one that has ended.
+void TestMeshesAreForgotten() {
+  struct Counting : Exchange {
+    Status AllGather(const std::vector<Endpoint>& local, const Identity& self, size_t num_devices,
+                     std::vector<Identity>* identities) override {
+      ++num_gathers;
+      identities->assign(num_devices, local[0].IdentityIn(self));
+      return {};
+    }
+    int num_gathers = 0;
+  };
+  Forks forks(1, [](int) {
+    Counting exchange;
+    std::vector<Identity> identities;
+    for (const int expected : {1, 1, 2}) {
+      if (expected == 2) ForgetMeshes();
+      CHECK_OK(FindMeshProcesses(
+          exchange, {{0, 0, testing::SharedExchange::Communicator(0), "gpu"}}, 2, &identities));
+      CHECK(exchange.num_gathers == expected && identities.size() == 2);
+    }
+  });
+  forks.Await(30);
+}
+
 // release leaves as many descriptors and bytes as the one before.
 void TestNextKindOfMemory() {
   InTwo([](Process& process, int index) {
@@ -527,6 +552,7 @@ int main(int argc, char** argv) {
                 }},
                {"several groups", TestSeveralGroups},
                {"two hosts", TestTwoHosts},
+               {"meshes are forgotten", TestMeshesAreForgotten},
                {"another call", TestOtherCall},
                {"a message that is too long", TestCannotTell},
                {"other sizes", TestOtherSizes},
