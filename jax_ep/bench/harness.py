@@ -6,7 +6,8 @@ every measurement, so that a run that is stopped leaves what it had:
 
   benchmark, started, command, smoke, device, num_devices, versions, timing: how it was measured
   cases: each with key "operation/shape/variant", operation, sizes, and measurements by provider:
-    {"facts", "rounds": [timing.Times], "seconds", "jax_ep_speedup", the figures} or {"error"}
+    {"facts", "rounds": [timing.Times], "seconds", "jax_ep_speedup", the figures} or {"error"};
+    and wall_seconds, what its stages took (the first of several with one shape counts for all)
   missing: the required providers without a time, why, and in how many cases
   not_run: the other providers that ended with an error, likewise
   counts: whether this is a result: no required provider is missing, and it is no smoke test
@@ -23,13 +24,15 @@ import functools
 import itertools
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
 import jax
 from rich.console import Console
 
-from jax_ep.bench import report, timing
+from jax_ep.bench import comparison, report, timing
+from jax_ep.bench.comparison import Comparison, WallSeconds, start_early
 from jax_ep.bench.report import OURS, Figure, Record
 
 SMOKE_ITERATIONS = 2
@@ -94,8 +97,11 @@ class Provider(Protocol):
     name: str
     operations: tuple[str, ...]
 
-    def start(self, case: Case, problem: Any) -> Started:
-        """Compiles the case's operation; raises where it cannot run."""
+    def start(self, case: Case, problem: Any) -> Started | list[Started]:
+        """Compiles the case's operation; raises where it cannot run.
+
+        It may do so in several ways, of which the fastest is measured.
+        """
         ...
 
 
@@ -164,6 +170,10 @@ class Benchmark(abc.ABC):
     def applies(self, provider: Provider, case: Case) -> bool:
         """Returns whether a provider of the case's operation is one of this case."""
         return True
+
+    def starts_early(self, provider: Provider) -> bool:
+        """Returns whether a provider may start in a thread, before a shape is measured."""
+        return False
 
     def order(self, chosen: list[Provider]) -> list[Provider]:
         """Returns the order of measurements: rounds of jax_ep, with `interleaved` after each."""
@@ -272,15 +282,18 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{benchmark.name}.json"
     total = sum(len(schedule(benchmark, arguments, case)) for case in cases)
+    start = time.perf_counter()
     with report.progress_bar(console) as progress:
         task = progress.add_task("measuring", total=total, info="")
-        for info in _measure_all(benchmark, cases, arguments, results):
+        for info in _measure_all(benchmark, cases, arguments, results, console):
             summarize(benchmark, results)
             report.write(results, path)
             progress.update(task, advance=1, info=info)
     benchmark.plot(results, path.with_suffix(".png"))
     report.show(results, benchmark.figures, console)
     console.print(f"{path} and {path.stem}.png are written.")
+    stages = comparison.total(results["cases"])
+    console.print(f"{time.perf_counter() - start:.1f} s on the clock: {stages}", highlight=False)
     return 1 if arguments.require_all and results["missing"] else 0
 
 
@@ -315,61 +328,44 @@ def _measure_all(
     cases: list[Case],
     arguments: argparse.Namespace,
     results: dict[str, Any],
+    console: Console,
 ) -> Iterator[str]:
     """Adds a record for each case, and yields after each measurement."""
     iterations = SMOKE_ITERATIONS if arguments.smoke else arguments.iterations
     rotated_bytes = 0 if arguments.smoke else ROTATED_BYTES
-    for (shape, variant), group in itertools.groupby(
+    for (shape, variant), alike in itertools.groupby(
         cases, lambda case: (case.shape, case.variant)
     ):
-        problem = benchmark.make_problem(shape, variant, rotated_bytes)
-        for case in group:
-            record = case.record() | getattr(problem, "facts", {}) | {"measurements": {}}
-            results["cases"].append(record)
-            comparison = Comparison(benchmark, case, problem, iterations, record["measurements"])
-            for provider in schedule(benchmark, arguments, case):
-                comparison.measure(provider)
-                yield f"{record['key']}, {provider.name}"
-            benchmark.finish(case, comparison.started)
-        del problem, comparison  # before the next are made: these are gigabytes
-
-
-@dataclasses.dataclass
-class Comparison:
-    """The measurements of one case, by the name of the provider."""
-
-    benchmark: Benchmark
-    case: Case
-    problem: Any
-    iterations: int
-    measurements: dict[str, Any]
-    started: dict[str, Started] = dataclasses.field(default_factory=dict[str, Started])
-
-    def measure(self, provider: Provider) -> None:
-        """Adds a round of a provider, or its error; after an error nothing is added."""
-        name = provider.name
-        if "error" in self.measurements.get(name, {}):
-            return
-        try:
-            if name not in self.started:
-                started = provider.start(self.case, self.problem)
-                self.benchmark.check(started, name, self.started.get(OURS))
-                self.started[name] = started
-            started = self.started[name]
-            seconds = timing.device_times(
-                started.call,
-                started.arguments,
-                self.iterations,
-                started.completion,
-                self.benchmark.warm_up_seconds,
+        group = list(alike)
+        wall = WallSeconds()
+        with wall.stage("operands"):
+            problem = benchmark.make_problem(shape, variant, rotated_bytes)
+        facts = getattr(problem, "facts", {})
+        records = [case.record() | facts | {"measurements": {}} for case in group]
+        compared = []
+        for case, record in zip(group, records, strict=True):
+            each = Comparison(benchmark, case, problem, iterations, record["measurements"], wall)
+            record["wall_seconds"] = wall
+            compared.append(each)
+            wall = WallSeconds()
+        with compared[0].wall.stage("programs"):
+            start_early(
+                [
+                    (each, provider)
+                    for each in compared
+                    for provider in dict.fromkeys(schedule(benchmark, arguments, each.case))
+                    if benchmark.starts_early(provider)
+                ]
             )
-        except Exception as error:  # noqa: BLE001  the other providers go on after any error
-            text = " ".join(str(error).split())[:500]
-            self.measurements[name] = {"error": f"{type(error).__name__}: {text}"}
-            return
-        measurement = self.measurements.setdefault(name, {"facts": started.facts, "rounds": []})
-        times = timing.Times.of([s / started.repeats for s in seconds])
-        measurement["rounds"].append(dataclasses.asdict(times))
+        for each, record in zip(compared, records, strict=True):
+            results["cases"].append(record)
+            for provider in schedule(benchmark, arguments, each.case):
+                each.measure(provider)
+                yield f"{record['key']}, {provider.name}"
+            benchmark.finish(each.case, each.started)
+        stages = comparison.total(records)
+        console.print(f"{shape}, {variant}: {stages}", highlight=False)
+        del problem, compared, each  # before the next are made: these are gigabytes
 
 
 # ---- figures

@@ -28,6 +28,7 @@ from jax_ep.bench.harness import Case, Provider, Required, Started
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_problem import MODELS, Problem, Shape, make_problem
 from jax_ep.bench.layer_quantized import Quantized
+from jax_ep.bench.layer_torch import Torch
 from jax_ep.bench.matmul import COPIED_BYTES, copy_bytes_per_second, relative_difference
 from jax_ep.bench.report import OURS, Figure, Record
 from jax_ep.bench.transfer import checked_devices
@@ -121,10 +122,15 @@ class LayerBenchmark(harness.Benchmark):
             arguments.provider = [
                 p.name
                 for p in self.providers
-                if isinstance(p, IN_ROUNDS) or p.name in arguments.baselines
+                if p.name in arguments.baselines
+                or (
+                    isinstance(p, IN_ROUNDS)
+                    and (arguments.quantization or not isinstance(p, Quantized))
+                )
             ]
         self.mesh = make_mesh(checked_devices(arguments.devices, []))
         self.profile, self.smoke = arguments.profile, arguments.smoke
+        self.backward = "both" in (arguments.operation or self.operations)
         copied = 2**20 if arguments.smoke else COPIED_BYTES
         results.update(
             num_devices=self.mesh.size,
@@ -144,7 +150,7 @@ class LayerBenchmark(harness.Benchmark):
 
     def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> Problem:
         """Random tokens and weights."""
-        return make_problem(self.mesh, shape, variant, rotated_bytes)
+        return make_problem(self.mesh, shape, variant, rotated_bytes, backward=self.backward)
 
     def chains(self, shape: Shape) -> tuple[int, ...]:
         """Launching from the host may take longer than a transfer of few tokens."""
@@ -178,13 +184,17 @@ class LayerBenchmark(harness.Benchmark):
         if ours is None or ours is started or name.startswith(("part", "dense", "einsum")):
             return
         results = [jax.tree.leaves(s.to_jax(s.call(s.arguments[0]))) for s in (started, ours)]
-        differences = [float(relative_difference(a, b)) for a, b in zip(*results, strict=True)]
+        differences = [float(difference) for difference in relative_differences(*results)]
         started.facts["relative_differences"] = differences
         is_quantized = name in {p.name for p in self.providers if isinstance(p, Quantized)}
         largest = MAX_FP8_DIFFERENCE if is_quantized else MAX_DIFFERENCE
         if not max(differences) <= largest:  # NaN is not
             text = ", ".join(f"{d:.2g}" for d in differences)
             raise ArithmeticError(f"its results differ from those of jax_ep by {text}")
+
+    def starts_early(self, provider: Provider) -> bool:
+        """All but torch's, whose compiler keeps state of its own."""
+        return not isinstance(provider, Torch)
 
     def finish(self, case: Case, started: dict[str, Started]) -> None:
         """Traces some calls."""
@@ -282,6 +292,12 @@ class LayerBenchmark(harness.Benchmark):
     def plot(self, results: dict[str, Any], path: pathlib.Path) -> None:
         """Bars of where the time goes."""
         layer_plot.plot(results, path)
+
+
+@jax.jit
+def relative_differences(some: list[jax.Array], others: list[jax.Array]) -> list[jax.Array]:
+    """Returns `relative_difference` of all pairs, by one program."""
+    return [relative_difference(a, b) for a, b in zip(some, others, strict=True)]
 
 
 def _case_of(record: Record) -> Case:

@@ -134,25 +134,23 @@ class Calls:
         return bind_rhs_gradient(lhs, out_bar, plan.group_sizes, params)
 
 
-def values_of(problem: Problem, operation: str) -> list[Values]:
-    """Returns the arrays of a layer for every set, with weights as its matmuls read them.
+def values_of(problem: Problem) -> list[Values]:
+    """Returns the arrays of a layer for every set, with weights as its matmuls read them."""
 
-    Only those of the last operation are kept: these are gigabytes.
-    """
-    if operation not in problem.cache:
-        problem.cache.clear()
-        calls = Calls(problem, keep=operation == "both")
+    def make() -> list[Values]:
+        calls = Calls(problem, keep=problem.backward)
         matrices = problem.sets[0].w_up, problem.sets[0].w_down
         if has_many_rows(problem.shape) and problem.weight_dtype == "float32":
             matrices = jax.jit(sharded(calls.cast, problem.mesh))(*matrices)
         compute = jax.jit(sharded(_computation(calls), problem.mesh))
-        problem.cache[operation] = []
+        values = []
         for operands in problem.sets:
             operands = operands._replace(w_up=matrices[0], w_down=matrices[1])
-            values = jax.block_until_ready(compute(operands))
-            problem.cache[operation].append(Values(operands, **values))
-    cached: list[Values] = problem.cache[operation]
-    return cached
+            values.append(Values(operands, **jax.block_until_ready(compute(operands))))
+        return values
+
+    values: list[Values] = problem.once("values", make)
+    return values
 
 
 def _computation(calls: Calls) -> Any:

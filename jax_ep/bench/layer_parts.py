@@ -22,6 +22,8 @@ FORWARD: tuple[str, ...] = ("forward", "both")
 BACKWARD: tuple[str, ...] = ("both",)
 ACTIVATION = "grouped_matmul_activation"
 RHS_GRADIENT = "grouped_matmul_rhs_gradient"
+# XLA compiles dozens of Triton kernels to find one that is faster than cuBLAS, if there is one.
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 
 Arrays = tuple[Any, ...]
 
@@ -59,7 +61,7 @@ class Part:
         if self.kind == "pass":
             arguments: list[Arrays] = [(o.w_up, o.w_down) for o in problem.sets]
         else:
-            arguments = [self.arguments(v) for v in values_of(problem, case.operation)]
+            arguments = [self.arguments(v) for v in values_of(problem)]
         evidence = f"jax_ep.{self.target}.v1" if self.target and implementation() else None
 
         def call(*arguments: Any) -> Any:
@@ -174,7 +176,7 @@ PARTS: tuple[Part, ...] = (
 
 @dataclasses.dataclass(eq=False)
 class Dense:
-    """A provider: a dense matmul of a part's size, with one expert's matrix for all rows."""
+    """A provider: cuBLAS's matmul of a part's size, with one expert's matrix for all rows."""
 
     name: str
     operations: tuple[str, ...]
@@ -186,9 +188,10 @@ class Dense:
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles the matmul by itself, over all ranks."""
-        select = jax.jit(sharded(lambda w: w[0], problem.mesh))
-        values = values_of(problem, case.operation)
-        w_up, w_down = (jax.block_until_ready(select(w)) for w in values[0].operands[-2:])
+        values = values_of(problem)
+        select = jax.jit(sharded(lambda *weights: tuple(w[0] for w in weights), problem.mesh))
+        weights = values[0].operands[-2:]
+        w_up, w_down = problem.once("one expert", lambda: select(*weights))
 
         def call(*arguments: Any) -> jax.Array:
             assert self.part.dense is not None
@@ -198,7 +201,9 @@ class Dense:
             self.part.arguments(v._replace(operands=v.operands._replace(w_up=w_up, w_down=w_down)))
             for v in values
         ]
-        return start_sharded(call, arguments, problem.mesh, case.chained, None)
+        return start_sharded(
+            call, arguments, problem.mesh, case.chained, None, compiler_options=CUBLAS
+        )
 
 
 DENSE: tuple[Dense, ...] = tuple(

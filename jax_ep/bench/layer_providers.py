@@ -13,7 +13,7 @@ import jax
 
 import jax_ep
 from jax_ep.bench import layer_baselines as baselines
-from jax_ep.bench import layer_quantized, matmul_providers, timing
+from jax_ep.bench import layer_quantized, matmul_providers
 from jax_ep.bench.harness import Case, Provider, Started
 from jax_ep.bench.layer_calls import implementation
 from jax_ep.bench.layer_parts import DENSE, PARTS
@@ -101,28 +101,22 @@ class Baseline:
         """For one rank or for several."""
         return (num_ranks > 1) == self.for_several
 
-    def start(self, case: Case, problem: Problem) -> Started:
-        """Compiles it with every matmul, and returns the fastest."""
-        found: list[tuple[float, Started]] = []
+    def start(self, case: Case, problem: Problem) -> list[Started]:
+        """Compiles it with every matmul."""
+        found: list[Started] = []
         errors: list[Exception] = []
-        matmuls = self.matmuls()
-        for label, matmul in matmuls.items():
+        for label, matmul in self.matmuls().items():
             try:
                 layer = self.make(problem, matmul)
                 started = start_layer(layer, case, problem, None, check_vma=False)
-                seconds = 0.0
-                if len(matmuls) > 1:
-                    tuning = matmul_providers.TUNING_ITERATIONS
-                    times = timing.device_times(started.call, started.arguments, tuning)
-                    seconds = timing.Times.of(times).median
             except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
-                errors.append(error.with_traceback(None))
+                errors.append(error.with_traceback(None))  # which would keep the operands alive
             else:
                 started.facts["matmul"] = label
-                found.append((seconds, started))
+                found.append(started)
         if not found:
             raise errors[0]
-        return min(found, key=lambda pair: pair[0])[1]
+        return found
 
 
 def _plain() -> dict[str, baselines.GroupedMatmul]:

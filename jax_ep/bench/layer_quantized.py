@@ -63,12 +63,10 @@ class Quantized:
 
 def _quantized(problem: Problem, recipe: quant.Recipe) -> Any:
     """Returns the quantized weights, which all sets of operands share."""
-    if "quantized" not in problem.cache:
-        quantize = functools.partial(quant.quantize_experts, recipe=recipe)
-        sharded = jax.shard_map(quantize, mesh=problem.mesh, in_specs=P(AXIS), out_specs=P(AXIS))
-        weights = problem.sets[0].w_up, problem.sets[0].w_down
-        problem.cache["quantized"] = jax.block_until_ready(jax.jit(sharded)(*weights))
-    return problem.cache["quantized"]
+    quantize = functools.partial(quant.quantize_experts, recipe=recipe)
+    sharded = jax.shard_map(quantize, mesh=problem.mesh, in_specs=P(AXIS), out_specs=P(AXIS))
+    weights = problem.sets[0].w_up, problem.sets[0].w_down
+    return problem.once("quantized", lambda: jax.jit(sharded)(*weights))
 
 
 PROVIDERS: tuple[Quantized, ...] = (

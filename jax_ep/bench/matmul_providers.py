@@ -21,7 +21,6 @@ from jax_ep.bench.harness import Case, Provider, Started
 from jax_ep.bench.programs import start_jax
 
 OPERATIONS: tuple[str, ...] = ("forward", "input_gradient", "weight_gradient")
-TUNING_ITERATIONS = 5
 CONTRACTED = {"forward": (1, 1), "input_gradient": (1, 2), "weight_gradient": (0, 0)}
 
 Operands = Any  # matmul.Operands
@@ -127,7 +126,9 @@ class Tokamax:
         for config in (None, *self.configs):
             try:
                 started = self._start(operation, operands, config)
-                times = timing.device_times(started.call, started.arguments, TUNING_ITERATIONS)
+                times = timing.device_times(
+                    started.call, started.arguments, timing.TUNING_ITERATIONS
+                )
             except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
                 errors.append(error.with_traceback(None))  # which would keep the operands alive
             else:

@@ -96,6 +96,7 @@ def start_sharded(
     evidence: str | None,
     *,
     check_vma: bool = True,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Started:
     """Compiles `chained` calls of `transfer` by themselves, over all ranks.
 
@@ -107,6 +108,7 @@ def start_sharded(
       evidence: the custom call or collective that must be in the program `chained` times; None
         demands nothing.
       check_vma: as in `jax.shard_map`. Pallas kernels of others may need False.
+      compiler_options: XLA's.
 
     Raises:
       RuntimeError: it is there more or less often, so that something else would be timed.
@@ -114,7 +116,9 @@ def start_sharded(
     is_cpu = jax.default_backend() == "cpu"
     program = jax.jit(sharded(chain(transfer, chained), mesh, check_vma=check_vma))
     # XLA:CPU drops barriers, and then merges equal calls; for GPUs it keeps them to the end.
-    options: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander"} if is_cpu else {}
+    options = dict(compiler_options or {})
+    if is_cpu:
+        options["xla_disable_hlo_passes"] = "cse_barrier_expander"
     compiled = program.lower(*arguments[0]).compile(compiler_options=options)
     text = compiled.as_text() or ""
     found = custom_calls(text) | collectives(text)

@@ -18,6 +18,7 @@ LONG_CALL_SECONDS = 0.05
 LONG_CALL_ITERATIONS = 10
 BURST_SECONDS = 0.01
 WARM_UP_SECONDS = 0.25
+TUNING_ITERATIONS = 5
 
 # Given the result of the last call of a burst, makes what waits for the burst to end.
 Completion = Callable[[Any], Callable[[], object]]

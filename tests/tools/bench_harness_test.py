@@ -8,6 +8,7 @@ import dataclasses
 import pathlib
 import re
 import tempfile
+import threading
 import unittest.mock
 
 import testing  # isort: skip
@@ -19,6 +20,7 @@ from bench_command import QUICK, transfer_problem_of
 
 from jax_ep._src.reference import transfer as reference
 from jax_ep.bench import harness, programs, report, timing
+from jax_ep.bench.comparison import start_early
 from jax_ep.bench.programs import chain, sharded, start_sharded
 from jax_ep.bench.transfer_providers import OPERATIONS, Ours
 
@@ -204,6 +206,51 @@ class ComparisonTest(parameterized.TestCase):
             comparison.measure(Fake("torch", error=ValueError("no")))
             comparison.measure(Fake("torch"))
         self.assertEqual(comparison.measurements, {"torch": {"error": "ValueError: no"}})
+
+    def test_programs_start_side_by_side(self):
+        """Each waits for the others; an error is that of its provider alone."""
+        barrier = threading.Barrier(3, timeout=60)
+
+        class Slow(Fake):
+            def start(self, case, problem):
+                barrier.wait()
+                return super().start(case, problem)
+
+        providers = Slow("jax_ep"), Slow("dense"), Slow("torch", error=ValueError("no"))
+        comparison = self.comparison()
+        start_early([(comparison, provider) for provider in providers])
+        with (
+            unittest.mock.patch.multiple(timing, **QUICK),
+            unittest.mock.patch.object(Slow, "start", side_effect=AssertionError("again")),
+        ):
+            for provider in providers:
+                comparison.measure(provider)
+        self.assertEqual(comparison.measurements.pop("torch"), {"error": "ValueError: no"})
+        for measurement in comparison.measurements.values():
+            self.assertLen(measurement["rounds"], 1)
+            self.assertGreaterEqual(measurement["facts"]["start_seconds"], 0)
+        self.assertEqual(set(comparison.wall), {"programs", "first calls", "checks", "timing"})
+
+    def test_the_fastest_of_several(self):
+        seconds = {"slow": 2.0, "fast": 1.0}
+
+        def fail(_):
+            raise ValueError("it does not fit")
+
+        class Several(Fake):
+            def start(self, case, problem):
+                calls = {name: lambda x, name=name: name for name in seconds} | {"none": fail}
+                return [
+                    harness.Started(call, [0], lambda result: lambda: result, facts={"is": name})
+                    for name, call in calls.items()
+                ]
+
+        comparison = self.comparison()
+        timed = lambda call, arguments, *_: [seconds[call(arguments[0])]]
+        with unittest.mock.patch.object(timing, "device_times", timed):
+            comparison.measure(Several("tokamax"))
+        measurement = comparison.measurements["tokamax"]
+        self.assertEqual((measurement["facts"], len(measurement["rounds"])), ({"is": "fast"}, 1))
 
 
 class SummaryTest(absltest.TestCase):
