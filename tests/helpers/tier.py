@@ -63,6 +63,7 @@ SLOW = {
     "tools/protocol_test.py::*_holds_different_calls_*": 0,
     "tools/protocol_test.py::*_holds_two_ranks": 0,
     "tools/olmoe_test.py::RunTest::*": 0,
+    "tools/train_fp8_test.py::RunTest::*": 0,
     "tools/bench_layer_test.py::*": 2,
     "tools/tier_test.py::*::test_every_slow_pattern*": 0,
     "tools/train_test.py::*::test_killed_and_resumed": 0,

@@ -1,0 +1,280 @@
+"""Trains one language model with experts in bfloat16 and in FP8, and compares held-out losses.
+
+All runs start from the same parameters and read the same batches. Parameters and AdamW's moments
+are float32, everything but the experts' matmuls is bfloat16. By a recipe (docs/quantization.md)
+rows and weights are quantized in the forward pass, cotangents and weights for the gradients of
+rows, and dispatch sends eight-bit rows. The text is the source of Python's library. The exit status
+is 1 unless every recipe ends within 1 % of the held-out loss of bfloat16.
+
+    python examples/train_fp8.py                           # two minutes on one H200
+    python examples/train_fp8.py --expert-parallel 4       # experts over four devices
+    python examples/train_fp8.py --recipes bfloat16 block128 --steps 3000
+    python examples/train_fp8.py --small                   # a small model, also on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import sys
+import time
+from typing import Any, NamedTuple
+
+import fp8_report as report
+import jax
+import jax.numpy as jnp
+import numpy as np
+import olmoe_model as model
+import optax
+import text_data
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from training_report import progress_bar
+
+import jax_ep
+from jax_ep import quant
+
+RECIPES = {
+    "bfloat16": None,
+    "block128": quant.Recipe(quantized_dispatch=True),
+    "row": quant.Recipe(quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2), quantized_dispatch=True),
+}
+MOST_DIFFERENCE = 0.01  # of the held-out loss at the end, relative to bfloat16
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of a run. All sizes of experts are multiples of 128."""
+
+    sizes: model.Sizes
+    steps: int
+    evaluate_every: int
+    batch_size: int  # windows of text per step, over all devices
+    length: int  # bytes per window
+    learning_rate: float
+    held_out_batches: int
+
+
+LARGE = Settings(
+    model.Sizes(
+        hidden=512, num_layers=4, num_heads=8, num_experts=16, top_k=4, intermediate=512,
+        vocabulary=text_data.VOCABULARY,
+    ),
+    steps=1000, evaluate_every=50, batch_size=32, length=512, learning_rate=1e-3,
+    held_out_batches=16,
+)  # fmt: skip
+SMALL = Settings(
+    model.Sizes(
+        hidden=128, num_layers=2, num_heads=4, num_experts=8, top_k=2, intermediate=128,
+        vocabulary=text_data.VOCABULARY,
+    ),
+    steps=300, evaluate_every=25, batch_size=8, length=128, learning_rate=3e-3,
+    held_out_batches=16,
+)  # fmt: skip
+
+
+class State(NamedTuple):
+    """The state that a step updates."""
+
+    params: model.Params
+    optimizer: Any
+
+
+class Program(NamedTuple):
+    """A recipe's first state and compiled functions."""
+
+    recipe: str
+    state: State
+    step: jax.stages.Compiled
+    loss: jax.stages.Compiled  # of held-out windows
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="Defaults are LARGE in this file, or SMALL.",
+    )
+    names = tuple(RECIPES)
+    parser.add_argument("--recipes", nargs="+", choices=names, default=names)
+    for field in dataclasses.fields(Settings):
+        if field.name != "sizes":
+            kind = float if field.name == "learning_rate" else int
+            option = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(option, type=kind, metavar="X" if kind is float else "N")
+    parser.add_argument("--expert-parallel", type=int, default=1, metavar="N", help="devices")
+    parser.add_argument("--small", action="store_true", help="a small model")
+    output = pathlib.Path("runs/fp8")
+    parser.add_argument("--output", type=pathlib.Path, default=output, metavar="DIR")
+    return parser.parse_args()
+
+
+class Training:
+    """Holds what all runs share: settings, mesh, text, optimizer."""
+
+    def __init__(self, settings: Settings, num_devices: int) -> None:
+        self.settings = settings
+        self.mesh = jax.make_mesh(
+            (num_devices,),
+            ("expert",),
+            axis_types=(AxisType.Auto,),
+            devices=jax.devices()[:num_devices],
+        )
+        self.corpus = text_data.standard_library()
+        rate = optax.warmup_cosine_decay_schedule(
+            init_value=0.0,
+            peak_value=settings.learning_rate,
+            warmup_steps=min(50, settings.steps // 4),
+            decay_steps=settings.steps,
+            end_value=settings.learning_rate / 10,
+        )
+        self.optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.99))
+
+    def put(self, windows: np.ndarray) -> jax.Array:
+        """Splits windows over the devices."""
+        return jax.device_put(windows, NamedSharding(self.mesh, P("expert")))
+
+    def windows(self, step: int) -> jax.Array:
+        """The batch of a step."""
+        size, length = self.settings.batch_size, self.settings.length
+        return self.put(
+            text_data.batch(self.corpus.training, step, seed=SEED, batch_size=size, length=length)
+        )
+
+    def held_out(self) -> list[jax.Array]:
+        """The batches that held-out losses are of."""
+        count = self.settings.held_out_batches
+        windows = text_data.windows(
+            self.corpus.held_out, count * self.settings.batch_size, self.settings.length
+        )
+        return [self.put(batch) for batch in np.split(windows, count)]
+
+    def start(self, name: str) -> Program:
+        """Compiles a recipe's functions, and makes its first state."""
+        sizes = self.settings.sizes
+        experts = expert_layer(RECIPES[name], self.mesh)
+
+        def losses(params: model.Params, windows: jax.Array) -> model.Losses:
+            return model.losses(in_bfloat16(params), windows, sizes, experts)
+
+        def step(state: State, windows: jax.Array) -> tuple[State, jax.Array]:
+            def loss(params: model.Params) -> tuple[jax.Array, jax.Array]:
+                found = losses(params, windows)
+                return found.total(), found.cross_entropy
+
+            gradients, cross_entropy = jax.grad(loss, has_aux=True)(state.params)
+            updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.params)
+            return State(optax.apply_updates(state.params, updates), optimizer), cross_entropy
+
+        params = model.initialize(sizes, self.mesh, jnp.float32, SEED)
+        replicated = NamedSharding(self.mesh, P())
+        moments = jax.tree.map(
+            lambda a: a if a.ndim else jax.device_put(a, replicated), self.optimizer.init(params)
+        )
+        state = State(params, moments)
+        shardings = jax.tree.map(lambda a: a.sharding, state)
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
+        loss = jax.jit(lambda params, windows: losses(params, windows).cross_entropy)
+        windows = self.windows(0)
+        return Program(
+            name,
+            state,
+            jitted.lower(state, windows).compile(),
+            loss.lower(params, windows).compile(),
+        )
+
+
+def expert_layer(recipe: quant.Recipe | None, mesh: jax.sharding.Mesh) -> model.Experts:
+    """The experts over all devices; their weights are float32."""
+
+    def layer(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
+        y, _ = jax_ep.moe_mlp(
+            x, ids, weights, w_up, w_down, axis_name="expert", quantization=recipe
+        )
+        return y
+
+    return jax.shard_map(layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+
+
+def in_bfloat16(params: model.Params) -> model.Params:
+    """Casts all parameters but those of experts, which the layer casts or quantizes."""
+    layers = params.layers
+    cast = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    return cast._replace(layers=cast.layers._replace(w_up=layers.w_up, w_down=layers.w_down))
+
+
+def train(training: Training, program: Program) -> report.Run:
+    """Trains by one recipe, and computes the held-out loss every so many steps."""
+    settings, state = training.settings, program.state
+    run = report.Run(program.recipe)
+    held_out = training.held_out()
+    losses: list[jax.Array] = []
+    begin = time.perf_counter()
+    with progress_bar() as bar:
+        task = bar.add_task(run.recipe, total=settings.steps, info="")
+        for done in range(1, settings.steps + 1):
+            state, loss = program.step(state, training.windows(done - 1))
+            losses.append(loss)
+            if done % settings.evaluate_every == 0 or done == settings.steps:
+                # The host waits for the device here only.
+                run.losses += [float(value) for value in losses]
+                losses.clear()
+                found = [program.loss(state.params, windows) for windows in held_out]
+                run.held_out[done] = float(np.mean(found))
+                bar.update(task, completed=done, info=f"held-out {run.held_out[done]:.4f}")
+    run.seconds = time.perf_counter() - begin
+    return run
+
+
+def main() -> int:
+    """Trains, and draws; 1 if a recipe ends too far from bfloat16."""
+    arguments = parse_arguments()
+    console = Console()
+    num_devices = arguments.expert_parallel
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", num_devices)  # GPUs do not mind
+    if jax.device_count() < num_devices:
+        console.print(
+            f"--expert-parallel {num_devices} needs as many devices; here are "
+            f"{jax.device_count()}.",
+            style="red",
+        )
+        return 2
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
+    settings = dataclasses.replace(SMALL if arguments.small else LARGE, **given)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    training = Training(settings, num_devices)
+    device = f"{num_devices} x {jax.devices()[0].device_kind}"
+    number = model.num_parameters(settings.sizes)
+    console.print(
+        f"{number / 1e6:.1f} million parameters, {settings.batch_size * settings.length} bytes of "
+        f"text per step, on {device}"
+    )
+    begin = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        programs = list(pool.map(training.start, arguments.recipes))
+    console.print(f"compiled in {time.perf_counter() - begin:.0f} s")
+    runs: list[report.Run] = []
+    for program in programs:
+        runs.append(train(training, program))
+        report.write(runs, device, arguments.output)  # also if a later run is cut off
+    report.show(runs, console)
+    differences = report.final_differences(runs)
+    for name, difference in differences.items():
+        verdict = "within" if abs(difference) <= MOST_DIFFERENCE else "NOT within"
+        console.print(
+            f"{name}: {difference:+.2%} from bfloat16's held-out loss: {verdict} "
+            f"{MOST_DIFFERENCE:.0%}"
+        )
+    console.print(f"{arguments.output}/fp8_training.png is written.")
+    return 0 if all(abs(d) <= MOST_DIFFERENCE for d in differences.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
