@@ -48,15 +48,14 @@ def final_differences(runs: list[Run]) -> dict[str, float]:
 
 def write(runs: list[Run], device: str, folder: pathlib.Path) -> None:
     """Writes the table of held-out losses, the losses of all steps, and the picture."""
+    rows = [[str(n), *(f"{run.held_out[n]:.4f}" for run in runs)] for n in runs[0].held_out]
     table = {
         "caption": "Held-out loss (nats per byte) by the number of steps.",
         "device": device,
         "columns": ["step", *(run.recipe for run in runs)],
-        "rows": [
-            [str(step), *(f"{run.held_out[step]:.4f}" for run in runs)] for step in runs[0].held_out
-        ],
+        "rows": rows,
     }
-    (folder / "fp8_training.json").write_text(json.dumps(table, indent=1) + "\n")
+    (folder / "fp8_training.json").write_text(json.dumps(table) + "\n")
     steps = {run.recipe: run.losses for run in runs}
     (folder / "losses.json").write_text(json.dumps(steps))
     plot(runs, device, folder / "fp8_training.png")
