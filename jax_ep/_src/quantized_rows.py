@@ -49,9 +49,9 @@ def without_opaque(rows_bar: jax.Array) -> tuple[jax.Array, bool]:
 
 
 def row_bytes(hidden: int, num_scales: int) -> int:
-    """Returns the bytes of a row in flight."""
-    vector = LIMITS["vector_bytes"]
-    return -(-(hidden + 4 * num_scales) // vector) * vector
+    """Returns the bytes of a row in flight. Scales begin at a multiple of four bytes."""
+    vector, word = LIMITS["vector_bytes"], OPAQUE.itemsize
+    return -(-(-(-hidden // word) + num_scales) * word // vector) * vector
 
 
 def _num_scales(x: Quantized) -> int:
@@ -62,6 +62,7 @@ def _pack(x: Quantized) -> jax.Array:
     """Returns OPAQUE[T, bytes / 4]."""
     num_tokens, hidden = x.shape
     values, scales = (lax.bitcast_convert_type(a, jnp.uint8) for a in (x.values, x.scales))
+    values = jnp.pad(values, ((0, 0), (0, -hidden % OPAQUE.itemsize)))
     rows = jnp.concatenate([values, scales.reshape(num_tokens, -1)], axis=1)
     padding = row_bytes(hidden, x.scales.shape[1]) - rows.shape[1]
     rows = jnp.pad(rows, ((0, 0), (0, padding)))
@@ -70,7 +71,8 @@ def _pack(x: Quantized) -> jax.Array:
 
 def _unpack(rows: jax.Array, like: Quantized) -> Quantized:
     num_rows, hidden, num_scales = rows.shape[0], like.shape[1], like.scales.shape[1]
-    as_bytes = lax.bitcast_convert_type(rows, jnp.uint8).reshape(num_rows, -1)
-    values = lax.bitcast_convert_type(as_bytes[:, :hidden], like.format.dtype)
-    scales = as_bytes[:, hidden : hidden + 4 * num_scales].reshape(num_rows, num_scales, 4)
+    num_words = -(-hidden // OPAQUE.itemsize)
+    # Words are copied in fewer steps than bytes.
+    values, scales = jnp.split(rows[:, : num_words + num_scales], [num_words], axis=1)
+    values = lax.bitcast_convert_type(values, like.format.dtype).reshape(num_rows, -1)[:, :hidden]
     return Quantized(values, lax.bitcast_convert_type(scales, jnp.float32), like.format)

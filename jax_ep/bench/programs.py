@@ -20,6 +20,8 @@ _COLLECTIVE = re.compile(
     r" (ragged-all-to-all|all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute)"
     r"(?:-start)?\("
 )
+# Each is a kernel or a copy on a GPU; bitcasts and tuples are nothing.
+_KERNEL = re.compile(r" (fusion|custom-call|copy|concatenate|convert|reduce|slice|transpose)\(")
 _CUSTOM_CALL = re.compile(r' custom-call(?:-start)?\(.*?custom_call_target="([^"]*)"')
 
 
@@ -31,6 +33,11 @@ def custom_calls(text: str) -> dict[str, int]:
 def collectives(text: str) -> dict[str, int]:
     """Counts the collectives in a program's text."""
     return dict(collections.Counter(_COLLECTIVE.findall(text)))
+
+
+def kernels(text: str) -> int:
+    """Counts the kernels of a program's entry in its text; those of loops once."""
+    return len(_KERNEL.findall(text.partition("\nENTRY ")[2]))
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int | None:
@@ -49,9 +56,9 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int | None:
 def start_jax(computation: Callable[[Any], jax.Array], arguments: list[Any]) -> Started:
     """Compiles a JAX function by itself: nothing else is in its program."""
     compiled = jax.jit(computation).lower(arguments[0]).compile()
-    return Started(
-        compiled, arguments, facts={"custom_calls": custom_calls(compiled.as_text() or "")}
-    )
+    text = compiled.as_text() or ""
+    facts = {"custom_calls": custom_calls(text), "kernels": kernels(text)}
+    return Started(compiled, arguments, facts=facts)
 
 
 def sharded(

@@ -8,7 +8,8 @@ those of distinct (token, other rank) pairs of the busiest rank. recv_capacity i
 most rows receives, so nothing is dropped. jax_ep's results must have the bits of its pure-JAX
 implementation. Calls are chained in one program, one straight after another, 8 of them, or 64 if a
 rank has up to 256 tokens: the host may not launch single ones as fast as they run. Those are
-measured singly, too.
+measured singly, too. Operations with the name of a format have quantized rows; --operation asks for
+them, and their bytes are those of bfloat16 rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import jax
 
-from jax_ep.bench import harness, transfer_providers
+from jax_ep.bench import harness, transfer_fp8, transfer_providers
 from jax_ep.bench.harness import Provider, Required
 from jax_ep.bench.report import OURS, Figure, Record
 from jax_ep.bench.transfer_problem import ROUTINGS, Problem, Shape, make_mesh, make_problem
@@ -42,8 +43,9 @@ class TransferBenchmark(harness.Benchmark):
     """Configures the harness."""
 
     name = "transfer"
-    operations = transfer_providers.OPERATIONS
-    providers = transfer_providers.PROVIDERS
+    operations = (*transfer_providers.OPERATIONS, *transfer_fp8.OPERATIONS)
+    default_operations = transfer_providers.OPERATIONS
+    providers = (*transfer_providers.PROVIDERS, *transfer_fp8.PROVIDERS)
     shape_type = Shape
     shapes = SHAPES
     smoke_shapes = SMOKE_SHAPES
@@ -89,6 +91,8 @@ class TransferBenchmark(harness.Benchmark):
 
     def required(self, record: Record) -> Required:
         """Collectives have no redispatch: their dispatch already exchanges no metadata."""
+        if record["operation"] in transfer_fp8.OPERATIONS:
+            return transfer_fp8.REQUIRED
         if record["operation"] == "redispatch":
             return ((OURS,), (CEILING,))
         ragged = ("lax.ragged_all_to_all 1", "lax.ragged_all_to_all 64")

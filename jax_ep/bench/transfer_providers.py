@@ -45,10 +45,11 @@ class Ours:
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles one operation and checks its result."""
         on_gpu = jax.default_backend() == "gpu"
-        evidence = f"jax_ep.{case.operation}.v1" if on_gpu else None
+        target = case.operation.partition("_")[0]  # without a format
+        evidence = f"jax_ep.{target}.v1" if on_gpu else None
         transfer = self.transfers(problem, "cuda" if on_gpu else None)[case.operation]
         expected = self.transfers(problem, "xla")[case.operation]
-        arguments = self._arguments(case.operation, problem)
+        arguments = self.arguments(case.operation, problem)
         started = start_sharded(transfer, arguments, problem.mesh, case.chained, evidence)
         compare = jax.jit(
             sharded(functools.partial(wrong_elements, transfer, expected), problem.mesh)
@@ -78,7 +79,8 @@ class Ours:
         combine = functools.partial(jax_ep.combine, **options)
         return {"dispatch": dispatch, "redispatch": redispatch, "combine": combine}
 
-    def _arguments(self, operation: str, problem: Problem) -> list[tuple[Any, ...]]:
+    def arguments(self, operation: str, problem: Problem) -> list[tuple[Any, ...]]:
+        """Returns the operands of calls in turn."""
         if operation == "dispatch":
             return [tuple(operands) for operands in problem.sets]
         dispatch = jax.jit(sharded(Ours().transfers(problem, None)["dispatch"], problem.mesh))
@@ -100,9 +102,8 @@ def wrong_elements(transfer: Transfer, expected: Transfer, *arguments: Any) -> j
         if isinstance(result, jax_ep.Dispatched):  # without the tail, which is unspecified
             assert result.row_weights is not None  # as weights were given
             sizes = result.group_sizes
-            result = [jax_ep.mask_tail(a, sizes) for a in (result.rows, result.row_weights)] + [
-                sizes
-            ]
+            rows = jax.tree.map(lambda a: jax_ep.mask_tail(a, sizes), result.rows)
+            result = [rows, jax_ep.mask_tail(result.row_weights, sizes), sizes]
         return [
             jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
             for a in jax.tree.leaves(result)

@@ -316,7 +316,7 @@ class ProgramsTest(parameterized.TestCase):
     def test_all_calls_are_in_the_program(self, operation, chained):
         problem = transfer_problem_of()
         transfer = Ours().transfers(problem, None)[operation]
-        arguments = Ours()._arguments(operation, problem)
+        arguments = Ours().arguments(operation, problem)
         collective = "all-to-all" if operation == "combine" else "all-gather"
         # Else small values are gathered.
         self.enter_context(unittest.mock.patch.object(reference, "MOST_GATHERED_BYTES", 0))

@@ -186,7 +186,7 @@ class ProvidersTest(parameterized.TestCase):
     def test_ours_is_one_custom_call_on_cuda(self, operation):
         """The one that is demanded as evidence, with the limit of SMs."""
         problem = transfer_problem_of()
-        arguments = Ours()._arguments(operation, problem)[0]
+        arguments = Ours().arguments(operation, problem)[0]
         with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
             ours = sharded(Ours(24).transfers(problem, "cuda")[operation], problem.mesh)
             text = lower_for_cuda(ours, *arguments).text

@@ -1,0 +1,149 @@
+"""Quantizing rows, and packing them for dispatch, beside a copy, on one device.
+
+T rows of H elements of bfloat16. "quantize" is jax_ep.quant.quantize; "pack" also lays each row's
+values and scales side by side, as dispatch sends them. GB/s are of the bytes that one pass moves:
+bfloat16 rows read once, values and scales written once. "/ copy" is that rate over a copy's. The
+record has the number of kernels in each program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep import quant
+from jax_ep._src import quantized_rows
+from jax_ep.bench import harness
+from jax_ep.bench.harness import Case, Provider, Required, Started
+from jax_ep.bench.matmul import COPIED_BYTES, copy_bytes_per_second
+from jax_ep.bench.matmul_fp8 import FORMATS
+from jax_ep.bench.programs import start_jax
+from jax_ep.bench.report import OURS, Figure, Record
+
+OPERATIONS: tuple[str, ...] = tuple(
+    f"{operation}_{name}" for name in FORMATS for operation in ("quantize", "pack")
+)
+PACK_ONLY = "rows that are quantized before"
+MAX_SETS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """[rows, hidden]."""
+
+    rows: int
+    hidden: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}, {self.hidden}"
+
+
+SHAPES = tuple(Shape(rows, hidden) for hidden in (7168, 2048) for rows in (4096, 32768))
+
+
+def computation(operation: str) -> Callable[[jax.Array], Any]:
+    """Returns the function that is compiled."""
+    operation, _, name = operation.partition("_")
+    format = FORMATS[name]
+
+    def quantize(x: jax.Array) -> quant.Quantized:
+        return quant.quantize(x, format)
+
+    def pack(x: jax.Array) -> jax.Array:
+        return quantized_rows.pack("bench", quantize(x), "T")
+
+    return quantize if operation == "quantize" else pack
+
+
+def pass_bytes(case: Case) -> int:
+    """Returns the bytes of one pass."""
+    x = jax.ShapeDtypeStruct((case.shape.rows, case.shape.hidden), jnp.bfloat16)
+    written = jax.tree.leaves(jax.eval_shape(computation(case.operation), x))
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in (x, *written))
+
+
+class Ours:
+    """jax_ep's functions."""
+
+    name = OURS
+    operations: tuple[str, ...] = OPERATIONS
+
+    def start(self, case: Case, problem: list[jax.Array]) -> Started:
+        """Compiles one operation."""
+        return _started(computation(case.operation), case, problem)
+
+
+class PackOnly:
+    """Packing alone."""
+
+    name = PACK_ONLY
+    operations: tuple[str, ...] = tuple(o for o in OPERATIONS if o.startswith("pack"))
+
+    def start(self, case: Case, problem: list[jax.Array]) -> Started:
+        """Compiles it."""
+        quantize = jax.jit(computation(case.operation.replace("pack", "quantize")))
+        rows = jax.block_until_ready([quantize(x) for x in problem])
+        return _started(lambda x: quantized_rows.pack("bench", x, "T"), case, rows)
+
+
+def _started(compute: Callable[[Any], Any], case: Case, arguments: list[Any]) -> Started:
+    started = start_jax(compute, arguments)
+    started.facts["bytes"] = pass_bytes(case)
+    return started
+
+
+PROVIDERS: tuple[Provider, ...] = (Ours(), PackOnly())
+
+
+class QuantizeBenchmark(harness.Benchmark):
+    """Configures the harness."""
+
+    name = "quantize"
+    operations = OPERATIONS
+    providers = PROVIDERS
+    shape_type = Shape
+    shapes = SHAPES
+    smoke_shapes = (Shape(24, 160),)
+    variants = ("normal",)
+    variant_option = "distribution"
+    figures = (Figure("gigabytes_per_second", "GB/s"), Figure("of_copy", "/ copy", ".2f"))
+    average = "median"
+
+    def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+        """Measures a copy."""
+        results.update(description=" ".join((__doc__ or "").split()))
+        results["copy_bytes_per_second"] = copy_bytes_per_second(
+            1 << 20 if arguments.smoke else COPIED_BYTES
+        )
+
+    def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> list[jax.Array]:
+        """Normal rows."""
+        size = (shape.rows, shape.hidden)
+        sets = math.ceil(rotated_bytes / (2 * shape.rows * shape.hidden))
+        return [
+            jax.block_until_ready(jax.random.normal(jax.random.key(seed), size, jnp.bfloat16))
+            for seed in range(min(max(2, sets), MAX_SETS))
+        ]
+
+    def required(self, record: Record) -> Required:
+        """jax_ep alone."""
+        return ((OURS,),)
+
+    def add_figures(self, results: dict[str, Any]) -> None:
+        """The bytes of one pass per second, whatever is moved, and that over a copy's."""
+        for record in results["cases"]:
+            for measurement in record["measurements"].values():
+                seconds = measurement.get("seconds")
+                if seconds is not None:
+                    rate = measurement["facts"]["bytes"] / seconds
+                    measurement["gigabytes_per_second"] = rate / 1e9
+                    measurement["of_copy"] = rate / results["copy_bytes_per_second"]
+
+
+BENCHMARK = QuantizeBenchmark()
