@@ -32,11 +32,11 @@ class GroupSearch {
   // Called by all lanes of a warp, with indices that never decrease. Returns false if there is no
   // item with this index, and then none with a higher one.
   __device__ bool Find(int64_t index, GroupItem* item) {
-    constexpr uint32_t kAllLanes = 0xffffffffu;
     const RowGroups& groups = params_.groups;
     const int32_t num_entries = groups.num_groups + (groups.zero_tail ? 1 : 0);
     const int lane = threadIdx.x % 32;
     for (; first_group_ < num_entries; first_group_ += 32) {
+      PassEmptyBlocks();
       // Each lane has one group. Two prefix sums over the lanes give its rows and its items. Row
       // numbers saturate at num_rows, which is below 2^31, so the sum of two fits 32 bits.
       const int32_t group = first_group_ + lane;
@@ -72,11 +72,31 @@ class GroupSearch {
   }
 
  private:
+  static constexpr uint32_t kAllLanes = 0xffffffffu;
+
   // Clips to [0, num_rows], because the sum of two sizes must fit 32 bits.
   __device__ uint32_t ClippedSize(int32_t group) const {
     const RowGroups& groups = params_.groups;
     if (group < groups.num_groups) return min(max(groups.sizes[group], 0), groups.num_rows);
     return group == groups.num_groups && groups.zero_tail ? groups.num_rows : 0;
+  }
+
+  // Of many groups, such as those of all layers in a stack, passes blocks of 32 without rows. Their
+  // sizes are loaded for many blocks at once, which takes as long as the prefix sums of one.
+  __device__ void PassEmptyBlocks() {
+    constexpr int kBlocks = 8;
+    const int32_t num_groups = params_.groups.num_groups;
+    if (num_groups < 32 * kBlocks) return;
+    if (kIsRhsGradient<kKind> && !params_.accumulates) return;  // an empty group's result is zeros
+    int passed = kBlocks;
+    while (passed == kBlocks && first_group_ < num_groups) {
+#pragma unroll
+      for (int block = kBlocks - 1; block >= 0; --block) {
+        const int32_t group = first_group_ + 32 * block + threadIdx.x % 32;
+        if (__any_sync(kAllLanes, ClippedSize(group) != 0)) passed = block;
+      }
+      first_group_ += 32 * passed;
+    }
   }
 
   // Each group's result has the group's rows, but in the gradient of rhs it is a whole matrix. An

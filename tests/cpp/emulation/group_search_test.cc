@@ -98,6 +98,12 @@ int main() {
   }
   const std::vector<int32_t> layer = {17, 0, 3, 40, 0};
   for (size_t index : {0, 12, 19}) CheckSizes(Stack(layer, 20, index), 64);
+  // With 256 groups or more, blocks of 32 without rows are passed.
+  for (size_t num_layers : {51, 52, 103, 150}) {
+    for (size_t index : {size_t{0}, size_t{50}, num_layers - 1}) {
+      CheckSizes(Stack(layer, num_layers, index), 64);
+    }
+  }
   CheckSizes(std::vector<int32_t>(70), 64);
   CheckSizes({std::numeric_limits<int32_t>::max(), 5, std::numeric_limits<int32_t>::min()}, 64);
   return testing::Finish();
