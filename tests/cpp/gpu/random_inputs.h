@@ -60,6 +60,7 @@ struct Shape {
   bool allow_low_latency = true;
   int64_t ring_chunks = jax_ep::kMaxChunks;
   bool counts_arrivals = false;  // dispatches
+  bool is_packed = false;        // rows of bytes, not of values
 
   int64_t num_arrivals() const {
     return 1 + jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);
@@ -69,6 +70,10 @@ struct Shape {
 
 inline Bytes RandomRows(Random& random, int64_t rows, const Shape& shape) {
   Bytes data(rows * shape.row_bytes());
+  if (shape.is_packed) {
+    for (uint8_t& byte : data) byte = static_cast<uint8_t>(random());
+    return data;
+  }
   for (int64_t i = 0; i < rows * shape.hidden; ++i) {
     WriteElement(data, i, shape.type, static_cast<float>(Uniform(random, -4000, 4000)) / 1024.0f);
   }

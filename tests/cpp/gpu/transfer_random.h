@@ -157,6 +157,44 @@ inline void TestRandom(Group* group, const Options& options) {
               failures == before ? "PASS" : "FAIL", rounds, calls_made, Now() - start);
 }
 
+// Dispatches quantized rows, any bits: values, scales and padding of H values in each format.
+inline void TestPackedRows(Group* group, const Options& options) {
+  Random random(options.seed + 150);
+  const int before = failures;
+  const auto round_up = [](int bytes) { return (bytes + 15) / 16 * 16; };
+  int calls_made = 0;
+  for (const int hidden : {7168, 2048, 768, 100}) {
+    const int blocks = (hidden + 127) / 128;
+    for (const int num_scales : {blocks, 1}) {  // Fp8Block128, Fp8Row
+      for (const bool allow_low_latency : {false, true}) {
+        Shape shape;
+        shape.routing = {.tokens = 5,
+                         .top_k = 3,
+                         .experts = 2 * group->size(),
+                         .ranks = group->size(),
+                         .rows = 0,
+                         .align = 1,
+                         .ids = {}};
+        shape.routing.rows = RowsFor(random, shape.routing);
+        shape.type = jax_ep::kF32;  // what the custom calls take packed rows for
+        shape.hidden = round_up(hidden + 4 * num_scales) / 4;
+        shape.num_sms = options.shared ? 2 : 0;
+        shape.allow_low_latency = allow_low_latency;
+        shape.is_packed = true;
+        group->ResetArenas(0xff);
+        Sequence calls(group, &random);
+        calls.AddRedispatch(calls.AddDispatch(shape), shape);
+        calls.Fill();
+        calls.LaunchAll();
+        calls.Check();
+        calls_made += calls.size();
+      }
+    }
+  }
+  std::printf("%s packed rows: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
+              calls_made);
+}
+
 // Launches the same sequence again and again, without host synchronization in between.
 inline void TestBackToBack(Group* group, const Options& options) {
   Random random(options.seed + 200);

@@ -8,7 +8,7 @@
 //   --tiny        few small calls, for compute-sanitizer (with more than one rank the tool must not
 //                 serialize kernels)
 //   --seconds S   duration of the random calls; default 30
-//   --only NAME   random, arrivals, graph, faults, many or timing
+//   --only NAME   random, packed, arrivals, graph, faults, many or timing
 //   --general     times without the low-latency kernels
 //   --arrivals    times dispatches that count arrivals
 //   --shape T,H,E,K,SMS   times this shape on so many SMs (0: all); may be given again
@@ -71,7 +71,8 @@ int Main(int argc, char** argv) {
   const auto wanted = [&](std::string_view name) {
     return options.only.empty() || options.only == name;
   };
-  if (wanted("random") || wanted("arrivals") || wanted("graph") || wanted("faults")) {
+  if (wanted("random") || wanted("packed") || wanted("arrivals") || wanted("graph") ||
+      wanted("faults")) {
     Group group(options.ranks, options.shared, size_t{options.tiny ? 32u : 64u} << 20,
                 size_t{options.tiny ? 64u : 512u} << 20);
     if (wanted("random")) {
@@ -79,6 +80,7 @@ int Main(int argc, char** argv) {
       TestRandom(&group, options);
       TestBackToBack(&group, options);
     }
+    if (wanted("packed")) TestPackedRows(&group, options);
     if (wanted("arrivals")) TestArrivals(&group, options);
     if (wanted("graph")) TestGraph(&group, options);
     if (wanted("faults")) {
