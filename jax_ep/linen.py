@@ -7,7 +7,9 @@ of its parameters: it is what ``nnx.to_pure_dict(nnx.state(layer, nnx.Param))`` 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,7 +19,9 @@ from jax.nn.initializers import Initializer
 from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
+from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.activations import Activation
+from jax_ep._src.errors import ArgumentError
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.config import (
     BIAS_INIT,
@@ -29,7 +33,8 @@ from jax_ep._src.moe_layer.config import (
 from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
 from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import Parameter, initialize, parameters
-from jax_ep._src.moe_layer.router import Router
+from jax_ep._src.moe_layer.router import LAYER, Router
+from jax_ep._src.moe_layer.stack import Stack, make_stack
 from jax_ep._src.params import Remat
 from jax_ep._src.recipe import QuantizedExperts, Recipe
 from jax_ep._src.users_experts import ExpertsFunction
@@ -97,10 +102,7 @@ class MoE(nn.Module):
         Raises:
           ArgumentError (a ValueError): an option, a shape or a mesh that does not fit.
         """
-        check_router(self.router)
-        named = isinstance(self.router, str)
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Config)}
-        config = Config(**options | {"router": self.router if named else None})
+        config = self._config()
         mesh = given_mesh(self.mesh)
         if mesh is not None:
             check_mesh(config, mesh)
@@ -111,9 +113,46 @@ class MoE(nn.Module):
         if self.selection_bias:
             bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
             arrays["selection_bias"] = bias.value
-        router = None if isinstance(self.router, str) else self.router
         given = LayerArrays(**arrays, quantized=quantized_weights)
-        return apply(config, router, given, x, token_mask)
+        y, stats, _ = apply(config, self._router(), given, x, token_mask)
+        return y, stats
+
+    def stack(self, variables: Mapping[str, Any], x: jax.Array) -> tuple[Stack, Accumulators]:
+        """Prepares stacked layers for a loop that reads their matrices in place.
+
+        It is called on the module alone, outside of `apply`; see `jax_ep.nnx.MoE.stack`.
+
+        Args:
+          variables: the layer's collections, with a leading dimension of layers in every array, as
+            `nn.scan` makes them.
+          x: tokens like those of the calls.
+
+        Returns:
+          What calls the layers, and the float32 sums of the gradients of w_up and w_down.
+
+        Raises:
+          ArgumentError (a ValueError): as `jax_ep.nnx.MoE.stack`, or a router with variables.
+        """
+        variables = nn.unbox(variables)
+        arrays = dict(variables["params"]) | dict(variables.get("selection_bias", {}))
+        router = self._router()
+        if isinstance(router, nn.Module):
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: stack() of a layer whose router {type(router).__name__} has "
+                "variables; expected a name or a function. Scan over the module itself."
+            )
+        # All layers have the same: its arrays are no stacks.
+        of_all = None if router is None else functools.partial(router)
+        return make_stack(self._config(), of_all, LayerArrays(**arrays), x)
+
+    def _config(self) -> Config:
+        check_router(self.router)
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Config)}
+        named = isinstance(self.router, str)
+        return Config(**options | {"router": self.router if named else None})
+
+    def _router(self) -> Router | None:
+        return None if isinstance(self.router, str) else self.router
 
     def _param(self, name: str, param: Parameter, mesh: Mesh | AbstractMesh | None) -> jax.Array:
         manual = () if mesh is None else mesh.abstract_mesh.manual_axes

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.activations import Activation
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.config import (
@@ -29,6 +30,7 @@ from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
 from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import initialize, parameters
 from jax_ep._src.moe_layer.router import Router
+from jax_ep._src.moe_layer.stack import Stack, make_stack
 from jax_ep._src.params import Remat
 from jax_ep._src.recipe import QuantizedExperts, Recipe
 from jax_ep._src.users_experts import ExpertsFunction
@@ -232,11 +234,55 @@ class MoE(nnx.Module):
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh
             where one is needed.
         """
-        names = (name for name in LayerArrays._fields if name not in ("router", "quantized"))
-        variables = {name: getattr(self, name) for name in names}
-        arrays = {name: v if v is None else v[...] for name, v in variables.items()}
-        given = LayerArrays(**arrays, quantized=quantized_weights)
-        return apply(self.config, self.router, given, x, token_mask)
+        given = self._arrays()._replace(quantized=quantized_weights)
+        y, stats, _ = apply(self.config, self.router, given, x, token_mask)
+        return y, stats
+
+    def stack(self, x: jax.Array) -> tuple[Stack, Accumulators]:
+        """Prepares a module of stacked layers for a loop that reads their matrices in place.
+
+        The module's parameters have a leading dimension, as those of layers made by `nnx.vmap`. A
+        scan over the module itself copies each layer's matrices, and their gradients::
+
+            moe, sums = layers.moe.stack(x)
+
+            def block(carry, layer):
+                x, sums = carry
+                y, stats, sums = moe(x, layer, sums)
+                return (x + y, sums), stats.aux_loss
+
+            (x, _), losses = jax.lax.scan(block, (x, sums), jnp.arange(num_layers))
+
+        The matrices are cast to the layer's dtype once, here. Without a gradient leave the sums
+        out: ``y, stats = moe(x, layer)``.
+
+        Args:
+          x: tokens like those of the calls.
+
+        Returns:
+          What calls the layers, and the float32 sums of the gradients of w_up and w_down.
+
+        Raises:
+          ArgumentError (a ValueError): parameters that are no stacks; `fsdp_axis`, `quantization`
+            or `experts_fn`, which make other matrices of those in the stack.
+        """
+        return make_stack(self.config, self.router, self._arrays(), x)
+
+    def _arrays(self) -> LayerArrays:
+        variables = {name: getattr(self, name) for name in (*PARAMETERS, "selection_bias")}
+        return LayerArrays(**{name: v if v is None else v[...] for name, v in variables.items()})
+
+
+PARAMETERS = (
+    "router_kernel",
+    "w_up",
+    "w_down",
+    "b_up",
+    "b_down",
+    "shared_w_up",
+    "shared_w_down",
+    "logits_bias",
+)
 
 
 def _attribute(router: Router) -> Any:

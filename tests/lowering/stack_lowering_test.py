@@ -7,16 +7,22 @@ import re
 import subprocess
 import sys
 
-import testing  # isort: skip  # noqa: F401  sets the devices
+import testing  # isort: skip
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
-from layer_stack import NUM_LAYERS, NUM_LOCAL, F, H, arguments, gradients, scanned
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from layer_stack import LARGE, NUM_LAYERS, NUM_LOCAL, SMALL, F, H, arguments, gradients, scanned
 from programs import lower_for_cuda, struct
 
+from jax_ep.nnx import MoE
+
 NUM_GROUPS = NUM_LAYERS * NUM_LOCAL
+FORMS = "chained", "checkpointed", "module"
 UP, DOWN = f"{NUM_GROUPS}x{H}x{2 * F}x", f"{NUM_GROUPS}x{F}x{H}x"
 
 
@@ -25,9 +31,46 @@ def bfloat16_arguments():
     return [struct(a.shape, dtype) for a, dtype in zip(arguments(), dtypes, strict=True)]
 
 
+def module_step():
+    """The gradients of a stacked module, and its float32 parameters and bfloat16 tokens."""
+    mesh = testing.mesh_of((SMALL, LARGE), ("data", "expert"))
+    make = nnx.vmap(lambda key: MoE(H, F, NUM_LOCAL * LARGE, 2, mesh=mesh, rngs=nnx.Rngs(key)))
+    layers = nnx.eval_shape(lambda: make(jax.random.split(jax.random.key(0), NUM_LAYERS)))
+    definition, state = nnx.split(layers)
+
+    def loss(state, x):
+        moe, sums = nnx.merge(definition, state).stack(x)
+
+        def block(carry, layer):
+            x, sums = carry
+            y, stats, sums = moe(x, layer, sums)
+            return (x + y, sums), stats.aux_loss
+
+        (x, _), losses = jax.lax.scan(block, (x, sums), jnp.arange(NUM_LAYERS))
+        return jnp.sin(x.astype(jnp.float32)).sum() + losses.sum()
+
+    specs = {"router_kernel": P(), "w_up": P(None, "expert"), "w_down": P(None, "expert")}
+    given = {
+        name: jax.ShapeDtypeStruct(state[name].shape, jnp.float32, sharding=NamedSharding(mesh, s))
+        for name, s in specs.items()
+    }
+    tokens = NamedSharding(mesh, P(("data", "expert")))
+    x = jax.ShapeDtypeStruct((4 * testing.NUM_DEVICES, H), jnp.bfloat16, sharding=tokens)
+
+    def step(arrays, x):
+        values = jax.tree.unflatten(jax.tree.structure(state), [arrays[k] for k in sorted(arrays)])
+        return jax.grad(loss, argnums=(0, 1))(values, x)
+
+    return step, given, x
+
+
 def touching_stacks(form: str) -> list[str]:
     """The operations of a compiled training step whose result is a stack, but for views of one."""
-    text = lower_for_cuda(gradients(scanned(form)), *bfloat16_arguments()).partitioned()
+    if form == "module":
+        program = lower_for_cuda(*module_step())
+    else:
+        program = lower_for_cuda(gradients(scanned(form)), *bfloat16_arguments())
+    text = program.partitioned()
     leading = f"{NUM_GROUPS}|{NUM_LAYERS},{NUM_LOCAL}"
     stack = rf"({leading}),({H},{2 * F}|{H},2,{F}|{F},{H})"
     views = {"parameter", "get-tuple-element", "bitcast"}
@@ -56,17 +99,17 @@ class ProgramTest(absltest.TestCase):
             self.assertNotRegex(jaxpr, rf"\[{NUM_LAYERS},{NUM_GROUPS},{H},")
 
     def test_nothing_else_touches_a_stack(self):
-        """Each accumulator is filled once and cast once, outside of the loop. Nothing is copied."""
+        """Two accumulators are filled, and two stacks cast, outside of the loop. Nothing is copied."""
         # In its own process, because handlers cannot be taken back.
         command = [sys.executable, __file__, "--compile"]
         result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         found = json.loads(result.stdout)
-        for form in "chained", "checkpointed":
+        for form in FORMS:
             self.assertCountEqual(found[form], ["custom-call"] * 2 + ["fusion"] * 4, form)
 
 
 if __name__ == "__main__":
     if "--compile" in sys.argv:
-        print(json.dumps({form: touching_stacks(form) for form in ("chained", "checkpointed")}))
+        print(json.dumps({form: touching_stacks(form) for form in FORMS}))
     else:
         absltest.main()

@@ -13,7 +13,8 @@ from absl.testing import absltest, parameterized
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "layer.md", ROOT / "docs" / "memory.md")
+DOCS = ROOT / "docs"
+PAGES = README, DOCS / "layer.md", DOCS / "stacks.md", DOCS / "memory.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
 # Settings that the tests make for themselves, or a developer has.

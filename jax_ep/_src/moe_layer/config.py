@@ -42,6 +42,11 @@ class Axes:
         """The axes that tokens are sharded over."""
         return (*self.batch, *self.sequence)
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All axes, once each."""
+        return tuple(dict.fromkeys((*self.tokens, *self.expert, *self.fsdp, *self.tensor)))
+
     def within(self, names: tuple[str, ...] | frozenset[str]) -> Axes:
         """The axes that are among `names`."""
         groups = (getattr(self, field.name) for field in dataclasses.fields(self))

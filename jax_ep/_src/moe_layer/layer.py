@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
+from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.moe_layer import router as routers
 from jax_ep._src.moe_layer.config import (
     Axes,
@@ -24,7 +25,7 @@ from jax_ep._src.moe_layer.config import (
     spec_entry,
 )
 from jax_ep._src.moe_layer.mesh import find_mesh
-from jax_ep._src.moe_layer.parameters import parameters, reshard
+from jax_ep._src.moe_layer.parameters import reshard, specs_of
 from jax_ep._src.moe_layer.router import Router, SplitRouter
 from jax_ep._src.moe_layer.tokens import flatten, pad, token_spec
 from jax_ep._src.moe_mlp import moe_mlp
@@ -50,7 +51,10 @@ class MoEStats:
 
 
 class LayerArrays(NamedTuple):
-    """The arrays of a layer, and their specs. Those that a layer lacks are None."""
+    """The arrays of a layer, and their specs. Those that a layer lacks are None.
+
+    With `layer`, the experts' are stacks of layers, of which this one is used.
+    """
 
     router_kernel: Any  # [H, E]
     w_up: Any  # [E, H, 2, F] or [E, H, F]
@@ -63,6 +67,11 @@ class LayerArrays(NamedTuple):
     selection_bias: Any = None  # [E]
     router: Any = ()  # list of a custom router's arrays
     quantized: QuantizedExperts | None = None  # of w_up and w_down
+    layer: Any = None  # int32[]
+    sums: Any = None  # `Accumulators` of one rank after another
+
+
+Outputs = tuple[jax.Array, MoEStats, Accumulators | None]
 
 
 def apply(
@@ -71,7 +80,7 @@ def apply(
     arrays: LayerArrays,
     x: jax.Array,
     token_mask: jax.Array | None,
-) -> tuple[jax.Array, MoEStats]:
+) -> Outputs:
     """Runs the layer. `router` is None for one that has a name, and `arrays.router` is empty."""
     check_input(config, x, token_mask)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
@@ -94,7 +103,7 @@ def _run(
     arrays: LayerArrays,
     x: jax.Array,
     token_mask: jax.Array | None,
-) -> tuple[jax.Array, MoEStats]:
+) -> Outputs:
     """`_local_layer`, in a `shard_map` unless the context already is one over the right axes."""
     layer = functools.partial(_local_layer, config, router)
     axes = config.axes.within(mesh.axis_names)
@@ -113,15 +122,23 @@ def _run(
             to_spec(P(), x), None if token_mask is None else to_spec(P(), token_mask)
         )
         x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
-    param_specs = {name: param.spec for name, param in parameters(config, outer).items()}
+    param_specs = specs_of(config, outer, is_stack=arrays.layer is not None)
     by_expert: Any = P(spec_entry(outer.expert))
-    specs = LayerArrays(**param_specs, selection_bias=P(), router=P(), quantized=by_expert)
+    by_rank = P(spec_entry(outer.all))
+    specs = LayerArrays(
+        **param_specs,
+        selection_bias=P(),
+        router=P(),
+        quantized=by_expert,
+        layer=P(),
+        sums=by_rank,
+    )
     in_specs = (specs, tokens, tokens)
     sharded_layer = jax.shard_map(
         functools.partial(layer, axes),
         mesh=mesh,
         in_specs=in_specs,
-        out_specs=(tokens, P()),
+        out_specs=(tokens, P(), by_rank),
         axis_names=axis_names,
     )
     operands = jax.tree.map(
@@ -130,10 +147,10 @@ def _run(
         (arrays, x, token_mask),
         is_leaf=lambda node: isinstance(node, P),
     )
-    y, stats = sharded_layer(*operands)
+    y, stats, sums = sharded_layer(*operands)
     if is_padded:
         y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(given.shape)
-    return to_spec(jax.typeof(given).sharding.spec, y), stats
+    return to_spec(jax.typeof(given).sharding.spec, y), stats, sums
 
 
 _compiled = jax.jit(_run, static_argnums=(0, 1, 2), inline=True)
@@ -146,14 +163,14 @@ def _local_layer(
     arrays: LayerArrays,
     x: jax.Array,
     token_mask: jax.Array | None,
-) -> tuple[jax.Array, MoEStats]:
+) -> Outputs:
     """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
     tokens, mask = flatten(x, token_mask)
     num_tokens = tokens.shape[0]
     if not num_tokens:  # on all ranks alike
         zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
         stats = MoEStats(aux_loss=zero, z_loss=zero, expert_load=load, num_dropped=load[0])
-        return x.astype(config.dtype or x.dtype), stats
+        return x.astype(config.dtype or x.dtype), stats, arrays.sums
     tokens, mask = pad(tokens, mask, config.num_chunks)
     if mask is not None:
         tokens = jnp.where(mask[:, None], tokens, 0)  # NaN in padding reaches no gradient
@@ -175,7 +192,7 @@ def _local_layer(
     if mask is not None:
         routed = routing._masked(routed, mask)
 
-    y, num_dropped = _experts(config, axes, arrays, tokens, routed, config.dtype or x.dtype)
+    y, num_dropped, sums = _experts(config, axes, arrays, tokens, routed, config.dtype or x.dtype)
     if mask is not None and arrays.shared_w_up is not None:
         y = jnp.where(mask[:, None], y, 0)
     stats = MoEStats(
@@ -186,7 +203,7 @@ def _local_layer(
         expert_load=routing.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
         num_dropped=num_dropped,
     )
-    return y[:num_tokens].reshape(x.shape), stats
+    return y[:num_tokens].reshape(x.shape), stats, sums
 
 
 def _experts(
@@ -196,8 +213,8 @@ def _experts(
     tokens: jax.Array,
     routed: routing.Routing,
     dtype: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """The experts' summed outputs [T, H], and the assignments dropped on all ranks."""
+) -> tuple[jax.Array, jax.Array, Accumulators | None]:
+    """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""
     ids, exchange, num_experts = routed.topk_ids, axes.expert, config.num_experts
     capacity_factor, recv_capacity = config.capacity_factor, None
     if not exchange:
@@ -220,7 +237,7 @@ def _experts(
         shared_expert = whole(arrays.shared_w_up, 0), whole(arrays.shared_w_down, 1)
     if axes.tensor and b_down is not None:  # the sum over the axis has it once
         b_down = jnp.where(lax.axis_index(axes.tensor) == 0, b_down, 0)
-    y, stats = moe_mlp(
+    y, stats, *sums = moe_mlp(
         tokens.astype(dtype),
         ids,
         routed.topk_weights,
@@ -231,6 +248,8 @@ def _experts(
         activation=config.activation,
         b_up=arrays.b_up,
         b_down=b_down,
+        layer=arrays.layer,
+        accumulators=arrays.sums,
         shared_expert=shared_expert,
         experts_fn=config.experts_fn,
         local_only=config.local_only,
@@ -250,4 +269,4 @@ def _experts(
     if axes.tensor:
         y = lax.psum(y, axes.tensor)
         num_dropped = lax.pmax(num_dropped, axes.tensor)  # equal on all of them
-    return y, num_dropped
+    return y, num_dropped, sums[0] if sums else None

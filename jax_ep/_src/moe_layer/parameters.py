@@ -18,6 +18,8 @@ from jax.typing import DTypeLike
 from jax_ep._src import compat
 from jax_ep._src.moe_layer.config import Axes, Config, spec_entry
 
+OF_EXPERTS = ("w_up", "w_down", "b_up", "b_down")
+
 
 class Parameter(NamedTuple):
     """Describes a parameter to the module that makes it."""
@@ -55,6 +57,15 @@ def parameters(config: Config, axes: Axes) -> dict[str, Parameter]:
     if config.logits_bias:
         found["logits_bias"] = Parameter((num_experts,), P(), config.bias_init)
     return found
+
+
+def specs_of(config: Config, axes: Axes, *, is_stack: bool) -> dict[str, Any]:
+    """Returns the partition specs of the parameters, or of stacks of the experts' parameters."""
+    specs = {name: param.spec for name, param in parameters(config, axes).items()}
+    for name in OF_EXPERTS if is_stack else ():
+        if name in specs:
+            specs[name] = P(None, *specs[name])
+    return specs
 
 
 @functools.cache
