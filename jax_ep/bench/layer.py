@@ -6,13 +6,15 @@ Tokens are bfloat16; expert weights are bfloat16, or float32 masters. Every rank
 the experts that one rank of four has, so with one GPU it computes T * K rows, as each of four does.
 Routing is uniform, and nothing is dropped, but by the einsum form.
 
-Each call of jax_ep's layer is timed alone, too ("part"), and each matmul's dense counterpart
-("dense"). "/ sum" is a time over that of all parts, "/ dense sum" over that of the transfers, casts
-and dense matmuls. With up to 64 tokens "/ reading" is a time over that of the transfers and of
-reading once, at the rate of a copy, the weights of experts that have rows. The parts run in rounds
-with jax_ep's layer; the first round does not count. Calls with few tokens are chained in one
-program, which XLA captures in a CUDA graph. Peak memory is what the compiler allocates; "/ plain
-peak" is that of jax_ep over the least of the layers in plain JAX, which have the same capacity.
+Each call of jax_ep's layer is timed alone, too ("part"), and so is what an MLP with dense matmuls
+makes of it ("dense"): cuBLAS's matmul, and SwiGLU and its gradient, each a fusion of XLA. "/ sum"
+is a time over that of all parts, "/ dense sum" over that of transfers, casts and all that is dense,
+"/ dense matmuls" over the same without SwiGLU. With up to 64 tokens "/ reading" is a time over that
+of the transfers and of reading once, at the rate of a copy, the weights of experts that have rows.
+All run in short rounds, one after another; the first does not count, and a ratio is the median over
+the others. Calls with few tokens are chained in one program, which XLA captures in a CUDA graph.
+Peak memory is what the compiler allocates; "/ plain peak" is that of jax_ep over the least of the
+layers in plain JAX, which have the same capacity.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 import jax
 
-from jax_ep.bench import harness, layer_plot, layer_providers
+from jax_ep.bench import harness, layer_figures, layer_plot, layer_providers
 from jax_ep.bench.harness import Case, Provider, Required, Started
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_problem import MODELS, Problem, Shape, make_problem
@@ -35,13 +37,14 @@ from jax_ep.bench.transfer import checked_devices
 from jax_ep.bench.transfer_problem import make_mesh
 
 TOKENS = (4096, 128, 1024, 8192)
-DECODED_TOKENS = (1, 4, 16, 64)
+DECODED_TOKENS = (1, 4, 16, layer_figures.MAX_DECODED_TOKENS)
 SMOKE_SHAPES = (Shape(160, 32, 16, 4, 2),)  # with enough rows for dense matmuls and casts
 SMOKE_CHAINED = 2
 FEW_TOKENS, SOME_TOKENS = 256, 1024
 CHAINED_OF_FEW, CHAINED_OF_SOME = 16, 4
-ROUNDS, QUICK_ROUNDS = 3, 2
-ITERATIONS, QUICK_ITERATIONS = 50, 25  # each takes at least 10 ms
+ROUNDS, QUICK_ROUNDS, SMOKE_ROUNDS = 8, 4, 2
+ITERATIONS = 6  # each takes at least 10 ms
+SETTLING_SECONDS = 2
 QUICK_BASELINES = ("sort, tokamax triton, gather", "all_gather, tokamax triton, psum_scatter")
 MAX_DIFFERENCE = 0.02  # relative to a result's norm
 MAX_FP8_DIFFERENCE = 0.12  # of FP8 matmuls from bfloat16: several roundings of 2.6 %
@@ -64,6 +67,7 @@ class LayerBenchmark(harness.Benchmark):
         Figure("tflops", "TFLOP/s"),
         Figure("of_sum", "/ sum", ".3f"),
         Figure("of_dense_sum", "/ dense sum", ".3f"),
+        Figure("of_dense_matmuls", "/ dense matmuls", ".3f"),
         Figure("of_reading", "/ reading", ".2f"),
         Figure("peak_gib", "peak GiB", ".2f"),
         Figure("of_plain_peak", "/ plain peak", ".3f"),
@@ -72,6 +76,7 @@ class LayerBenchmark(harness.Benchmark):
     rounds = ROUNDS
     iterations = ITERATIONS
     warm_up_seconds = 0
+    settling_seconds = SETTLING_SECONDS
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds what to measure, and --profile."""
@@ -110,6 +115,8 @@ class LayerBenchmark(harness.Benchmark):
         """Chooses the shapes, passes and providers, and measures a copy."""
         if arguments.quick:
             self._make_quick(arguments)
+        if arguments.smoke:
+            self.rounds, self.settling_seconds = SMOKE_ROUNDS, 0  # type: ignore[misc]
         if arguments.decode:
             arguments.passes = arguments.passes or ["forward"]
             arguments.tokens = arguments.tokens or list(DECODED_TOKENS)
@@ -140,7 +147,6 @@ class LayerBenchmark(harness.Benchmark):
 
     def _make_quick(self, arguments: argparse.Namespace) -> None:
         self.rounds = QUICK_ROUNDS  # type: ignore[misc]
-        arguments.iterations = min(arguments.iterations, QUICK_ITERATIONS)
         if not arguments.smoke:
             arguments.shapes = arguments.shapes or ["deepseek-v3"]
             arguments.tokens = arguments.tokens or [TOKENS[0]]
@@ -175,9 +181,8 @@ class LayerBenchmark(harness.Benchmark):
         ]
 
     def order(self, chosen: list[Provider]) -> list[Provider]:
-        """Rounds of jax_ep with its parts and their dense counterparts, then the baselines."""
-        in_rounds = [p for p in chosen if isinstance(p, IN_ROUNDS)]
-        return in_rounds * self.rounds + [p for p in chosen if p not in in_rounds]
+        """Many short rounds of all: the clocks follow the power, and so change slowly."""
+        return chosen * self.rounds
 
     def check(self, started: Started, name: str, ours: Started | None) -> None:
         """Compares results with those of jax_ep. The einsum form drops, parts are not layers."""
@@ -225,69 +230,15 @@ class LayerBenchmark(harness.Benchmark):
 
     def add_figures(self, results: dict[str, Any]) -> None:
         """Adds the figures, and the sums of the parts to every case."""
+        chained = SMOKE_CHAINED if results["smoke"] else 1
         for record in results["cases"]:
             case = _case_of(record)
-            shape: Shape = case.shape
-            measured = record["measurements"]
-            record["sums"] = self._sums(case, measured)
+            applying = [p for p in self.providers if case.operation in p.operations]
+            applying = [p for p in applying if self.applies(p, case)]
             rate = results["copy_bytes_per_second"]
-            itemsize = 2 if case.variant == "bfloat16" else 4
-            read = record.get("active_experts", 0) * shape.expert_elements * itemsize / rate
-            transfers = self._seconds(case, measured, lambda p: p.kind == "transfer")
-            is_decoded = case.operation == "forward" and shape.tokens <= max(DECODED_TOKENS)
-            if transfers is not None and is_decoded:
-                record["sums"]["of_reading"] = transfers + read
-            flops = (
-                2 * shape.rows * shape.expert_elements * (1 if case.operation == "forward" else 3)
-            )
-            for name, measurement in measured.items():
-                if "seconds" not in measurement or name.startswith(("part", "dense")):
-                    continue
-                seconds = measurement["seconds"]
-                measurement["tflops"] = flops / seconds / 1e12
-                for figure, total in record["sums"].items():
-                    if name == layer_providers.KEEPING_ROWS:
-                        again = measured.get("part: dispatch of x again", {})
-                        total -= again.get("seconds", 0.0)
-                    measurement[figure] = seconds / total
-                peak = measurement["facts"].get("peak_bytes")
-                if peak is not None and case.chained == (SMOKE_CHAINED if results["smoke"] else 1):
-                    measurement["peak_gib"] = peak / 2**30
-            peaks = [
-                measured[p.name]["peak_gib"]
-                for p in self.providers
-                if isinstance(p, layer_providers.Baseline)
-                and not p.name.startswith("einsum")  # it has another capacity
-                and "peak_gib" in measured.get(p.name, {})
-            ]
-            for name in (OURS, layer_providers.KEEPING_ROWS) if peaks else ():
-                if "peak_gib" in measured.get(name, {}):
-                    measured[name]["of_plain_peak"] = measured[name]["peak_gib"] / min(peaks)
-
-    def _sums(self, case: Case, measured: dict[str, Any]) -> dict[str, float]:
-        """The seconds of all parts, and with dense matmuls in the place of grouped ones."""
-        sums = {"of_sum": self._seconds(case, measured, lambda _: True)}
-        others = self._seconds(case, measured, lambda part: part.kind != "matmul")
-        dense = [
-            measured.get(p.name, {}).get("seconds")
-            for p in self.providers
-            if isinstance(p, Dense) and case.operation in p.operations
-        ]
-        if others is not None and None not in dense:
-            sums["of_dense_sum"] = others + sum(dense)
-        return {name: total for name, total in sums.items() if total is not None}
-
-    def _seconds(self, case: Case, measured: dict[str, Any], is_one: Any) -> float | None:
-        """The sum of some parts, or None if one has no time."""
-        found = [
-            measured.get(p.name, {}).get("seconds")
-            for p in self.providers
-            if isinstance(p, Part)
-            and case.operation in p.operations
-            and self.applies(p, case)
-            and is_one(p)
-        ]
-        return None if None in found else sum(found)
+            layer_figures.add_ratios(record, case, applying, rate)
+            if case.chained == chained:
+                layer_figures.add_peaks(record, applying)
 
     def plot(self, results: dict[str, Any], path: pathlib.Path) -> None:
         """Bars of where the time goes."""

@@ -35,8 +35,8 @@ class Values(NamedTuple):
     row_weights: jax.Array  # float32[M]
     activations: jax.Array  # [M, F]; weighted where there is a backward pass
     y: jax.Array  # [M, H]
-    pre_activation: Any = None  # [M, 2F]; from here on of the backward pass
-    y_bar: Any = None  # [M, H]
+    pre_activation: jax.Array  # [M, 2F]
+    y_bar: Any = None  # [M, H]; from here on of the backward pass
     pre_activation_bar: Any = None  # [M, 2F]
     rows_bar: Any = None  # [M, H]
     row_weights_bar: Any = None  # float32[M]
@@ -138,7 +138,7 @@ def values_of(problem: Problem) -> list[Values]:
     """Returns the arrays of a layer for every set, with weights as its matmuls read them."""
 
     def make() -> list[Values]:
-        calls = Calls(problem, keep=problem.backward)
+        calls = Calls(problem, keep=True)
         matrices = problem.sets[0].w_up, problem.sets[0].w_down
         if has_many_rows(problem.shape) and problem.weight_dtype == "float32":
             matrices = jax.jit(sharded(calls.cast, problem.mesh))(*matrices)
@@ -160,8 +160,9 @@ def _computation(calls: Calls) -> Any:
         assert row_weights is not None  # as weights were given
         activations, pre_activation = calls.up(rows, o.w_up, plan)
         values = {"plan": plan, "rows": rows, "row_weights": row_weights}
+        values["pre_activation"] = pre_activation
         y = calls.down(activations, o.w_down, row_weights, plan)
-        if not calls.keep:
+        if not calls.problem.backward:
             return values | {"y": y, "activations": activations}
         y_bar, _ = calls.redispatch(o.out_bar, plan)
         pre_activation_bar, activations, row_dots = calls.activation_gradient(
@@ -170,7 +171,6 @@ def _computation(calls: Calls) -> Any:
         return values | {
             "y": y,
             "activations": activations,
-            "pre_activation": pre_activation,
             "y_bar": y_bar,
             "pre_activation_bar": pre_activation_bar,
             "rows_bar": calls.input_gradient(pre_activation_bar, o.w_up, plan),

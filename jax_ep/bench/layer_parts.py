@@ -1,4 +1,4 @@
-"""The parts of jax_ep's layer, each timed alone, and dense matmuls of the same sizes.
+"""The parts of jax_ep's layer, each timed alone, and those of an MLP with dense matmuls.
 
 The sum of the parts is the bound that the whole layer is compared with. The matmuls are the calls
 that the layer makes, with what runs in their epilogues.
@@ -176,38 +176,71 @@ PARTS: tuple[Part, ...] = (
 
 @dataclasses.dataclass(eq=False)
 class Dense:
-    """A provider: cuBLAS's matmul of a part's size, with one expert's matrix for all rows."""
+    """A provider: what an MLP with one expert's matrices for all rows makes of a part.
+
+    Attributes:
+      name: for reports.
+      operations: the passes that have the part.
+      call: a matmul of the part's size by cuBLAS, or the pass of its epilogue as XLA's fusion.
+      arguments: its arguments.
+      is_matmul: whether it is a matmul.
+    """
 
     name: str
     operations: tuple[str, ...]
-    part: Part
+    call: Callable[..., Any]
+    arguments: Callable[[Values], Arrays]
+    is_matmul: bool
 
     def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
         """With few rows per expert a matmul reads its matrix, and the dense one reads only one."""
         return has_many_rows(shape)
 
     def start(self, case: Case, problem: Problem) -> Started:
-        """Compiles the matmul by itself, over all ranks."""
+        """Compiles it by itself, over all ranks."""
         values = values_of(problem)
         select = jax.jit(sharded(lambda *weights: tuple(w[0] for w in weights), problem.mesh))
         weights = values[0].operands[-2:]
         w_up, w_down = problem.once("one expert", lambda: select(*weights))
-
-        def call(*arguments: Any) -> jax.Array:
-            assert self.part.dense is not None
-            return jnp.dot(*self.part.dense(*arguments))
-
         arguments = [
-            self.part.arguments(v._replace(operands=v.operands._replace(w_up=w_up, w_down=w_down)))
+            self.arguments(v._replace(operands=v.operands._replace(w_up=w_up, w_down=w_down)))
             for v in values
         ]
         return start_sharded(
-            call, arguments, problem.mesh, case.chained, None, compiler_options=CUBLAS
+            self.call, arguments, problem.mesh, case.chained, None, compiler_options=CUBLAS
         )
 
 
-DENSE: tuple[Dense, ...] = tuple(
-    Dense(part.name.replace("part", "dense"), part.operations, part)
-    for part in PARTS
-    if part.kind == "matmul"
+def _dense_matmul(part: Part) -> Dense:
+    operands = part.dense
+    assert operands is not None
+
+    def call(*arguments: Any) -> jax.Array:
+        return jnp.dot(*operands(*arguments))
+
+    name = part.name.replace("part", "dense")
+    return Dense(name, part.operations, call, part.arguments, is_matmul=True)
+
+
+def _swiglu(pre_activation: jax.Array) -> jax.Array:
+    gate, up = jnp.split(pre_activation.astype(jnp.float32), 2, axis=-1)
+    return (jax.nn.silu(gate) * up).astype(pre_activation.dtype)
+
+
+def _swiglu_gradient(pre_activation: jax.Array, activations_bar: jax.Array) -> Any:
+    """Returns the gradient, and the activations again for the gradient of down."""
+    activations, backward = jax.vjp(_swiglu, pre_activation)
+    return *backward(activations_bar), activations
+
+
+DENSE: tuple[Dense, ...] = (
+    *(_dense_matmul(part) for part in PARTS if part.kind == "matmul"),
+    Dense("dense: SwiGLU", FORWARD, _swiglu, lambda v: (v.pre_activation,), is_matmul=False),
+    Dense(
+        "dense: gradient of SwiGLU",
+        BACKWARD,
+        _swiglu_gradient,
+        lambda v: (v.pre_activation, v.activations),
+        is_matmul=False,
+    ),
 )

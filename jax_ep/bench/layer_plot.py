@@ -38,8 +38,9 @@ def draw(panel: Axes, record: Record) -> None:
     times = _times(record)
     parts = {n.partition(": ")[2]: s for n, s in times.items() if n.startswith("part: ")}
     dense = {n.partition(": ")[2]: s for n, s in times.items() if n.startswith("dense: ")}
-    colors = {name: f"C{index % 10}" for index, name in enumerate(parts)}
-    hatches = {name: "//" if index >= 10 else None for index, name in enumerate(parts)}
+    names = list(parts | dense)
+    colors = {name: f"C{index % 10}" for index, name in enumerate(names)}
+    hatches = {name: "//" if index >= 10 else None for index, name in enumerate(names)}
     bars = {"parts, each alone": parts}
     if dense:
         bars["the same, dense matmuls"] = parts | dense
@@ -53,7 +54,7 @@ def draw(panel: Axes, record: Record) -> None:
                 color=colors[name],
                 hatch=hatches[name],
                 edgecolor="white",
-                label=name if row == 0 else None,
+                label=name if row == 0 or name not in parts else None,
             )
             left += seconds * 1e3
         panel.text(left, row, f" {left:.3g}", va="center", fontsize=8)

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import pathlib
 import platform
+import statistics
 from typing import Any
 
 import matplotlib as mpl
@@ -59,6 +60,16 @@ class Figure:
         """Returns the text in a table."""
         value = measurement.get(self.key)
         return "" if value is None else format(value, self.format)
+
+
+def counted(rounds: list[float]) -> list[float]:
+    """Returns the rounds that count: all but the first of several."""
+    return rounds[1:] or rounds
+
+
+def ratio(rounds: list[float], others: list[float]) -> float:
+    """Returns the median over those rounds that both have."""
+    return statistics.median(counted([a / b for a, b in zip(rounds, others, strict=False)]))
 
 
 def versions() -> dict[str, str | None]:

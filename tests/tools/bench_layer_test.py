@@ -17,7 +17,7 @@ from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
 
 from jax_ep.bench import harness, layer_baselines, layer_providers, layer_quantized
-from jax_ep.bench.layer import BENCHMARK, MAX_FP8_DIFFERENCE
+from jax_ep.bench.layer import BENCHMARK, MAX_FP8_DIFFERENCE, SMOKE_ROUNDS
 from jax_ep.bench.layer_calls import Calls, values_of
 from jax_ep.bench.layer_parts import DENSE, PARTS
 from jax_ep.bench.layer_problem import MODELS, Shape, make_problem
@@ -222,11 +222,16 @@ class PartsTest(parameterized.TestCase):
         shapes = {}
         for dense in DENSE:
             started = dense.start(case_of("both", shape=problem.shape), problem)
-            shapes[dense.name] = started.call(started.arguments[0]).shape
+            result = started.call(started.arguments[0])
+            shapes[dense.name] = jax.tree.map(jnp.shape, result)
         rows, hidden, size = 320, 32, 16
+        self.assertEqual(shapes["dense: SwiGLU"], (rows, size))
+        gradients = (rows, 2 * size), (rows, size)
+        self.assertEqual(shapes["dense: gradient of SwiGLU"], gradients)
         expected = [(rows, 2 * size), (rows, hidden), (rows, size), (rows, hidden)]
         expected += [(hidden, 2 * size), (size, hidden)]
-        self.assertEqual(list(shapes.values()), expected)
+        matmuls = {d.name for d in DENSE if d.is_matmul}
+        self.assertEqual([shapes[name] for name in shapes if name in matmuls], expected)
 
     def test_the_values_are_those_of_the_layer(self):
         problem = problem_of()
@@ -247,17 +252,23 @@ class PartsTest(parameterized.TestCase):
 
 
 class FiguresTest(absltest.TestCase):
-    def figures(self, operation, shape, weights="bfloat16", facts=None, **extra):
+    def figures(self, operation, shape, weights="bfloat16", peaks=None, **extra):
         case = case_of(operation, weights, shape=shape)
         BENCHMARK.mesh = make_mesh(1)
         applying = [
             p for p in (*PARTS, *DENSE) if operation in p.operations and BENCHMARK.applies(p, case)
         ]
-        measurements = {p.name: {"seconds": 1.0, "facts": {}} for p in applying}
+
+        def measurement(seconds, peak=None):
+            return {"rounds": [{"mean": s} for s in (99.0, seconds)], "facts": {"peak_bytes": peak}}
+
+        measurements = {p.name: measurement(1.0) for p in applying}
         for name in (OURS, layer_providers.KEEPING_ROWS, "torch"):
-            measurements[name] = {"seconds": 12.0, "facts": {"peak_bytes": 2**30}}
-        for name, given in (facts or {}).items():
-            measurements[name] = {"seconds": 12.0, "facts": given}
+            measurements[name] = measurement(12.0, 2**30)
+        for name, peak in (peaks or {}).items():
+            measurements[name] = measurement(12.0, peak)
+        for found in measurements.values():
+            found["seconds"] = found["rounds"][1]["mean"]
         record = case.record() | {"measurements": measurements} | extra
         results = {"cases": [record], "copy_bytes_per_second": 1e9, "smoke": False}
         BENCHMARK.add_figures(results)
@@ -266,9 +277,13 @@ class FiguresTest(absltest.TestCase):
     def test_sums(self):
         shape = Shape(4096, 2048, 768, 32, 8)
         record = self.figures("forward", shape)
-        self.assertEqual(record["sums"], {"of_sum": 4.0, "of_dense_sum": 4.0})
+        self.assertEqual(
+            record["sums"], {"of_sum": 4.0, "of_dense_sum": 5.0, "of_dense_matmuls": 4.0}
+        )
         record = self.figures("both", shape, "float32")  # with a cast
-        self.assertEqual(record["sums"], {"of_sum": 12.0, "of_dense_sum": 12.0})
+        self.assertEqual(
+            record["sums"], {"of_sum": 12.0, "of_dense_sum": 14.0, "of_dense_matmuls": 12.0}
+        )
         measurement = record["measurements"][OURS]
         self.assertEqual((measurement["of_sum"], measurement["peak_gib"]), (1.0, 1.0))
         flops = 3 * 2 * 32768 * 3 * 2048 * 768
@@ -279,8 +294,8 @@ class FiguresTest(absltest.TestCase):
 
     def test_peaks(self):
         plain, einsum = "sort, lax.ragged_dot, gather", "einsum, capacity 1.25"
-        facts = {plain: {"peak_bytes": 2**29}, einsum: {"peak_bytes": 2**20}}
-        record = self.figures("forward", Shape(4096, 2048, 768, 32, 8), facts=facts)
+        peaks = {plain: 2**29, einsum: 2**20}
+        record = self.figures("forward", Shape(4096, 2048, 768, 32, 8), peaks=peaks)
         self.assertEqual(record["measurements"][OURS]["of_plain_peak"], 2)
         self.assertNotIn("of_plain_peak", record["measurements"][plain])
 
@@ -317,11 +332,12 @@ class CommandTest(parameterized.TestCase):
         for record in results["cases"]:
             ours = record["measurements"][OURS]
             names = [p.name for p in (*PARTS, *DENSE) if record["operation"] in p.operations]
-            total = sum(record["measurements"][n]["seconds"] for n in names if n.startswith("part"))
-            self.assertAlmostEqual(ours["of_sum"] * total, ours["seconds"])
+            parts = [record["measurements"][n] for n in names if n.startswith("part")]
+            total = sum(part["rounds"][1]["mean"] for part in parts)
+            self.assertAlmostEqual(ours["of_sum"] * total, ours["rounds"][1]["mean"])
             self.assertGreater(ours["of_dense_sum"], 0)
             self.assertGreater(ours["peak_gib"], 0)
-            self.assertLen(ours["rounds"], BENCHMARK.rounds)
+            self.assertLen(ours["rounds"], SMOKE_ROUNDS)
         reasons = {gap["provider"]: gap["reason"] for gap in results["not_run"]}
         self.assertIn("ModuleNotFoundError", reasons["torch"])
         self.assertIn("transformer_engine", reasons["TransformerEngine"])
@@ -336,7 +352,7 @@ class CommandTest(parameterized.TestCase):
         self.assertEqual(status, 0)
         (record,) = results["cases"]
         self.assertEqual((record["variant"], record["num_ranks"]), ("bfloat16", 2))
-        self.assertLen(record["measurements"][OURS]["rounds"], 2)
+        self.assertLen(record["measurements"][OURS]["rounds"], SMOKE_ROUNDS)
         self.assertLen(traces, 1)
 
     def test_choices(self):
