@@ -25,7 +25,7 @@ class Run:
       recipe: its name.
       losses: nats per byte of each step.
       held_out: nats per byte of held-out text, by the number of steps done.
-      seconds: all of it, without compilation.
+      seconds: of all steps.
     """
 
     recipe: str
@@ -47,7 +47,7 @@ def final_differences(runs: list[Run]) -> dict[str, float]:
 
 
 def write(runs: list[Run], device: str, folder: pathlib.Path) -> None:
-    """Writes the table of held-out losses, the losses of all steps, and the picture."""
+    """Writes the table of held-out losses, and the losses of all steps."""
     rows = [[str(n), *(f"{run.held_out[n]:.4f}" for run in runs)] for n in runs[0].held_out]
     table = {
         "caption": "Held-out loss (nats per byte) by the number of steps.",
@@ -58,7 +58,6 @@ def write(runs: list[Run], device: str, folder: pathlib.Path) -> None:
     (folder / "fp8_training.json").write_text(json.dumps(table) + "\n")
     steps = {run.recipe: run.losses for run in runs}
     (folder / "losses.json").write_text(json.dumps(steps))
-    plot(runs, device, folder / "fp8_training.png")
 
 
 def plot(runs: list[Run], device: str, path: pathlib.Path) -> None:
@@ -89,11 +88,11 @@ def plot(runs: list[Run], device: str, path: pathlib.Path) -> None:
 
 def show(runs: list[Run], console: Console) -> None:
     """Prints a table of all runs."""
-    table = Table("experts", "steps", "training loss", "held-out loss", "seconds", title="Runs")
+    table = Table("experts", "steps", "training loss", "held-out loss", "ms per step", title="Runs")
     for run in runs:
         training = float(np.mean(run.losses[-20:]))
         table.add_row(
             run.recipe, str(len(run.losses)), f"{training:.4f}", f"{run.last:.4f}",
-            f"{run.seconds:.0f}",
+            f"{1e3 * run.seconds / len(run.losses):.1f}",
         )  # fmt: skip
     console.print(table)

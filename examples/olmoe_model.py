@@ -129,7 +129,9 @@ def _is_shape(value: Any) -> bool:
 
 def losses(params: Params, windows: jax.Array, sizes: Sizes, experts: Experts) -> Losses:
     """Predicts every token but a window's first, of int32[batch, length + 1]."""
-    x = params.embedding[windows[:, :-1]]
+    # The gradient is a scatter of many rows into few. GPUs add float32 faster than bfloat16.
+    embedding = params.embedding.astype(jnp.float32)
+    x = embedding[windows[:, :-1]].astype(params.embedding.dtype)
 
     def body(x: jax.Array, layer: Layers) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         x = x + attention(norm(x, layer.attention_norm), layer, sizes.num_heads)

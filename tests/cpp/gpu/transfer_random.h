@@ -176,7 +176,7 @@ inline void TestPackedRows(Group* group, const Options& options) {
                          .align = 1,
                          .ids = {}};
         shape.routing.rows = RowsFor(random, shape.routing);
-        shape.type = jax_ep::kF32;  // what the custom calls take packed rows for
+        shape.type = jax_ep::kF32;  // custom calls take packed rows for these
         shape.hidden = round_up(hidden + 4 * num_scales) / 4;
         shape.num_sms = options.shared ? 2 : 0;
         shape.allow_low_latency = allow_low_latency;
