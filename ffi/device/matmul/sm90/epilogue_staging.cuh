@@ -87,6 +87,20 @@ class EpilogueStaging {
     __syncwarp();
   }
 
+  // The same for results that T rounds to 16 bits, a few words at a time: registers may be scarce.
+  // Store has to follow.
+  template <typename T>
+  __device__ void ReplaceRounded(const float (&results)[2 * kStagingWords]) const {
+    WaitUntilRead();
+#pragma unroll
+    for (int i = 0; i < kStagingWords; i += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[j] = T::Pack(results + 2 * (i + j));
+      WriteWords(i, words);
+    }
+  }
+
   // Stores boxes to memory, side by side from `coordinates` on; `adds`: adds them, in float32. TMA
   // skips what lies outside of the tensor.
   template <int kElementBytes>

@@ -8,7 +8,6 @@
 #define JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/fp8_epilogue.cuh"
 #include "ffi/device/matmul/sm90/fp8_scales.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
@@ -38,24 +37,21 @@ __device__ void MultiplyHalf(float (&products)[kHalfAccumulators], uint32_t stag
 // Adds the products of a k-block to the sums.
 template <typename Scales>
 __device__ void Promote(float (&sums)[kHalfAccumulators],
-                        const float (&products)[kHalfAccumulators], const KBlockScales& scales,
-                        int half) {
-  const float by_row[2] = {scales.rows[0] * scales.halves[half],
-                           scales.rows[1] * scales.halves[half]};
+                        const float (&products)[kHalfAccumulators], float2 by_row) {
 #pragma unroll
   for (int i = 0; i < kHalfAccumulators; ++i) {
-    sums[i] =
-        Scales::kPerKBlock ? fmaf(products[i], by_row[i / 2 % 2], sums[i]) : sums[i] + products[i];
+    sums[i] = Scales::kPerKBlock ? fmaf(products[i], i / 2 % 2 == 0 ? by_row.x : by_row.y, sums[i])
+                                 : sums[i] + products[i];
   }
 }
 
 // Called by all consumer warps of a block.
-template <typename A, typename B, typename Scales>
+template <typename A, typename B, typename Scales, typename Epilogue>
 __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams& params,
                                const Fp8Scales& scales, const Pipeline& pipeline) {
   const int warp = WarpUniform(threadIdx.x / 32) - kWarpgroupWarps;  // among the consumers
   const int warpgroup = warp / kWarpgroupWarps;
-  Fp8Epilogue<Scales> epilogue(params, scales, maps, pipeline.Staging(warp));
+  Epilogue epilogue(params, scales, maps, pipeline.Staging(warp));
   // Lanes 0 and 1 release stages, each to the producer of one block.
   const int lane = threadIdx.x % 32;
   const uint32_t empty_barriers = MapToBlock(pipeline.EmptyBarrier(0), lane % kClusterBlocks);
@@ -65,15 +61,22 @@ __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams&
       MbarrierArriveRemote(empty_barriers + stage * kBarrierBytes);
     }
   };
+  const auto place = [&](const Tile& tile) -> EpilogueCoordinates {
+    const int m = warp * kWarpM;
+    // A tile of zeros has a k past the end of the operands.
+    const int group = tile.k > 0 ? -1 : tile.group;
+    return {.group = group, .m = tile.m + m, .n = tile.n, .num_m = tile.num_m - m};
+  };
+  const auto load_scales = [&](const Tile& tile, int k_block) {
+    return Scales::Load(scales, place(tile), k_block);
+  };
   TileReader tiles(pipeline);
   PipelineState<kStages> state;
   float sums[kHalves][kHalfAccumulators] = {};
   float products[kHalfAccumulators];
-  for (Tile tile = tiles.Next(); tile.num_k > 0; tile = tiles.Next()) {
-    const int m = warp * kWarpM;
-    const EpilogueCoordinates at = {
-        .group = tile.group, .m = tile.m + m, .n = tile.n, .num_m = tile.num_m - m};
-    const bool is_zero = tile.k > 0;  // k begins past the end of the operands
+  Tile tile = tiles.Next();
+  KBlockScales quad = load_scales(tile, 0);
+  while (tile.num_k > 0) {
     const int num_k_blocks = CeilDivide(tile.num_k, kTileK);
     // Rows past the end of the group are padding; often a warpgroup has no others.
     if (warpgroup * kWarpgroupM >= tile.num_m) {
@@ -82,37 +85,45 @@ __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams&
         consumer_release(state.index);
         state.Advance();
       }
+      tile = tiles.Next();
+      quad = load_scales(tile, 0);
       continue;
     }
-    KBlockScales quad = Scales::Load(scales, at, is_zero, 0);
-    KBlockScales next_quad = quad;
     KBlockScales block_scales;
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
+      const bool is_last = k_block + 1 == num_k_blocks;
       const uint32_t stage = pipeline.Stage(state.index);
       pipeline.ConsumerWait(state);
       MultiplyHalf<A, B>(products, stage, warpgroup, 0);
-      // A load whose result is used at once would stop the warp for longer than the MMAs take.
-      if (k_block % kQuad == 0) next_quad = Scales::Load(scales, at, is_zero, k_block + kQuad);
       if (k_block == 0) {
-        epilogue.StoreSecond(sums[1]);
+        epilogue.StoreSecond(sums);
         block_scales = Scales::Select(quad, 0);
+      }
+      if (is_last) {
+        epilogue.Load(place(tile));
+        tile = tiles.Next();
+        quad = load_scales(tile, 0);
       }
       WgmmaWaitGroup<0>();
       FenceAccumulators(products);
-      Promote<Scales>(sums[0], products, block_scales, 0);
+      Promote<Scales>(sums[0], products, block_scales.ByRow(0));
+      const float2 by_row = block_scales.ByRow(1);
       MultiplyHalf<A, B>(products, stage, warpgroup, 1);
-      if (k_block % kQuad == kQuad - 1) quad = next_quad;
-      const KBlockScales next_scales = Scales::Select(quad, k_block + 1);
+      if (is_last) {
+        epilogue.StoreFirst(sums[0]);
+      } else {
+        block_scales = Scales::Select(quad, k_block + 1);
+        // A load whose result is used at once would stop the warp for longer than the MMAs take.
+        if (k_block % kQuad == kQuad - 2) quad = load_scales(tile, k_block + 2);
+      }
       WgmmaWaitGroup<0>();
       FenceAccumulators(products);
       consumer_release(state.index);
       state.Advance();
-      Promote<Scales>(sums[1], products, block_scales, 1);
-      block_scales = next_scales;
+      Promote<Scales>(sums[1], products, by_row);
     }
-    epilogue.StoreFirst(at, is_zero, sums);
   }
-  epilogue.StoreSecond(sums[1]);
+  epilogue.StoreSecond(sums);
   epilogue.Close();
 }
 

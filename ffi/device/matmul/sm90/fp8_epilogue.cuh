@@ -11,50 +11,49 @@
 
 namespace jax_ep::sm90 {
 
-// Two sets of accumulators leave no registers for results that wait. So the second half stays in
-// its sums until the first MMAs of the next tile run, which go to the first half.
+// Two sets of accumulators leave no registers for results that wait. So each half is stored from
+// its sums while the tensor cores multiply the other: the first during the tile's last MMAs, the
+// second during the first MMAs of the next tile.
 template <typename Scales>
 class Fp8Epilogue {
  public:
+  static constexpr int kConsumerRegisters = 232;
+
   __device__ Fp8Epilogue(const MatmulParams& params, const Fp8Scales& scales,
                          const MatmulTensorMaps& maps, uint32_t staging)
       : params_(params), scales_(scales), map_(&maps.out), staging_(staging) {}
 
-  // Called when a tile ends. Stores the first half and clears it. Scales of a tile's sums are
-  // applied to both halves here, where the registers of the products are free.
-  __device__ void StoreFirst(const EpilogueCoordinates& at, bool is_zero,
-                             float (&sums)[kHalves][kHalfAccumulators]) {
-    if (!is_zero) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        Scales::Apply(scales_, params_, at, half, sums[half]);
-      }
-    }
+  // Called in a tile's last k-block: loads what StoreFirst and StoreSecond need.
+  __device__ void Load(const EpilogueCoordinates& at) {
     at_ = at;
-    StoreHalf(0, sums[0]);
+    factors_ = Scales::LoadHalf(scales_, params_, at);
+  }
+
+  // Called when the sums of the first half are complete. Stores and clears them.
+  __device__ void StoreFirst(float (&sums)[kHalfAccumulators]) {
+    StoreHalf(sums);
+    at_.n += kHalfN;
     has_second_ = true;
+    factors_ = Scales::LoadHalf(scales_, params_, at_);
   }
 
   // Called before anything is added to the second half, and at the end.
-  __device__ void StoreSecond(float (&sums)[kHalfAccumulators]) {
+  __device__ void StoreSecond(float (&sums)[kHalves][kHalfAccumulators]) {
     if (!has_second_) return;
-    StoreHalf(1, sums);
+    StoreHalf(sums[1]);
     has_second_ = false;
   }
 
   __device__ void Close() { staging_.WaitUntilComplete(); }
 
  private:
-  __device__ void StoreHalf(int half, float (&sums)[kHalfAccumulators]) {
-    TmaCoordinates box = PrefixBox(at_);
-    box.column += half * kHalfN;
+  __device__ void StoreHalf(float (&sums)[kHalfAccumulators]) {
+    Scales::Apply(factors_, sums);
+    const TmaCoordinates box = PrefixBox(at_);
     if (params_.out_is_float32) {
       staging_.StoreFloat32(map_, box, sums, false);
     } else {
-      uint32_t words[kStagingWords];
-#pragma unroll
-      for (int i = 0; i < kStagingWords; ++i) words[i] = BFloat16::Pack(sums + 2 * i);
-      staging_.Replace(words);
+      staging_.ReplaceRounded<BFloat16>(sums);
       staging_.Store<2>(map_, box);
     }
 #pragma unroll
@@ -67,6 +66,7 @@ class Fp8Epilogue {
   const EpilogueStaging staging_;
   EpilogueCoordinates at_ = {};
   bool has_second_ = false;
+  typename Scales::HalfFactors factors_ = {};
 };
 
 }  // namespace jax_ep::sm90

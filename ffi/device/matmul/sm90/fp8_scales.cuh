@@ -17,6 +17,10 @@ static_assert(kHalfN == kFp8Block, "a half of a tile has one column of blocks of
 struct KBlockScales {
   float rows[2];
   float halves[kHalves];
+
+  __device__ float2 ByRow(int half) const {
+    return {rows[0] * halves[half], rows[1] * halves[half]};
+  }
 };
 
 // The four lanes of a quad have the same rows. Each loads the scales of one of four k-blocks.
@@ -30,10 +34,10 @@ struct BlockScales {
   // the group's end have scales of 0, and so have tiles of zeros, whose scales would be those of
   // other rows.
   __device__ static KBlockScales Load(const Fp8Scales& scales, const EpilogueCoordinates& at,
-                                      bool is_zero, int first) {
+                                      int first) {
     KBlockScales result = {};
     const int k_block = first + threadIdx.x % kQuad;
-    if (is_zero || k_block >= scales.k_blocks) return result;
+    if (at.group < 0 || k_block >= scales.k_blocks) return result;
     const int row = threadIdx.x % 32 / kQuad;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -41,13 +45,12 @@ struct BlockScales {
         result.rows[h] = __ldg(scales.a + int64_t{at.m + row + 8 * h} * scales.k_blocks + k_block);
       }
     }
-    const int n_block = at.n / kFp8Block;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      if (n_block + half < scales.n_blocks) {
+      const int n_block = at.n / kFp8Block + half;
+      if (n_block < scales.n_blocks) {
         result.halves[half] = __ldg(
-            scales.b + (int64_t{at.group} * scales.n_blocks + n_block + half) * scales.k_blocks +
-            k_block);
+            scales.b + (int64_t{at.group} * scales.n_blocks + n_block) * scales.k_blocks + k_block);
       }
     }
     return result;
@@ -62,41 +65,61 @@ struct BlockScales {
             {from_lane(quad.halves[0]), from_lane(quad.halves[1])}};
   }
 
-  __device__ static void Apply(const Fp8Scales&, const MatmulParams&, const EpilogueCoordinates&,
-                               int, float (&)[kHalfAccumulators]) {}
+  struct HalfFactors {};
+  __device__ static HalfFactors LoadHalf(const Fp8Scales&, const MatmulParams&,
+                                         const EpilogueCoordinates&) {
+    return {};
+  }
+  __device__ static void Apply(const HalfFactors&, float (&)[kHalfAccumulators]) {}
 };
 
 // One scale per row of a and per column of a matrix of b, applied to a tile's sums.
 struct RowScales {
   static constexpr bool kPerKBlock = false;
 
-  __device__ static KBlockScales Load(const Fp8Scales&, const EpilogueCoordinates&, bool, int) {
+  __device__ static KBlockScales Load(const Fp8Scales&, const EpilogueCoordinates&, int) {
     return {{1, 1}, {1, 1}};
   }
   __device__ static KBlockScales Select(const KBlockScales& quad, int) { return quad; }
 
-  // Multiplies the sums of a half of the columns. Rows past the group's end are not stored.
-  __device__ static void Apply(const Fp8Scales& scales, const MatmulParams& params,
-                               const EpilogueCoordinates& at, int half,
-                               float (&sums)[kHalfAccumulators]) {
+  // Factors of the sums of a half of the columns: of this thread's two rows, and of two pairs of
+  // adjacent columns, 2 * lane and 64 + 2 * lane.
+  struct HalfFactors {
+    float rows[2];
+    float2 columns[2];
+  };
+
+  // Rows past the group's end have factors of 0, and so have tiles of zeros, whose factors would be
+  // those of other rows.
+  __device__ static HalfFactors LoadHalf(const Fp8Scales& scales, const MatmulParams& params,
+                                         const EpilogueCoordinates& at) {
+    HalfFactors result = {};
+    if (at.group < 0) return result;
     const int lane = threadIdx.x % 32;
-    float rows[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = lane / 4 + 8 * h;
-      if (row < at.num_m) rows[h] = __ldg(scales.a + at.m + row);
+      if (row < at.num_m) result.rows[h] = __ldg(scales.a + at.m + row);
     }
-    const float* const columns = scales.b + int64_t{at.group} * params.shape_n;
+    const int n = at.n + 2 * lane;
+    const float2* const columns =
+        reinterpret_cast<const float2*>(scales.b + (int64_t{at.group} * params.shape_n + n));
+    // shape_n is even.
+    if (n < params.shape_n) result.columns[0] = __ldg(columns);
+    if (n + kHalfN / 2 < params.shape_n) result.columns[1] = __ldg(columns + kHalfN / 4);
+    return result;
+  }
+
+  // Multiplies the sums of a half of the columns. Called by all lanes.
+  __device__ static void Apply(const HalfFactors& factors, float (&sums)[kHalfAccumulators]) {
 #pragma unroll
     for (int j = 0; j < kHalfAccumulators / 4; ++j) {
-      const int n = at.n + half * kHalfN + 8 * j + lane % 4 * 2;
-      float2 column = {};  // shape_n is even
-      if (n < params.shape_n) column = __ldg(reinterpret_cast<const float2*>(columns + n));
+      const float2 own = factors.columns[j / 8];
+      const int from = j % 8 * 4 + threadIdx.x % 4;
+      const float column[2] = {__shfl_sync(0xffffffff, own.x, from),
+                               __shfl_sync(0xffffffff, own.y, from)};
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        sums[4 * j + 2 * h] *= rows[h] * column.x;
-        sums[4 * j + 2 * h + 1] *= rows[h] * column.y;
-      }
+      for (int i = 0; i < 4; ++i) sums[4 * j + i] *= factors.rows[i / 2] * column[i % 2];
     }
   }
 };

@@ -5,6 +5,7 @@
 // The consumers multiply by 8-bit wgmma and promote the products of every k-block to float32 sums
 // (fp8_consumer.cuh).
 #include "ffi/device/matmul/sm90/fp8_consumer.cuh"
+#include "ffi/device/matmul/sm90/fp8_epilogue.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/producer.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
@@ -20,13 +21,14 @@ namespace jax_ep::sm90 {
 static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) + sizeof(Fp8Scales) <= 4096,
               "the limit of kernel parameters before CUDA 12.1");
 
-template <typename A, typename B, typename Scales>
-__global__ void __launch_bounds__(kThreads, 1)
-    GroupedMatmulFp8Kernel(const __grid_constant__ MatmulTensorMaps maps,
-                           const __grid_constant__ MatmulParams params,
-                           const __grid_constant__ Fp8Scales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <typename A, typename B, typename Scales, typename Epilogue>
+__device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& params,
+                             const Fp8Scales& scales) {
   constexpr MatmulKind kKind = MatmulKind::kForwardTransposed;
+  constexpr int kRegisters = Epilogue::kConsumerRegisters;
+  constexpr int kOfBlock = kThreads * kLaunchRegisters / kWarpgroupThreads;
+  constexpr int kFewRegisters = (kOfBlock - kConsumerWarpgroups * kRegisters) / 8 * 8;
+  static_assert(kFewRegisters >= 24, "setmaxnreg takes 24 to 256");
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&maps.a);
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   ClusterBarrier();
   if (threadIdx.x < kWarpgroupThreads) {
-    WarpgroupRegisterDealloc<kProducerRegisters>();
+    WarpgroupRegisterDealloc<kFewRegisters>();
     const int warp = WarpUniform(threadIdx.x / 32);
     const int block_rank = WarpUniform(ClusterRank());
     if (warp == 0) {
@@ -46,11 +48,20 @@ __global__ void __launch_bounds__(kThreads, 1)
       RunScheduler<kKind>(params, pipeline);
     }
   } else {
-    WarpgroupRegisterAlloc<kConsumerRegisters>();
-    RunFp8Consumer<A, B, Scales>(maps, params, scales, pipeline);
+    WarpgroupRegisterAlloc<kRegisters>();
+    RunFp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline);
   }
   __syncwarp();
   ClusterBarrier();
+}
+
+template <typename A, typename B, typename Scales>
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedMatmulFp8Kernel(const __grid_constant__ MatmulTensorMaps maps,
+                           const __grid_constant__ MatmulParams params,
+                           const __grid_constant__ Fp8Scales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  RunFp8Matmul<A, B, Scales, Fp8Epilogue<Scales>>(maps, params, scales);
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
