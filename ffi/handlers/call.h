@@ -39,6 +39,8 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulQuantizedConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulActivationConfig* config);
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    GroupedMatmulQuantizedActivationConfig* config);
 
 // Loads the kernels of all grouped matmuls on a device. Later calls return at once: loading at
 // every execution would cost as much as a small matmul.

@@ -27,6 +27,7 @@ struct MatmulState {
 };
 using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
 using GroupedMatmulQuantizedState = MatmulState<GroupedMatmulQuantizedConfig>;
+using GroupedMatmulQuantizedActivationState = MatmulState<GroupedMatmulQuantizedActivationConfig>;
 using GroupedMatmulActivationState = MatmulState<GroupedMatmulActivationConfig>;
 
 inline Status At(const char* target, Status status) {

@@ -13,6 +13,7 @@ Target BulkCopyCeilingHandlers();
 Target GroupedMatmulHandlers();
 Target GroupedMatmulRhsGradientHandlers();
 Target GroupedMatmulQuantizedHandlers();
+Target GroupedMatmulQuantizedActivationHandlers();
 Target GroupedMatmulActivationHandlers();
 Target GroupedMatmulActivationGradientHandlers();
 

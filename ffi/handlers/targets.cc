@@ -26,6 +26,7 @@ std::vector<Target> Targets() {
           GroupedMatmulHandlers(),
           GroupedMatmulRhsGradientHandlers(),
           GroupedMatmulQuantizedHandlers(),
+          GroupedMatmulQuantizedActivationHandlers(),
           GroupedMatmulActivationHandlers(),
           GroupedMatmulActivationGradientHandlers()};
 }
@@ -34,6 +35,8 @@ std::vector<StateType> StateTypes() {
   return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
           MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1"),
           MakeStateType<GroupedMatmulQuantizedState>("jax_ep.GroupedMatmulQuantizedState.v1"),
+          MakeStateType<GroupedMatmulQuantizedActivationState>(
+              "jax_ep.GroupedMatmulQuantizedActivationState.v1"),
           MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1")};
 }
 

@@ -99,6 +99,13 @@ Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig&
   return CheckNumSms(target, config.num_sms);
 }
 
+Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config) {
+  if (!IsGated(config.activation)) {
+    return InvalidArgument(target, ": the activation is not gated; expected a gated one");
+  }
+  return CheckNumSms(target, config.num_sms);
+}
+
 bool ParseActivation(std::string_view name, Activation* activation) {
   static constexpr struct {
     std::string_view name;

@@ -70,11 +70,21 @@ struct GroupedMatmulActivationConfig {
   int64_t num_sms = 0;               // 0: the launch code chooses
 };
 
+// Attributes of grouped_matmul_quantized_activation.
+struct GroupedMatmulQuantizedActivationConfig {
+  Activation activation = Activation::kNone;
+  bool has_row_weights = false;      // with a row_weights operand
+  bool keep_pre_activation = false;  // with a pre_activation result
+  bool power_of_two_scales = false;  // scales of results are rounded up to powers of two
+  int64_t num_sms = 0;               // 0: the launch code chooses
+};
+
 // `target` is the custom call's name, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config);
 
 }  // namespace jax_ep
 

@@ -188,6 +188,35 @@ Status CheckColumns(std::string_view target, const GroupedMatmulActivationConfig
 
 }  // namespace
 
+Status CheckGroupedMatmulQuantizedActivation(const GroupedMatmulQuantizedActivationConfig& config,
+                                             Buffers operands, Buffers results,
+                                             GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulQuantizedActivationTarget, operands, results);
+  Size m{"M"}, k{"K"}, n{"2F"}, f{"F"}, l{"L"}, k_blocks{"K/128"}, n_blocks{"2F/128"},
+      f_blocks{"F/128"};
+  Types f8{kF8E4M3}, bf16{kBF16}, s32{kS32}, f32{kF32};
+  check.Operand("lhs", f8, {&m, &k});
+  k_blocks.value = CeilDivide(k.value, kScaleBlock);
+  check.Operand("lhs_scales", f32, {&m, &k_blocks});
+  check.Operand("rhs", f8, {&l, &n, &k});
+  n_blocks.value = CeilDivide(n.value, kScaleBlock);
+  check.Operand("rhs_scales", f32, {&l, &n_blocks, &k_blocks});
+  check.Operand("group_sizes", s32, {&l});
+  if (config.has_row_weights) check.Operand("row_weights", f32, {&m});
+  f.value = n.value / 2;
+  f_blocks.value = CeilDivide(f.value, kScaleBlock);
+  check.Result("out", f8, {&m, &f});
+  check.Result("out_scales", f32, {&m, &f_blocks});
+  if (config.keep_pre_activation) check.Result("pre_activation", bf16, {&m, &n});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  if (n.value % (2 * kScaleBlock) != 0) {
+    return InvalidArgument(kGroupedMatmulQuantizedActivationTarget, ": 2F is ", n.value,
+                           "; expected a multiple of ", 2 * kScaleBlock);
+  }
+  *sizes = {l.value, m.value, k.value, f.value, f8.type(), f8.type(), f8.type()};
+  return {};
+}
+
 Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config, Buffers operands,
                                     Buffers results, GroupedMatmulSizes* sizes) {
   BufferChecker check(kGroupedMatmulActivationTarget, operands, results);

@@ -20,6 +20,8 @@ inline constexpr char kBulkCopyCeilingTarget[] = "jax_ep.bulk_copy_ceiling.v1";
 inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
 inline constexpr char kGroupedMatmulQuantizedTarget[] = "jax_ep.grouped_matmul_quantized.v1";
+inline constexpr char kGroupedMatmulQuantizedActivationTarget[] =
+    "jax_ep.grouped_matmul_quantized_activation.v1";
 inline constexpr char kGroupedMatmulActivationTarget[] = "jax_ep.grouped_matmul_activation.v1";
 inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
@@ -66,6 +68,13 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
 // With blocks, KB and NB are the blocks of K and N. Otherwise KB is 1, and NB is N.
 Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, Buffers operands,
                                    Buffers results, GroupedMatmulSizes* sizes);
+
+// lhs[M,K], lhs_scales[M,KB], rhs[L,2F,K], rhs_scales[L,2F/128,KB], group_sizes[L],
+// [row_weights[M]] -> out[M,F], out_scales[M,F/128], [pre[M,2F]]
+// KB are the blocks of K, and F is a multiple of 128. `sizes->columns` is F.
+Status CheckGroupedMatmulQuantizedActivation(const GroupedMatmulQuantizedActivationConfig& config,
+                                             Buffers operands, Buffers results,
+                                             GroupedMatmulSizes* sizes);
 
 // lhs[M,K], rhs[L,K,N], group_sizes[L], [bias[L,N]], [row_weights[M]] -> out[M,F], [pre[M,N]]
 // N is 2F for a gated activation, otherwise F. `sizes->columns` is F.

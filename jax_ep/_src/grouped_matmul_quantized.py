@@ -139,6 +139,11 @@ def _attributes(avals: list[Aval], params: GroupedMatmulParams, formats: Formats
 
 
 def _unsupported(avals: list[Aval], params: GroupedMatmulParams, formats: Formats) -> str | None:
+    return unsupported_operands(avals, formats)
+
+
+def unsupported_operands(avals: list[Aval], formats: Formats) -> str | None:
+    """Returns why no kernel multiplies lhs, lhs_scales, rhs, rhs_scales by group_sizes, or None."""
     others = [c for c in runtime.compute_capabilities() if c != KERNEL_CAPABILITY]
     if others:
         return (

@@ -18,6 +18,10 @@ from jax_ep._src.activations import activate
 from jax_ep._src.experts import Experts, gradient_of_experts
 from jax_ep._src.grouped_matmul import bind_rhs_gradient
 from jax_ep._src.grouped_matmul_quantized import bind_quantized
+from jax_ep._src.grouped_matmul_quantized_activation import (
+    bind_quantized_activation,
+    has_quantized_activation,
+)
 from jax_ep._src.groups import rows_in_groups
 from jax_ep._src.params import GroupedMlpParams
 from jax_ep._src.quantize import dequantize, quantize
@@ -49,8 +53,7 @@ def quantized_mlp_forward(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the result, and the pre-activation if it is to be kept."""
     quantized, dtype = _quantized(rows, params)
-    y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, dtype)
-    return y, pre_activation if keep else None
+    return _mlp(quantized, experts, group_sizes, row_weights, params, dtype, keep=keep)
 
 
 def repeat_quantized_pre_activation(
@@ -78,16 +81,31 @@ def _mlp(
     row_weights: jax.Array | None,
     params: GroupedMlpParams,
     dtype: Any,
-) -> tuple[jax.Array, jax.Array]:
-    pre_activation = _pre_activation(rows, experts, group_sizes, params, dtype)
-    pre_activation = checkpoint_name(pre_activation, "jax_ep.pre_activation")
-    activations = activate(params.activation, pre_activation.astype(jnp.float32))
-    if row_weights is not None:
-        activations = activations * row_weights[:, None]
-    _, down = _weights(experts, params)
+    *,
+    keep: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    up, down = _weights(experts, params)
+    pre_activation: jax.Array | None
+    if has_quantized_activation(rows, up.forward, params.activation, dtype):
+        quantized, pre_activation = bind_quantized_activation(
+            rows,
+            up.forward,
+            group_sizes,
+            row_weights,
+            params.epilogue(params.activation),
+            keep_pre_activation=keep,
+        )
+    else:
+        pre_activation = _pre_activation(rows, experts, group_sizes, params, dtype)
+        activations = activate(params.activation, pre_activation.astype(jnp.float32))
+        if row_weights is not None:
+            activations = activations * row_weights[:, None]
+        quantized = quantize(activations, _recipe(params).rows)
     to_y = params.matmul(dtype, zero_tail=params.zero_tail)
-    quantized = quantize(activations, _recipe(params).rows)
-    return bind_quantized(quantized, down.forward, group_sizes, to_y), pre_activation
+    y = bind_quantized(quantized, down.forward, group_sizes, to_y)
+    if not keep:
+        return y, None
+    return y, checkpoint_name(pre_activation, "jax_ep.pre_activation")
 
 
 def _pre_activation(
@@ -169,7 +187,9 @@ def _forward(
     params: GroupedMlpParams,
 ) -> Any:
     quantized = quantize(rows, _recipe(params).rows)  # kept: half of the rows' bytes
-    y, pre_activation = _mlp(quantized, experts, group_sizes, row_weights, params, rows.dtype)
+    y, pre_activation = _mlp(
+        quantized, experts, group_sizes, row_weights, params, rows.dtype, keep=True
+    )
     residuals = quantized, experts.without_accumulators(), group_sizes, row_weights, pre_activation
     return (y, experts.passed_on(params.accumulation)), as_bits(residuals)
 

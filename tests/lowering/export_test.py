@@ -23,6 +23,7 @@ TARGETS = (
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",
     "jax_ep.grouped_matmul_quantized.v1",
+    "jax_ep.grouped_matmul_quantized_activation.v1",
     "jax_ep.grouped_matmul_activation.v1",
     "jax_ep.grouped_matmul_activation_gradient.v1",
 )
@@ -32,6 +33,14 @@ def quantized_matmul():
     lhs = quant.quantize(jnp.ones((8, 16)), quant.Fp8Row())
     rhs = quant.quantize_weights(jnp.ones((2, 16, 8)), quant.Fp8Row())
     return jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 5]), preferred_element_type=jnp.float32)
+
+
+def quantized_mlp():
+    rows, up, down = jnp.ones((8, 16)), jnp.ones((2, 16, 2, 128)), jnp.ones((2, 128, 16))
+    rows, up, down = (a.astype(jnp.bfloat16) for a in (rows, up, down))
+    return jax_ep.grouped_mlp(
+        rows, up, down, jnp.array([3, 5]), activation="swiglu", quantization=quant.Recipe()
+    )
 
 
 def loss_and_gradients(*arguments):
@@ -49,7 +58,9 @@ def loss_and_gradients(*arguments):
         in_specs=P("expert"),
         out_specs=P("expert"),
     )
-    loss = lambda *arguments: jnp.sum(jnp.sin(layer(*arguments))) + jnp.sum(quantized_matmul())
+    loss = lambda *arguments: (
+        jnp.sum(jnp.sin(layer(*arguments))) + jnp.sum(quantized_matmul()) + jnp.sum(quantized_mlp())
+    )
     return jax.value_and_grad(loss, (1, 2, 3))(*arguments)
 
 

@@ -98,6 +98,24 @@ CALLS = {
         [jnp.zeros((40, 136), jnp.bfloat16)],
         {"scale_block": np.int64(128), "zero_tail": np.bool_(True), "num_sms": np.int64(0)},
     ),
+    "jax_ep.grouped_matmul_quantized_activation.v1": (
+        [
+            *(jnp.zeros((40, 144), jnp.float8_e4m3fn), jnp.zeros((40, 2))),
+            *(jnp.zeros((2, 256, 144), jnp.float8_e4m3fn), jnp.zeros((2, 2, 2))),
+            *(jnp.zeros(2, jnp.int32), jnp.zeros(40)),
+        ],
+        [
+            *(jnp.zeros((40, 128), jnp.float8_e4m3fn), jnp.zeros((40, 1))),
+            jnp.zeros((40, 256), jnp.bfloat16),
+        ],
+        {
+            "activation": "swiglu",
+            "has_row_weights": np.bool_(True),
+            "keep_pre_activation": np.bool_(True),
+            "power_of_two_scales": np.bool_(False),
+            "num_sms": np.int64(0),
+        },
+    ),
     "jax_ep.grouped_matmul_activation.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32), jnp.zeros((2, 32)), jnp.zeros(40)],
         [jnp.zeros((40, 16), jnp.bfloat16), jnp.zeros((40, 32), jnp.bfloat16)],

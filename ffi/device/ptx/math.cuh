@@ -1,4 +1,4 @@
-// Approximations of one instruction each, accurate to about 22 bits.
+// Functions of one instruction each; approximations are accurate to about 22 bits.
 #ifndef JAX_EP_DEVICE_PTX_MATH_CUH_
 #define JAX_EP_DEVICE_PTX_MATH_CUH_
 
@@ -14,6 +14,13 @@ __device__ inline float ReciprocalApprox(float x) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
   return reciprocal;
+}
+
+// Returns the larger value, or NaN if one is NaN.
+__device__ inline float MaxNan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
 }
 
 }  // namespace jax_ep

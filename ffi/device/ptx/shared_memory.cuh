@@ -28,6 +28,10 @@ __device__ inline void StoreShared(uint32_t to, const float* values) {
                : "memory");
 }
 
+__device__ inline void StoreShared(uint32_t to, uint16_t value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
+}
+
 __device__ inline uint4 LoadShared(uint32_t from) {
   uint4 vector;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -16,6 +16,9 @@ enum class Fp8Kind {
 // Returns the kernel for sm_90a. It takes MatmulTensorMaps, MatmulParams and Fp8Scales.
 MatmulKernel Fp8MatmulKernel(Fp8Kind kind);
 
+// Returns the kernel of kBlock128 with a gated activation, whose results are quantized.
+MatmulKernel Fp8ActivationKernel();
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_KERNELS_MATMUL_FP8_KERNELS_H_

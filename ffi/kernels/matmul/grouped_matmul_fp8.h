@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ffi/kernels/matmul/fp8_kernels.h"
+#include "ffi/runtime/config.h"
 #include "ffi/runtime/signatures.h"
 #include "ffi/runtime/status.h"
 
@@ -24,6 +25,15 @@ struct Fp8Matmul {
   int64_t num_sms = 0;  // 0: all
 };
 
+// A gated activation of the results of kBlock128, which are quantized again.
+struct Fp8Activation {
+  Activation activation;
+  bool power_of_two_scales;  // rounds out_scales up
+  const float* row_weights;  // [M], or null
+  float* out_scales;         // [M, F / 128]
+  void* pre_activation;      // bfloat16[M, 2F], or null
+};
+
 // Checks whether the kernels support a call. Called when XLA compiles it, and by the launch.
 Status CheckGroupedMatmulFp8Launch(int64_t num_sms, const GroupedMatmulSizes& sizes);
 
@@ -32,6 +42,16 @@ Status CheckGroupedMatmulFp8Launch(int64_t num_sms, const GroupedMatmulSizes& si
 // tile_counter and groups are those of LaunchGroupedMatmul. The device's compute capability is 9.0.
 Status LaunchGroupedMatmulFp8(const Fp8Matmul& call, const GroupedMatmulSizes& sizes,
                               int32_t tile_counter, cudaStream_t stream);
+
+// The same for the activation. N is F, the columns of the result.
+Status CheckGroupedMatmulFp8ActivationLaunch(Activation activation, int64_t num_sms,
+                                             const GroupedMatmulSizes& sizes);
+
+// Computes activation(gate) * up * row_weights in float32, and quantizes it to call.out, E4M3[M,
+// F]. rhs is [L, 2F, K]: the columns of the gate, then those of up. The tail is not written.
+Status LaunchGroupedMatmulFp8Activation(const Fp8Matmul& call, const Fp8Activation& activation,
+                                        const GroupedMatmulSizes& sizes, int32_t tile_counter,
+                                        cudaStream_t stream);
 
 }  // namespace jax_ep
 

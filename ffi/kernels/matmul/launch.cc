@@ -104,6 +104,7 @@ Status LoadMatmulKernels() {
   for (Fp8Kind kind : {Fp8Kind::kBlock128, Fp8Kind::kRow, Fp8Kind::kRowE5M2}) {
     if (has_sm90a) kernels.push_back(Fp8MatmulKernel(kind));
   }
+  if (has_sm90a) kernels.push_back(Fp8ActivationKernel());
   for (const MatmulKernel& kernel : kernels) {
     if (kernel.address == nullptr) continue;  // the portable kernels do not have all kinds
     Status status =

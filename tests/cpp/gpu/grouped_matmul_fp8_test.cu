@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/cpp/gpu/fp8_activation_runner.h"
 #include "tests/cpp/gpu/fp8_runner.h"
 #include "tests/cpp/gpu/matmul_timing.h"
 
@@ -80,6 +81,38 @@ void CheckPatterns(const std::vector<Shape>& shapes, const std::vector<int>& gro
   });
 }
 
+void CheckActivations(const std::vector<Shape>& shapes, const std::vector<int>& group_counts) {
+  uint64_t index = 0;
+  for (Numbers numbers : {Numbers::kExact, Numbers::kRandom}) {
+    int cases = 0;
+    int failed = 0;
+    for (const Shape& shape : shapes) {
+      for (int groups : group_counts) {
+        for (const Pattern& pattern : Patterns(shape.m, groups)) {
+          ++index;
+          Fp8ActivationCase c{numbers, shape.m, shape.k, shape.n, pattern.sizes};
+          c.seed = index * 10;
+          c.is_geglu = index % 2 == 0;
+          c.is_power_of_two = index % 3 == 0;
+          c.has_weights = index / 2 % 2 == 0;
+          c.keeps = index / 3 % 2 == 0;
+          c.num_sms = index % 3 == 0 ? 0 : index % 3 == 1 ? 1 : 5;
+          c.tile_counter = index % 5 == 0 ? -1 : static_cast<int32_t>(index % 7);
+          if (index % 4 == 0 && Rows(c.sizes, c.m).end > 3) c.nan_row = 2;
+          Fp8ActivationRunner runner(c);
+          ++cases;
+          const std::string problem = runner.Run();
+          if (problem.empty() || failed++ >= 3) continue;
+          std::printf("  M=%d K=%d F=%d G=%d %s: %s\n", int(c.m), int(c.k), int(c.f), groups,
+                      pattern.name.c_str(), problem.c_str());
+        }
+      }
+    }
+    Report(failed == 0, numbers == Numbers::kExact ? "activation, exact" : "activation, random",
+           std::to_string(cases - failed) + " of " + std::to_string(cases) + " cases");
+  }
+}
+
 // The shapes that are timed; a sample of each result.
 void CheckLarge() {
   for (const Shape& s : {Shape{32768, 7168, 4096}, {32768, 2048, 7168}, {5000, 2304, 1288}}) {
@@ -110,6 +143,33 @@ void CheckDeterminism() {
     }
   });
   Report(same, "bits do not depend on the run or num_sms", "");
+}
+
+void CheckLargeActivations() {
+  for (const Shape& s : {Shape{32768, 7168, 2048}, {32768, 2048, 768}}) {
+    Fp8ActivationCase c{Numbers::kRandom, s.m, s.k, s.n, Draw(s.m, 16, 0)};
+    c.num_samples = 1 << 12;
+    const std::string problem = Fp8ActivationRunner(c).Run();
+    Report(problem.empty(), "activation, K = " + std::to_string(s.k), problem);
+  }
+}
+
+void CheckDeterminismOfActivations() {
+  bool same = true;
+  Fp8ActivationCase c{Numbers::kRandom, 3000, 1040, 384, Cut(2700, 7, 5)};
+  std::vector<uint8_t> first;
+  for (bool keeps : {false, true}) {
+    c.keeps = keeps;
+    Fp8ActivationRunner runner(c);
+    for (int64_t num_sms : {0, 0, 1, 5, 1000}) {
+      runner.SetNumSms(num_sms);
+      if (!runner.Launch().ok()) same = false;
+      const std::vector<uint8_t> result = runner.Result();
+      if (first.empty()) first = result;
+      same = same && result == first;
+    }
+  }
+  Report(same, "bits of activations do not depend on the run, num_sms or what is kept", "");
 }
 
 // Many short tiles, to find rare races between warps of a cluster.
@@ -208,6 +268,7 @@ int Main(const std::string& mode) {
   if (mode == "small") {
     GuardedBuffer::exact = true;
     CheckPatterns({{70, 144, 136}, {300, 400, 264}}, {3});
+    CheckActivations({{70, 144, 128}, {300, 400, 256}}, {3});
   }
   if (mode == "check" || mode == "all") {
     CheckPatterns({{1, 128, 128},
@@ -219,6 +280,10 @@ int Main(const std::string& mode) {
                   {1, 5, 40});
     CheckLarge();
     CheckDeterminism();
+    CheckActivations({{1, 128, 128}, {70, 144, 384}, {300, 400, 256}, {700, 1024, 512}},
+                     {1, 5, 40});
+    CheckLargeActivations();
+    CheckDeterminismOfActivations();
     CheckManyTiles();
   }
   if (mode == "time" || mode == "all") {

@@ -56,6 +56,17 @@ void TestScaleBlocks() {
   CHECK_FAILS(CheckConfig(target, GroupedMatmulQuantizedConfig{.num_sms = -1}), "num_sms is -1");
 }
 
+void TestQuantizedActivations() {
+  const char target[] = "jax_ep.grouped_matmul_quantized_activation.v1";
+  GroupedMatmulQuantizedActivationConfig config{.activation = Activation::kGeglu};
+  CHECK_OK(CheckConfig(target, config));
+  config.num_sms = -1;
+  CHECK_FAILS(CheckConfig(target, config), "num_sms is -1");
+  CHECK_FAILS(
+      CheckConfig(target, GroupedMatmulQuantizedActivationConfig{.activation = Activation::kSilu}),
+      "not gated");
+}
+
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
@@ -87,6 +98,7 @@ int main() {
   jax_ep::TestGroups();
   jax_ep::TestActivations();
   jax_ep::TestScaleBlocks();
+  jax_ep::TestQuantizedActivations();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }

@@ -202,6 +202,34 @@ void TestGroupedMatmulQuantized() {
               "(out) is f16[40,136]; expected bf16|f32");
 }
 
+void TestGroupedMatmulQuantizedActivation() {
+  GroupedMatmulQuantizedActivationConfig config{.activation = Activation::kSwiglu};
+  config.has_row_weights = config.keep_pre_activation = true;
+  const List operands = {{kF8E4M3, {40, 144}}, {kF32, {40, 2}}, {kF8E4M3, {3, 512, 144}},
+                         {kF32, {3, 4, 2}},    {kS32, {3}},     {kF32, {40}}};
+  const List results = {{kF8E4M3, {40, 256}}, {kF32, {40, 2}}, {kBF16, {40, 512}}};
+  GroupedMatmulSizes sizes;
+  const auto check = [&](const List& operands, const List& results) {
+    return Run(CheckGroupedMatmulQuantizedActivation, config, operands, results, &sizes);
+  };
+  CHECK_OK(check(operands, results));
+  CHECK(sizes.num_groups == 3 && sizes.num_rows == 40);
+  CHECK(sizes.contracted == 144 && sizes.columns == 256);
+  const auto refused = [&](size_t index, const OwnedBuffer& result, const char* message) {
+    List others = results;
+    others[index] = result;
+    CHECK_FAILS(check(operands, others), message);
+  };
+  refused(0, {kF8E4M3, {40, 512}}, "(out) is f8e4m3fn[40,512]; expected f8e4m3fn[M=40,F=256]");
+  refused(1, {kF32, {40, 1}}, "(out_scales) is f32[40,1]; expected f32[M=40,F/128=2]");
+  refused(2, {kF32, {40, 512}}, "(pre_activation) is f32[40,512]; expected bf16[M=40,2F=512]");
+  List narrow = operands;
+  narrow[2] = {kF8E4M3, {3, 192, 144}};
+  narrow[3] = {kF32, {3, 2, 2}};
+  CHECK_FAILS(check(narrow, {{kF8E4M3, {40, 96}}, {kF32, {40, 1}}, {kBF16, {40, 192}}}),
+              "2F is 192; expected a multiple of 256");
+}
+
 void TestGroupedMatmulActivation() {
   GroupedMatmulActivationConfig config;
   config.activation = Activation::kSwiglu;
@@ -245,6 +273,7 @@ int main() {
   jax_ep::TestGroupedMatmulRhsGradient();
   jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulQuantized();
+  jax_ep::TestGroupedMatmulQuantizedActivation();
   jax_ep::TestGroupedMatmulActivation();
   jax_ep::TestGroupedMatmulActivationGradient();
   return jax_ep::testing::Finish();

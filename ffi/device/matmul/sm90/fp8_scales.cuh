@@ -47,7 +47,7 @@ struct BlockScales {
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int n_block = at.n / kFp8Block + half;
+      const int n_block = at.n / kFp8Block + half * scales.half_stride;
       if (n_block < scales.n_blocks) {
         result.halves[half] = __ldg(
             scales.b + (int64_t{at.group} * scales.n_blocks + n_block) * scales.k_blocks + k_block);

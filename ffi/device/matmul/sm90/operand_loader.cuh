@@ -12,7 +12,7 @@
 namespace jax_ep::sm90 {
 
 // The operand source of the producer warp: rows of a that are all present when the kernel starts.
-template <MatmulKind kKind>
+template <MatmulKind kKind, bool kHasUp = kIsActivation<kKind>>
 struct OperandLoader {
   const MatmulTensorMaps& maps;
   const int block_rank;       // in the cluster
@@ -76,7 +76,7 @@ struct OperandLoader {
                         uint32_t full_barrier) const {
     const uint32_t to = stage + kABytes + half * kBHalfBytes;
     // In a gated activation the second half has the up columns of the first half's gate columns.
-    const bool is_up = kIsActivation<kKind> && up_offset > 0 && half > 0;
+    const bool is_up = kHasUp && up_offset > 0 && half > 0;
     const int n = tile.n + (is_up ? up_offset : half * kHalfN);
     const auto coordinates = [&](int column, int column_block) -> TmaCoordinates {
       if constexpr (kIsRhsGradient<kKind>) {

@@ -6,6 +6,7 @@
 // (fp8_consumer.cuh).
 #include "ffi/device/matmul/sm90/fp8_consumer.cuh"
 #include "ffi/device/matmul/sm90/fp8_epilogue.cuh"
+#include "ffi/device/matmul/sm90/fp8_epilogue_activation.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/producer.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
@@ -21,9 +22,10 @@ namespace jax_ep::sm90 {
 static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) + sizeof(Fp8Scales) <= 4096,
               "the limit of kernel parameters before CUDA 12.1");
 
+// `up_offset`: rows of b from gate to up, or 0.
 template <typename A, typename B, typename Scales, typename Epilogue>
 __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& params,
-                             const Fp8Scales& scales) {
+                             const Fp8Scales& scales, int up_offset) {
   constexpr MatmulKind kKind = MatmulKind::kForwardTransposed;
   constexpr int kRegisters = Epilogue::kConsumerRegisters;
   constexpr int kOfBlock = kThreads * kLaunchRegisters / kWarpgroupThreads;
@@ -43,7 +45,7 @@ __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& p
     const int warp = WarpUniform(threadIdx.x / 32);
     const int block_rank = WarpUniform(ClusterRank());
     if (warp == 0) {
-      RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, 1});
+      RunProducer(pipeline, OperandLoader<kKind, true>{maps, block_rank, up_offset, 1});
     } else if (warp == 1 && block_rank == 0) {
       RunScheduler<kKind>(params, pipeline);
     }
@@ -61,7 +63,19 @@ __global__ void __launch_bounds__(kThreads, 1)
                            const __grid_constant__ MatmulParams params,
                            const __grid_constant__ Fp8Scales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  RunFp8Matmul<A, B, Scales, Fp8Epilogue<Scales>>(maps, params, scales);
+  RunFp8Matmul<A, B, Scales, Fp8Epilogue<Scales>>(maps, params, scales, 0);
+#else
+  __trap();  // code for compute capability 9.0 must be built for sm_90a
+#endif
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedMatmulFp8ActivationKernel(const __grid_constant__ MatmulTensorMaps maps,
+                                     const __grid_constant__ MatmulParams params,
+                                     const __grid_constant__ Fp8Scales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  RunFp8Matmul<Float8E4M3, Float8E4M3, BlockScales, Fp8ActivationEpilogue>(maps, params, scales,
+                                                                           params.shape_n);
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
@@ -82,6 +96,22 @@ JAX_EP_INSTANTIATE(Float8E5M2, Float8E4M3, RowScales)
 
 namespace jax_ep {
 
+namespace {
+
+MatmulKernel WithShapes(const void* address) {
+  using namespace sm90;
+  return {.address = address,
+          .threads = kThreads,
+          .cluster_blocks = kClusterBlocks,
+          .shared_bytes = SharedLayout::kBytes,
+          .tile_m = kTileM,
+          .tile_n = kTileN,
+          .a_box_rows = kWarpgroupM,
+          .b_box_rows = kHalfN};
+}
+
+}  // namespace
+
 MatmulKernel Fp8MatmulKernel(Fp8Kind kind) {
   using namespace sm90;
   const void* address = nullptr;
@@ -99,14 +129,11 @@ MatmulKernel Fp8MatmulKernel(Fp8Kind kind) {
           reinterpret_cast<const void*>(GroupedMatmulFp8Kernel<Float8E5M2, Float8E4M3, RowScales>);
       break;
   }
-  return {.address = address,
-          .threads = kThreads,
-          .cluster_blocks = kClusterBlocks,
-          .shared_bytes = SharedLayout::kBytes,
-          .tile_m = kTileM,
-          .tile_n = kTileN,
-          .a_box_rows = kWarpgroupM,
-          .b_box_rows = kHalfN};
+  return WithShapes(address);
+}
+
+MatmulKernel Fp8ActivationKernel() {
+  return WithShapes(reinterpret_cast<const void*>(sm90::GroupedMatmulFp8ActivationKernel));
 }
 
 }  // namespace jax_ep
