@@ -231,6 +231,17 @@ class ComparisonTest(parameterized.TestCase):
             self.assertGreaterEqual(measurement["facts"]["start_seconds"], 0)
         self.assertEqual(set(comparison.wall), {"programs", "first calls", "checks", "timing"})
 
+    def test_the_clocks_settle_once(self):
+        comparison = self.comparison()
+        with (
+            unittest.mock.patch.object(timing, "device_times", return_value=[1.0]) as timed,
+            unittest.mock.patch.object(FakeBenchmark, "settling_seconds", 5),
+        ):
+            for name in "jax_ep", "dense", "jax_ep":
+                comparison.measure(Fake(name))
+        given = [call.args[2::2] for call in timed.call_args_list]  # iterations, warm_up_seconds
+        self.assertEqual(given, [(1, 5), *[(3, None)] * 3])
+
     def test_the_fastest_of_several(self):
         seconds = {"slow": 2.0, "fast": 1.0}
 
@@ -275,6 +286,12 @@ class SummaryTest(absltest.TestCase):
         self.assertEqual([m["jax_ep_speedup"] for m in measurements.values()], [0.5, 1, 1.5])
         self.assertEqual(measurements["torch"]["rate"], 1 / 3)
         self.assertEqual((results["missing"], results["counts"]), ([], True))
+
+    def test_a_speedup_is_the_median_over_the_rounds(self):
+        """With as many rounds as jax_ep's, which then took turns."""
+        results = self.results(jax_ep=[9.0, 2.0, 4.0, 1.0], torch=[9.0, 1.0, 4.0, 9.0])
+        measurement = results["cases"][0]["measurements"]["torch"]
+        self.assertEqual((measurement["seconds"], measurement["jax_ep_speedup"]), (14 / 3, 1.0))
 
     def test_what_is_missing(self):
         """One of torch and tokamax is enough; the reason is told, and how often."""

@@ -16,7 +16,13 @@ from absl.testing import absltest, parameterized
 from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
 
-from jax_ep.bench import harness, layer_baselines, layer_providers, layer_quantized
+from jax_ep.bench import (
+    harness,
+    layer_baselines,
+    layer_figures,
+    layer_providers,
+    layer_quantized,
+)
 from jax_ep.bench.layer import BENCHMARK, MAX_FP8_DIFFERENCE, SMOKE_ROUNDS
 from jax_ep.bench.layer_calls import Calls, values_of
 from jax_ep.bench.layer_parts import DENSE, PARTS
@@ -291,6 +297,18 @@ class FiguresTest(absltest.TestCase):
         keeping = record["measurements"][layer_providers.KEEPING_ROWS]
         self.assertAlmostEqual(keeping["of_sum"], 12 / 11)  # without the second dispatch
         self.assertNotIn("of_sum", record["measurements"]["part: up"])
+
+    def test_a_ratio_is_the_median_over_the_rounds(self):
+        rounds = lambda *seconds: {"rounds": [{"mean": s} for s in seconds], "seconds": 1.0}
+        case = case_of("forward", shape=Shape(16, 2048, 768, 32, 8))
+        applying = [p for p in (*PARTS, *DENSE) if "forward" in p.operations]
+        applying = [p for p in applying if p.applies(case.shape, "bfloat16", 1)]
+        measured = {p.name: rounds(9, 1, 2, 1) for p in applying}  # four parts
+        measured[OURS] = rounds(9, 8, 8, 4, 9)  # of the last round the parts are missing
+        record = {"measurements": measured}
+        layer_figures.add_ratios(record, case, applying, 1e9)
+        self.assertEqual(measured[OURS]["of_sum"], 1.0)  # of 2, 1 and 1
+        self.assertEqual(record["sums"]["of_sum"], 16 / 3)
 
     def test_peaks(self):
         plain, einsum = "sort, lax.ragged_dot, gather", "einsum, capacity 1.25"
