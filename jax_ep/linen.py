@@ -94,7 +94,7 @@ class MoE(nn.Module):
           x: [..., H], as in `jax_ep.nnx.MoE`.
           token_mask: bool[...], False for tokens that are not routed (padding), or None.
           quantized_weights: params w_up and w_down after `jax_ep.quant.quantize_experts` by the
-            recipe, or None. The mesh must shard matrices over experts alone.
+            recipe, or None, as in `jax_ep.nnx.MoE`.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`.

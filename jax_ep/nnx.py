@@ -225,7 +225,8 @@ class MoE(nnx.Module):
           token_mask: bool[...], False for tokens that are not routed (padding): their y is zero,
             and losses and loads leave them out.
           quantized_weights: the values of w_up and w_down after `jax_ep.quant.quantize_experts` by
-            the recipe, or None. The mesh must shard matrices over experts alone.
+            the recipe, or None. FSDP and tensor axes shard them as they do the matrices; blocks of
+            128 x 128 must be whole on each rank.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`. With Explicit axes y is sharded as x is.

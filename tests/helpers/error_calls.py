@@ -122,6 +122,9 @@ def quantized_matmul(rhs=None, **options):
 
 
 FOR_TRAINING = quant.quantize_for_training(np.ones((2, 8, 8), np.float32), quant.Recipe())
+EXPERTS = quant.quantize_experts(
+    np.ones((8, 8, 2, 4), np.float32), np.ones((8, 4, 8), np.float32), quant.Recipe()
+)
 
 
 def matmul_by_recipe(recipe=quant.Recipe(), shape=(2, 8, 8), dtype=np.float32, **options):

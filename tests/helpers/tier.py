@@ -45,6 +45,7 @@ SLOW = {
     "operations/moe_mlp_parts_test.py::ReferenceTest::*": 1,
     "operations/quantized_mlp_test.py::MoeMlpTest::*": 1,
     "operations/quantized_mlp_test.py::ModulesTest::*": 0,
+    "operations/quantized_mlp_test.py::ShardedModulesTest::test_they_*": 1,
     "operations/layer_stack_test.py::*": 1,
     "operations/module_stack_test.py::NnxTest::*": 1,
     "operations/grouped_matmul_recipe_test.py::*": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 
 import testing  # isort: skip
 
@@ -287,14 +288,73 @@ class ModulesTest(absltest.TestCase):
         compute = lambda params: loss(*layer.apply({"params": params}, x))
         jax.tree.map(testing.assert_bitwise, jax.jit(jax.grad(compute))(params), found)
 
-    @tier.only_on_cpu
-    def test_sharded_matrices_are_quantized_in_the_call(self):
-        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+
+@tier.only_on_cpu
+class ShardedModulesTest(parameterized.TestCase):
+    """Quantized weights on meshes whose axes shard the matrices."""
+
+    @parameterized.parameters(
+        (("data", "tensor"), BLOCKS, "swiglu"),
+        (("data",), ROWS, "swiglu"),
+        (("data", "tensor"), ROWS, "swiglu"),
+        (("tensor",), ROWS, "relu2"),
+    )
+    def test_they_are_those_of_the_call(self, axes, recipe, activation):
+        size = 256
+        mesh = testing.mesh_of((2, 2, 2), ("data", "expert", "tensor"))
         layer = jax_ep.nnx.MoE(
-            H, F, 8, 2, mesh=mesh, fsdp_axis="data", quantization=BLOCKS, rngs=nnx.Rngs(0)
+            *(size, size, 4, 2),
+            mesh=mesh,
+            batch_axes=("data", "expert"),
+            fsdp_axis="data" if "data" in axes else None,
+            tensor_axis="tensor" if "tensor" in axes else None,
+            activation=activation,
+            quantization=recipe,
+            rngs=nnx.Rngs(0),
         )
+        x = jax.random.normal(jax.random.key(1), (8, 3, size))
+        quantized = jax.jit(quant.quantize_experts, static_argnums=2)(
+            layer.w_up[...], layer.w_down[...], recipe
+        )
+
+        @nnx.jit
+        def compute(layer, x, quantized):
+            def loss(layer, x):
+                y = layer(x, quantized_weights=quantized)[0]
+                return (y * jnp.arange(size)).sum(), y
+
+            gradients, y = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+            return y, gradients
+
+        before, in_call = (compute(layer, x, given) for given in (quantized, None))
+        # With a tensor axis the call has a scale per rank's part of a channel.
+        compare = testing.assert_bitwise
+        if recipe is ROWS and "tensor" in axes:
+            compare = lambda a, b: self.assertLess(norm(a, b), 0.05)
+        jax.tree.map(compare, before, in_call)
+
+    def test_eight_bits_are_gathered(self):
+        """The float matrices are not: only their gradients are scattered."""
+        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+        options = dict(mesh=mesh, fsdp_axis="data", quantization=BLOCKS, rngs=nnx.Rngs(0))
+        layer = jax_ep.nnx.MoE(256, 256, 4, 2, **options)
         quantized = quant.quantize_experts(layer.w_up[...], layer.w_down[...], BLOCKS)
-        with self.assertRaisesRegex(jax_ep.ArgumentError, "shard the experts' matrices"):
+
+        def gathered(given):
+            loss = lambda layer, x: layer(x, quantized_weights=given)[0].sum()
+            compute = jax.jit(nnx.grad(loss))
+            text = compute.lower(layer, jnp.ones((8, 3, 256))).compile().as_text()
+            return re.findall(r"= (\w+)\[1,(?:256|512),(?:2,)?256\]\S* all-gather\(", text)
+
+        self.assertEqual(set(gathered(None)), {"f32"})
+        self.assertEqual(set(gathered(quantized)), {"u8"})
+
+    def test_blocks_lie_on_one_rank(self):
+        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+        options = dict(mesh=mesh, fsdp_axis="data", quantization=BLOCKS, rngs=nnx.Rngs(0))
+        layer = jax_ep.nnx.MoE(H, F, 8, 2, **options)
+        quantized = quant.quantize_experts(layer.w_up[...], layer.w_down[...], BLOCKS)
+        with self.assertRaisesRegex(jax_ep.ArgumentError, "split hidden_size=144 over 2 ranks"):
             layer(jnp.ones((8, 1, H)), quantized_weights=quantized)
 
 

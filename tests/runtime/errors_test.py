@@ -14,6 +14,7 @@ import programs
 from absl.testing import absltest
 from error_calls import (
     EIGHT_BIT,
+    EXPERTS,
     FOR_TRAINING,
     IDS,
     MESH,
@@ -132,7 +133,7 @@ PRODUCERS = {
         lambda: layer(top_k=0),
         lambda: layer(activation="mish"),
         lambda: layer(capacity_factor=-1),
-        lambda: layer(quantized=FOR_TRAINING, fsdp_axis="data", quantization=quant.Recipe()),
+        lambda: layer(quantized=EXPERTS, fsdp_axis="data", quantization=quant.Recipe()),
         lambda: layer(shape=(8,)),
         lambda: layer(shape=(8, 7)),
         lambda: layer(mask=jnp.ones((8, 3), bool)),

@@ -190,17 +190,6 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
             )
 
 
-def check_whole_matrices(config: Config, mesh: Mesh | AbstractMesh) -> None:
-    """Raises if experts' matrices are sharded, for which there are no quantized ones."""
-    axes = config.axes.within(mesh.axis_names)
-    if axes.fsdp or axes.tensor:
-        raise ArgumentError(
-            f"jax_ep.{LAYER}: quantized_weights are given on a mesh whose axes "
-            f"{(*axes.fsdp, *axes.tensor)} shard the experts' matrices; expected matrices that are "
-            "sharded over experts alone. Leave them out: each call quantizes what it gathers."
-        )
-
-
 def check_input(config: Config, x: Any, token_mask: Any) -> None:
     """Raises unless x has tokens of the layer's hidden size, and the mask fits."""
     checks.array(LAYER, "x", x)

@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
 from jax_ep._src.accumulation import Accumulators
+from jax_ep._src.moe_layer import quantized as quantized_experts
 from jax_ep._src.moe_layer import router as routers
 from jax_ep._src.moe_layer.config import (
     Axes,
     Config,
     check_input,
     check_mesh,
-    check_whole_matrices,
     spec_entry,
 )
 from jax_ep._src.moe_layer.mesh import find_mesh
@@ -85,8 +85,6 @@ def apply(
     check_input(config, x, token_mask)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
-    if arrays.quantized is not None:
-        check_whole_matrices(config, mesh)
     is_static = isinstance(config.activation, str) and config.experts_fn is None
     if router is None and is_static:
         return _compiled(config, mesh, None, arrays, x, token_mask)
@@ -123,19 +121,20 @@ def _run(
         )
         x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
     param_specs = specs_of(config, outer, is_stack=arrays.layer is not None)
-    by_expert: Any = P(spec_entry(outer.expert))
     by_rank = P(spec_entry(outer.all))
-    specs = LayerArrays(
-        **param_specs,
-        selection_bias=P(),
-        router=P(),
-        quantized=by_expert,
-        layer=P(),
-        sums=by_rank,
-    )
+    specs = LayerArrays(**param_specs, selection_bias=P(), router=P(), layer=P(), sums=by_rank)
+    compute = functools.partial(layer, axes)
+    if (quantized := arrays.quantized) is not None:
+        if arrays.layer is None:  # moe_mlp takes no stacks of quantized weights
+            quantized_experts.check_quantized(config, mesh, quantized)
+        if config.is_gated and outer.tensor:
+            quantized = quantized_experts.split(quantized)
+            compute = functools.partial(_joined, compute)
+        arrays = arrays._replace(quantized=quantized)
+        specs = specs._replace(quantized=quantized_experts.specs(outer, quantized))
     in_specs = (specs, tokens, tokens)
     sharded_layer = jax.shard_map(
-        functools.partial(layer, axes),
+        compute,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=(tokens, P(), by_rank),
@@ -151,6 +150,14 @@ def _run(
     if is_padded:
         y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(given.shape)
     return to_spec(jax.typeof(given).sharding.spec, y), stats, sums
+
+
+def _joined(layer: Any, arrays: LayerArrays, *tokens: Any) -> Outputs:
+    """Runs `layer` with a rank's gate and up in one array."""
+    assert arrays.quantized is not None
+    joined = quantized_experts.join(arrays.quantized)
+    result: Outputs = layer(arrays._replace(quantized=joined), *tokens)
+    return result
 
 
 _compiled = jax.jit(_run, static_argnums=(0, 1, 2), inline=True)
@@ -258,7 +265,7 @@ def _experts(
         num_chunks=config.num_chunks,
         remat=config.remat,
         quantization=config.quantization,
-        quantized_weights=arrays.quantized,
+        quantized_weights=quantized_experts.gather(axes, arrays.quantized),
         num_comm_sms=config.num_comm_sms,
         implementation=config.implementation,
     )

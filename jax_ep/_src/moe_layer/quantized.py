@@ -1,0 +1,155 @@
+"""Quantized experts on a mesh: their partition specs, and how a rank gathers its matrices.
+
+Values and scales are sharded as the float matrices are, over experts, FSDP and tensor axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_ep._src.errors import ArgumentError
+from jax_ep._src.moe_layer.config import Axes, Config, spec_entry
+from jax_ep._src.moe_layer.router import LAYER
+from jax_ep._src.quantized import BLOCK, Fp8Block128, Quantized, as_bits, from_bits
+from jax_ep._src.recipe import (
+    QuantizedExperts,
+    QuantizedWeights,
+    check_no_quantized_weights,
+    check_quantized_weights,
+)
+
+HIDDEN, INNER = "hidden", "inner"
+
+_DIMENSIONS = (
+    ((INNER, HIDDEN), (HIDDEN, INNER)),
+    ((HIDDEN, INNER), (INNER, HIDDEN)),
+)
+"""The last two dimensions of w_up's and w_down's layouts, forward and backward."""
+
+
+def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: QuantizedExperts) -> None:
+    """Raises unless these are the layer's matrices, with whole blocks on each rank."""
+    if config.quantization is None:
+        return check_no_quantized_weights(LAYER, "quantized_weights", quantized)
+    hidden, inner, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
+    columns = 2 * inner if config.is_gated else inner
+    shapes = (num_experts, hidden, columns), (num_experts, inner, hidden)
+    for name, one, shape in zip(("up", "down"), quantized, shapes, strict=True):
+        name = f"quantized_weights ({name})"
+        check_quantized_weights(LAYER, name, one, config.quantization, shape)
+    axes = config.axes.within(mesh.axis_names)
+    for name, size, names in (
+        ("hidden_size", hidden, axes.fsdp),
+        ("intermediate_size", inner, axes.tensor),
+    ):
+        num_ranks = math.prod(mesh.shape[axis] for axis in names)
+        is_blocked = isinstance(config.quantization.weights, Fp8Block128)
+        if is_blocked and num_ranks > 1 and size % (BLOCK * num_ranks):
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: quantized_weights have blocks of {BLOCK} x {BLOCK}, and the "
+                f"axes {names} split {name}={size} over {num_ranks} ranks; expected a multiple of "
+                f"{BLOCK} on each rank. Leave them out: each call quantizes what it gathers."
+            )
+    return None
+
+
+def specs(axes: Axes, quantized: QuantizedExperts) -> QuantizedExperts:
+    """Returns the partition specs of all arrays, after `split`."""
+    entries = {HIDDEN: spec_entry(axes.fsdp), INNER: spec_entry(axes.tensor)}
+    expert = spec_entry(axes.expert)
+
+    def of_layout(x: Quantized, dimensions: tuple[str, str]) -> Any:
+        def spec(sharded: tuple[str | None, ...], ndim: int) -> P:
+            last = [None if name is None else entries[name] for name in sharded]
+            if ndim == 4:  # the inner dimension is gate and up
+                last.insert(dimensions.index(INNER), None)
+            return P(expert, *last)
+
+        found: dict[str, Any] = {
+            "values": spec(dimensions, x.values.ndim),
+            "scales": spec(sharded_of_scales(x, dimensions), x.scales.ndim),
+        }
+        return dataclasses.replace(x, **found)
+
+    return _map(of_layout, quantized)
+
+
+def split(quantized: QuantizedExperts) -> QuantizedExperts:
+    """Splits w_up's inner dimension into gate and up, of which each rank has a part."""
+    return _of_up(quantized, lambda a, axis: a.reshape(*_split_shape(a.shape, axis)))
+
+
+def join(quantized: QuantizedExperts) -> QuantizedExperts:
+    """Returns what `split` was given, or a rank's part of it."""
+    return _of_up(quantized, lambda a, axis: a.reshape(*a.shape[:axis], -1, *a.shape[axis + 2 :]))
+
+
+def gather(axes: Axes, quantized: QuantizedExperts | None) -> QuantizedExperts | None:
+    """Gathers the matrices of a rank's experts over the FSDP axis, as bytes."""
+    if quantized is None or not axes.fsdp:
+        return quantized
+
+    def of_layout(x: Quantized, dimensions: tuple[str, str]) -> Quantized:
+        def whole(array: jax.Array, sharded: tuple[str | None, ...]) -> jax.Array:
+            if HIDDEN not in sharded:
+                return array
+            axis = 1 + sharded.index(HIDDEN)
+            return lax.all_gather(array, axes.fsdp, axis=axis, tiled=True)
+
+        bits = as_bits(jax.lax.stop_gradient(x))
+        of_scales = sharded_of_scales(x, dimensions)
+        values, scales = whole(bits.values, dimensions), whole(bits.scales, of_scales)
+        return from_bits(dataclasses.replace(bits, values=values, scales=scales))
+
+    gathered = _map(of_layout, quantized)
+    # Blocks have one set of values in both layouts: transposing takes less than gathering.
+    return tuple(
+        QuantizedWeights(one.forward, one.forward.mT)
+        if isinstance(one.forward.format, Fp8Block128)
+        else one
+        for one in gathered
+    )  # type: ignore[return-value]
+
+
+def sharded_of_scales(x: Quantized, dimensions: tuple[str, str]) -> tuple[str | None, ...]:
+    """Returns the dimensions that scales have: both, or with `Fp8Row` that of the channels."""
+    return dimensions if isinstance(x.format, Fp8Block128) else (dimensions[0], None)
+
+
+def _map(
+    function: Callable[[Quantized, tuple[str, str]], Any], quantized: QuantizedExperts
+) -> QuantizedExperts:
+    up, down = (
+        QuantizedWeights(function(one.forward, forward), function(one.backward, backward))
+        for one, (forward, backward) in zip(quantized, _DIMENSIONS, strict=True)
+    )
+    return up, down
+
+
+def _of_up(
+    quantized: QuantizedExperts, reshape: Callable[[jax.Array, int], jax.Array]
+) -> QuantizedExperts:
+    up, down = quantized
+
+    def of_layout(x: Quantized, dimensions: tuple[str, str]) -> Quantized:
+        axis = 1 + dimensions.index(INNER)
+        return dataclasses.replace(
+            x, values=reshape(x.values, axis), scales=reshape(x.scales, axis)
+        )
+
+    forward, backward = _DIMENSIONS[0]
+    return QuantizedWeights(of_layout(up.forward, forward), of_layout(up.backward, backward)), down
+
+
+def _split_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    size = shape[axis]
+    halves = (1, 1) if size == 1 else (2, size // 2)  # one scale is of both
+    return *shape[:axis], *halves, *shape[axis + 1 :]
