@@ -27,6 +27,7 @@ import jax
 
 from jax_ep.bench import harness, layer_figures, layer_plot, layer_providers
 from jax_ep.bench.harness import Case, Provider, Required, Started
+from jax_ep.bench.layer_ours import Ours
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_problem import MODELS, Problem, Shape, make_problem
 from jax_ep.bench.layer_quantized import Quantized
@@ -48,7 +49,7 @@ SETTLING_SECONDS = 2
 QUICK_BASELINES = ("sort, tokamax triton, gather", "all_gather, tokamax triton, psum_scatter")
 MAX_DIFFERENCE = 0.02  # relative to a result's norm
 MAX_FP8_DIFFERENCE = 0.12  # of FP8 matmuls from bfloat16: several roundings of 2.6 %
-IN_ROUNDS = Part | Dense | layer_providers.Ours | Quantized
+IN_ROUNDS = Part | Dense | Ours
 TRACED_CALLS = 3
 
 

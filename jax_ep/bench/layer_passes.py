@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 
-from jax_ep.bench.layer_problem import Operands
+from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.layer_problem import Operands, Problem
+from jax_ep.bench.programs import start_sharded
 
 Layer = Callable[..., jax.Array]
 
@@ -33,3 +35,25 @@ def pass_of(operation: str, layer: Layer) -> Callable[..., Any]:
         return out, backward(out_bar)
 
     return forward if operation == "forward" else both
+
+
+def start_layer(
+    layer: Layer,
+    case: Case,
+    problem: Problem,
+    evidence: str | None,
+    *constants: Any,
+    check_vma: bool = True,
+) -> Started:
+    """Compiles a pass of a layer by itself, over all ranks.
+
+    `constants` come after the layer's x and ids. They have no gradient.
+    """
+    arguments: list[tuple[Any, ...]] = []
+    for operands in problem.sets:
+        routed, *others = arguments_of(case.operation, operands)
+        arguments.append(((*routed, *constants), *others))
+    compute = pass_of(case.operation, layer)
+    return start_sharded(
+        compute, arguments, problem.mesh, case.chained, evidence, check_vma=check_vma
+    )

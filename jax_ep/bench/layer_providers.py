@@ -7,70 +7,22 @@ Each is a function of one rank's x [T, H], ids [T, K], weights [T, K], w_up [L, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
-import jax_ep
 from jax_ep.bench import layer_baselines as baselines
 from jax_ep.bench import layer_quantized, matmul_providers
 from jax_ep.bench.harness import Case, Provider, Started
-from jax_ep.bench.layer_calls import implementation
+from jax_ep.bench.layer_ours import Ours
 from jax_ep.bench.layer_parts import DENSE, PARTS
-from jax_ep.bench.layer_passes import Layer, arguments_of, pass_of
+from jax_ep.bench.layer_passes import Layer, start_layer
 from jax_ep.bench.layer_problem import Problem, Shape
 from jax_ep.bench.layer_torch import Torch
 from jax_ep.bench.layer_transformer_engine import TransformerEngine
-from jax_ep.bench.programs import AXIS, start_sharded
 from jax_ep.bench.report import OURS
 
 OPERATIONS: tuple[str, ...] = ("forward", "both")
 KEEPING_ROWS = f"{OURS} remat=None"
-
-
-def start_layer(
-    layer: Layer, case: Case, problem: Problem, evidence: str | None, *, check_vma: bool = True
-) -> Started:
-    """Compiles a pass of a layer by itself, over all ranks."""
-    arguments = [arguments_of(case.operation, operands) for operands in problem.sets]
-    compute = pass_of(case.operation, layer)
-    return start_sharded(
-        compute, arguments, problem.mesh, case.chained, evidence, check_vma=check_vma
-    )
-
-
-class Ours:
-    """moe_mlp; on GPUs its kernels or an error."""
-
-    def __init__(self, name: str, operations: tuple[str, ...], **options: Any) -> None:
-        self.name = name
-        self.operations = operations
-        self.options = options
-
-    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
-        """To all."""
-        return True
-
-    def start(self, case: Case, problem: Problem) -> Started:
-        """Compiles it."""
-
-        def layer(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
-            y, _ = jax_ep.moe_mlp(
-                x,
-                ids,
-                weights,
-                w_up,
-                w_down,
-                axis_name=AXIS,
-                num_experts=problem.routes.num_experts,
-                recv_capacity=problem.routes.recv_capacity,
-                implementation=implementation(),
-                **self.options,
-            )
-            return y
-
-        evidence = "jax_ep.dispatch.v1" if implementation() else None
-        return start_layer(layer, case, problem, evidence)
 
 
 class Baseline:

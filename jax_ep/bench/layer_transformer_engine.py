@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_ep.bench import layer_baselines as baselines
 from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.layer_passes import start_layer
 from jax_ep.bench.layer_problem import Problem, Shape
 
 PACKAGE = "transformer_engine"
@@ -27,8 +28,6 @@ class TransformerEngine:
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles the layer, or raises the reason why it cannot run."""
-        from jax_ep.bench.layer_providers import start_layer  # lists this provider
-
         permutation = importlib.import_module(f"{PACKAGE}.jax.permutation")
         grouped_dense = importlib.import_module(f"{PACKAGE}.jax.dense").grouped_dense
         if problem.mesh.size > 1:

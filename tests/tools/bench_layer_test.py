@@ -20,6 +20,7 @@ from jax_ep.bench import (
     harness,
     layer_baselines,
     layer_figures,
+    layer_passes,
     layer_providers,
     layer_quantized,
 )
@@ -149,8 +150,8 @@ class LayersTest(parameterized.TestCase):
     def test_ragged_all_to_all_lowers(self):
         problem = problem_of(4)
         layer = layer_baselines.ragged_all_to_all(problem, jax.lax.ragged_dot)
-        arguments = layer_providers.arguments_of("both", problem.sets[0])
-        compute = sharded(layer_providers.pass_of("both", layer), problem.mesh, check_vma=False)
+        arguments = layer_passes.arguments_of("both", problem.sets[0])
+        compute = sharded(layer_passes.pass_of("both", layer), problem.mesh, check_vma=False)
         self.assertIn("ragged_all_to_all", lower_for_cuda(compute, *arguments).text)
 
     def test_transformer_engine(self):
@@ -207,7 +208,7 @@ class PartsTest(parameterized.TestCase):
 
         with (
             unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"),
-            unittest.mock.patch("jax_ep.bench.layer_providers.start_sharded", lower),
+            unittest.mock.patch("jax_ep.bench.layer_passes.start_sharded", lower),
             unittest.mock.patch("jax_ep.bench.layer_parts.start_sharded", lower),
         ):
             BY_NAME[OURS].start(case, problem)
