@@ -36,7 +36,7 @@ class ClaimRequest {
   // Called by all threads of every block, before anything else.
   __device__ ClaimRequest(const CallParams& call, const RoleContext& role)
       : call_(call), role_(role) {
-    if (role.Thread() == 0) Request();
+    Request();
   }
 
   // Called by all threads. Returns the call's sequence number. 0: another call runs; this one must
@@ -58,7 +58,8 @@ class ClaimRequest {
   // than it takes from here to there.
   __device__ void Request() {
     first_sequence_ = FirstSequence(call_.control->generation);
-    before_ = OrRelaxedDevice(&call_.control->claim, call_.claim_tag);  // CLAIM_CALL
+    const bool is_first = role_.Thread() == 0;
+    before_ = OrRelaxedDevice(&call_.control->claim, call_.claim_tag, is_first);  // CLAIM_CALL
   }
 
   __device__ uint64_t Sequence() {
@@ -74,8 +75,8 @@ class ClaimRequest {
 
   const CallParams& call_;
   const RoleContext& role_;
-  uint64_t first_sequence_ = 0;  // these two in the first thread
-  uint64_t before_ = 0;
+  uint64_t first_sequence_;
+  uint64_t before_;  // in the first thread
 };
 
 // Called by all threads of every block, before anything else: ClaimRequest::Await.
@@ -86,7 +87,7 @@ __device__ inline uint64_t BeginCall(const CallParams& call, const RoleContext& 
 // Called by one thread of the last block. Counts the call and frees the claim, or says that the
 // call that has a contested claim has ended.
 __device__ inline void EndClaim(const CallParams& call, uint64_t sequence) {
-  const uint64_t completed = sequence - FirstSequence(call.control->generation);
+  const uint64_t completed = CompletedCalls(sequence);
   const uint64_t claim = completed << kClaimShift | call.claim_tag;
   // CLAIM_END. The end of the kernel orders this before the next call.
   const uint64_t before =

@@ -30,6 +30,11 @@ JAX_EP_HOST_DEVICE constexpr uint64_t FirstSequence(uint64_t generation) {
   return (generation << kGenerationShift) + 1;
 }
 
+// Returns how many calls of its generation a call follows.
+JAX_EP_HOST_DEVICE constexpr uint64_t CompletedCalls(uint64_t sequence) {
+  return (sequence - 1) & ((uint64_t{1} << kGenerationShift) - 1);
+}
+
 // The claim of a control block (claim.cuh): how many calls of the generation have ended, and the
 // tag of the call that runs.
 inline constexpr int kClaimShift = 25;
@@ -123,14 +128,16 @@ struct Peer {
 // Shared by all calls of a generation. StartGeneration copies it into the control block,
 // between two calls.
 struct GenerationState {
+  // One sector of the L1 cache: the load of the generation's number brings the rest (claim.cuh).
   uint64_t generation;  // 0 before the first one
   int32_t rank;
   int32_t num_ranks;
+  uint64_t workspace_bytes;  // every rank's; 0 if there is none
+  unsigned char* workspace;  // this rank's own, also in `peers`
+
+  Inbox* inbox;                   // likewise
   int32_t num_peers;              // members of the generation besides this rank
   uint8_t peer_ranks[kMaxRanks];  // theirs; each rank begins with the one after it
-  Inbox* inbox;                   // this rank's own, also in `peers`
-  unsigned char* workspace;       // likewise
-  uint64_t workspace_bytes;       // every rank's; 0 if there is none
   uint64_t entry_deadline_ns;
   uint64_t progress_deadline_ns;
   uint64_t warning_ns;    // a wait that takes longer is reported to the host, and continues

@@ -41,9 +41,8 @@ __device__ inline void WaitForItems(const uint32_t* finished, uint32_t total) {
 
 // Called by one warp. Returns the warp's next ticket.
 __device__ inline int NextWarpTicket(uint32_t* tickets) {
-  int ticket = 0;
-  if (LaneIndex() == 0) ticket = static_cast<int>(atomicAdd(tickets, 1u));
-  return __shfl_sync(0xffffffffu, ticket, 0);
+  const uint32_t ticket = IncrementRelaxedDevice(tickets, LaneIndex() == 0);
+  return static_cast<int>(__shfl_sync(0xffffffffu, ticket, 0));
 }
 
 // Tickets of one warp, requested one ahead. Used where no item waits for a higher ticket, since
@@ -53,23 +52,21 @@ class WarpTicketPrefetch {
  public:
   // Requests no ticket if !is_used.
   __device__ explicit WarpTicketPrefetch(uint32_t* tickets, bool is_used = true)
-      : tickets_(tickets) {
-    if (is_used) Request();
-  }
+      : tickets_(tickets), requested_(Request(is_used)) {}
 
   __device__ int Next() {
-    const int ticket = __shfl_sync(0xffffffffu, requested_, 0);
-    Request();
-    return ticket;
+    const uint32_t ticket = __shfl_sync(0xffffffffu, requested_, 0);
+    requested_ = Request(true);
+    return static_cast<int>(ticket);
   }
 
  private:
-  __device__ void Request() {
-    if (LaneIndex() == 0) requested_ = static_cast<int>(atomicAdd(tickets_, 1u));
+  __device__ uint32_t Request(bool is_used) const {
+    return IncrementRelaxedDevice(tickets_, is_used && LaneIndex() == 0);
   }
 
   uint32_t* const tickets_;
-  int requested_ = 0;  // in lane 0
+  uint32_t requested_;  // in lane 0
 };
 
 }  // namespace jax_ep

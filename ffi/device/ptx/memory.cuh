@@ -103,12 +103,28 @@ __device__ inline uint64_t CompareAndSwapRelaxedDevice(uint64_t* address, uint64
   return before;
 }
 
-__device__ inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits) {
-  uint64_t before;
-  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(address), "l"(bits)
-               : "memory");
+// These two return 0 where they are not wanted. A predicate lets the warp go on until it uses the
+// result. At the end of a branch it would wait.
+__device__ inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits, bool is_wanted) {
+  uint64_t before = 0;
+  asm volatile(
+      "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %3, 0;\n"
+      "@wanted atom.relaxed.gpu.global.or.b64 %0, [%1], %2;\n}"
+      : "+l"(before)
+      : "l"(address), "l"(bits), "r"(uint32_t{is_wanted})
+      : "memory");
+  return before;
+}
+
+// Not an addition: ptxas would add up those of a warp first, and wait in that branch.
+__device__ inline uint32_t IncrementRelaxedDevice(uint32_t* address, bool is_wanted) {
+  uint32_t before = 0;
+  asm volatile(
+      "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n"
+      "@wanted atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;\n}"
+      : "+r"(before)
+      : "l"(address), "r"(uint32_t{is_wanted})
+      : "memory");
   return before;
 }
 

@@ -71,7 +71,7 @@ __device__ inline void Push(const Params& params, const EagerBuffers& eager, uin
   const int num_items = num_packet_items + num_segment_items;
   SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
-  if (!start.may_store_to_peers) return;
+  if (!start.MayStoreToPeers()) return;
 #pragma unroll 1
   for (int item; (item = start.tickets.Next()) < num_items;) {
     if (item < num_packet_items) {

@@ -69,10 +69,13 @@ class SegmentFlags {
 struct SenderStart {
   __device__ SenderStart(const CallParams& call, bool is_sender)
       : tickets(&call.control->progress.low_latency_tickets, is_sender),
-        may_store_to_peers(MayStoreToPeers(call)) {}
+        abort_word(LoadRelaxedSystem(&call.control->inbox->abort)) {}
+
+  // Called by one whole warp; all lanes return the same, as jax_ep::MayStoreToPeers.
+  __device__ bool MayStoreToPeers() const { return __shfl_sync(kFullWarp, abort_word, 0) == 0; }
 
   WarpTicketPrefetch tickets;
-  const bool may_store_to_peers;
+  const uint32_t abort_word;
 };
 
 // A wait for segments that did not arrive at once.

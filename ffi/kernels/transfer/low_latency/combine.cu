@@ -90,7 +90,7 @@ __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffe
   const int num_items = call.num_all_tokens() * params.segments.count();
   SegmentFlags flags(eager);
   InjectDelay(call, sequence, 4);
-  if (!start.may_store_to_peers) return;
+  if (!start.MayStoreToPeers()) return;
 #pragma unroll 1
   for (int ticket; (ticket = start.tickets.Next()) < num_items;) {
     if (!poisoned) SendSum(params, eager, rows, ticket, &flags, sum);

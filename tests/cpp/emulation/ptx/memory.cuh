@@ -57,8 +57,11 @@ inline uint64_t CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected
   std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
   return expected;
 }
-inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits) {
-  return std::atomic_ref<uint64_t>(*address).fetch_or(bits);
+inline uint64_t OrRelaxedDevice(uint64_t* address, uint64_t bits, bool is_wanted) {
+  return is_wanted ? std::atomic_ref<uint64_t>(*address).fetch_or(bits) : 0;
+}
+inline uint32_t IncrementRelaxedDevice(uint32_t* address, bool is_wanted) {
+  return is_wanted ? std::atomic_ref<uint32_t>(*address).fetch_add(1) : 0;
 }
 inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected, uint32_t value) {
   std::atomic_ref<uint32_t>(*address).compare_exchange_strong(expected, value);
