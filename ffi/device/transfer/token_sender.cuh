@@ -86,24 +86,24 @@ class TokenSender {
     const int lane = LaneIndex();
     if (num_peers == 0) return Outcome::kArrived;
     WarpTicketPrefetch tickets(&call.control->progress.send_tickets);
-    int32_t next_destinations[2] = {-1, -1};
+    Destinations next_destinations;
     const auto load = [&](int position) {
+      next_destinations = {};
       for (int i = 0; i < 2; ++i) {
         const int k = lane + 32 * i;
-        next_destinations[i] = position < call.num_tokens && k < call.top_k
-                                   ? destination_of(order_.Token(rank, position) * call.top_k + k)
-                                   : -1;
+        if (position >= call.num_tokens || k >= call.top_k) continue;
+        const int32_t to = destination_of(order_.Token(rank, position) * call.top_k + k);
+        if (to >= 0 && to != rank) next_destinations.Set(i, call, to);
       }
     };
-    // Sends a token to the ranks of the lanes that are in `lanes`, as RowCopies::Add.
-    const auto send = [&](int position, uint64_t lanes, const int32_t (&ranks)[2]) {
+    // Sends a token to the destinations of the lanes that are in `lanes`, as RowCopies::Add.
+    const auto send = [&](int position, uint64_t lanes, const Destinations& destinations) {
       PeerPointer<uint4> slots[2] = {};
       for (int i = 0; i < 2; ++i) {
         if (!(lanes >> (lane + 32 * i) & 1)) continue;
-        const int difference = rank - ranks[i];
+        const int difference = rank - destinations.ranks[i];
         const int distance = difference < 0 ? difference + call.num_ranks : difference;
-        slots[i] = PeerBuffer<uint4>(call, ranks[i], kReceivedRows) +
-                   SlotOffset(params_, distance, position);
+        slots[i] = destinations.received_rows[i] + SlotOffset(params_, distance, position);
       }
       copies_.Add(x_ + int64_t{order_.Token(rank, position)} * call.operand_vectors, lanes, slots);
     };
@@ -115,10 +115,7 @@ class TokenSender {
 #pragma unroll 1
     while (next < call.num_tokens) {
       const int position = next;
-      int32_t ranks[2];
-      for (int i = 0; i < 2; ++i)
-        ranks[i] = next_destinations[i] == rank ? -1 : next_destinations[i];
-      const uint64_t firsts = to_all ? 0 : FirstAssignments(ranks);
+      const uint64_t firsts = to_all ? 0 : FirstAssignments(next_destinations.ranks);
       const int chunk = position / params_.chunks.tokens;
       if (chunk >= num_chunks) {
         // WAIT_CREDIT
@@ -128,8 +125,9 @@ class TokenSender {
         num_chunks = chunk + 1;
         copies_.Begin();
       }
-      if (firsts != 0) send(position, firsts, ranks);
+      if (firsts != 0) send(position, firsts, next_destinations);
       if (to_all) SendToAll(position, send);
+      // While the row is in flight: it takes several loads, one after another.
       next = tickets.Next();
       load(next);
       if (firsts != 0 || to_all) copies_.Finish();
@@ -139,19 +137,31 @@ class TokenSender {
   }
 
  private:
+  // Up to two ranks that a token goes to, per lane, and their receive rings.
+  struct Destinations {
+    __device__ void Set(int i, const CallParams& call, int rank) {
+      ranks[i] = rank;
+      received_rows[i] = PeerBuffer<uint4>(call, rank, kReceivedRows);
+    }
+
+    int32_t ranks[2] = {-1, -1};
+    PeerPointer<uint4> received_rows[2] = {};
+  };
+
   template <typename Send>
   __device__ void SendToAll(int position, Send send) {
     const CallParams& call = params_.call;
 #pragma unroll 1
     for (int first = 1; first < call.num_ranks; first += 64) {
-      int32_t ranks[2];
+      Destinations destinations;
       uint64_t lanes = 0;
       for (int i = 0; i < 2; ++i) {
         const int distance = first + LaneIndex() + 32 * i;
-        ranks[i] = call.RankAfter(call.control->rank, min(distance, call.num_ranks));
+        const int rank = call.RankAfter(call.control->rank, min(distance, call.num_ranks));
+        destinations.Set(i, call, rank);
         lanes |= uint64_t{__ballot_sync(kFullWarp, distance < call.num_ranks)} << (32 * i);
       }
-      send(position, lanes, ranks);
+      send(position, lanes, destinations);
     }
   }
 
