@@ -77,11 +77,12 @@ class BulkRowCopies {
   __device__ static bool IsLeader() { return LaneIndex() == 0; }
   __device__ uint32_t Stage(int stage) const { return stages_ + stage * stage_vectors_ * 16; }
   __device__ uint32_t FullBarrier(int stage) const { return SharedAddress(&state_->full[stage]); }
+  __device__ int NextStage(int stage) const { return stage + 1 == num_stages_ ? 0 : stage + 1; }
 
   // The stage's previous stores are at least two bulk groups old, so one group may be pending.
   __device__ void Load(const uint4* from, int first, uint64_t has_destination,
                        const PeerPointer<uint4> (&destinations)[2]) {
-    const int stage = num_loaded_ % num_stages_;
+    const int stage = load_stage_;
     if (IsLeader()) {
       const int count = min(stage_vectors_, row_vectors_ - first);
       state_->first_vector[stage] = first;
@@ -100,12 +101,13 @@ class BulkRowCopies {
     }
     __syncwarp();  // before the leader reads the destinations
     ++num_loaded_;
+    load_stage_ = NextStage(stage);
   }
 
   __device__ void StoreOldest() {
+    const int stage = store_stage_;
     if (IsLeader()) {
-      const int stage = num_stored_ % num_stages_;
-      MbarrierWait(FullBarrier(stage), num_stored_ / num_stages_ % 2);
+      MbarrierWait(FullBarrier(stage), store_phase_);
       for (int i = 0; i < state_->num_destinations[stage]; ++i) {
         BulkStoreToPeer(destinations_[stage * max_destinations_ + i] + state_->first_vector[stage],
                         Stage(stage), state_->num_vectors[stage] * 16);
@@ -114,6 +116,8 @@ class BulkRowCopies {
     }
     __syncwarp();  // before other lanes write new destinations
     ++num_stored_;
+    store_stage_ = NextStage(stage);
+    if (store_stage_ == 0) store_phase_ ^= 1;
   }
 
   const int num_stages_;
@@ -125,6 +129,9 @@ class BulkRowCopies {
   PeerPointer<uint4>* destinations_;
   int num_loaded_ = 0;
   int num_stored_ = 0;
+  int load_stage_ = 0;
+  int store_stage_ = 0;
+  uint32_t store_phase_ = 0;  // of its mbarrier
 };
 
 // Copies through registers, with all lanes.

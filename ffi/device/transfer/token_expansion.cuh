@@ -95,7 +95,7 @@ class TokenExpansion {
       const int source = call.RankAfter(rank, item.distance);
       const int token = order_.Token(source, item.position);
       const TokenRows found = finder.Rows(source, token, loaded);
-      const int chunk = item.position / params_.chunks.tokens;
+      const int chunk = params_.chunk_tokens_divmod.Quotient(item.position);
       if (item.distance > 0 && chunk >= num_chunks) {
         num_chunks = CountArrivedChunks(call, sequence);
         if (chunk >= num_chunks) {
@@ -190,8 +190,8 @@ class TokenExpansion {
     Item item = {0, ticket};
     if (ticket >= num_ahead) {
       const int later = ticket - num_ahead;
-      item.position = later / call.num_ranks;
-      item.distance = call.num_ranks - 1 - later % call.num_ranks;
+      item.position = params_.num_ranks_divmod.Quotient(later);
+      item.distance = call.num_ranks - 1 - params_.num_ranks_divmod.Remainder(later);
       if (item.distance == 0) item.position += num_ahead;
     }
     if (item.position >= call.num_tokens) item.position = -1;

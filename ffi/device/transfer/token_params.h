@@ -16,6 +16,9 @@ struct TokenParams {
   CopyPipeline send_pipeline;    // for the send warps, the last of a block
   int32_t num_senders;           // warps of the grid that send
   TokenChunks chunks;
+  FastDivmod num_ranks_divmod;
+  FastDivmod chunk_tokens_divmod;
+  FastDivmod ring_slots_divmod;
   bool zero_tail;
   bool has_weights;
   const void* x;              // rows[T]

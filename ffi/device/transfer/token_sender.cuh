@@ -35,7 +35,8 @@ __device__ inline DispatchRoles SplitBlock(RoleScratch* scratch, int num_expand_
 // the receiver sends at `position`.
 __device__ inline int64_t SlotOffset(const TokenParams& params, int distance, int position) {
   const int64_t slots = params.chunks.ring_slots;
-  return ((distance - 1) * slots + position % params.chunks.ring_slots) * params.call.wire_vectors;
+  const int slot = params.ring_slots_divmod.Remainder(position);
+  return ((distance - 1) * slots + slot) * params.call.wire_vectors;
 }
 
 // Returns the number of tokens of a chunk.
@@ -116,7 +117,7 @@ class TokenSender {
     while (next < call.num_tokens) {
       const int position = next;
       const uint64_t firsts = to_all ? 0 : FirstAssignments(next_destinations.ranks);
-      const int chunk = position / params_.chunks.tokens;
+      const int chunk = params_.chunk_tokens_divmod.Quotient(position);
       if (chunk >= num_chunks) {
         // WAIT_CREDIT
         const Outcome outcome =

@@ -44,12 +44,16 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   expand.shared_offset = static_cast<int32_t>(shared_offset);
   send.shared_offset =
       static_cast<int32_t>(std::max(PipelineBytes(expand), TileCountBytes(params.num_experts)));
+  const TokenChunks chunks = PlanTokenChunks(params.num_tokens, params.wire_vectors * kVectorBytes,
+                                             params.num_ranks, params.top_k, call.ring_chunks);
   *tokens = {.call = params,
              .expand_pipeline = expand,
              .send_pipeline = send,
              .num_senders = static_cast<int32_t>(senders),
-             .chunks = PlanTokenChunks(params.num_tokens, params.wire_vectors * kVectorBytes,
-                                       params.num_ranks, params.top_k, call.ring_chunks),
+             .chunks = chunks,
+             .num_ranks_divmod = FastDivmod(params.num_ranks),
+             .chunk_tokens_divmod = FastDivmod(chunks.tokens),
+             .ring_slots_divmod = FastDivmod(std::max(chunks.ring_slots, 1)),
              .zero_tail = call.zero_tail,
              .has_weights = call.has_weights,
              .x = nullptr,
