@@ -4,8 +4,9 @@
  * Each stream runs KERNELS kernels, one after another: a call of two blocks, or (STARTS in all) a kernel that starts a
  * generation. All calls of a stream have one tag. Every block of a call loads the generation's number, sets the tag
  * and looks at what was there. With the claim it works, and waits for peers, who have always come: the wait only
- * loads the abort word. The last block resets the work counters and ends the claim. A block without the claim sets
- * the abort word, and fails.
+ * loads the abort word. The last block resets the work counters and ends the claim: it stores the call's sequence
+ * number as that of the last one that has ended, and frees the claim unless it is contested. It waits for neither, so
+ * they may happen in any order. A block without the claim sets the abort word, and fails.
  *
  * What is checked
  *   - blocks that have the claim are of one call, and work in the generation that they have claimed;
@@ -33,13 +34,14 @@
 #define CONTESTED_FREED 3   /* a contested claim becomes free when a call ends */
 #define NO_OWNER 4          /* nobody finds out whose a contested claim is */
 #define OWNER_STAYS 5       /* a contested claim is still its owner's when that call has ended */
-#define LATE_OWNER 6        /* the owner is written down although that call has ended */
+#define END_UNSEEN 6        /* a block that finds its own tag as the owner's does not ask whether that call has ended */
 #define HOST_ANY_TIME 7     /* a generation starts while a call runs */
 #define HOST_CONTESTED 8    /* a generation starts while the owner of a contested claim runs */
 #define HOST_AT_ONCE 9      /* the host's claim ends before blocks claim that have loaded the old number */
 #define NO_HOST_CLAIM 10    /* a block does not wait for the end of the host's claim */
 #define CONTEST_FORGOTTEN 11 /* a contested claim is free in the next generation, without a release */
 #define NO_RECORD 12        /* a block without the claim sets no abort word */
+#define END_OF_ANY 13       /* sequence numbers of calls that have ended lack the generation */
 #ifndef BROKEN
 #define BROKEN NOTHING
 #endif
@@ -51,8 +53,9 @@ byte generation = 1;
 byte tags;
 bool host;      /* whether the host has the claim */
 byte completed; /* calls of the generation */
-byte owner;     /* the tag that has a contested claim, 0, or ENDED */
-#define ENDED 3
+byte owner;     /* the tag that has a contested claim, or 0 */
+byte last_ended; /* the sequence number of the last call that has ended */
+#define SEQUENCE(of_generation, number) ((BROKEN == END_OF_ANY -> 0 : (of_generation) * 8) + (number))
 byte counters;  /* work items drawn */
 byte finished;  /* blocks */
 byte aborted;   /* generations with the abort word set, by bit */
@@ -70,7 +73,20 @@ byte made[3];         /* kernels */
 bool lost[3];         /* a block had no claim */
 bool passed[3];       /* a block has passed its wait */
 
-#define HAS_ENDED (tags == 3 && (owner == ENDED || BROKEN == HOST_CONTESTED)) /* a contested call */
+#define HAS_ENDED (tags == 3 && (last_ended >= SEQUENCE(generation, completed + 1) || BROKEN == HOST_CONTESTED)) /* a contested call */
+
+inline record_end() {
+  d_step { last_ended = (BROKEN != OWNER_STAYS && SEQUENCE(seen, sequence) > last_ended -> SEQUENCE(seen, sequence) : last_ended) }
+}
+
+inline free_claim() { /* a compare-and-swap */
+  d_step {
+    if
+    :: (tags == tag && completed + 1 == sequence && !host) || BROKEN == CONTESTED_FREED -> tags = 0; completed++
+    :: else
+    fi;
+    running[tag]-- }
+}
 
 inline end_block() {
   to_run[tag] = to_run[tag] & ~block;
@@ -109,12 +125,17 @@ request:
      if
      :: before == 4 -> (!host); goto request
      :: before == 3 - tag && BROKEN != NO_CLAIM ->
-        owner = (owner == 0 || BROKEN == LATE_OWNER -> before : owner); /* CLAIM_CONTEST */
+        owner = before; /* CLAIM_CONTEST */
         goto fail
      :: before == 3 && BROKEN != NO_CLAIM ->
         if
+        :: last_ended >= SEQUENCE(seen, sequence) && BROKEN != END_UNSEEN && BROKEN != NO_OWNER -> goto fail
+        :: else
+        fi;
+        if
         :: owner == tag || BROKEN == NO_OWNER
         :: owner != 0 && owner != tag && BROKEN != NO_OWNER -> goto fail
+        :: last_ended >= SEQUENCE(seen, sequence) && BROKEN != END_UNSEEN && BROKEN != NO_OWNER -> goto fail
         fi
      :: before == 0 || before == tag || BROKEN == NO_CLAIM
      fi;
@@ -137,12 +158,10 @@ request:
      if
      :: is_last ->
         d_step { finished = 0; counters = (BROKEN == CLAIM_ENDED_FIRST -> counters : 0) }
-        d_step { /* CLAIM_END */
-          if
-          :: tags == tag || BROKEN == CONTESTED_FREED -> tags = 0; completed++
-          :: else -> owner = (BROKEN == OWNER_STAYS -> owner : ENDED)
-          fi;
-          running[tag]-- }
+        if /* CLAIM_END */
+        :: record_end(); free_claim()
+        :: free_claim(); record_end()
+        fi;
         if
         :: BROKEN == CLAIM_ENDED_FIRST -> counters = 0
         :: else
@@ -168,7 +187,8 @@ ended:
      d_step { loading == 0 || BROKEN == HOST_AT_ONCE ->
        host = false;
        tags = before;
-       owner = (before == 0 -> 0 : ENDED);
+       owner = 0;
+       last_ended = (before == 0 -> last_ended : SEQUENCE(generation, 1));
        end_block() }
   od
 }

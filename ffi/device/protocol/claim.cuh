@@ -4,10 +4,10 @@
 //
 // The claim counts the calls of the generation, and has the tag of the one that runs. All tags have
 // equally many bits set, so the union of two is no tag. A block sets the bits of its own tag and
-// looks at what was there: nothing or its own tag, and the claim is its kernel's. The first block
-// that finds another single tag writes down whose it was. Then the claim keeps the bits of both,
-// and every later block finds who has it: nobody, once that call has ended. The claim does not
-// become free again before jax_ep.release(), and its generation is aborted.
+// looks at what was there: nothing or its own tag, and the claim is its kernel's. One block finds
+// another single tag, and writes down whose it was. Then the claim keeps the bits of both, and
+// every later block finds who has it: nobody, once that call has ended. The claim does not become
+// free again before jax_ep.release(), and its generation is aborted.
 #ifndef JAX_EP_DEVICE_PROTOCOL_CLAIM_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_CLAIM_CUH_
 
@@ -15,17 +15,21 @@
 
 namespace jax_ep {
 
-// Called by one thread, after a call has set its tag in a claim that had the bits `tags`. Returns
-// whether the claim is nevertheless this kernel's.
-__device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, uint32_t tags) {
-  uint32_t* const owner = &call.control->contested_owner;
+// Called by one thread, after the call `sequence` has set its tag in a claim that had the bits
+// `tags`. Returns whether the claim is nevertheless this kernel's.
+__device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, uint32_t tags,
+                                                       uint64_t sequence) {
+  ControlBlock* const control = call.control;
   if (__popc(tags) == kClaimTagWeight) {
-    atomicCAS(owner, 0u, tags);  // CLAIM_CONTEST. Its call may have ended.
+    StoreReleaseDevice(&control->contested_owner, tags);  // CLAIM_CONTEST
     return false;
   }
-  uint32_t tag;
-  while ((tag = LoadAcquireDevice(owner)) == 0) __nanosleep(20);  // another thread is storing it
-  return tag == call.claim_tag;
+  while (LoadAcquireDevice(&control->last_ended) < sequence) {
+    const uint32_t tag = LoadAcquireDevice(&control->contested_owner);
+    if (tag != 0) return tag == call.claim_tag;
+    __nanosleep(20);  // another thread is storing it
+  }
+  return false;
 }
 
 // The claim of a block, by its first thread. Between the constructor and Await the block may do
@@ -68,9 +72,11 @@ class ClaimRequest {
       while (LoadAcquireDevice(&call_.control->claim) & kClaimOfHost) __nanosleep(100);
       Request();
     }
+    const uint64_t sequence = first_sequence_ + (before_ >> kClaimShift);
     const auto tags = static_cast<uint32_t>(before_ & kClaimTags);
-    const bool is_own = tags == 0 || tags == call_.claim_tag || OwnsContestedClaim(call_, tags);
-    return is_own ? first_sequence_ + (before_ >> kClaimShift) : 0;
+    const bool is_own =
+        tags == 0 || tags == call_.claim_tag || OwnsContestedClaim(call_, tags, sequence);
+    return is_own ? sequence : 0;
   }
 
   const CallParams& call_;
@@ -84,15 +90,14 @@ __device__ inline uint64_t BeginCall(const CallParams& call, const RoleContext& 
   return ClaimRequest(call, role).Await();
 }
 
-// Called by one thread of the last block. Counts the call and frees the claim, or says that the
-// call that has a contested claim has ended.
+// Called by one thread of the last block. Counts the call, and frees the claim unless it is
+// contested.
 __device__ inline void EndClaim(const CallParams& call, uint64_t sequence) {
   const uint64_t completed = CompletedCalls(sequence);
   const uint64_t claim = completed << kClaimShift | call.claim_tag;
-  // CLAIM_END. The end of the kernel orders this before the next call.
-  const uint64_t before =
-      CompareAndSwapRelaxedDevice(&call.control->claim, claim, (completed + 1) << kClaimShift);
-  if (before != claim) StoreReleaseDevice(&call.control->contested_owner, kClaimEnded);
+  // CLAIM_END. The kernel waits for neither result. Its end orders both before the next call.
+  MaxRelaxedDevice(&call.control->last_ended, sequence);
+  CompareAndSwapRelaxedDevice(&call.control->claim, claim, (completed + 1) << kClaimShift);
 }
 
 }  // namespace jax_ep

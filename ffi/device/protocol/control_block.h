@@ -40,8 +40,7 @@ JAX_EP_HOST_DEVICE constexpr uint64_t CompletedCalls(uint64_t sequence) {
 inline constexpr int kClaimShift = 25;
 inline constexpr uint64_t kClaimOfHost = uint64_t{1} << 24;  // a generation starts
 inline constexpr uint64_t kClaimTags = kClaimOfHost - 1;
-inline constexpr int kClaimTagWeight = 12;           // bits that are set in every tag
-inline constexpr uint32_t kClaimEnded = kClaimTags;  // no tag: a contested claim's call has ended
+inline constexpr int kClaimTagWeight = 12;  // bits that are set in every tag
 
 // Returns the tag of a call. Calls of one program have different ones, up to 4096 of them.
 constexpr uint32_t ClaimTag(uint64_t call_site) {
@@ -158,7 +157,8 @@ inline void SetAllPeers(GenerationState* state) {
 struct ControlBlock : GenerationState {
   // Written by transfer kernels.
   alignas(128) uint64_t claim;
-  uint32_t contested_owner;               // the tag that has a contested claim, or kClaimEnded
+  uint64_t last_ended;                    // sequence number of the last call that has ended
+  uint32_t contested_owner;               // the tag that has a contested claim, or 0
   alignas(128) uint32_t blocks_finished;  // in the running kernel; 0 between kernels
   alignas(128) uint64_t warned;           // sequence and wait point of the latest warning
   alignas(128) Progress progress;

@@ -77,7 +77,8 @@ __device__ inline void FinishLowLatencyCall(const CallParams& call, const RoleCo
   // FinishCall for the counters that these kernels use: 18 instructions less. There is no fence
   // that the kernel would wait for: its end orders the counters before the next call of the stream.
   // A call of another stream that draws tickets before they are reset draws some of them twice, and
-  // an item that is sent twice is the same.
+  // an item that is sent twice is the same. A generation that starts after a contested call keeps
+  // its claim for longer than these stores take.
   if (role.Thread() == 0) {
     ControlBlock* const control = call.control;
     control->blocks_finished = 0;

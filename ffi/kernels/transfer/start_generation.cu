@@ -13,8 +13,9 @@ __device__ bool ClaimForHost(ControlBlock* control) {
     const uint64_t before = LoadAcquireDevice(claim);
     const bool is_free = (before & kClaimTags) == 0;
     const bool is_contested = __popcll(before & kClaimTags) > kClaimTagWeight;
+    const uint64_t sequence = FirstSequence(control->generation) + (before >> kClaimShift);
     const bool runs =
-        !is_free && !(is_contested && LoadAcquireDevice(&control->contested_owner) == kClaimEnded);
+        !is_free && !(is_contested && LoadAcquireDevice(&control->last_ended) >= sequence);
     // CLAIM_HOST
     if (!runs && CompareAndSwapDevice(claim, before, before | kClaimOfHost) == before) {
       return is_contested;
@@ -60,7 +61,8 @@ __global__ void __launch_bounds__(kStartGenerationThreads)
     // Blocks of the call that contested the claim may still come. Before a generation without
     // workspaces, which is release's, the host has waited for the device.
     const bool stays = is_contested && control->workspace_bytes != 0;
-    control->contested_owner = stays ? kClaimEnded : 0;
+    control->contested_owner = 0;
+    if (stays) control->last_ended = FirstSequence(control->generation);
     StoreReleaseDevice(&control->claim, stays ? kClaimTags : 0);
   }
 }
