@@ -4,7 +4,8 @@ All runs start from the same parameters and read the same batches. Parameters an
 are float32, everything but the experts' matmuls is bfloat16. By a recipe (docs/quantization.md)
 rows and weights are quantized in the forward pass, cotangents and weights for the gradients of
 rows, and dispatch sends eight-bit rows. The text is the source of Python's library. The exit status
-is 1 unless block128 ends within 1 % of the held-out loss of bfloat16.
+is 1 unless block128 ends within 1 % of the held-out loss of bfloat16, or within 3 % with --small:
+its few steps vary by 1 %.
 
     python examples/train_fp8.py                           # two minutes on one H200
     python examples/train_fp8.py --expert-parallel 4       # experts over four devices
@@ -47,7 +48,7 @@ RECIPES = {
     ),
 }
 CLAIMED = "block128"  # ends within this of bfloat16's held-out loss:
-MOST_DIFFERENCE = 0.01
+MOST_DIFFERENCE, MOST_DIFFERENCE_OF_SMALL = 0.01, 0.03
 SEED = 0
 
 
@@ -296,9 +297,10 @@ def main() -> int:
     console.print(f"{arguments.output}/fp8_training.png is written.")
     if CLAIMED not in differences:
         return 0
-    holds = abs(differences[CLAIMED]) <= MOST_DIFFERENCE  # NaN is not
+    most = MOST_DIFFERENCE_OF_SMALL if arguments.small else MOST_DIFFERENCE
+    holds = abs(differences[CLAIMED]) <= most  # NaN is not
     verdict = "within" if holds else "NOT within"
-    console.print(f"{CLAIMED} ends {verdict} {MOST_DIFFERENCE:.0%} of bfloat16")
+    console.print(f"{CLAIMED} ends {verdict} {most:.0%} of bfloat16")
     return 0 if holds else 1
 
 

@@ -53,7 +53,7 @@ class RunTest(absltest.TestCase):
             )
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
             self.assertRegex(result.stdout, r"block128: .*% from bfloat16's held-out loss")
-            self.assertIn("block128 ends within 1% of bfloat16", result.stdout)
+            self.assertIn("block128 ends within 3% of bfloat16", result.stdout)
             read = {p.stem: json.loads(p.read_text()) for p in pathlib.Path(folder).glob("*.json")}
             picture = pathlib.Path(folder, "fp8_training.png").read_bytes()
         self.assertTrue(picture.startswith(b"\x89PNG"))
