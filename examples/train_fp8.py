@@ -31,6 +31,7 @@ import numpy as np
 import olmoe_model as model
 import optax
 import text_data
+from fp8_settings import LARGE, SMALL, Settings
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
@@ -50,37 +51,6 @@ RECIPES = {
 CLAIMED = "block128"  # ends within this of bfloat16's held-out loss:
 MOST_DIFFERENCE, MOST_DIFFERENCE_OF_SMALL = 0.01, 0.03
 SEED = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of a run. All sizes of experts are multiples of 128."""
-
-    sizes: model.Sizes
-    steps: int
-    evaluate_every: int
-    batch_size: int  # windows of text per step, over all devices
-    length: int  # bytes per window
-    learning_rate: float
-    held_out_batches: int
-
-
-LARGE = Settings(
-    model.Sizes(
-        hidden=512, num_layers=2, num_heads=8, num_experts=16, top_k=4, intermediate=512,
-        vocabulary=text_data.VOCABULARY,
-    ),
-    steps=2000, evaluate_every=50, batch_size=32, length=512, learning_rate=1e-3,
-    held_out_batches=16,
-)  # fmt: skip
-SMALL = Settings(
-    model.Sizes(
-        hidden=128, num_layers=2, num_heads=4, num_experts=8, top_k=2, intermediate=128,
-        vocabulary=text_data.VOCABULARY,
-    ),
-    steps=300, evaluate_every=25, batch_size=8, length=128, learning_rate=3e-3,
-    held_out_batches=16,
-)  # fmt: skip
 
 
 class State(NamedTuple):
@@ -103,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0],
-        epilog="Defaults are LARGE in this file, or SMALL.",
+        epilog="Defaults are LARGE in examples/fp8_settings.py, or SMALL.",
     )
     names = tuple(RECIPES)
     parser.add_argument("--recipes", nargs="+", choices=names, default=names)
