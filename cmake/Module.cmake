@@ -35,6 +35,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/grouped_matmul_activation.cc
     ffi/handlers/grouped_matmul_quantized.cc
     ffi/handlers/grouped_matmul_quantized_activation.cc
+    ffi/handlers/quantize.cc
     ffi/handlers/redispatch.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc
@@ -49,6 +50,8 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/probe.cu
+    ffi/kernels/quantize/quantize.cc
+    ffi/kernels/quantize/quantize.cu
     ffi/kernels/transfer/bulk_copy_ceiling.cc
     ffi/kernels/transfer/bulk_copy_ceiling.cu
     ffi/kernels/transfer/combine.cc

@@ -8,6 +8,7 @@
 
 #include "ffi/kernels/matmul/grouped_matmul.h"
 #include "ffi/kernels/matmul/launch.h"
+#include "ffi/kernels/quantize/quantize.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/device_cuda.h"
 
@@ -92,19 +93,28 @@ BufferView ToView(const ffi::AnyBuffer& buffer) {
 
 }  // namespace
 
-Status LoadAllKernels() {
-  Status status = LoadTransferKernels();
-  return status.ok() ? LoadMatmulKernels() : status;
+namespace {
+
+Status LoadLocalKernels() {
+  Status status = LoadMatmulKernels();
+  return status.ok() ? LoadQuantizeKernels() : status;
 }
 
-Status LoadMatmulsOnce(int32_t device) {
+}  // namespace
+
+Status LoadAllKernels() {
+  Status status = LoadTransferKernels();
+  return status.ok() ? LoadLocalKernels() : status;
+}
+
+Status LoadLocalKernelsOnce(int32_t device) {
   static std::mutex mutex;
   static auto& loaded = *new std::set<int32_t>;  // never destroyed: threads may outlive main
   const std::lock_guard lock(mutex);
   if (loaded.contains(device)) return {};
   const CurrentDevice current(device);
   Status status = current.status();
-  if (status.ok()) status = LoadMatmulKernels();
+  if (status.ok()) status = LoadLocalKernels();
   if (status.ok()) loaded.insert(device);
   return status;
 }
@@ -225,6 +235,18 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   Status status = reader.Finish();
   if (status.ok()) status = ReadActivation(target, activation, &config->activation);
   return status.ok() ? CheckConfig(target, *config) : status;
+}
+
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    QuantizeConfig* config) {
+  AttributeReader reader(target, attributes);
+  reader.Read("scale_block", &config->scale_block);
+  reader.Read("is_e5m2", &config->is_e5m2);
+  reader.Read("min_amax", &config->min_amax);
+  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+  reader.Read("is_packed", &config->is_packed);
+  if (Status status = reader.Finish(); !status.ok()) return status;
+  return CheckConfig(target, *config);
 }
 
 }  // namespace jax_ep

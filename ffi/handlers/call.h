@@ -41,10 +41,12 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulActivationConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulQuantizedActivationConfig* config);
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    QuantizeConfig* config);
 
-// Loads the kernels of all grouped matmuls on a device. Later calls return at once: loading at
-// every execution would cost as much as a small matmul.
-Status LoadMatmulsOnce(int32_t device);
+// Loads the kernels of all operations that do not communicate on a device. Later calls return at
+// once: loading at every execution would cost as much as a small matmul.
+Status LoadLocalKernelsOnce(int32_t device);
 
 // Loads all kernels of this build on the current device.
 Status LoadAllKernels();

@@ -30,14 +30,13 @@ Status CheckRhsGradient(const Config& config, Buffers operands, Buffers results,
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulTarget, CheckForward, attributes, operands,
-                                  results);
+  return InstantiateLocal<State>(kGroupedMatmulTarget, CheckForward, attributes, operands, results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
-                                  operands, results);
+  return InstantiateLocal<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
+                                 operands, results);
 }
 
 ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t stream,
@@ -79,12 +78,12 @@ XLA_FFI_DEFINE_HANDLER(kExecuteRhsGradient, ExecuteRhsGradient, ExecuteBinding<S
 }  // namespace
 
 Target GroupedMatmulHandlers() {
-  return MatmulTarget<State>(kGroupedMatmulTarget, kInstantiate, kExecute);
+  return LocalTarget<State>(kGroupedMatmulTarget, kInstantiate, kExecute);
 }
 
 Target GroupedMatmulRhsGradientHandlers() {
-  return MatmulTarget<State>(kGroupedMatmulRhsGradientTarget, kInstantiateRhsGradient,
-                             kExecuteRhsGradient);
+  return LocalTarget<State>(kGroupedMatmulRhsGradientTarget, kInstantiateRhsGradient,
+                            kExecuteRhsGradient);
 }
 
 }  // namespace jax_ep

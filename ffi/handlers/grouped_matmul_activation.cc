@@ -25,14 +25,14 @@ Status CheckGradient(const Config& config, Buffers operands, Buffers results, Si
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulActivationTarget, CheckForward, attributes,
-                                  operands, results);
+  return InstantiateLocal<State>(kGroupedMatmulActivationTarget, CheckForward, attributes, operands,
+                                 results);
 }
 
 auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
-                                  operands, results);
+  return InstantiateLocal<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
+                                 operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -88,12 +88,12 @@ XLA_FFI_DEFINE_HANDLER(kExecuteGradient, ExecuteGradient, ExecuteBinding<State>(
 }  // namespace
 
 Target GroupedMatmulActivationHandlers() {
-  return MatmulTarget<State>(kGroupedMatmulActivationTarget, kInstantiate, kExecute);
+  return LocalTarget<State>(kGroupedMatmulActivationTarget, kInstantiate, kExecute);
 }
 
 Target GroupedMatmulActivationGradientHandlers() {
-  return MatmulTarget<State>(kGroupedMatmulActivationGradientTarget, kInstantiateGradient,
-                             kExecuteGradient);
+  return LocalTarget<State>(kGroupedMatmulActivationGradientTarget, kInstantiateGradient,
+                            kExecuteGradient);
 }
 
 }  // namespace jax_ep

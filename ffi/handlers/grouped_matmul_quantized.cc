@@ -23,8 +23,8 @@ Fp8Kind KindOf(const Config& config, const Sizes& sizes) {
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulQuantizedTarget, Check, attributes, operands,
-                                  results);
+  return InstantiateLocal<State>(kGroupedMatmulQuantizedTarget, Check, attributes, operands,
+                                 results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -53,7 +53,7 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
 }  // namespace
 
 Target GroupedMatmulQuantizedHandlers() {
-  return MatmulTarget<State>(kGroupedMatmulQuantizedTarget, kInstantiate, kExecute);
+  return LocalTarget<State>(kGroupedMatmulQuantizedTarget, kInstantiate, kExecute);
 }
 
 }  // namespace jax_ep

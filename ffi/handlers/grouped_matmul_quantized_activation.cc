@@ -19,8 +19,8 @@ Status Check(const Config& config, Buffers operands, Buffers results, Sizes* siz
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateMatmul<State>(kGroupedMatmulQuantizedActivationTarget, Check, attributes,
-                                  operands, results);
+  return InstantiateLocal<State>(kGroupedMatmulQuantizedActivationTarget, Check, attributes,
+                                 operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -59,7 +59,7 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
 }  // namespace
 
 Target GroupedMatmulQuantizedActivationHandlers() {
-  return MatmulTarget<State>(kGroupedMatmulQuantizedActivationTarget, kInstantiate, kExecute);
+  return LocalTarget<State>(kGroupedMatmulQuantizedActivationTarget, kInstantiate, kExecute);
 }
 
 }  // namespace jax_ep

@@ -16,6 +16,7 @@ Target GroupedMatmulQuantizedHandlers();
 Target GroupedMatmulQuantizedActivationHandlers();
 Target GroupedMatmulActivationHandlers();
 Target GroupedMatmulActivationGradientHandlers();
+Target QuantizeHandlers();
 
 }  // namespace jax_ep
 

@@ -3,6 +3,7 @@
 #include "ffi/handlers/call.h"
 #include "ffi/handlers/matmul.h"
 #include "ffi/handlers/operations.h"
+#include "ffi/handlers/quantize.h"
 #include "ffi/handlers/transfer.h"
 #include "ffi/runtime/groups.h"
 #include "ffi/runtime/mailbox.h"
@@ -28,7 +29,8 @@ std::vector<Target> Targets() {
           GroupedMatmulQuantizedHandlers(),
           GroupedMatmulQuantizedActivationHandlers(),
           GroupedMatmulActivationHandlers(),
-          GroupedMatmulActivationGradientHandlers()};
+          GroupedMatmulActivationGradientHandlers(),
+          QuantizeHandlers()};
 }
 
 std::vector<StateType> StateTypes() {
@@ -37,7 +39,8 @@ std::vector<StateType> StateTypes() {
           MakeStateType<GroupedMatmulQuantizedState>("jax_ep.GroupedMatmulQuantizedState.v1"),
           MakeStateType<GroupedMatmulQuantizedActivationState>(
               "jax_ep.GroupedMatmulQuantizedActivationState.v1"),
-          MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1")};
+          MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1"),
+          MakeStateType<QuantizeState>("jax_ep.QuantizeState.v1")};
 }
 
 void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }

@@ -26,6 +26,12 @@ Status CheckLane(std::string_view target, const TransferConfig& config) {
   return {};
 }
 
+Status CheckScaleBlock(std::string_view target, int64_t scale_block, const char* otherwise) {
+  if (scale_block == 0 || scale_block == kScaleBlock) return {};
+  return InvalidArgument(target, ": scale_block is ", scale_block, "; expected ", kScaleBlock,
+                         ", or 0 for one scale per ", otherwise);
+}
+
 Status CheckReplicaGroups(std::string_view target, const TransferConfig& config) {
   const auto num_ids = static_cast<int64_t>(config.replica_groups.size());
   if (config.group_size < 1 || config.group_size > kMaxRanks) {
@@ -85,11 +91,8 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
 }
 
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config) {
-  if (config.scale_block != 0 && config.scale_block != kScaleBlock) {
-    return InvalidArgument(target, ": scale_block is ", config.scale_block, "; expected ",
-                           kScaleBlock, ", or 0 for one scale per row and per column");
-  }
-  return CheckNumSms(target, config.num_sms);
+  Status status = CheckScaleBlock(target, config.scale_block, "row and per column");
+  return status.ok() ? CheckNumSms(target, config.num_sms) : status;
 }
 
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config) {
@@ -104,6 +107,19 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivati
     return InvalidArgument(target, ": the activation is not gated; expected a gated one");
   }
   return CheckNumSms(target, config.num_sms);
+}
+
+Status CheckConfig(std::string_view target, const QuantizeConfig& config) {
+  Status status = CheckScaleBlock(target, config.scale_block, "row");
+  if (!status.ok()) return status;
+  if (config.scale_block > 0 && config.is_e5m2) {
+    return InvalidArgument(target, ": is_e5m2 with blocks; expected E4M3, which all blocks have");
+  }
+  if (!(config.min_amax > 0)) {
+    return InvalidArgument(target, ": min_amax is ", config.min_amax,
+                           "; expected a positive number, since a scale divides");
+  }
+  return {};
 }
 
 bool ParseActivation(std::string_view name, Activation* activation) {

@@ -51,6 +51,15 @@ struct GroupedMatmulQuantizedConfig {
   int64_t num_sms = 0;  // 0: the launch code chooses
 };
 
+// Attributes of quantize.
+struct QuantizeConfig {
+  int64_t scale_block = 0;           // values of a row that share a scale; 0: all of them
+  bool is_e5m2 = false;              // else E4M3; with blocks always E4M3
+  float min_amax = 0;                // the least magnitude that a scale is made for
+  bool power_of_two_scales = false;  // scales are rounded up to powers of two
+  bool is_packed = false;            // values and scales in one row of bytes
+};
+
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };
 
 // Whether the second half of the columns multiplies the activation of the first half.
@@ -85,6 +94,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config);
+Status CheckConfig(std::string_view target, const QuantizeConfig& config);
 
 }  // namespace jax_ep
 

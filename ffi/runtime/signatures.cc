@@ -1,9 +1,13 @@
 #include "ffi/runtime/signatures.h"
 
+#include <array>
+#include <cstddef>
 #include <initializer_list>
 #include <string_view>
+#include <vector>
 
 #include "ffi/device/common/integers.h"
+#include "ffi/runtime/packed_rows.h"
 
 namespace jax_ep {
 namespace {
@@ -251,6 +255,52 @@ Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig&
   if (Status status = check.Finish(); !status.ok()) return status;
   *sizes = {l.value, m.value, k.value, f.value, rows.type(), rhs.type(), rows.type()};
   return CheckColumns(kGroupedMatmulActivationGradientTarget, config, f, n, &blocks);
+}
+
+namespace {
+
+// Buffers whose leading axes are one.
+class Matrices {
+ public:
+  explicit Matrices(Buffers buffers) : dims_(buffers.size()) {
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const std::span<const int64_t> dims = buffers[i].dims;
+      views_.push_back(buffers[i]);
+      if (dims.empty()) continue;
+      dims_[i] = {1, dims.back()};
+      for (int64_t dim : dims.first(dims.size() - 1)) dims_[i][0] *= dim;
+      views_[i].dims = dims_[i];
+    }
+  }
+
+  Buffers views() const { return views_; }
+
+ private:
+  std::vector<std::array<int64_t, 2>> dims_;
+  std::vector<BufferView> views_;
+};
+
+}  // namespace
+
+Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers results,
+                     QuantizeSizes* sizes) {
+  const Matrices x(operands), out(results);
+  BufferChecker check(kQuantizeTarget, x.views(), out.views());
+  Size m{"M"}, k{"K"}, s{"S", 1}, words{"W"};
+  Types rows{kRowTypes}, f32{kF32};
+  Types values{static_cast<uint8_t>(config.is_e5m2 ? kF8E5M2 : kF8E4M3)};
+  check.Operand("x", rows, {&m, &k});
+  if (config.scale_block > 0) s.value = CeilDivide(k.value, config.scale_block);
+  if (config.is_packed) {
+    words.value = PackedRowBytes(k.value, s.value) / ElementBytes(kF32);
+    check.Result("rows", f32, {&m, &words});
+  } else {
+    check.Result("values", values, {&m, &k});
+    check.Result("scales", f32, {&m, &s});
+  }
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {m.value, k.value, rows.type()};
+  return {};
 }
 
 }  // namespace jax_ep

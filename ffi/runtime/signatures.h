@@ -25,6 +25,7 @@ inline constexpr char kGroupedMatmulQuantizedActivationTarget[] =
 inline constexpr char kGroupedMatmulActivationTarget[] = "jax_ep.grouped_matmul_activation.v1";
 inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
+inline constexpr char kQuantizeTarget[] = "jax_ep.quantize.v1";
 
 // The sizes that a launch needs, read from the shapes.
 struct GroupedMatmulSizes {
@@ -35,6 +36,12 @@ struct GroupedMatmulSizes {
   ElementType lhs_type = kOther;
   ElementType rhs_type = kOther;     // rhs_gradient: the result's
   ElementType result_type = kOther;  // rhs_gradient: out_gradient's
+};
+
+struct QuantizeSizes {
+  int64_t num_rows = 0;  // of all leading axes
+  int64_t columns = 0;
+  ElementType type = kOther;
 };
 
 using Buffers = std::span<const BufferView>;
@@ -86,6 +93,11 @@ Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config,
 Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
                                             Buffers operands, Buffers results,
                                             GroupedMatmulSizes* sizes);
+
+// x[...,K] -> values[...,K], scales[...,S], or rows[...,W] of 4-byte words if they are packed
+// S is the blocks of K, or 1. All arrays have the same leading axes.
+Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers results,
+                     QuantizeSizes* sizes);
 
 }  // namespace jax_ep
 

@@ -61,6 +61,14 @@ def explicit_axes(aval: Aval) -> tuple[str, ...]:
     return tuple(used)
 
 
+def is_partitioned(ctx: Any) -> bool:
+    """Whether XLA partitions the program that is lowered here over several devices."""
+    context = ctx.module_context.axis_context
+    if (manual := getattr(context, "manual_axes", None)) is None:
+        return (context.num_devices or 1) > 1
+    return any(size > 1 for name, size in context.mesh.shape.items() if name not in manual)
+
+
 # ---- which mesh and devices
 
 

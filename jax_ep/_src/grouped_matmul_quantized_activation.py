@@ -114,7 +114,7 @@ def _matmul_then_activation(
     activations = activate(params.activation, pre_activation.astype(jnp.float32))
     if has_row_weights:
         activations = activations * row_weights[0][:, None]
-    out = quantize(activations, formats[0])
+    out = quantize(activations, formats[0], implementation="xla")  # fused with the activation
     results = (out.values, out.scales, pre_activation.astype(PRE_ACTIVATION_DTYPE))
     return results[: 2 + keep_pre_activation]
 

@@ -77,7 +77,7 @@ def _forward(
 ) -> Any:
     if quantized_rhs is None:
         quantized_rhs = quantize_for_training(rhs, recipe, transpose_rhs=params.transpose_rhs)
-    rows = quantize(lhs, recipe.rows)
+    rows = quantize(lhs, recipe.rows, implementation=params.implementation)
     out = bind_quantized(rows, quantized_rhs.forward, group_sizes, params)
     return out, as_bits((rows, quantized_rhs.backward, group_sizes))
 
@@ -92,7 +92,7 @@ def _backward(
     rows, matrices, group_sizes = from_bits(residuals)
     of_lhs, _ = dtypes
     to_lhs, to_rhs = (dataclasses.replace(params, out_dtype=dtype) for dtype in dtypes)
-    cotangents = quantize(out_bar, recipe.cotangents)
+    cotangents = quantize(out_bar, recipe.cotangents, implementation=params.implementation)
     lhs_bar = bind_quantized(cotangents, matrices, group_sizes, to_lhs)
     rhs_bar = bind_rhs_gradient(
         dequantize(rows, of_lhs), out_bar.astype(of_lhs), group_sizes, to_rhs

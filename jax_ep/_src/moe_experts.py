@@ -261,7 +261,9 @@ def _redispatching_backward(
 def _sent(x: jax.Array, params: MoeMlpParams) -> jax.Array | Quantized:
     """Returns what dispatch sends of x."""
     recipe = params.mlp.quantization
-    return quantize(x, recipe.rows) if recipe is not None and recipe.quantized_dispatch else x
+    if recipe is None or not recipe.quantized_dispatch:
+        return x
+    return quantize(x, recipe.rows, implementation=params.implementation)
 
 
 _RULES: dict[tuple[bool, str | None], _Rule] = {

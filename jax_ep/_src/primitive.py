@@ -49,6 +49,7 @@ def define_primitive(
     unsupported: Callable[..., str | None],
     aliases: Callable[..., dict[int, int]] = lambda **_: {},
     fallback: Fallback | None = None,
+    partitioned_by_xla: bool = False,
 ) -> Primitive:
     """A primitive that lowers to the custom call ``jax_ep.<operation>.v1`` or to `reference`.
 
@@ -63,6 +64,7 @@ def define_primitive(
       unsupported: (avals, **parameters) -> why the kernels do not cover these, or None.
       aliases: (**parameters) -> operands that the kernels overwrite, each with its result.
       fallback: what runs on CUDA where the kernels do not cover a call; None for `reference`.
+      partitioned_by_xla: whether `reference` runs on CUDA where XLA partitions the program.
     """
     if fallback is None:
         fallback = Fallback("runs as pure JAX on CUDA", reference)
@@ -95,7 +97,7 @@ def define_primitive(
     def lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
         implementation = params["params"].implementation
         _check_one_platform(operation, ctx.module_context.platforms)
-        if implementation == "xla":
+        if implementation == "xla" or (partitioned_by_xla and compat.is_partitioned(ctx)):
             return lower_reference(ctx, *operands, **params)
         if any(aval.dtype == OPAQUE for aval in ctx.avals_in):
             function = functools.partial(_bind_as_float32, primitive, ctx.avals_out)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax.interpreters import batching
 
-from jax_ep._src import checks
+from jax_ep._src import checks, compat, primitive
+from jax_ep._src.compat import Aval
 from jax_ep._src.errors import ArgumentError, DtypeError, UnavailableError
 from jax_ep._src.quantized import BLOCK, Format, Fp8Block128, Quantized, check
+from jax_ep._src.reference import quantize as reference
 
 STRAIGHT_THROUGH = (
     "jax.lax.stop_gradient on its operands keeps it out of a derivative, and "
@@ -21,13 +25,17 @@ STRAIGHT_THROUGH = (
 """What to do about an operation that has no derivative."""
 
 
-def quantize(x: jax.Array, format: Format, *, scales: Any = None) -> Quantized:
+def quantize(
+    x: jax.Array, format: Format, *, scales: Any = None, implementation: str | None = None
+) -> Quantized:
     """Quantizes rows: one scale per row, or per 128 values of it, as the format says.
 
     A value is x * (1 / scale) in float32, clipped to the largest value of the dtype and rounded to
     nearest even. A NaN or an infinity makes its whole block NaN. It has no derivative.
 
-    On GPUs XLA divides with an error of up to 2 units in the last place. So a product in the middle
+    A kernel computes scales and values in one pass. XLA computes static scales' values, and what it
+    partitions over devices itself: outside of `shard_map`, in a program of several devices. There
+    it divides on GPUs with an error of up to 2 units in the last place. So a product in the middle
     between two eight-bit values may round to another one than on a CPU.
 
     Args:
@@ -36,6 +44,7 @@ def quantize(x: jax.Array, format: Format, *, scales: Any = None) -> Quantized:
       scales: static scales, or None to compute them from x. A number is the scale of all values,
         and an array broadcasts to the scales' shape. They are taken as they are: larger values
         saturate, and `scale_rounding` has no part in it.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform and dtype.
 
     Returns:
       values [..., K], and scales [..., ceil(K / 128)] or [..., 1].
@@ -43,11 +52,21 @@ def quantize(x: jax.Array, format: Format, *, scales: Any = None) -> Quantized:
     Raises:
       ArgumentError (a ValueError): shapes that do not fit, or an axis without values.
       DtypeError (a TypeError): x is no float array, or `format` is no format.
-      UnavailableError (a NotImplementedError): it is differentiated.
+      UnavailableError (a NotImplementedError): it is differentiated, or ``implementation="cuda"``
+        where it cannot run.
     """
-    check_floats("quant.quantize", "x", x, format, 1)
-    blocks = (BLOCK if isinstance(format, Fp8Block128) else x.shape[-1],)
-    return _quantized("quant.quantize", x, format, blocks, scales)
+    operation = "quant.quantize"
+    check_floats(operation, "x", x, format, 1)
+    params = QuantizeParams(checks.implementation(operation, implementation))
+    x = jnp.asarray(x)
+    if scales is not None or compat.explicit_axes(jax.typeof(x)):
+        return _quantized(operation, x, format, _row_blocks(x, format), scales)
+
+    def bind(x: jax.Array) -> Quantized:
+        values, scales = quantize_p.bind(x, params=params, format=format)
+        return Quantized(values, scales, format)
+
+    return without_derivative(operation, bind, x)
 
 
 def quantize_weights(
@@ -143,7 +162,71 @@ def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:
     return call(*arguments)
 
 
-# ---- rounding
+# ---- the primitive
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizeParams:
+    """Parameters of quantize; the format is beside them."""
+
+    implementation: str | None
+
+
+def _row_blocks(x: Any, format: Format) -> tuple[int]:
+    return (BLOCK if isinstance(format, Fp8Block128) else x.shape[-1],)
+
+
+def _avals(x: Aval, *, params: QuantizeParams, format: Format) -> list[Aval]:
+    num_scales = -(-x.shape[-1] // _row_blocks(x, format)[0])
+    return [
+        compat.aval_like(x, x.shape, format.dtype),
+        compat.aval_like(x, (*x.shape[:-1], num_scales), jnp.dtype(jnp.float32)),
+    ]
+
+
+def _reference(
+    x: jax.Array, *, params: QuantizeParams, format: Format
+) -> tuple[jax.Array, jax.Array]:
+    blocks = (*(1,) * (x.ndim - 1), *_row_blocks(x, format))
+    rows = reference.quantized(x, format, blocks)
+    return rows.values, rows.scales
+
+
+def _attributes(avals: list[Aval], params: QuantizeParams, format: Format) -> dict[str, Any]:
+    return {
+        "scale_block": np.int64(BLOCK if isinstance(format, Fp8Block128) else 0),
+        "is_e5m2": np.bool_(format.dtype == jnp.float8_e5m2),
+        "min_amax": np.float32(format.min_amax),
+        "power_of_two_scales": np.bool_(format.scale_rounding == "power_of_two"),
+        "is_packed": np.bool_(False),
+    }
+
+
+def _unsupported(avals: list[Aval], params: QuantizeParams, format: Format) -> str | None:
+    (x,) = avals
+    if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
+    return primitive.too_many(num_rows=math.prod(x.shape[:-1]), row_size=x.shape[-1])
+
+
+def _batch(operands: Any, dims: Any, **params: Any) -> Any:
+    """A batch has more rows."""
+    (x,), (dim,) = operands, dims
+    return quantize_p.bind(jnp.moveaxis(x, dim, 0), **params), (0, 0)
+
+
+quantize_p = primitive.define_primitive(
+    "quantize",
+    abstract_eval=_avals,
+    reference=_reference,
+    attributes=_attributes,
+    unsupported=_unsupported,
+    partitioned_by_xla=True,
+)
+batching.primitive_batchers[quantize_p] = _batch
+
+
+# ---- checks, and blocks of any shape
 
 
 def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) -> None:
@@ -178,11 +261,11 @@ def _quantized(
     blocks = (*(1,) * leading, *blocks)
 
     def with_computed(x: jax.Array) -> Quantized:
-        x = _as_float32(x)
-        return _with_scales(x, _scales(x, format, blocks), format, blocks)
+        return reference.quantized(x, format, blocks)
 
     def with_static(x: jax.Array, scales: jax.Array) -> Quantized:
-        return _with_scales(_as_float32(x), jnp.broadcast_to(scales, shape), format, blocks)
+        x, scales = reference.as_float32(x), jnp.broadcast_to(scales, shape)
+        return reference.with_scales(x, scales, format, blocks)
 
     if scales is None:
         return without_derivative(operation, with_computed, x)
@@ -195,74 +278,9 @@ def _quantized(
     return without_derivative(operation, with_static, x, scales)
 
 
-def _as_float32(x: jax.Array) -> jax.Array:
-    """Casts x. The rounding of bfloat16 stays, though XLA may remove a cast to it and back."""
-    wide = x.astype(jnp.float32)
-    if x.dtype != jnp.bfloat16:
-        return wide
-    info = jnp.finfo(x.dtype)
-    return lax.reduce_precision(wide, exponent_bits=info.nexp, mantissa_bits=info.nmant)
-
-
-def _scales(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Array:
-    # XLA for CPUs may drop a NaN from a maximum.
-    amax = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
-    for axis, block in enumerate(blocks):
-        if block > 1:
-            amax = _blocked(amax, axis, block).max(axis + 1)
-    # XLA would turn a division by a constant into this product.
-    scales = jnp.maximum(amax, format.min_amax) * np.float32(1 / float(jnp.finfo(format.dtype).max))
-    if format.scale_rounding == "power_of_two":
-        # Carries any bit of the mantissa into the exponent. Scales are positive and not subnormal.
-        bits = lax.bitcast_convert_type(scales, jnp.int32)
-        scales = lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
-    return jnp.where(jnp.isfinite(amax), scales, jnp.nan)
-
-
-def _with_scales(
-    x: jax.Array, scales: jax.Array, format: Format, blocks: tuple[int, ...]
-) -> Quantized:
-    scaled = x * _expanded(1 / scales, x.shape, blocks)
-    largest = float(jnp.finfo(format.dtype).max)
-    # A cast alone would turn what is too large into NaN or infinity.
-    scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), jnp.nan)
-    return Quantized(_rounded(scaled, format.dtype).astype(format.dtype), scales, format)
-
-
-def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    """Rounds float32 values, which are not too large, to values of an eight-bit dtype.
-
-    XLA may remove a cast to a narrower dtype and back. After this no cast rounds.
-    """
-    info = jnp.finfo(dtype)
-    step = float(info.smallest_subnormal)
-    normal = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=info.nmant)
-    subnormal = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
-    return jnp.where(jnp.abs(x) < float(info.smallest_normal), subnormal, normal)
-
-
 def _dequantize(x: Quantized, dtype: Any) -> jax.Array:
     def dequantize(values: jax.Array, scales: jax.Array) -> jax.Array:
-        scales = _expanded(scales, x.shape, x.block_shape)
+        scales = reference.expanded(scales, x.shape, x.block_shape)
         return (values.astype(jnp.float32) * scales).astype(dtype)
 
     return without_derivative("quant.dequantize", dequantize, x.values, x.scales)
-
-
-def _blocked(x: jax.Array, axis: int, block: int) -> jax.Array:
-    """Splits an axis into blocks, the last one filled up with zeros."""
-    padding = -x.shape[axis] % block
-    if padding:
-        x = jnp.pad(x, [(0, padding if i == axis else 0) for i in range(x.ndim)])
-    return x.reshape(*x.shape[:axis], -1, block, *x.shape[axis + 1 :])
-
-
-def _expanded(scales: jax.Array, shape: tuple[int, ...], blocks: tuple[int, ...]) -> jax.Array:
-    """Repeats each scale over its block."""
-    for axis, block in enumerate(blocks):
-        if block > 1:
-            repeated = (*scales.shape[: axis + 1], block, *scales.shape[axis + 1 :])
-            scales = jnp.broadcast_to(jnp.expand_dims(scales, axis + 1), repeated)
-            scales = scales.reshape(*repeated[:axis], -1, *repeated[axis + 2 :])
-            scales = lax.slice_in_dim(scales, 0, shape[axis], axis=axis)
-    return scales

@@ -71,7 +71,8 @@ def _quantized(rows: jax.Array | Quantized, params: GroupedMlpParams) -> tuple[Q
     """Returns quantized rows and the dtype of results. Rows may be quantized since dispatch."""
     if isinstance(rows, Quantized):
         return rows, params.row_dtype
-    return quantize(rows, _recipe(params).rows), rows.dtype
+    recipe = _recipe(params)
+    return quantize(rows, recipe.rows, implementation=params.implementation), rows.dtype
 
 
 def _mlp(
@@ -100,7 +101,8 @@ def _mlp(
         activations = activate(params.activation, pre_activation.astype(jnp.float32))
         if row_weights is not None:
             activations = activations * row_weights[:, None]
-        quantized = quantize(activations, _recipe(params).rows)
+        # XLA computes the activations where it quantizes them, instead of writing them.
+        quantized = quantize(activations, _recipe(params).rows, implementation="xla")
     to_y = params.matmul(dtype, zero_tail=params.zero_tail)
     y = bind_quantized(quantized, down.forward, group_sizes, to_y)
     if not keep:
@@ -126,8 +128,11 @@ def quantized_mlp_backward(
     rows, experts, group_sizes, row_weights, pre_activation = residuals
     recipe, dtype = _recipe(params), y_bar.dtype
     up, down = _weights(experts, params)
+    to_cotangents = functools.partial(
+        quantize, format=recipe.cotangents, implementation=params.implementation
+    )
     activations_bar = bind_quantized(
-        quantize(y_bar, recipe.cotangents), down.backward, group_sizes, params.matmul(dtype)
+        to_cotangents(y_bar), down.backward, group_sizes, params.matmul(dtype)
     ).astype(jnp.float32)
     activations, pull_back = jax.vjp(
         functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
@@ -143,7 +148,7 @@ def quantized_mlp_backward(
             row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
     pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
     rows_bar = bind_quantized(
-        quantize(pre_activation_bar, recipe.cotangents),
+        to_cotangents(pre_activation_bar),
         up.backward,
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
@@ -186,7 +191,7 @@ def _forward(
     row_weights: jax.Array | None,
     params: GroupedMlpParams,
 ) -> Any:
-    quantized = quantize(rows, _recipe(params).rows)  # kept: half of the rows' bytes
+    quantized, _ = _quantized(rows, params)  # kept: half of the rows' bytes
     y, pre_activation = _mlp(
         quantized, experts, group_sizes, row_weights, params, rows.dtype, keep=True
     )

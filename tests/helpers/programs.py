@@ -153,11 +153,14 @@ def _attributes(text: str) -> dict[str, object]:
     for name, value in re.findall(r"(\w+) = (dense<[^>]*> : tensor<\w+>|[^,]+)", text):
         dense = re.fullmatch(r"dense<\[?([^\]]*?)\]?> : tensor<(\d+)xi64>", value)
         scalar = re.fullmatch(r"(-?\d+) : (\w+)", value)
+        real = re.fullmatch(r"(-?[\d.]+[eE][-+]?\d+) : (\w+)", value)
         if dense:
             numbers = [int(n) for n in dense[1].split(",")]
             found[name] = ("i64[]", numbers * (int(dense[2]) // len(numbers)))
         elif scalar:
             found[name] = (scalar[2], int(scalar[1]))
+        elif real:
+            found[name] = (real[2], float(real[1]))
         elif value.startswith('"'):
             found[name] = value.strip('" ')
         else:

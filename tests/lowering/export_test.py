@@ -26,6 +26,7 @@ TARGETS = (
     "jax_ep.grouped_matmul_quantized_activation.v1",
     "jax_ep.grouped_matmul_activation.v1",
     "jax_ep.grouped_matmul_activation_gradient.v1",
+    "jax_ep.quantize.v1",
 )
 
 
@@ -48,6 +49,7 @@ def loss_and_gradients(*arguments):
 
     def two_layers(ids, x, topk_weights, matrices):
         x = testing.expert_layer(ids, x, topk_weights, matrices)
+        x += quant.fake_quantize(x, quant.Fp8Block128())
         return jax_ep.moe_mlp(
             x, ids, topk_weights, matrices, matrices, axis_name="expert", activation="silu"
         )[0]

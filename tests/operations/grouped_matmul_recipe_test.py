@@ -128,12 +128,13 @@ class RecipeTest(parameterized.TestCase):
 
     @parameterized.parameters(BLOCKS, ROWS)
     @tier.only_on_cpu
-    def test_on_cuda_it_is_three_kernels(self, recipe):
+    def test_on_cuda_it_is_five_kernels(self, recipe):
         lhs, rhs, out_bar = problem()
         quantized = quant.quantize_for_training(rhs, recipe)
         program = programs.lower_for_cuda(with_gradients(recipe), lhs, rhs, quantized, out_bar)
         self.assertEqual(
-            program.targets, {"grouped_matmul_quantized": 2, "grouped_matmul_rhs_gradient": 1}
+            program.targets,
+            {"quantize": 2, "grouped_matmul_quantized": 2, "grouped_matmul_rhs_gradient": 1},
         )
         # Nothing but the kernels touches the matrices; a bitcast costs nothing.
         self.assertEmpty(program.operations_on(rhs.size) - {"constant", "bitcast_convert"})

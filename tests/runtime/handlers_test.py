@@ -116,6 +116,17 @@ CALLS = {
             "num_sms": np.int64(0),
         },
     ),
+    "jax_ep.quantize.v1": (
+        [jnp.zeros((2, 20, 144), jnp.bfloat16)],
+        [jnp.zeros((2, 20, 144), jnp.float8_e4m3fn), jnp.zeros((2, 20, 2))],
+        {
+            "scale_block": np.int64(128),
+            "is_e5m2": np.bool_(False),
+            "min_amax": np.float32(1e-4),
+            "power_of_two_scales": np.bool_(True),
+            "is_packed": np.bool_(False),
+        },
+    ),
     "jax_ep.grouped_matmul_activation.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32), jnp.zeros((2, 32)), jnp.zeros(40)],
         [jnp.zeros((40, 16), jnp.bfloat16), jnp.zeros((40, 32), jnp.bfloat16)],
@@ -163,7 +174,7 @@ class HandlersTest(parameterized.TestCase):
         with self.assertRaisesRegex(Exception, "no NVIDIA driver"):
             call(target, *CALLS[target])
 
-    @parameterized.parameters(*(target for target in CALLS if "grouped" not in target))
+    @parameterized.parameters(*(target for target in CALLS if "replica_groups" in CALLS[target][2]))
     def test_a_transfer_may_have_a_lane(self, target):
         if not _ffi.driver_problem():
             self.skipTest("with a driver, a good call would be launched on memory of the host")

@@ -1,5 +1,5 @@
-// Runs the CUDA C++ of the transfer kernels on a CPU. It shows what a kernel computes, but neither
-// its speed nor errors of weak memory orders.
+// Runs CUDA C++ on a CPU: the transfer kernels, and those that quantize. It shows what a kernel
+// computes, but neither its speed nor errors of weak memory orders.
 //
 // A block is an operating system thread, and its CUDA threads are fibers in it: `__shared__` is
 // `thread_local`. Blocks, kernels of several ranks and bulk copies run in any order that barriers
@@ -35,10 +35,14 @@ struct dim3 {
 struct int2 {
   int x, y;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace emulation {
@@ -170,6 +174,8 @@ inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits);
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __frcp_rn(float a) { return 1 / a; }
 
 template <typename T>
 T atomicAdd(T* address, T value) {

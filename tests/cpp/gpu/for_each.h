@@ -6,17 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+
+#include "tests/cpp/gpu/require.h"
 
 namespace harness {
-
-inline void Require(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("FAIL %s: %s (%s)\n", what, cudaGetErrorName(error), cudaGetErrorString(error));
-  std::fflush(stdout);
-  std::_Exit(1);
-}
 
 template <typename Function>
 __global__ void ForEachKernel(int64_t count, Function function) {

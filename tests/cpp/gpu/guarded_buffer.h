@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/cpp/gpu/for_each.h"
+#include "tests/cpp/gpu/require.h"
 
 namespace harness {
 

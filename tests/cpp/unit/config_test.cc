@@ -67,6 +67,18 @@ void TestQuantizedActivations() {
       "not gated");
 }
 
+void TestQuantize() {
+  const char target[] = "jax_ep.quantize.v1";
+  CHECK_OK(CheckConfig(target, QuantizeConfig{.scale_block = 128, .min_amax = 1e-4f}));
+  CHECK_OK(CheckConfig(target, QuantizeConfig{.is_e5m2 = true, .min_amax = 1e-30f}));
+  CHECK_FAILS(CheckConfig(target, QuantizeConfig{.scale_block = 32, .min_amax = 1}),
+              "scale_block is 32; expected 128, or 0 for one scale per row");
+  CHECK_FAILS(
+      CheckConfig(target, QuantizeConfig{.scale_block = 128, .is_e5m2 = true, .min_amax = 1}),
+      "is_e5m2 with blocks");
+  CHECK_FAILS(CheckConfig(target, QuantizeConfig{}), "min_amax is 0; expected a positive number");
+}
+
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
@@ -99,6 +111,7 @@ int main() {
   jax_ep::TestActivations();
   jax_ep::TestScaleBlocks();
   jax_ep::TestQuantizedActivations();
+  jax_ep::TestQuantize();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }

@@ -230,6 +230,33 @@ void TestGroupedMatmulQuantizedActivation() {
               "2F is 192; expected a multiple of 256");
 }
 
+void TestQuantize() {
+  QuantizeConfig config{.scale_block = 128};
+  const List x = {{kBF16, {2, 20, 144}}};
+  QuantizeSizes sizes;
+  const List blocked = {{kF8E4M3, {2, 20, 144}}, {kF32, {2, 20, 2}}};
+  CHECK_OK(Run(CheckQuantize, config, x, blocked, &sizes));
+  CHECK(sizes.num_rows == 40 && sizes.columns == 144 && sizes.type == kBF16);
+  CHECK_OK(Run(CheckQuantize, config, {{kF32, {144}}}, {{kF8E4M3, {144}}, {kF32, {2}}}, &sizes));
+  CHECK(sizes.num_rows == 1 && sizes.type == kF32);
+  CHECK_FAILS(Run(CheckQuantize, config, x, {{kF8E5M2, {40, 144}}, {kF32, {40, 2}}}, &sizes),
+              "(values) is f8e5m2[40,144]; expected f8e4m3fn[M=40,K=144]");
+  CHECK_FAILS(Run(CheckQuantize, config, x, {{kF8E4M3, {40, 144}}, {kF32, {40, 1}}}, &sizes),
+              "(scales) is f32[40,1]; expected f32[M=40,S=2]");
+  CHECK_FAILS(Run(CheckQuantize, config, {}, blocked, &sizes), "operand");
+  // 144 bytes of values and two scales: 152, which is no multiple of 16.
+  config.is_packed = true;
+  CHECK_OK(Run(CheckQuantize, config, x, {{kF32, {40, 40}}}, &sizes));
+  CHECK_FAILS(Run(CheckQuantize, config, x, {{kF32, {40, 38}}}, &sizes),
+              "(rows) is f32[40,38]; expected f32[M=40,W=40]");
+  config.scale_block = 0;
+  config.is_e5m2 = true;
+  CHECK_OK(Run(CheckQuantize, config, {{kF16, {40, 7}}}, {{kF32, {40, 4}}}, &sizes));
+  config.is_packed = false;
+  const List by_row = {{kF8E5M2, {40, 144}}, {kF32, {40, 1}}};
+  CHECK_OK(Run(CheckQuantize, config, x, by_row, &sizes));
+}
+
 void TestGroupedMatmulActivation() {
   GroupedMatmulActivationConfig config;
   config.activation = Activation::kSwiglu;
@@ -274,6 +301,7 @@ int main() {
   jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulQuantized();
   jax_ep::TestGroupedMatmulQuantizedActivation();
+  jax_ep::TestQuantize();
   jax_ep::TestGroupedMatmulActivation();
   jax_ep::TestGroupedMatmulActivationGradient();
   return jax_ep::testing::Finish();

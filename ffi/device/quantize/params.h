@@ -1,0 +1,34 @@
+// Arguments of the kernels of quantized rows.
+#ifndef JAX_EP_DEVICE_QUANTIZE_PARAMS_H_
+#define JAX_EP_DEVICE_QUANTIZE_PARAMS_H_
+
+#include "ffi/device/common/integers.h"
+
+namespace jax_ep {
+
+// Values per scale of a row that has blocks.
+inline constexpr int kValuesPerScale = 128;
+
+// Values and scales of rows, in arrays of their own or packed: each row's values, then its scales.
+struct QuantizedRows {
+  uint8_t* values;
+  float* scales;
+  int64_t value_stride;       // bytes from row to row
+  int64_t scale_stride;       // floats from row to row
+  int32_t value_padding = 0;  // bytes of zeros that follow a row's values
+  int32_t scale_padding = 0;  // floats of zeros that follow a row's scales
+};
+
+struct QuantizeParams {
+  const void* x;  // [rows, columns]
+  QuantizedRows out;
+  int32_t columns;
+  float min_amax;            // a block's largest magnitude is at least this
+  float inverse_largest;     // 1 / the largest eight-bit value
+  bool power_of_two_scales;  // scales are rounded up to powers of two
+  bool is_aligned;           // rows begin at multiples of a vector, and their values likewise
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_QUANTIZE_PARAMS_H_

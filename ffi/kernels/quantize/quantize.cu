@@ -1,0 +1,207 @@
+// Quantizes rows to eight bits, in one pass over memory, for sm_80 and newer.
+//
+// A block takes a row. Its threads hold a tile of the row in registers, find the largest magnitude
+// of each scale's values by shuffles, and round. A row with one scale that is longer than a tile is
+// read twice; the second time from L2.
+#include "ffi/device/common/vectors.cuh"
+#include "ffi/device/ptx/eight_bit_types.cuh"
+#include "ffi/device/ptx/memory.cuh"
+#include "ffi/kernels/quantize/kernels.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr uint32_t kInfinity = 0x7f800000u;
+
+// A tile: vector i of a thread is the row's vector i * blockDim.x + threadIdx.x.
+struct Tile {
+  uint4 vectors[kQuantizeVectors];
+};
+
+template <typename Type>
+__device__ uint32_t LoadElement(const void* x, int64_t index) {
+  if constexpr (Type::kPerWord == 2) {
+    return static_cast<const uint16_t*>(x)[index];
+  } else {
+    return static_cast<const uint32_t*>(x)[index];
+  }
+}
+
+// Elements past the row's end are zeros.
+template <typename Type>
+__device__ uint4 LoadVector(const QuantizeParams& params, int64_t row, int vector) {
+  constexpr int kBits = 32 / Type::kPerWord;
+  const int column = vector * kPerVector<Type>;
+  const int64_t first = row * params.columns + column;
+  if (params.is_aligned && column < params.columns) {
+    return LoadGlobalNoAllocate(static_cast<const uint4*>(params.x) + first / kPerVector<Type>);
+  }
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < kPerVector<Type>; ++i) {
+    if (column + i >= params.columns) break;
+    words[i / Type::kPerWord] |= LoadElement<Type>(params.x, first + i)
+                                 << i % Type::kPerWord * kBits;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <typename Type>
+__device__ Tile LoadTile(const QuantizeParams& params, int64_t row, int tile) {
+  Tile loaded;
+#pragma unroll
+  for (int i = 0; i < kQuantizeVectors; ++i) {
+    const int vector = (tile * kQuantizeVectors + i) * blockDim.x + threadIdx.x;
+    loaded.vectors[i] = LoadVector<Type>(params, row, vector);
+  }
+  return loaded;
+}
+
+// Returns the bits of the largest magnitude. As integers, NaN is above infinity, and that above all
+// numbers.
+template <typename Type>
+__device__ uint32_t AmaxBits(uint4 vector) {
+  float values[kPerVector<Type>];
+  UnpackVector<Type>(vector, values);
+  uint32_t amax = 0;
+#pragma unroll
+  for (float value : values) amax = max(amax, __float_as_uint(value) & 0x7fffffffu);
+  return amax;
+}
+
+template <int kLanes>
+__device__ uint32_t AmaxOfLanes(uint32_t amax) {
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    amax = max(amax, __shfl_xor_sync(kAllLanes, amax, lanes));
+  }
+  return amax;
+}
+
+// Every thread of the block calls this once.
+__device__ uint32_t AmaxOfBlock(uint32_t amax) {
+  __shared__ uint32_t of_warps[kMaxQuantizeThreads / 32];
+  amax = AmaxOfLanes<32>(amax);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = amax;
+  __syncthreads();
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / 32; ++warp) {
+    amax = max(amax, of_warps[warp]);
+  }
+  return amax;
+}
+
+__device__ float ScaleOf(const QuantizeParams& params, uint32_t amax) {
+  if (amax >= kInfinity) return __uint_as_float(0x7fc00000u);  // NaN
+  const float scale =
+      __fmul_rn(max(__uint_as_float(amax), params.min_amax), params.inverse_largest);
+  if (!params.power_of_two_scales) return scale;
+  // Carries any bit of the mantissa into the exponent.
+  return __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & kInfinity);
+}
+
+template <typename Type, typename Value>
+__device__ void StoreVector(const QuantizeParams& params, int64_t row, int vector, uint4 x,
+                            float factor) {
+  constexpr int kWords = kPerVector<Type> / 4;
+  const int column = vector * kPerVector<Type>;
+  if (column >= params.columns) return;
+  float values[kPerVector<Type>];
+  UnpackVector<Type>(x, values);
+  uint32_t words[kWords];
+#pragma unroll
+  for (float& value : values) value = __fmul_rn(value, factor);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = Value::Pack(values + 4 * i);
+  uint8_t* const out = params.out.values + row * params.out.value_stride + column;
+  if (!params.is_aligned) {
+    const int count = Min(kPerVector<Type>, params.columns - column);
+    for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(words[i / 4] >> i % 4 * 8);
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(out) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint32_t*>(out) = words[0];
+  }
+}
+
+__device__ void StorePadding(const QuantizedRows& out, int64_t row, int columns, int num_scales) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < out.value_padding) out.values[row * out.value_stride + columns + thread] = 0;
+  if (thread < out.scale_padding) out.scales[row * out.scale_stride + num_scales + thread] = 0;
+}
+
+}  // namespace
+
+template <typename Type, typename Value, bool kHasBlocks>
+__global__ void __launch_bounds__(kMaxQuantizeThreads)
+    QuantizeKernel(const __grid_constant__ QuantizeParams params) {
+  constexpr int kLanesPerScale = kValuesPerScale / kPerVector<Type>;
+  const int64_t row = blockIdx.x;
+  const int num_vectors = CeilDivide(params.columns, kPerVector<Type>);
+  const int num_tiles = CeilDivide(num_vectors, kQuantizeVectors * static_cast<int>(blockDim.x));
+  float* const scales = params.out.scales + row * params.out.scale_stride;
+  const int num_scales = kHasBlocks ? CeilDivide(params.columns, kValuesPerScale) : 1;
+  Tile tile = LoadTile<Type>(params, row, 0);
+  float factor = 0;
+  if constexpr (!kHasBlocks) {
+    uint32_t amax = 0;
+    for (int index = 0;; ++index) {
+      const Tile next = index == 0 ? tile : LoadTile<Type>(params, row, index);
+#pragma unroll
+      for (const uint4& vector : next.vectors) amax = max(amax, AmaxBits<Type>(vector));
+      if (index + 1 == num_tiles) break;
+    }
+    const float scale = ScaleOf(params, AmaxOfBlock(amax));
+    factor = __frcp_rn(scale);
+    if (threadIdx.x == 0) scales[0] = scale;
+  }
+  for (int index = 0; index < num_tiles; ++index) {
+    if (index > 0) tile = LoadTile<Type>(params, row, index);
+#pragma unroll
+    for (int i = 0; i < kQuantizeVectors; ++i) {
+      const int vector = (index * kQuantizeVectors + i) * blockDim.x + threadIdx.x;
+      if constexpr (kHasBlocks) {
+        const uint32_t amax = AmaxOfLanes<kLanesPerScale>(AmaxBits<Type>(tile.vectors[i]));
+        const float scale = ScaleOf(params, amax);
+        factor = __frcp_rn(scale);
+        if (vector % kLanesPerScale == 0 && vector < num_vectors) {
+          scales[vector / kLanesPerScale] = scale;
+        }
+      }
+      StoreVector<Type, Value>(params, row, vector, tile.vectors[i], factor);
+    }
+  }
+  StorePadding(params.out, row, params.columns, num_scales);
+}
+
+}  // namespace jax_ep
+
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
+
+namespace jax_ep {
+namespace {
+
+template <typename Type>
+const void* KernelOf(QuantizeKind kind) {
+  switch (kind) {
+    case QuantizeKind::kBlock128:
+      return reinterpret_cast<const void*>(QuantizeKernel<Type, E4M3, true>);
+    case QuantizeKind::kRow:
+      return reinterpret_cast<const void*>(QuantizeKernel<Type, E4M3, false>);
+    case QuantizeKind::kRowE5M2:
+      return reinterpret_cast<const void*>(QuantizeKernel<Type, E5M2, false>);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const void* QuantizeKernelAddress(ElementType type, QuantizeKind kind) {
+  return type == kF32    ? KernelOf<Float32>(kind)
+         : type == kBF16 ? KernelOf<BFloat16>(kind)
+                         : KernelOf<Float16>(kind);
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__

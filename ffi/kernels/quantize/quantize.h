@@ -1,0 +1,39 @@
+// Launches the kernel that quantizes rows.
+#ifndef JAX_EP_KERNELS_QUANTIZE_QUANTIZE_H_
+#define JAX_EP_KERNELS_QUANTIZE_QUANTIZE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ffi/kernels/quantize/kernels.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+struct Quantize {
+  QuantizeKind kind;
+  ElementType type;  // of x
+  int64_t num_rows;
+  int64_t columns;
+  float min_amax;
+  bool power_of_two_scales;
+  const void* x;
+};
+
+// Loads the kernels on the current device, see LoadMatmulKernels.
+Status LoadQuantizeKernels();
+
+// Checks whether the kernels support the sizes. Called when XLA compiles a call, and by the launch.
+Status CheckQuantizeLaunch(int64_t num_rows, int64_t columns);
+
+// Returns arrays of values [num_rows, columns] and of scales, and the view of packed rows.
+QuantizedRows RowsApart(QuantizeKind kind, int64_t columns, void* values, float* scales);
+QuantizedRows PackedRows(QuantizeKind kind, int64_t columns, void* rows);
+
+// Quantizes on `stream`.
+Status LaunchQuantize(const Quantize& call, const QuantizedRows& out, cudaStream_t stream);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_QUANTIZE_QUANTIZE_H_

@@ -1,0 +1,104 @@
+// Times the kernel that quantizes rows, beside a copy that moves as many bytes. Launches take turns
+// on several sets of operands, so that none finds its own in the L2 cache.
+#ifndef JAX_EP_TESTS_CPP_GPU_QUANTIZE_TIMING_H_
+#define JAX_EP_TESTS_CPP_GPU_QUANTIZE_TIMING_H_
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "ffi/runtime/packed_rows.h"
+#include "tests/cpp/gpu/guarded_buffer.h"
+#include "tests/cpp/gpu/quantize_reference.h"
+
+namespace harness {
+
+// Returns the median in microseconds of 50 launches, after 10 that do not count.
+template <typename Launch>
+double MedianTime(const Launch& launch) {
+  constexpr int kWarmUps = 10, kLaunches = 60;
+  std::vector<cudaEvent_t> events(2 * kLaunches);
+  for (cudaEvent_t& event : events) Require(cudaEventCreate(&event), "an event");
+  for (int i = 0; i < kLaunches; ++i) {
+    Require(cudaEventRecord(events[2 * i]), "an event");
+    launch(i);
+    Require(cudaEventRecord(events[2 * i + 1]), "an event");
+  }
+  Require(cudaDeviceSynchronize(), "the kernels");
+  std::vector<float> times;
+  for (int i = kWarmUps; i < kLaunches; ++i) {
+    float time;
+    Require(cudaEventElapsedTime(&time, events[2 * i], events[2 * i + 1]), "an event");
+    times.push_back(time * 1e3f);
+  }
+  for (cudaEvent_t event : events) Require(cudaEventDestroy(event), "an event");
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+inline void TimeQuantize(QuantizeKind kind, bool is_packed, int64_t rows, int64_t columns) {
+  constexpr int kSets = 5;
+  const int64_t num_scales = kind == QuantizeKind::kBlock128 ? (columns + 127) / 128 : 1;
+  const int64_t packed = jax_ep::PackedRowBytes(columns, num_scales);
+  const int64_t bytes = rows * (2 * columns + (is_packed ? packed : columns + 4 * num_scales));
+  std::vector<std::unique_ptr<GuardedBuffer>> x, values, scales;
+  for (int i = 0; i < kSets; ++i) {
+    for (auto* buffers : {&x, &values, &scales}) {
+      buffers->push_back(std::make_unique<GuardedBuffer>());
+    }
+    x[i]->Reset(rows * columns * 2);
+    Require(cudaMemset(x[i]->data(), 0x3c, rows * columns * 2), "cudaMemset");
+    values[i]->Reset(rows * packed);
+    scales[i]->Reset(rows * num_scales * 4);
+  }
+  const double time = MedianTime([&](int i) {
+    i %= kSets;
+    const jax_ep::QuantizedRows out =
+        is_packed ? jax_ep::PackedRows(kind, columns, values[i]->data())
+                  : jax_ep::RowsApart(kind, columns, values[i]->data(),
+                                      reinterpret_cast<float*>(scales[i]->data()));
+    const jax_ep::Status status = jax_ep::LaunchQuantize({.kind = kind,
+                                                          .type = jax_ep::kBF16,
+                                                          .num_rows = rows,
+                                                          .columns = columns,
+                                                          .min_amax = 1e-4f,
+                                                          .power_of_two_scales = false,
+                                                          .x = x[i]->data()},
+                                                         out, nullptr);
+    if (!status.ok()) std::printf("FAIL %s\n", status.message.c_str());
+  });
+  // The copy goes from one half of its bytes to the other.
+  std::vector<std::unique_ptr<GuardedBuffer>> copied;
+  for (int i = 0; i < kSets; ++i) {
+    copied.push_back(std::make_unique<GuardedBuffer>());
+    copied[i]->Reset(bytes);
+  }
+  const double copy = MedianTime([&](int i) {
+    uint8_t* const data = copied[i % kSets]->data();
+    Require(cudaMemcpyAsync(data + bytes / 2, data, bytes / 2, cudaMemcpyDeviceToDevice, nullptr),
+            "a copy");
+  });
+  std::printf("%-8s %-6s %6d x %d: %7.1f us, %6.0f GB/s; a copy %7.1f us, %6.0f GB/s: %.2f\n",
+              kind == QuantizeKind::kBlock128 ? "block128"
+              : kind == QuantizeKind::kRow    ? "row"
+                                              : "row_e5m2",
+              is_packed ? "packed" : "apart", int(rows), int(columns), time, bytes / time * 1e-3,
+              copy, bytes / copy * 1e-3, copy / time);
+  std::fflush(stdout);
+}
+
+inline void TimeAll() {
+  for (int64_t rows : {32768, 4096}) {
+    for (int64_t columns : {7168, 2048}) {
+      for (QuantizeKind kind :
+           {QuantizeKind::kBlock128, QuantizeKind::kRow, QuantizeKind::kRowE5M2}) {
+        for (bool is_packed : {false, true}) TimeQuantize(kind, is_packed, rows, columns);
+      }
+    }
+  }
+}
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_QUANTIZE_TIMING_H_
