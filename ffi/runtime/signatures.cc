@@ -287,13 +287,13 @@ Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers res
   const Matrices x(operands), out(results);
   BufferChecker check(kQuantizeTarget, x.views(), out.views());
   Size m{"M"}, k{"K"}, s{"S", 1}, words{"W"};
-  Types rows{kRowTypes}, f32{kF32};
+  Types rows{kRowTypes}, f32{kF32}, s32{kS32};
   Types values{static_cast<uint8_t>(config.is_e5m2 ? kF8E5M2 : kF8E4M3)};
   check.Operand("x", rows, {&m, &k});
   if (config.scale_block > 0) s.value = CeilDivide(k.value, config.scale_block);
   if (config.is_packed) {
-    words.value = PackedRowBytes(k.value, s.value) / ElementBytes(kF32);
-    check.Result("rows", f32, {&m, &words});
+    words.value = PackedRowBytes(k.value, s.value) / ElementBytes(kS32);
+    check.Result("rows", s32, {&m, &words});
   } else {
     check.Result("values", values, {&m, &k});
     check.Result("scales", f32, {&m, &s});

@@ -12,7 +12,7 @@ from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
 from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import pack, unpack, without_opaque
+from jax_ep._src.quantized_rows import Rows, pack, unpack, without_opaque
 
 
 def dispatch(
@@ -87,7 +87,7 @@ def dispatch(
 
 def dispatch_over(
     axis: ExpertAxis,
-    x: jax.Array | Quantized,
+    x: Rows,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
     *,

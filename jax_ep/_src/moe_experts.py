@@ -28,14 +28,14 @@ from jax_ep._src.function_mlp import (
 )
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
-from jax_ep._src.quantize import quantize
-from jax_ep._src.quantized import Quantized, as_bits, from_bits
+from jax_ep._src.quantized import as_bits, from_bits
 from jax_ep._src.quantized_mlp import (
     quantized_mlp,
     quantized_mlp_backward,
     quantized_mlp_forward,
     repeat_quantized_pre_activation,
 )
+from jax_ep._src.quantized_rows import Rows, ToQuantize
 from jax_ep._src.redispatch import redispatch
 
 Outputs = tuple[jax.Array, jax.Array | None, Plan, Accumulators]
@@ -101,7 +101,7 @@ def function_experts(
 
 
 def send(
-    x: jax.Array | Quantized,
+    x: Rows,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
     params: MoeMlpParams,
@@ -232,7 +232,7 @@ def _redispatching_backward(
     x, topk_weights, experts, plan, kept, rows_kept = from_bits(residuals)
     result_bar, _, accumulators = cotangents
 
-    def resend(x: jax.Array | Quantized, topk_weights: jax.Array | None) -> Any:
+    def resend(x: Any, topk_weights: jax.Array | None) -> Any:
         dispatched = redispatch(
             x,
             plan,
@@ -258,12 +258,12 @@ def _redispatching_backward(
     return x_bar, None, topk_weights_bar, experts_bar
 
 
-def _sent(x: jax.Array, params: MoeMlpParams) -> jax.Array | Quantized:
+def _sent(x: jax.Array, params: MoeMlpParams) -> jax.Array | ToQuantize:
     """Returns what dispatch sends of x."""
     recipe = params.mlp.quantization
     if recipe is None or not recipe.quantized_dispatch:
         return x
-    return quantize(x, recipe.rows, implementation=params.implementation)
+    return ToQuantize(x, recipe.rows, params.implementation)
 
 
 _RULES: dict[tuple[bool, str | None], _Rule] = {
