@@ -26,10 +26,10 @@ Status CheckLane(std::string_view target, const TransferConfig& config) {
   return {};
 }
 
-Status CheckScaleBlock(std::string_view target, int64_t scale_block, const char* otherwise) {
+Status CheckScaleBlock(std::string_view target, int64_t scale_block) {
   if (scale_block == 0 || scale_block == kScaleBlock) return {};
   return InvalidArgument(target, ": scale_block is ", scale_block, "; expected ", kScaleBlock,
-                         ", or 0 for one scale per ", otherwise);
+                         ", or 0 for one scale per row or column");
 }
 
 Status CheckReplicaGroups(std::string_view target, const TransferConfig& config) {
@@ -91,7 +91,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
 }
 
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config) {
-  Status status = CheckScaleBlock(target, config.scale_block, "row and per column");
+  Status status = CheckScaleBlock(target, config.scale_block);
   return status.ok() ? CheckNumSms(target, config.num_sms) : status;
 }
 
@@ -110,7 +110,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivati
 }
 
 Status CheckConfig(std::string_view target, const QuantizeConfig& config) {
-  Status status = CheckScaleBlock(target, config.scale_block, "row");
+  Status status = CheckScaleBlock(target, config.scale_block);
   if (!status.ok()) return status;
   if (config.scale_block > 0 && config.is_e5m2) {
     return InvalidArgument(target, ": is_e5m2 with blocks; expected E4M3, which all blocks have");
