@@ -13,8 +13,12 @@ enum class Fp8Kind {
   kRowE5M2    // E5M2 and E4M3, else as kRow
 };
 
-// Returns the kernel for sm_90a. It takes MatmulTensorMaps, MatmulParams and Fp8Scales.
-MatmulKernel Fp8MatmulKernel(Fp8Kind kind);
+// Up to this many values along K, the ends of tiles are a large part of the time.
+inline constexpr int64_t kFp8ShortK = 1024;
+
+// Returns the kernel for sm_90a. It takes MatmulTensorMaps, MatmulParams and Fp8Scales. Both forms
+// compute the same bits.
+MatmulKernel Fp8MatmulKernel(Fp8Kind kind, bool is_short);
 
 // Returns the kernel of kBlock128 with a gated activation, whose results are quantized.
 MatmulKernel Fp8ActivationKernel();

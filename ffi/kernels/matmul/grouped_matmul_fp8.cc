@@ -111,7 +111,7 @@ Status LaunchGroupedMatmulFp8(const Fp8Matmul& call, const GroupedMatmulSizes& s
   if (status.ok()) status = CheckDeviceAndAddresses(call);
   if (!status.ok() || sizes.num_rows == 0 || sizes.num_groups == 0) return status;
 
-  const MatmulKernel kernel = Fp8MatmulKernel(call.kind);
+  const MatmulKernel kernel = Fp8MatmulKernel(call.kind, sizes.contracted <= kFp8ShortK);
   MatmulTensorMaps maps;
   status = MapOperands(call, sizes, sizes.columns, kernel, &maps);
   if (!status.ok()) return status;

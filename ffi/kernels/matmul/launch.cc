@@ -102,7 +102,9 @@ Status LoadMatmulKernels() {
     }
   }
   for (Fp8Kind kind : {Fp8Kind::kBlock128, Fp8Kind::kRow, Fp8Kind::kRowE5M2}) {
-    if (has_sm90a) kernels.push_back(Fp8MatmulKernel(kind));
+    for (bool is_short : {false, true}) {
+      if (has_sm90a) kernels.push_back(Fp8MatmulKernel(kind, is_short));
+    }
   }
   if (has_sm90a) kernels.push_back(Fp8ActivationKernel());
   for (const MatmulKernel& kernel : kernels) {

@@ -4,6 +4,10 @@
 // start from zero, and the threads add them to float32 sums, times their scales. A warpgroup
 // multiplies 64 x 128 at a time, because products of 64 x 256 and their sums exceed the registers.
 // While one warpgroup promotes, the tensor cores run the MMAs of the other.
+//
+// With Epilogue::kReadsAhead the ends of tiles are short: in the last k-block a warp reads the next
+// tile, loads its first scales, and stores the first half. That leaves registers to load scales one
+// k-block ahead, otherwise up to three. Where tiles have many k-blocks, the latter counts.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
 
@@ -61,6 +65,7 @@ __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams&
       MbarrierArriveRemote(empty_barriers + stage * kBarrierBytes);
     }
   };
+  constexpr bool kReadsAhead = Epilogue::kReadsAhead;
   const auto place = [&](const Tile& tile) -> EpilogueCoordinates {
     const int m = warp * kWarpM;
     // A tile of zeros has a k past the end of the operands.
@@ -74,8 +79,13 @@ __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams&
   PipelineState<kStages> state;
   float sums[kHalves][kHalfAccumulators] = {};
   float products[kHalfAccumulators];
-  Tile tile = tiles.Next();
-  KBlockScales quad = load_scales(tile, 0);
+  Tile tile;
+  KBlockScales quad;
+  const auto read_tile = [&] {
+    tile = tiles.Next();
+    quad = load_scales(tile, 0);
+  };
+  read_tile();
   while (tile.num_k > 0) {
     const int num_k_blocks = CeilDivide(tile.num_k, kTileK);
     // Rows past the end of the group are padding; often a warpgroup has no others.
@@ -85,42 +95,47 @@ __device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams&
         consumer_release(state.index);
         state.Advance();
       }
-      tile = tiles.Next();
-      quad = load_scales(tile, 0);
+      read_tile();
       continue;
     }
-    KBlockScales block_scales;
+    KBlockScales next_quad, block_scales;
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
       const bool is_last = k_block + 1 == num_k_blocks;
       const uint32_t stage = pipeline.Stage(state.index);
       pipeline.ConsumerWait(state);
       MultiplyHalf<A, B>(products, stage, warpgroup, 0);
+      // A load whose result is used at once would stop the warp for longer than the MMAs take.
+      if (!kReadsAhead && k_block % kQuad == 0) next_quad = load_scales(tile, k_block + kQuad);
       if (k_block == 0) {
         epilogue.StoreSecond(sums);
         block_scales = Scales::Select(quad, 0);
       }
-      if (is_last) {
+      if (kReadsAhead && is_last) {
         epilogue.Load(place(tile));
-        tile = tiles.Next();
-        quad = load_scales(tile, 0);
+        read_tile();
       }
       WgmmaWaitGroup<0>();
       FenceAccumulators(products);
       Promote<Scales>(sums[0], products, block_scales.ByRow(0));
       const float2 by_row = block_scales.ByRow(1);
       MultiplyHalf<A, B>(products, stage, warpgroup, 1);
-      if (is_last) {
+      if (kReadsAhead && is_last) {
         epilogue.StoreFirst(sums[0]);
       } else {
+        if (!kReadsAhead && k_block % kQuad == kQuad - 1) quad = next_quad;
         block_scales = Scales::Select(quad, k_block + 1);
-        // A load whose result is used at once would stop the warp for longer than the MMAs take.
-        if (k_block % kQuad == kQuad - 2) quad = load_scales(tile, k_block + 2);
+        if (kReadsAhead && k_block % kQuad == kQuad - 2) quad = load_scales(tile, k_block + 2);
       }
       WgmmaWaitGroup<0>();
       FenceAccumulators(products);
       consumer_release(state.index);
       state.Advance();
       Promote<Scales>(sums[1], products, by_row);
+    }
+    if constexpr (!kReadsAhead) {
+      epilogue.Load(place(tile));
+      epilogue.StoreFirst(sums[0]);
+      read_tile();
     }
   }
   epilogue.StoreSecond(sums);

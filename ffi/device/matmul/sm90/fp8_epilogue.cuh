@@ -11,19 +11,20 @@
 
 namespace jax_ep::sm90 {
 
-// Two sets of accumulators leave no registers for results that wait. So each half is stored from
-// its sums while the tensor cores multiply the other: the first during the tile's last MMAs, the
-// second during the first MMAs of the next tile.
-template <typename Scales>
+// Two sets of accumulators leave no registers for results that wait. So the second half stays in
+// its sums until the first MMAs of the next tile run, which go to the first half. The first half is
+// stored when the tile ends or, if tiles are short, during its last MMAs.
+template <typename Scales, bool kIsShort>
 class Fp8Epilogue {
  public:
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kConsumerRegisters = kIsShort ? 232 : 224;
+  static constexpr bool kReadsAhead = kIsShort;
 
   __device__ Fp8Epilogue(const MatmulParams& params, const Fp8Scales& scales,
                          const MatmulTensorMaps& maps, uint32_t staging)
       : params_(params), scales_(scales), map_(&maps.out), staging_(staging) {}
 
-  // Called in a tile's last k-block: loads what StoreFirst and StoreSecond need.
+  // Called before StoreFirst: loads what StoreFirst and StoreSecond need.
   __device__ void Load(const EpilogueCoordinates& at) {
     at_ = at;
     factors_ = Scales::LoadHalf(scales_, params_, at);

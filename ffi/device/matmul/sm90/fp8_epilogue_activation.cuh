@@ -21,6 +21,7 @@ namespace jax_ep::sm90 {
 class Fp8ActivationEpilogue {
  public:
   static constexpr int kConsumerRegisters = 240;
+  static constexpr bool kReadsAhead = true;
 
   __device__ Fp8ActivationEpilogue(const MatmulParams& params, const Fp8Scales& scales,
                                    const MatmulTensorMaps& maps, uint32_t staging)

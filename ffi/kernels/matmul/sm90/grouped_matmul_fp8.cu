@@ -57,13 +57,14 @@ __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& p
   ClusterBarrier();
 }
 
-template <typename A, typename B, typename Scales>
+// `kIsShort`: the tiles have few k-blocks.
+template <typename A, typename B, typename Scales, bool kIsShort>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedMatmulFp8Kernel(const __grid_constant__ MatmulTensorMaps maps,
                            const __grid_constant__ MatmulParams params,
                            const __grid_constant__ Fp8Scales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  RunFp8Matmul<A, B, Scales, Fp8Epilogue<Scales>>(maps, params, scales, 0);
+  RunFp8Matmul<A, B, Scales, Fp8Epilogue<Scales, kIsShort>>(maps, params, scales, 0);
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
@@ -81,13 +82,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-#define JAX_EP_INSTANTIATE(A, B, SCALES)                                              \
-  template __global__ void GroupedMatmulFp8Kernel<A, B, SCALES>(                      \
+#define JAX_EP_INSTANTIATE(A, B, SCALES, IS_SHORT)                                    \
+  template __global__ void GroupedMatmulFp8Kernel<A, B, SCALES, IS_SHORT>(            \
       const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams, \
       const __grid_constant__ Fp8Scales);
-JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, BlockScales)
-JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, RowScales)
-JAX_EP_INSTANTIATE(Float8E5M2, Float8E4M3, RowScales)
+JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, BlockScales, false)
+JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, BlockScales, true)
+JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, RowScales, false)
+JAX_EP_INSTANTIATE(Float8E4M3, Float8E4M3, RowScales, true)
+JAX_EP_INSTANTIATE(Float8E5M2, Float8E4M3, RowScales, false)
+JAX_EP_INSTANTIATE(Float8E5M2, Float8E4M3, RowScales, true)
 #undef JAX_EP_INSTANTIATE
 
 }  // namespace jax_ep::sm90
@@ -110,26 +114,27 @@ MatmulKernel WithShapes(const void* address) {
           .b_box_rows = kHalfN};
 }
 
-}  // namespace
-
-MatmulKernel Fp8MatmulKernel(Fp8Kind kind) {
+template <bool kIsShort>
+const void* Fp8KernelAddress(Fp8Kind kind) {
   using namespace sm90;
-  const void* address = nullptr;
   switch (kind) {
     case Fp8Kind::kBlock128:
-      address = reinterpret_cast<const void*>(
-          GroupedMatmulFp8Kernel<Float8E4M3, Float8E4M3, BlockScales>);
-      break;
+      return reinterpret_cast<const void*>(
+          GroupedMatmulFp8Kernel<Float8E4M3, Float8E4M3, BlockScales, kIsShort>);
     case Fp8Kind::kRow:
-      address =
-          reinterpret_cast<const void*>(GroupedMatmulFp8Kernel<Float8E4M3, Float8E4M3, RowScales>);
-      break;
+      return reinterpret_cast<const void*>(
+          GroupedMatmulFp8Kernel<Float8E4M3, Float8E4M3, RowScales, kIsShort>);
     case Fp8Kind::kRowE5M2:
-      address =
-          reinterpret_cast<const void*>(GroupedMatmulFp8Kernel<Float8E5M2, Float8E4M3, RowScales>);
-      break;
+      return reinterpret_cast<const void*>(
+          GroupedMatmulFp8Kernel<Float8E5M2, Float8E4M3, RowScales, kIsShort>);
   }
-  return WithShapes(address);
+  return nullptr;
+}
+
+}  // namespace
+
+MatmulKernel Fp8MatmulKernel(Fp8Kind kind, bool is_short) {
+  return WithShapes(is_short ? Fp8KernelAddress<true>(kind) : Fp8KernelAddress<false>(kind));
 }
 
 MatmulKernel Fp8ActivationKernel() {
