@@ -127,7 +127,7 @@ struct Peer {
 // Shared by all calls of a generation. StartGeneration copies it into the control block,
 // between two calls.
 struct GenerationState {
-  // One sector of the L1 cache: the load of the generation's number brings the rest (claim.cuh).
+  // One sector of the L1 cache: the load of the generation's number loads the rest (claim.cuh).
   uint64_t generation;  // 0 before the first one
   int32_t rank;
   int32_t num_ranks;
