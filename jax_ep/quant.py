@@ -6,7 +6,8 @@ A quantized value stands for ``value * scale``. Everything here is pure JAX and 
 
 from __future__ import annotations
 
-from jax_ep._src.quantize import dequantize, fake_quantize, quantize, quantize_weights
+from jax_ep._src.fake_quantize import fake_quantize
+from jax_ep._src.quantize import dequantize, quantize, quantize_weights
 from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized
 from jax_ep._src.quantized_experts import quantize_experts
 from jax_ep._src.recipe import QuantizedWeights, Recipe, quantize_for_training

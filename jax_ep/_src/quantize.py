@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -141,28 +140,6 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
         )
     check("quant.dequantize", x)
     return _dequantize(x, jnp.dtype(dtype))
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def fake_quantize(x: jax.Array, format: Format) -> jax.Array:
-    """Rounds rows to what a format can hold; the gradient is straight-through.
-
-    The result is ``dequantize(quantize(x, format))`` in x's dtype. Its derivative is that of the
-    identity, also where values saturate: the usual choice of quantization-aware training.
-
-    Args:
-      x: float[..., K].
-      format: as in `quantize`.
-
-    Returns:
-      [..., K] in x's dtype.
-    """
-    return dequantize(quantize(x, format), x.dtype)
-
-
-@fake_quantize.defjvp
-def _fake_quantize_jvp(format: Format, primals: Any, tangents: Any) -> Any:
-    return fake_quantize(*primals, format), tangents[0]
 
 
 def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:
