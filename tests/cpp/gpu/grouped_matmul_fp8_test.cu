@@ -267,7 +267,7 @@ int Main(const std::string& mode) {
   }
   if (mode == "small") {
     GuardedBuffer::exact = true;
-    CheckPatterns({{70, 144, 136}, {300, 400, 264}}, {3});
+    CheckPatterns({{70, 144, 136}, {300, 400, 264}, {70, 1040, 136}}, {3});
     CheckActivations({{70, 144, 128}, {300, 400, 256}}, {3});
   }
   if (mode == "check" || mode == "all") {
