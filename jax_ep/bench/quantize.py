@@ -30,6 +30,7 @@ OPERATIONS: tuple[str, ...] = tuple(
     f"{operation}_{name}" for name in FORMATS for operation in ("quantize", "pack")
 )
 PACK_ONLY = "rows that are quantized before"
+PURE_JAX = "jax_ep, pure JAX"
 MAX_SETS = 16
 
 
@@ -47,16 +48,17 @@ class Shape:
 SHAPES = tuple(Shape(rows, hidden) for hidden in (7168, 2048) for rows in (4096, 32768))
 
 
-def computation(operation: str) -> Callable[[jax.Array], Any]:
+def computation(operation: str, implementation: str | None = None) -> Callable[[jax.Array], Any]:
     """Returns the function that is compiled."""
     operation, _, name = operation.partition("_")
     format = FORMATS[name]
 
     def quantize(x: jax.Array) -> quant.Quantized:
-        return quant.quantize(x, format)
+        return quant.quantize(x, format, implementation=implementation)
 
     def pack(x: jax.Array) -> jax.Array:
-        return quantized_rows.pack("bench", quantize(x), "T")
+        rows = quantized_rows.ToQuantize(x, format, implementation)
+        return quantized_rows.pack("bench", rows, "T")
 
     return quantize if operation == "quantize" else pack
 
@@ -68,15 +70,17 @@ def pass_bytes(case: Case) -> int:
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in (x, *written))
 
 
+@dataclasses.dataclass
 class Ours:
-    """jax_ep's functions."""
+    """jax_ep's functions, by one implementation."""
 
-    name = OURS
+    name: str = OURS
+    implementation: str | None = None
     operations: tuple[str, ...] = OPERATIONS
 
     def start(self, case: Case, problem: list[jax.Array]) -> Started:
         """Compiles one operation."""
-        return _started(computation(case.operation), case, problem)
+        return _started(computation(case.operation, self.implementation), case, problem)
 
 
 class PackOnly:
@@ -98,7 +102,7 @@ def _started(compute: Callable[[Any], Any], case: Case, arguments: list[Any]) ->
     return started
 
 
-PROVIDERS: tuple[Provider, ...] = (Ours(), PackOnly())
+PROVIDERS: tuple[Provider, ...] = (Ours(), Ours(PURE_JAX, "xla"), PackOnly())
 
 
 class QuantizeBenchmark(harness.Benchmark):

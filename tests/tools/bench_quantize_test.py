@@ -52,7 +52,8 @@ ENTRY %main (x: bf16[2]) -> f32[2] {
         self.assertEqual(status, 0, output)
         self.assertEqual([c["operation"] for c in results["cases"]], list(quantize.OPERATIONS))
         for record in results["cases"]:
-            names = [OURS, quantize.PACK_ONLY][: 1 + record["operation"].startswith("pack")]
+            is_pack = record["operation"].startswith("pack")
+            names = [OURS, quantize.PURE_JAX, quantize.PACK_ONLY][: 2 + is_pack]
             self.assertEqual(list(record["measurements"]), names)
             for measurement in record["measurements"].values():
                 rate = measurement["facts"]["bytes"] / measurement["seconds"]
