@@ -70,7 +70,7 @@ def pass_bytes(case: Case) -> int:
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in (x, *written))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Ours:
     """jax_ep's functions, by one implementation."""
 
