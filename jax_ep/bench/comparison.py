@@ -96,18 +96,9 @@ class Comparison:
     def _fastest(self, candidates: list[Started]) -> Started:
         if len(candidates) == 1:
             return candidates[0]
-        found: list[tuple[float, Started]] = []
-        errors: list[Exception] = []
-        for started in candidates:
-            try:
-                seconds = self._time(started, timing.TUNING_ITERATIONS, None)
-            except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
-                errors.append(error.with_traceback(None))  # which would keep the operands alive
-            else:
-                found.append((timing.Times.of(seconds).median, started))
-        if not found:
-            raise errors[0]
-        return min(found, key=lambda pair: pair[0])[1]
+        return timing.fastest(
+            candidates, lambda started: self._time(started, timing.TUNING_ITERATIONS, None)
+        )
 
     @staticmethod
     def _time(started: Started, iterations: int, warm_up_seconds: float | None) -> list[float]:

@@ -121,21 +121,11 @@ class Tokamax:
         return self._start(case.operation, problem, self._fastest[key])
 
     def _tune(self, operation: str, operands: list[Operands]) -> dict[str, Any] | None:
-        tried: list[tuple[float, dict[str, Any] | None]] = []
-        errors = []
-        for config in (None, *self.configs):
-            try:
-                started = self._start(operation, operands, config)
-                times = timing.device_times(
-                    started.call, started.arguments, timing.TUNING_ITERATIONS
-                )
-            except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
-                errors.append(error.with_traceback(None))  # which would keep the operands alive
-            else:
-                tried.append((timing.Times.of(times).median, config))
-        if not tried:
-            raise errors[0]
-        return min(tried, key=lambda pair: pair[0])[1]
+        def seconds(config: dict[str, Any] | None) -> list[float]:
+            started = self._start(operation, operands, config)
+            return timing.device_times(started.call, started.arguments, timing.TUNING_ITERATIONS)
+
+        return timing.fastest((None, *self.configs), seconds)
 
     def _start(
         self, operation: str, operands: list[Operands], config: dict[str, Any] | None

@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +49,22 @@ class Times:
 def jax_completion(result: Any) -> Callable[[], object]:
     """The `Completion` of JAX's results."""
     return functools.partial(jax.block_until_ready, result)
+
+
+def fastest[T](candidates: Iterable[T], seconds: Callable[[T], list[float]]) -> T:
+    """Returns the candidate with the least median. Raises the first error if all have failed."""
+    times: list[tuple[float, T]] = []
+    errors: list[Exception] = []
+    for candidate in candidates:
+        try:
+            median = Times.of(seconds(candidate)).median
+        except Exception as error:  # noqa: BLE001  a configuration may not fit the shape
+            errors.append(error.with_traceback(None))  # which would keep the operands alive
+        else:
+            times.append((median, candidate))
+    if not times:
+        raise errors[0]
+    return min(times, key=lambda pair: pair[0])[1]
 
 
 def device_times(
