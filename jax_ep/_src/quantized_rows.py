@@ -41,12 +41,12 @@ def pack(operation: str, x: Rows, num_tokens: int | str) -> jax.Array:
 
     Raises unless x is [num_tokens, hidden]. A name in place of the number stands for any.
     """
-    if not isinstance(x, Quantized):
-        rows = x.x if isinstance(x, ToQuantize) else x
-        checks.rows(operation, "x", rows, (num_tokens, "hidden"))
-        if not isinstance(x, ToQuantize):
-            return rows
+    if isinstance(x, ToQuantize):
+        rows = pack(operation, x.x, num_tokens)
         return quantize_packed(operation, rows, x.format, x.implementation)
+    if not isinstance(x, Quantized):
+        checks.rows(operation, "x", x, (num_tokens, "hidden"))
+        return x
     check(operation, x)
     expected = (x.shape[0] if isinstance(num_tokens, str) else num_tokens, num_scales(x, x.format))
     if x.ndim != 2 or x.shape[0] != expected[0] or x.scales.shape != expected:
