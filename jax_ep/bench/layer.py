@@ -11,7 +11,7 @@ makes of it ("dense"): cuBLAS's matmul, and SwiGLU and its gradient, each a fusi
 is a time over that of all parts, "/ dense sum" over that of transfers, casts and all that is dense,
 "/ dense matmuls" over the same without SwiGLU. With up to 64 tokens "/ reading" is a time over that
 of the transfers and of reading once, at the rate of a copy, the weights of experts that have rows.
-All run in short rounds, one after another; the first does not count, and a ratio is the median over
+All run in short rounds, in changing order; the first does not count, and a ratio is the median over
 the others. Calls with few tokens are chained in one program, which XLA captures in a CUDA graph.
 Peak memory is what the compiler allocates; "/ plain peak" is that of jax_ep over the least of the
 layers in plain JAX, which have the same capacity.
@@ -20,7 +20,9 @@ layers in plain JAX, which have the same capacity.
 from __future__ import annotations
 
 import argparse
+import itertools
 import pathlib
+import random
 from typing import Any
 
 import jax
@@ -182,8 +184,14 @@ class LayerBenchmark(harness.Benchmark):
         ]
 
     def order(self, chosen: list[Provider]) -> list[Provider]:
-        """Many short rounds of all: the clocks follow the power, and so change slowly."""
-        return chosen * self.rounds
+        """Many short rounds of all: the clocks follow the power, and so change slowly.
+
+        After the first round each has an order of its own, so that nothing always follows a call
+        that takes little power, and so begins with high clocks.
+        """
+        shuffle = random.Random(0)
+        others = [shuffle.sample(chosen, len(chosen)) for _ in range(self.rounds - 1)]
+        return chosen + list(itertools.chain.from_iterable(others))
 
     def check(self, started: Started, name: str, ours: Started | None) -> None:
         """Compares results with those of jax_ep. The einsum form drops, parts are not layers."""

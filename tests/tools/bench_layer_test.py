@@ -311,6 +311,15 @@ class FiguresTest(absltest.TestCase):
         self.assertEqual(measured[OURS]["of_sum"], 1.0)  # of 2, 1 and 1
         self.assertEqual(record["sums"]["of_sum"], 16 / 3)
 
+    def test_rounds_have_orders_of_their_own(self):
+        chosen = list(BENCHMARK.providers)[:12]
+        order = BENCHMARK.order(chosen)
+        rounds = [order[i : i + 12] for i in range(0, len(order), 12)]
+        self.assertEqual(rounds[0], chosen)  # jax_ep's results are the first
+        self.assertLen({tuple(p.name for p in each) for each in rounds}, BENCHMARK.rounds)
+        for each in rounds:
+            self.assertCountEqual(each, chosen)
+
     def test_peaks(self):
         plain, einsum = "sort, lax.ragged_dot, gather", "einsum, capacity 1.25"
         peaks = {plain: 2**29, einsum: 2**20}
