@@ -14,7 +14,7 @@ from jax_ep.bench import timing
 from jax_ep.bench.report import OURS
 
 if TYPE_CHECKING:
-    from jax_ep.bench.harness import Benchmark, Case, Provider, Started
+    from jax_ep.bench.benchmark import Benchmark, Case, Provider, Started
 
 Starting = concurrent.futures.Future["Started | list[Started]"]
 

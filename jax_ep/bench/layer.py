@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from jax_ep.bench import harness, layer_figures, layer_plot, layer_providers
-from jax_ep.bench.harness import Case, Provider, Required, Started
+from jax_ep.bench.benchmark import Benchmark, Case, Provider, Required, Started
 from jax_ep.bench.layer_ours import Ours
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_problem import MODELS, Problem, Shape, make_problem
@@ -55,7 +55,7 @@ IN_ROUNDS = Part | Dense | Ours
 TRACED_CALLS = 3
 
 
-class LayerBenchmark(harness.Benchmark):
+class LayerBenchmark(Benchmark):
     """Configures the harness."""
 
     name = "layer"

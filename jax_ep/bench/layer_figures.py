@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from jax_ep.bench.harness import Case, Provider
+from jax_ep.bench.benchmark import Case, Provider
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_providers import KEEPING_ROWS, Baseline
 from jax_ep.bench.report import OURS, Record, counted, ratio

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import jax_ep
-from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.benchmark import Case, Started
 from jax_ep.bench.layer_calls import implementation
 from jax_ep.bench.layer_passes import start_layer
 from jax_ep.bench.layer_problem import Problem, Shape

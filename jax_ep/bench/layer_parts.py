@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.benchmark import Case, Started
 from jax_ep.bench.layer_calls import Calls, Values, has_many_rows, implementation, values_of
 from jax_ep.bench.layer_problem import Problem, Shape
 from jax_ep.bench.programs import sharded, start_sharded

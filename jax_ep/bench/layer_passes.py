@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.benchmark import Case, Started
 from jax_ep.bench.layer_problem import Operands, Problem
 from jax_ep.bench.programs import start_sharded
 

@@ -12,7 +12,7 @@ import jax
 
 from jax_ep.bench import layer_baselines as baselines
 from jax_ep.bench import layer_quantized, matmul_providers
-from jax_ep.bench.harness import Case, Provider, Started
+from jax_ep.bench.benchmark import Case, Provider, Started
 from jax_ep.bench.layer_ours import Ours
 from jax_ep.bench.layer_parts import DENSE, PARTS
 from jax_ep.bench.layer_passes import Layer, start_layer

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.benchmark import Case, Started
 from jax_ep.bench.layer_problem import Problem, Shape
 
 

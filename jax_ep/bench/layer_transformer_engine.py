@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep.bench import layer_baselines as baselines
-from jax_ep.bench.harness import Case, Started
+from jax_ep.bench.benchmark import Case, Started
 from jax_ep.bench.layer_passes import start_layer
 from jax_ep.bench.layer_problem import Problem, Shape
 

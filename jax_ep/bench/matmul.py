@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep.bench import harness, matmul_fp8, matmul_providers, timing
-from jax_ep.bench.harness import Required, Started
+from jax_ep.bench import matmul_fp8, matmul_providers, timing
+from jax_ep.bench.benchmark import Benchmark, Required, Started
 from jax_ep.bench.report import OURS, Figure, Record
 
 DISTRIBUTIONS = ("balanced", "multinomial", "zipf")
@@ -79,7 +79,7 @@ class Problem(list[Operands]):
         return {"group_sizes": np.asarray(self[0].sizes).tolist()}
 
 
-class MatmulBenchmark(harness.Benchmark):
+class MatmulBenchmark(Benchmark):
     """Configures the harness."""
 
     name = "matmul"

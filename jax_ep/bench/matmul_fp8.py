@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax_ep
 from jax_ep import quant
 from jax_ep.bench import matmul_providers
-from jax_ep.bench.harness import Case, Provider, Started
+from jax_ep.bench.benchmark import Case, Provider, Started
 from jax_ep.bench.matmul_providers import Computed
 from jax_ep.bench.programs import start_jax
 from jax_ep.bench.report import OURS

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import jax_ep
 from jax_ep.bench import timing
-from jax_ep.bench.harness import Case, Provider, Started
+from jax_ep.bench.benchmark import Case, Provider, Started
 from jax_ep.bench.programs import start_jax
 
 OPERATIONS: tuple[str, ...] = ("forward", "input_gradient", "weight_gradient")

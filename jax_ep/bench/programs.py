@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_ep.bench.harness import Started
+from jax_ep.bench.benchmark import Started
 
 AXIS = "expert"
 

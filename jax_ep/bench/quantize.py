@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from jax_ep import quant
 from jax_ep._src import quantized_rows
-from jax_ep.bench import harness
-from jax_ep.bench.harness import Case, Provider, Required, Started
+from jax_ep.bench.benchmark import Benchmark, Case, Provider, Required, Started
 from jax_ep.bench.matmul import COPIED_BYTES, copy_bytes_per_second
 from jax_ep.bench.matmul_fp8 import FORMATS
 from jax_ep.bench.programs import start_jax
@@ -105,7 +104,7 @@ def _started(compute: Callable[[Any], Any], case: Case, arguments: list[Any]) ->
 PROVIDERS: tuple[Provider, ...] = (Ours(), Ours(PURE_JAX, "xla"), PackOnly())
 
 
-class QuantizeBenchmark(harness.Benchmark):
+class QuantizeBenchmark(Benchmark):
     """Configures the harness."""
 
     name = "quantize"

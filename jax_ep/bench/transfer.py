@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from jax_ep.bench import harness, transfer_fp8, transfer_providers
-from jax_ep.bench.harness import Provider, Required
+from jax_ep.bench.benchmark import Benchmark, Provider, Required
 from jax_ep.bench.report import OURS, Figure, Record
 from jax_ep.bench.transfer_problem import ROUTINGS, Problem, Shape, make_mesh, make_problem
 from jax_ep.bench.transfer_providers import CEILING, Ours
@@ -39,7 +39,7 @@ SMOKE_SHAPES = (Shape(300, 16, 8, 2), Shape(6, 16, 8, 2))  # with many tokens an
 SMOKE_SWEEP_TOKENS = (1, 24, 300)
 
 
-class TransferBenchmark(harness.Benchmark):
+class TransferBenchmark(Benchmark):
     """Configures the harness."""
 
     name = "transfer"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 
 from jax_ep import quant
-from jax_ep.bench.harness import Provider
+from jax_ep.bench.benchmark import Provider
 from jax_ep.bench.matmul_fp8 import BFLOAT16, FORMATS
 from jax_ep.bench.programs import sharded
 from jax_ep.bench.report import OURS

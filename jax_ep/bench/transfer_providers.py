@@ -16,7 +16,7 @@ import numpy as np
 
 import jax_ep
 from jax_ep._src import checks, compat
-from jax_ep.bench.harness import Case, Provider, Started
+from jax_ep.bench.benchmark import Case, Provider, Started
 from jax_ep.bench.programs import AXIS, sharded, start_sharded
 from jax_ep.bench.report import OURS
 from jax_ep.bench.transfer_problem import Problem

@@ -37,7 +37,7 @@ def child(smoke: bool) -> None:
     import jax
 
     from jax_ep.bench import transfer, transfer_problem
-    from jax_ep.bench.harness import Case
+    from jax_ep.bench.benchmark import Case
 
     first = transfer.SHAPES[0]
     shapes = (first, dataclasses.replace(first, tokens=FEW_TOKENS))

@@ -20,6 +20,7 @@ from bench_command import QUICK, transfer_problem_of
 
 from jax_ep._src.reference import transfer as reference
 from jax_ep.bench import harness, programs, report, timing
+from jax_ep.bench.benchmark import Benchmark, Case, Started
 from jax_ep.bench.comparison import start_early
 from jax_ep.bench.programs import chain, sharded, start_sharded
 from jax_ep.bench.transfer_providers import OPERATIONS, Ours
@@ -46,10 +47,10 @@ class Fake:
     def start(self, case, problem):
         if self.error is not None:
             raise self.error
-        return harness.Started(lambda x: x, [0], repeats=self.repeats, facts={"fact": self.name})
+        return Started(lambda x: x, [0], repeats=self.repeats, facts={"fact": self.name})
 
 
-class FakeBenchmark(harness.Benchmark):
+class FakeBenchmark(Benchmark):
     name = "fake"
     operations = ("forward", "backward")
     providers = (Fake("dense"), Fake("jax_ep"), Fake("torch", ("forward",)))
@@ -100,7 +101,7 @@ class CasesTest(parameterized.TestCase):
         )
         arguments = parsed("--groups", "zipf", "--operation", "forward", "--shape", "3,4")
         (case,) = harness.chosen_cases(FakeBenchmark(), arguments)
-        self.assertEqual(case, harness.Case("forward", Shape(3, 4), "zipf"))
+        self.assertEqual(case, Case("forward", Shape(3, 4), "zipf"))
         self.assertEqual(case.record()["sizes"], {"tokens": 3, "hidden": 4})
         chained = dataclasses.replace(case, chained=8)
         self.assertEqual(chained.record()["key"], "forward/3, 4/zipf/8 chained")
@@ -116,7 +117,7 @@ class CasesTest(parameterized.TestCase):
             harness.chosen_cases(FakeBenchmark(), arguments)
 
     def test_interleaved_rounds(self):
-        case = lambda operation: harness.Case(operation, Shape(1, 8), "balanced")
+        case = lambda operation: Case(operation, Shape(1, 8), "balanced")
         names = lambda operation: [
             p.name for p in harness.schedule(FakeBenchmark(), parsed(), case(operation))
         ]
@@ -181,7 +182,7 @@ class TimingTest(parameterized.TestCase):
 
 class ComparisonTest(parameterized.TestCase):
     def comparison(self):
-        case = harness.Case("forward", Shape(1, 8), "balanced")
+        case = Case("forward", Shape(1, 8), "balanced")
         return harness.Comparison(FakeBenchmark(), case, None, 3, {})
 
     def test_rounds_of_one_compilation(self):
@@ -252,7 +253,7 @@ class ComparisonTest(parameterized.TestCase):
             def start(self, case, problem):
                 calls = {name: lambda x, name=name: name for name in seconds} | {"none": fail}
                 return [
-                    harness.Started(call, [0], lambda result: lambda: result, facts={"is": name})
+                    Started(call, [0], lambda result: lambda: result, facts={"is": name})
                     for name, call in calls.items()
                 ]
 
@@ -316,7 +317,7 @@ class SummaryTest(absltest.TestCase):
     def test_lines_are_drawn_over_three_values_or_more(self):
         records = self.results(jax_ep=[1.0])["cases"][:1] * 4
         for tokens, variant in ((1, "balanced"), (2, "balanced"), (9, "balanced"), (1, "zipf")):
-            record = harness.Case("forward", Shape(tokens, 8), variant).record()
+            record = Case("forward", Shape(tokens, 8), variant).record()
             records = [*records[1:], record | {"measurements": records[0]["measurements"]}]
         families = report._families(records, "tokens")
         self.assertEqual([f is None for f in families], [False, False, False, True])

@@ -17,13 +17,13 @@ from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
 
 from jax_ep.bench import (
-    harness,
     layer_baselines,
     layer_figures,
     layer_passes,
     layer_providers,
     layer_quantized,
 )
+from jax_ep.bench.benchmark import Case
 from jax_ep.bench.layer import BENCHMARK, MAX_FP8_DIFFERENCE, SMOKE_ROUNDS
 from jax_ep.bench.layer_calls import Calls, values_of
 from jax_ep.bench.layer_parts import DENSE, PARTS
@@ -41,7 +41,7 @@ def problem_of(num_ranks=1, weights="bfloat16", shape=SHAPE):
 
 
 def case_of(operation, weights="bfloat16", chained=1, shape=SHAPE):
-    return harness.Case(operation, shape, weights, chained)
+    return Case(operation, shape, weights, chained)
 
 
 def results_of(name, operation, problem, chained=1):

@@ -18,10 +18,11 @@ from programs import lower_for_cuda
 
 from jax_ep.bench import harness, matmul, matmul_fp8, timing
 from jax_ep.bench import matmul_providers as providers
+from jax_ep.bench.benchmark import Case
 from jax_ep.bench.matmul import BENCHMARK, Shape, group_sizes, make_operands
 
 SHAPE = Shape(rows=24, k=16, n=8, groups=3)
-CASE = harness.Case("forward", SHAPE, "balanced")
+CASE = Case("forward", SHAPE, "balanced")
 ON_CPU = {p.name: p for p in providers.PROVIDERS if p.name in ("dense", "jax_ep", "lax.ragged_dot")}
 
 
@@ -65,7 +66,7 @@ class ProvidersTest(parameterized.TestCase):
         for groups in (1,) if name == "dense" else (1, 3):
             shape = Shape(SHAPE.rows, SHAPE.k, SHAPE.n, groups)
             operands = problem_of(shape)
-            started = ON_CPU[name].start(harness.Case(operation, shape, "balanced"), operands)
+            started = ON_CPU[name].start(Case(operation, shape, "balanced"), operands)
             result = np.asarray(started.to_jax(started.call(started.arguments[0])), np.float64)
             x = [np.asarray(a, np.float64) for a in operands[0]]
             rows = np.split(np.arange(shape.rows), groups)
@@ -89,7 +90,7 @@ class ProvidersTest(parameterized.TestCase):
     @parameterized.parameters(*matmul_fp8.OPERATIONS)
     def test_fp8(self, operation):
         """jax_ep's own providers agree; torch's say why they do not run."""
-        case = harness.Case(operation, Shape(rows=64, k=256, n=144, groups=2), "multinomial")
+        case = Case(operation, Shape(rows=64, k=256, n=144, groups=2), "multinomial")
         with (
             unittest.mock.patch.multiple(timing, **QUICK),
             unittest.mock.patch.dict(sys.modules, {"torch": None}),
@@ -110,7 +111,7 @@ class ProvidersTest(parameterized.TestCase):
     @parameterized.parameters(*matmul_fp8.OPERATIONS)
     def test_fp8_is_one_custom_call_on_cuda(self, operation):
         shape = Shape(rows=64, k=256, n=144, groups=2)
-        case = harness.Case(operation, shape, "balanced")
+        case = Case(operation, shape, "balanced")
         operands = matmul_fp8.quantized(case, problem_of(shape)[0])
         program = lower_for_cuda(matmul_fp8.multiply("cuda"), operands)
         self.assertEqual(program.targets, {"grouped_matmul_quantized": 1})
@@ -173,7 +174,7 @@ class FiguresTest(absltest.TestCase):
         shape = Shape(100, 1000, 1000, 2)
         records = []
         for distribution, sizes in (("balanced", [50, 50]), ("zipf", [65, 35])):
-            record = harness.Case("forward", shape, distribution).record()
+            record = Case("forward", shape, distribution).record()
             measurements = {"dense": {"seconds": 1e-6}, "jax_ep": {"seconds": 2e-6}, "torch": {}}
             records.append(record | {"group_sizes": sizes, "measurements": measurements})
         BENCHMARK.add_figures({"cases": records, "copy_bytes_per_second": 4e12})
@@ -190,7 +191,7 @@ class FiguresTest(absltest.TestCase):
 
     def test_eight_bit_weights(self):
         shape = Shape(100, 1000, 1000, 2)
-        record = harness.Case("forward_block128", shape, "balanced").record()
+        record = Case("forward_block128", shape, "balanced").record()
         names = ("jax_ep", matmul_fp8.BFLOAT16, "dense")
         measured = {name: {"seconds": 2e-6} for name in names}
         record |= {"group_sizes": [50, 50], "measurements": measured}

@@ -13,7 +13,8 @@ from absl.testing import absltest, parameterized
 from bench_command import SHAPE, smoke, transfer_problem_of
 from programs import lower_for_cuda
 
-from jax_ep.bench import harness, quantize, transfer_fp8
+from jax_ep.bench import quantize, transfer_fp8
+from jax_ep.bench.benchmark import Case
 from jax_ep.bench.matmul_fp8 import BFLOAT16
 from jax_ep.bench.programs import kernels, sharded
 from jax_ep.bench.quantize import Shape
@@ -29,7 +30,7 @@ class QuantizeTest(parameterized.TestCase):
         ("pack_row", 2 * 7168 + 7184),
     )
     def test_bytes_of_a_pass(self, operation, per_row):
-        case = harness.Case(operation, Shape(3, 7168), "normal")
+        case = Case(operation, Shape(3, 7168), "normal")
         self.assertEqual(quantize.pass_bytes(case), 3 * per_row)
 
     def test_kernels_of_a_program(self):
@@ -67,7 +68,7 @@ class TransferTest(parameterized.TestCase):
     def test_providers_send_the_same_rows(self, operation):
         """Each has the bits of pure JAX; rows quantized before and in the call are the same."""
         problem = transfer_problem_of()
-        case = harness.Case(operation, SHAPE, "zipf")
+        case = Case(operation, SHAPE, "zipf")
         results = {}
         for provider in transfer_fp8.PROVIDERS:
             started = provider.start(case, problem)
@@ -109,7 +110,7 @@ class TransferTest(parameterized.TestCase):
 
                 return right | {"dispatch_row": changed}
 
-        case = harness.Case("dispatch_row", SHAPE, "zipf")
+        case = Case("dispatch_row", SHAPE, "zipf")
         with self.assertRaisesRegex(ArithmeticError, "dispatch_row is wrong: "):
             Wrong(OURS, "before").start(case, transfer_problem_of())
 

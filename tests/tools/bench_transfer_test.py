@@ -16,6 +16,7 @@ from programs import lower_for_cuda
 
 from jax_ep.bench import harness, transfer
 from jax_ep.bench import transfer_providers as providers
+from jax_ep.bench.benchmark import Case
 from jax_ep.bench.programs import sharded
 from jax_ep.bench.transfer import BENCHMARK
 from jax_ep.bench.transfer_problem import (
@@ -29,7 +30,7 @@ from jax_ep.bench.transfer_problem import (
 from jax_ep.bench.transfer_providers import Ours, ragged_operands
 
 RANKS = (1, 2, 4)
-CASES = {operation: harness.Case(operation, SHAPE, "zipf") for operation in providers.OPERATIONS}
+CASES = {operation: Case(operation, SHAPE, "zipf") for operation in providers.OPERATIONS}
 BY_NAME = {provider.name: provider for provider in providers.PROVIDERS}
 
 
