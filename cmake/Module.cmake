@@ -71,6 +71,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/device_cuda.cc
     ffi/runtime/driver_cuda.cc
     ffi/runtime/generation_cuda.cc
+    ffi/runtime/generation_memory_cuda.cc
     ffi/runtime/group_cuda.cc
     ffi/runtime/group_peers_cuda.cc
     ffi/runtime/groups_cuda.cc
