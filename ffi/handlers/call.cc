@@ -199,10 +199,19 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
 
 namespace {
 
-Status ReadActivation(std::string_view target, std::string_view name, Activation* activation) {
-  if (ParseActivation(name, activation)) return {};
-  return InvalidArgument(target, ": there is no activation ", name,
-                         "; the caller and this build of jax_ep have different versions");
+// Reads what both configs with an activation have, after everything else.
+template <typename Config>
+Status FinishActivation(std::string_view target, AttributeReader* reader, Config* config) {
+  std::string_view activation;
+  reader->Read("activation", &activation);
+  reader->Read("has_row_weights", &config->has_row_weights);
+  reader->Read("num_sms", &config->num_sms);
+  if (Status status = reader->Finish(); !status.ok()) return status;
+  if (!ParseActivation(activation, &config->activation)) {
+    return InvalidArgument(target, ": there is no activation ", activation,
+                           "; the caller and this build of jax_ep have different versions");
+  }
+  return CheckConfig(target, *config);
 }
 
 }  // namespace
@@ -210,31 +219,19 @@ Status ReadActivation(std::string_view target, std::string_view name, Activation
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulActivationConfig* config) {
   AttributeReader reader(target, attributes);
-  std::string_view activation;
-  reader.Read("activation", &activation);
-  reader.Read("has_row_weights", &config->has_row_weights);
-  reader.Read("num_sms", &config->num_sms);
   if (target == kGroupedMatmulActivationTarget) {
     reader.Read("has_bias", &config->has_bias);
     reader.Read("keep_pre_activation", &config->keep_pre_activation);
   }
-  Status status = reader.Finish();
-  if (status.ok()) status = ReadActivation(target, activation, &config->activation);
-  return status.ok() ? CheckConfig(target, *config) : status;
+  return FinishActivation(target, &reader, config);
 }
 
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulQuantizedActivationConfig* config) {
   AttributeReader reader(target, attributes);
-  std::string_view activation;
-  reader.Read("activation", &activation);
-  reader.Read("has_row_weights", &config->has_row_weights);
   reader.Read("keep_pre_activation", &config->keep_pre_activation);
   reader.Read("power_of_two_scales", &config->power_of_two_scales);
-  reader.Read("num_sms", &config->num_sms);
-  Status status = reader.Finish();
-  if (status.ok()) status = ReadActivation(target, activation, &config->activation);
-  return status.ok() ? CheckConfig(target, *config) : status;
+  return FinishActivation(target, &reader, config);
 }
 
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
