@@ -166,20 +166,20 @@ class Fp8ActivationRunner {
     out_.Reset(c.m * c.f);
     out_scales_.Reset(c.m * (c.f / 128) * sizeof(float));
     pre_activation_.Reset(c.keeps ? c.m * 2 * c.f * 2 : 16);
-    const int32_t* const counts = Integers(counts_);
+    const int32_t* const counts = counts_.As<int32_t>();
     ForEach(c.m * c.k, Fp8FillFunction{c.numbers, false, c.seed + 1, lhs_.data(), rows.end * c.k});
     ForEach(groups * 2 * c.f * c.k, Fp8FillFunction{c.numbers, false, c.seed + 2, rhs_.data(),
                                                     groups * 2 * c.f * c.k, counts, 2 * c.f * c.k});
     if (c.numbers == Numbers::kExact) {
-      ForEach(c.m * k_blocks,
-              ScaleFillFunction{c.numbers, c.seed + 3, Floats(lhs_scales_), rows.end * k_blocks});
+      ForEach(c.m * k_blocks, ScaleFillFunction{c.numbers, c.seed + 3, lhs_scales_.As<float>(),
+                                                rows.end * k_blocks});
     } else {
       ForEach(c.m * k_blocks,
-              SmallScaleFillFunction{c.seed + 3, Floats(lhs_scales_), rows.end * k_blocks});
+              SmallScaleFillFunction{c.seed + 3, lhs_scales_.As<float>(), rows.end * k_blocks});
     }
     ForEach(groups * matrix_scales,
-            ScaleFillFunction{c.numbers, c.seed + 4, Floats(rhs_scales_), groups * matrix_scales,
-                              counts, matrix_scales});
+            ScaleFillFunction{c.numbers, c.seed + 4, rhs_scales_.As<float>(),
+                              groups * matrix_scales, counts, matrix_scales});
     ForEach(c.m, FillFunction{kF32, c.seed + 5, weights_.data(), rows.end});
     if (c.nan_row >= 0) ForEach(1, PutFunction{lhs_.data() + c.nan_row * c.k});
   }
@@ -187,18 +187,18 @@ class Fp8ActivationRunner {
   jax_ep::Status Launch(cudaStream_t stream = nullptr) const {
     const jax_ep::Fp8Matmul call = {.kind = Fp8Kind::kBlock128,
                                     .lhs = lhs_.data(),
-                                    .lhs_scales = Floats(lhs_scales_),
+                                    .lhs_scales = lhs_scales_.As<float>(),
                                     .rhs = rhs_.data(),
-                                    .rhs_scales = Floats(rhs_scales_),
-                                    .group_sizes = Integers(sizes_),
+                                    .rhs_scales = rhs_scales_.As<float>(),
+                                    .group_sizes = sizes_.As<int32_t>(),
                                     .out = out_.data(),
                                     .zero_tail = false,
                                     .num_sms = case_.num_sms};
     const jax_ep::Fp8Activation activation = {
         .activation = case_.is_geglu ? jax_ep::Activation::kGeglu : jax_ep::Activation::kSwiglu,
         .power_of_two_scales = case_.is_power_of_two,
-        .row_weights = case_.has_weights ? Floats(weights_) : nullptr,
-        .out_scales = Floats(out_scales_),
+        .row_weights = case_.has_weights ? weights_.As<float>() : nullptr,
+        .out_scales = out_scales_.As<float>(),
         .pre_activation = case_.keeps ? pre_activation_.data() : nullptr};
     jax_ep::GroupedMatmulSizes sizes;
     sizes.num_groups = static_cast<int64_t>(case_.sizes.size());
@@ -217,13 +217,14 @@ class Fp8ActivationRunner {
     Require(cudaMemcpy(worst_.data(), &none, sizeof none, cudaMemcpyHostToDevice), "cudaMemcpy");
     const int64_t elements = case_.m * (case_.f / 128);
     const int64_t samples = case_.num_samples;
-    ForEach(samples != 0 ? samples : elements,
-            Fp8ActivationCheckFunction{
-                case_.numbers, case_.is_geglu, case_.is_power_of_two, case_.k, case_.f, lhs_.data(),
-                Floats(lhs_scales_), rhs_.data(), Floats(rhs_scales_),
-                case_.has_weights ? Floats(weights_) : nullptr, out_.data(), Floats(out_scales_),
-                case_.keeps ? reinterpret_cast<const uint16_t*>(pre_activation_.data()) : nullptr,
-                Integers(row_group_), elements, samples, reinterpret_cast<Worst*>(worst_.data())});
+    ForEach(
+        samples != 0 ? samples : elements,
+        Fp8ActivationCheckFunction{
+            case_.numbers, case_.is_geglu, case_.is_power_of_two, case_.k, case_.f, lhs_.data(),
+            lhs_scales_.As<float>(), rhs_.data(), rhs_scales_.As<float>(),
+            case_.has_weights ? weights_.As<float>() : nullptr, out_.data(),
+            out_scales_.As<float>(), case_.keeps ? pre_activation_.As<const uint16_t>() : nullptr,
+            row_group_.As<int32_t>(), elements, samples, worst_.As<Worst>()});
     Worst worst;
     Require(cudaMemcpy(&worst, worst_.data(), sizeof worst, cudaMemcpyDeviceToHost), "cudaMemcpy");
     if (!out_.GuardsAreIntact() || !out_scales_.GuardsAreIntact() ||
@@ -249,13 +250,6 @@ class Fp8ActivationRunner {
   void SetNumSms(int64_t num_sms) { case_.num_sms = num_sms; }
 
  private:
-  static const int32_t* Integers(const GuardedBuffer& buffer) {
-    return reinterpret_cast<const int32_t*>(buffer.data());
-  }
-  static float* Floats(const GuardedBuffer& buffer) {
-    return reinterpret_cast<float*>(buffer.data());
-  }
-
   Fp8ActivationCase case_;
   GuardedBuffer sizes_, row_group_, counts_, worst_, lhs_, rhs_, lhs_scales_, rhs_scales_;
   GuardedBuffer weights_, out_, out_scales_, pre_activation_;

@@ -54,26 +54,26 @@ class Fp8Runner {
     rhs_scales_.Reset(groups * matrix_scales * sizeof(float));
     out_elements_ = c.m * c.n;
     out_.Reset(out_elements_ * (c.out_is_float32 ? 4 : 2));
-    const int32_t* const counts = Integers(counts_);
+    const int32_t* const counts = counts_.As<int32_t>();
     ForEach(c.m * c.k, Fp8FillFunction{c.numbers, IsE5M2(c.kind, true), c.seed + 1, lhs_.data(),
                                        rows.end * c.k});
     ForEach(groups * c.n * c.k,
             Fp8FillFunction{c.numbers, IsE5M2(c.kind, false), c.seed + 2, rhs_.data(),
                             groups * c.n * c.k, counts, c.n * c.k});
     ForEach(c.m * k_blocks,
-            ScaleFillFunction{c.numbers, c.seed + 3, Floats(lhs_scales_), rows.end * k_blocks});
+            ScaleFillFunction{c.numbers, c.seed + 3, lhs_scales_.As<float>(), rows.end * k_blocks});
     ForEach(groups * matrix_scales,
-            ScaleFillFunction{c.numbers, c.seed + 4, Floats(rhs_scales_), groups * matrix_scales,
-                              counts, matrix_scales});
+            ScaleFillFunction{c.numbers, c.seed + 4, rhs_scales_.As<float>(),
+                              groups * matrix_scales, counts, matrix_scales});
   }
 
   jax_ep::Status Launch(cudaStream_t stream = nullptr) const {
     const jax_ep::Fp8Matmul call = {.kind = case_.kind,
                                     .lhs = lhs_.data(),
-                                    .lhs_scales = Floats(lhs_scales_),
+                                    .lhs_scales = lhs_scales_.As<float>(),
                                     .rhs = rhs_.data(),
-                                    .rhs_scales = Floats(rhs_scales_),
-                                    .group_sizes = Integers(sizes_),
+                                    .rhs_scales = rhs_scales_.As<float>(),
+                                    .group_sizes = sizes_.As<int32_t>(),
                                     .out = out_.data(),
                                     .zero_tail = case_.zero_tail,
                                     .num_sms = case_.num_sms};
@@ -95,9 +95,9 @@ class Fp8Runner {
     const int64_t samples = out_elements_ == 0 ? 0 : case_.num_samples;
     ForEach(samples != 0 ? samples : out_elements_,
             Fp8CheckFunction{case_.kind, case_.numbers, case_.zero_tail, case_.out_is_float32,
-                             case_.k, case_.n, lhs_.data(), Floats(lhs_scales_), rhs_.data(),
-                             Floats(rhs_scales_), out_.data(), Integers(row_group_), out_elements_,
-                             samples, reinterpret_cast<Worst*>(worst_.data())});
+                             case_.k, case_.n, lhs_.data(), lhs_scales_.As<float>(), rhs_.data(),
+                             rhs_scales_.As<float>(), out_.data(), row_group_.As<int32_t>(),
+                             out_elements_, samples, worst_.As<Worst>()});
     Worst worst;
     Require(cudaMemcpy(&worst, worst_.data(), sizeof worst, cudaMemcpyDeviceToHost), "cudaMemcpy");
     const double excess = FromBits(static_cast<uint32_t>(worst.excess >> 32));
@@ -118,13 +118,6 @@ class Fp8Runner {
   void SetNumSms(int64_t num_sms) { case_.num_sms = num_sms; }
 
  private:
-  static const int32_t* Integers(const GuardedBuffer& buffer) {
-    return reinterpret_cast<const int32_t*>(buffer.data());
-  }
-  static float* Floats(const GuardedBuffer& buffer) {
-    return reinterpret_cast<float*>(buffer.data());
-  }
-
   Fp8Case case_;
   int64_t out_elements_ = 0;
   GuardedBuffer sizes_, row_group_, counts_, worst_, lhs_, rhs_, lhs_scales_, rhs_scales_, out_;

@@ -125,17 +125,16 @@ class FusedRunner {
                                               kind_.type,
                                               kind_.type,
                                               kind_.type};
-    const auto* group_sizes = reinterpret_cast<const int32_t*>(sizes_.data());
-    const auto* weights =
-        case_.has_weights ? reinterpret_cast<const float*>(weights_.data()) : nullptr;
+    const auto* group_sizes = sizes_.As<int32_t>();
+    const auto* weights = case_.has_weights ? weights_.As<float>() : nullptr;
     if (kind_.is_gradient) {
       return jax_ep::LaunchGroupedMatmulActivationGradient(
           config, sizes,
           {lhs_.data(), rhs_.data(), group_sizes, pre_.data(), weights, gradient_.data(),
-           out_.data(), reinterpret_cast<float*>(dots_.data())},
+           out_.data(), dots_.As<float>()},
           case_.tile_counter, nullptr);
     }
-    const auto* bias = case_.has_bias ? reinterpret_cast<const float*>(bias_.data()) : nullptr;
+    const auto* bias = case_.has_bias ? bias_.As<float>() : nullptr;
     return jax_ep::LaunchGroupedMatmulActivation(
         config, sizes,
         {lhs_.data(), rhs_.data(), group_sizes, bias, weights, out_.data(),

@@ -55,6 +55,12 @@ class GuardedBuffer {
 
   uint8_t* data() const { return begin_; }
 
+  // Returns the memory as elements of T.
+  template <typename T>
+  T* As() const {
+    return reinterpret_cast<T*>(begin_);
+  }
+
  private:
   static std::vector<uint8_t> Read(const uint8_t* from, size_t bytes) {
     std::vector<uint8_t> values(bytes);

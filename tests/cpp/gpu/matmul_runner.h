@@ -48,8 +48,8 @@ class Runner {
     ForEach(right_elements,
             kind.is_gradient
                 ? FillFunction{kind.right, 2, right_.data(), rows.end * c.n, nullptr, 1}
-                : FillFunction{kind.right, 2, right_.data(), right_elements,
-                               reinterpret_cast<const int32_t*>(counts_.data()), c.k * c.n});
+                : FillFunction{kind.right, 2, right_.data(), right_elements, counts_.As<int32_t>(),
+                               c.k * c.n});
     out_elements_ = kind.is_gradient ? groups * c.k * c.n : c.m * c.n;
     out_bytes_ = out_elements_ * bytes(kind.out);
     out_.Reset(out_bytes_, offset(kind.out));
@@ -92,7 +92,7 @@ class Runner {
     // The names are the forward call's: the gradient's result has rhs's type.
     sizes.rhs_type = kind.is_gradient ? kind.out : kind.right;
     sizes.result_type = kind.is_gradient ? kind.right : kind.out;
-    const auto* group_sizes = reinterpret_cast<const int32_t*>(sizes_.data());
+    const auto* group_sizes = sizes_.As<int32_t>();
     return (kind.is_gradient ? jax_ep::LaunchGroupedMatmulRhsGradient
                              : jax_ep::LaunchGroupedMatmul)(config, sizes, lhs_.data(),
                                                             right_.data(), group_sizes, out_.data(),
@@ -104,16 +104,13 @@ class Runner {
     const Worst none = {0, 0};
     Require(cudaMemcpy(worst_.data(), &none, sizeof none, cudaMemcpyHostToDevice), "cudaMemcpy");
     const Kind& kind = case_.kind;
-    const auto integers = [](const GuardedBuffer& b) {
-      return reinterpret_cast<const int32_t*>(b.data());
-    };
     const int64_t samples = out_elements_ == 0 ? 0 : case_.num_samples;
     ForEach(
         samples != 0 ? samples : out_elements_,
         CheckFunction{kind.is_gradient, kind.transpose, case_.zero_tail, kind.accumulates, kind.lhs,
                       kind.right, kind.out, case_.k, case_.n, lhs_.data(), right_.data(),
-                      out_.data(), integers(row_group_), integers(begins_), integers(ends_),
-                      out_elements_, samples, reinterpret_cast<Worst*>(worst_.data())});
+                      out_.data(), row_group_.As<int32_t>(), begins_.As<int32_t>(),
+                      ends_.As<int32_t>(), out_elements_, samples, worst_.As<Worst>()});
     Worst worst;
     Require(cudaMemcpy(&worst, worst_.data(), sizeof worst, cudaMemcpyDeviceToHost), "cudaMemcpy");
     Outcome outcome;

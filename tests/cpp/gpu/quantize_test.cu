@@ -121,8 +121,7 @@ class QuantizeRunner {
     } else {
       values_.Reset(c.rows * c.columns);
       scales_.Reset(c.rows * num_scales_ * 4);
-      out_ = jax_ep::RowsApart(c.kind, c.columns, values_.data(),
-                               reinterpret_cast<float*>(scales_.data()));
+      out_ = jax_ep::RowsApart(c.kind, c.columns, values_.data(), scales_.As<float>());
     }
   }
 
