@@ -168,7 +168,11 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
     reader.Read("zero_tail", &config->zero_tail);
     reader.Read("has_weights", &config->has_weights);
   }
-  if (target == kCombineTarget) reader.Read("has_scalars", &config->has_scalars);
+  if (target == kCombineTarget) {
+    reader.Read("has_scalars", &config->has_scalars);
+  } else {
+    reader.ReadOptional("is_quantized", &config->is_quantized);
+  }
   if (Status status = reader.Finish(); !status.ok()) return status;
   return CheckConfig(target, *config);
 }

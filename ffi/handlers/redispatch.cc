@@ -21,10 +21,12 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   RedispatchBuffers buffers;
   Addresses in(operands);
   buffers.x = in.Next();
+  if (config.is_quantized) buffers.scales = in.Next<const float>();
   buffers.plan = NextPlanOperands(in);
   if (config.has_weights) buffers.topk_weights = in.Next<const float>();
   Addresses out(results);
   buffers.rows = out.Next();
+  if (config.is_quantized) buffers.row_scales = out.Next<float>();
   if (config.has_weights) buffers.row_weights = out.Next<float>();
   return ExecuteTransfer<PreparedRedispatch>(*state, device, buffers, stream);
 }

@@ -59,6 +59,7 @@ std::string Describe(const TransferState& state, const TransferCall& call) {
                      shape.hidden, ", top_k ", shape.top_k, ", ", shape.num_experts, " experts, ",
                      shape.num_rows, " rows, row_align ", call.row_align, ", zero_tail ",
                      call.zero_tail, ", weights ", call.has_weights, ", scalars ", call.has_scalars,
+                     shape.num_scales() > 0 ? ", quantized" : "",
                      call.allow_low_latency ? "" : ", general kernels only");
 }
 

@@ -27,6 +27,7 @@ struct TransferConfig {
   bool zero_tail = true;                // rows past the last group are zeros, else unspecified
   bool has_weights = false;             // with the optional weight operand and result
   bool has_scalars = false;             // combine: with the optional scalar operand and result
+  bool is_quantized = false;            // dispatch, redispatch: eight-bit rows and their scales
   int64_t repeats = 1;                  // bulk_copy_ceiling: how often the rows are sent
 
   int64_t experts_per_rank() const { return num_experts / group_size; }

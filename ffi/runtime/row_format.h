@@ -18,9 +18,10 @@ struct RowFormat {
   int64_t alignment = kVectorBytes;  // in the workspace, in bytes: bulk copies need 16
 
   int64_t payload_bytes(int64_t hidden) const { return hidden * ElementBytes(payload); }
-  int64_t scale_bytes(int64_t hidden) const {
-    return values_per_scale == 0 ? 0 : CeilDivide(hidden, values_per_scale) * ElementBytes(scales);
+  int64_t num_scales(int64_t hidden) const {
+    return values_per_scale == 0 ? 0 : CeilDivide(hidden, values_per_scale);
   }
+  int64_t scale_bytes(int64_t hidden) const { return num_scales(hidden) * ElementBytes(scales); }
   // In the workspace the scales follow the payload.
   int64_t wire_bytes(int64_t hidden) const {
     return CeilDivide(payload_bytes(hidden) + scale_bytes(hidden), alignment) * alignment;
@@ -33,6 +34,19 @@ struct RowFormat {
 inline constexpr RowFormat kBFloat16Rows = {.payload = kBF16};
 inline constexpr RowFormat kFloat16Rows = {.payload = kF16};
 inline constexpr RowFormat kFloat32Rows = {.payload = kF32};
+
+// A row segment of a low-latency call has a scale per lane at most (low_latency/layout.h).
+inline constexpr int64_t kMinValuesPerScale = 128;
+
+// Eight-bit rows. A row has a scale for every `values_per_scale` values, at least
+// kMinValuesPerScale.
+constexpr RowFormat QuantizedRowFormat(ElementType payload, int64_t values_per_scale) {
+  return {.payload = payload, .scales = kF32, .values_per_scale = values_per_scale};
+}
+constexpr bool IsQuantized(const RowFormat& format) {
+  return (format.payload == kF8E4M3 || format.payload == kF8E5M2) && format.scales == kF32 &&
+         format.values_per_scale >= kMinValuesPerScale;
+}
 
 }  // namespace jax_ep
 

@@ -13,6 +13,7 @@ namespace jax_ep {
 namespace {
 
 constexpr uint8_t kRowTypes = kBF16 | kF16 | kF32;
+constexpr uint8_t kQuantizedTypes = kF8E4M3 | kF8E5M2;
 
 // Kernels move rows in vectors.
 constexpr int64_t kRowUnit = kVectorBytes;
@@ -20,10 +21,14 @@ constexpr int64_t kRowUnit = kVectorBytes;
 // Sizes and types that the buffers of a transfer share.
 struct TransferSymbols {
   explicit TransferSymbols(const TransferConfig& config)
-      : l{"L", config.experts_per_rank()}, l1{"L+1", config.experts_per_rank() + 1} {}
+      : l{"L", config.experts_per_rank()},
+        l1{"L+1", config.experts_per_rank() + 1},
+        row{config.is_quantized ? kQuantizedTypes : kRowTypes},
+        is_quantized(config.is_quantized) {}
 
-  Size t{"T"}, h{"H"}, k{"K"}, m{"M"}, l, l1, one{"1", 1}, three{"3", 3};
-  Types row{kRowTypes}, pred{kPred}, s32{kS32}, f32{kF32};
+  Size t{"T"}, h{"H"}, k{"K"}, m{"M"}, s{"S"}, l, l1, one{"1", 1}, three{"3", 3};
+  Types row, pred{kPred}, s32{kS32}, f32{kF32};
+  const bool is_quantized;
 
   // The fields of a plan in order; `expect` checks the next operand or the next result.
   template <typename Expect>
@@ -51,6 +56,15 @@ struct TransferSymbols {
               .num_ranks = config.group_size,
               .num_rows = m.value,
               .format = {.payload = row.type()}};
+    if (is_quantized) {
+      const int64_t blocks = CeilDivide(h.value, kScaleBlock);
+      if (s.value != 1 && s.value != blocks) {
+        return InvalidArgument(target, ": a row of ", h.value, " values has ", s.value,
+                               " scales; expected one, or ", blocks, " for blocks of ",
+                               kScaleBlock);
+      }
+      shape->format = QuantizedRowFormat(row.type(), blocks * kScaleBlock / s.value);
+    }
     if (const int64_t bytes = shape->operand_bytes(); bytes % kRowUnit != 0) {
       return Unimplemented(target, ": a row of ", h.value, " elements has ", bytes,
                            " bytes; the kernels take multiples of ", kRowUnit,
@@ -67,9 +81,11 @@ Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers res
   BufferChecker check(kDispatchTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
+  if (config.is_quantized) check.Operand("scales", s.f32, {&s.t, &s.s});
   check.Operand("topk_ids", s.s32, {&s.t, &s.k});
   if (config.has_weights) check.Operand("topk_weights", s.f32, {&s.t, &s.k});
   check.Result("rows", s.row, {&s.m, &s.h});
+  if (config.is_quantized) check.Result("row_scales", s.f32, {&s.m, &s.s});
   if (config.has_weights) check.Result("row_weights", s.f32, {&s.m});
   s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
     check.Result(name, types, dims);
@@ -82,11 +98,13 @@ Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers r
   BufferChecker check(kRedispatchTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
+  if (config.is_quantized) check.Operand("scales", s.f32, {&s.t, &s.s});
   s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
     check.Operand(name, types, dims);
   });
   if (config.has_weights) check.Operand("topk_weights", s.f32, {&s.t, &s.k});
   check.Result("rows", s.row, {&s.m, &s.h});
+  if (config.is_quantized) check.Result("row_scales", s.f32, {&s.m, &s.s});
   if (config.has_weights) check.Result("row_weights", s.f32, {&s.m});
   return s.Finish(kRedispatchTarget, config, check, shape);
 }

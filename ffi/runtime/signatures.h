@@ -46,11 +46,14 @@ struct QuantizeSizes {
 
 using Buffers = std::span<const BufferView>;
 
-// x[T,H], topk_ids[T,K], [topk_weights[T,K]] -> rows[M,H], [row_weights[M]], plan
+// x[T,H], [scales[T,S]], topk_ids[T,K], [topk_weights[T,K]]
+//   -> rows[M,H], [row_scales[M,S]], [row_weights[M]], plan
+// Quantized rows have scales: S is the blocks of H, or 1.
 Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers results,
                      TransferShape* shape);
 
-// x[T,H], plan, [topk_weights[T,K]] -> rows[M,H], [row_weights[M]]
+// x[T,H], [scales[T,S]], plan, [topk_weights[T,K]]
+//   -> rows[M,H], [row_scales[M,S]], [row_weights[M]]
 Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers results,
                        TransferShape* shape);
 

@@ -18,10 +18,12 @@ struct TransferShape {
   int64_t num_rows = 0;     // M
   RowFormat format;         // operand, wire and result
 
-  // The bytes of a row of the operand, of the workspace, and of the result.
+  // The bytes of a row of the operand, of the workspace, and of the result. The scales of operands
+  // and results are in arrays of their own.
   int64_t operand_bytes() const { return format.payload_bytes(hidden); }
   int64_t wire_bytes() const { return format.wire_bytes(hidden); }
   int64_t result_bytes() const { return format.payload_bytes(hidden); }
+  int64_t num_scales() const { return format.num_scales(hidden); }
 };
 
 }  // namespace jax_ep

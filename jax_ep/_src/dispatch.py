@@ -11,8 +11,9 @@ from jax_ep._src import checks, compat, transfer
 from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
-from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import Rows, pack, unpack, without_opaque
+from jax_ep._src.quantized import Quantized, as_bits, from_bits
+from jax_ep._src.quantized_rows import checked, cotangent
+from jax_ep._src.transfer import Rows
 
 
 def dispatch(
@@ -43,7 +44,7 @@ def dispatch(
 
     Args:
       x: [T, H] bfloat16, float16 or float32, this rank's tokens. Or what `quant.quantize` makes of
-        them: values and scales travel in one row, and x has no derivative.
+        them, which has no derivative.
       topk_ids: int32[T, K], the experts of each token. -1 means not routed; another id outside
         [0, E) is treated so and counted in ``plan.num_bad_ids``. A repeat within a token makes a
         row of its own.
@@ -101,7 +102,7 @@ def dispatch_over(
 ) -> Dispatched:
     """Is `dispatch` over an axis that has been checked, or over none."""
     num_experts = checks.num_experts("dispatch", num_experts, axis)
-    sent = pack("dispatch", x, "tokens")
+    sent = checked("dispatch", x, "tokens")
     checks.topk_ids("dispatch", topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights("dispatch", "topk_weights", topk_weights, topk_ids.shape)
@@ -133,26 +134,26 @@ def dispatch_over(
         row_align=row_align,
         zero_tail=zero_tail,
     )
-    return Dispatched(unpack(rows, x), row_weights, plan.group_sizes, plan)
+    return Dispatched(from_bits(rows), row_weights, plan.group_sizes, plan)
 
 
 # ---- derivative: a combine along the same plan
 
 
 def _run(
-    x: jax.Array,
+    x: Rows,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
     params: TransferParams,
-) -> tuple[jax.Array, jax.Array | None, PlanArrays]:
-    rows, row_weights, plan = transfer.bind_dispatch(x, topk_ids, topk_weights, params)
+) -> tuple[Rows, jax.Array | None, PlanArrays]:
+    rows, row_weights, plan = transfer.bind_dispatch(from_bits(x), topk_ids, topk_weights, params)
     # Named inside the derivative, so that the residuals carry the names, too.
-    rows, row_weights = checkpoint_name((rows, row_weights), "jax_ep.rows")
+    rows, row_weights = checkpoint_name((as_bits(rows), row_weights), "jax_ep.rows")
     return rows, row_weights, checkpoint_name(plan, "jax_ep.plan")
 
 
 def _dispatch_forward(
-    x: jax.Array,
+    x: Rows,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
     params: TransferParams,
@@ -164,9 +165,9 @@ def _dispatch_forward(
 
 def _dispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any) -> Any:
     rows_bar, row_weights_bar, _ = cotangents
-    rows_bar, is_opaque = without_opaque(rows_bar)
+    rows_bar, is_quantized = cotangent(rows_bar)
     x_bar, topk_weights_bar = transfer.bind_combine(rows_bar, plan, None, row_weights_bar, params)
-    return None if is_opaque else x_bar, None, topk_weights_bar
+    return None if is_quantized else x_bar, None, topk_weights_bar
 
 
 _dispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))

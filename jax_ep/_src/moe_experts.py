@@ -28,6 +28,7 @@ from jax_ep._src.function_mlp import (
 )
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams
 from jax_ep._src.plan import Plan
+from jax_ep._src.quantize import quantize
 from jax_ep._src.quantized import as_bits, from_bits
 from jax_ep._src.quantized_mlp import (
     quantized_mlp,
@@ -35,8 +36,8 @@ from jax_ep._src.quantized_mlp import (
     quantized_mlp_forward,
     repeat_quantized_pre_activation,
 )
-from jax_ep._src.quantized_rows import Rows, ToQuantize
 from jax_ep._src.redispatch import redispatch
+from jax_ep._src.transfer import Rows
 
 Outputs = tuple[jax.Array, jax.Array | None, Plan, Accumulators]
 """Rows [M, H], weights for combine to apply, the plan, and accumulators for a later call."""
@@ -258,12 +259,12 @@ def _redispatching_backward(
     return x_bar, None, topk_weights_bar, experts_bar
 
 
-def _sent(x: jax.Array, params: MoeMlpParams) -> jax.Array | ToQuantize:
+def _sent(x: jax.Array, params: MoeMlpParams) -> Rows:
     """Returns what dispatch sends of x."""
     recipe = params.mlp.quantization
     if recipe is None or not recipe.quantized_dispatch:
         return x
-    return ToQuantize(x, recipe.rows, params.implementation)
+    return quantize(x, recipe.rows, implementation=params.implementation)
 
 
 _RULES: dict[tuple[bool, str | None], _Rule] = {

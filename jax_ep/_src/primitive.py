@@ -23,9 +23,6 @@ from jax_ep._src.errors import UnavailableError
 FFI_TARGETS: list[str] = []
 """The custom-call targets of all primitives, filled by `define_primitive`."""
 
-OPAQUE = jnp.dtype(jnp.uint32)
-"""The dtype of rows of bytes. jax.checkpoint may round floats that it keeps, and no integers."""
-
 INTERNAL_FOLDERS = tuple(
     os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(__file__))
 )
@@ -99,9 +96,6 @@ def define_primitive(
         _check_one_platform(operation, ctx.module_context.platforms)
         if implementation == "xla" or (partitioned_by_xla and compat.is_partitioned(ctx)):
             return lower_reference(ctx, *operands, **params)
-        if any(aval.dtype == OPAQUE for aval in ctx.avals_in):
-            function = functools.partial(_bind_as_float32, primitive, ctx.avals_out)
-            return lower_function(function, ctx, *operands, **params)
         reason = _no_cuda_build() or unsupported(ctx.avals_in, **params)
         if reason is None:
             assert attributes is not None  # otherwise `unsupported` always has a reason
@@ -193,23 +187,6 @@ def _warn_once(reason: str, message: str) -> None:
 
 
 # ---- lowering
-
-
-def _bind_as_float32(
-    primitive: Primitive, avals_out: Sequence[Any], *operands: jax.Array, **params: Any
-) -> list[jax.Array]:
-    """Binds a primitive that moves opaque rows: its kernels take them as float32."""
-
-    def cast(array: jax.Array, dtype: Any) -> jax.Array:
-        return lax.bitcast_convert_type(array, dtype)
-
-    results = primitive.bind(
-        *(cast(a, jnp.float32) if a.dtype == OPAQUE else a for a in operands), **params
-    )
-    return [
-        cast(result, OPAQUE) if aval.dtype == OPAQUE else result
-        for result, aval in zip(results, avals_out, strict=True)
-    ]
 
 
 def _lower_custom_call(

@@ -9,14 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.interpreters import batching
 
 from jax_ep._src import checks, compat, primitive
 from jax_ep._src.compat import Aval
 from jax_ep._src.errors import ArgumentError, DtypeError, UnavailableError
 from jax_ep._src.quantized import BLOCK, Format, Fp8Block128, Quantized, check
-from jax_ep._src.reference import packed_rows
 from jax_ep._src.reference import quantize as reference
 
 STRAIGHT_THROUGH = (
@@ -66,19 +64,6 @@ def quantize(
     def bind(x: jax.Array) -> Quantized:
         values, scales = quantize_p.bind(x, params=params, format=format)
         return Quantized(values, scales, format)
-
-    return without_derivative(operation, bind, x)
-
-
-def quantize_packed(
-    operation: str, x: jax.Array, format: Format, implementation: str | None
-) -> jax.Array:
-    """Returns OPAQUE[T, bytes / 4]: values and scales of rows as `quantized_rows` packs them."""
-    params = QuantizeParams(checks.implementation(operation, implementation), is_packed=True)
-
-    def bind(x: jax.Array) -> jax.Array:
-        (words,) = quantize_p.bind(x, params=params, format=format)
-        return lax.bitcast_convert_type(words, primitive.OPAQUE)
 
     return without_derivative(operation, bind, x)
 
@@ -167,7 +152,6 @@ class QuantizeParams:
     """Parameters of quantize; the format is beside them."""
 
     implementation: str | None
-    is_packed: bool = False  # one array of packed rows instead of values and scales
 
 
 def _row_blocks(x: Any, format: Format) -> tuple[int]:
@@ -175,22 +159,16 @@ def _row_blocks(x: Any, format: Format) -> tuple[int]:
 
 
 def _avals(x: Aval, *, params: QuantizeParams, format: Format) -> list[Aval]:
-    *leading, columns = x.shape
-    scales = num_scales(x, format)
-    if params.is_packed:
-        words = packed_rows.row_bytes(columns, scales) // 4
-        return [compat.aval_like(x, (*leading, words), jnp.dtype(jnp.int32))]
+    *leading, _ = x.shape
     return [
         compat.aval_like(x, x.shape, format.dtype),
-        compat.aval_like(x, (*leading, scales), jnp.dtype(jnp.float32)),
+        compat.aval_like(x, (*leading, num_scales(x, format)), jnp.dtype(jnp.float32)),
     ]
 
 
 def _reference(x: jax.Array, *, params: QuantizeParams, format: Format) -> tuple[jax.Array, ...]:
     blocks = (*(1,) * (x.ndim - 1), *_row_blocks(x, format))
     rows = reference.quantized(x, format, blocks)
-    if params.is_packed:
-        return (lax.bitcast_convert_type(packed_rows.pack(rows), jnp.int32),)
     return rows.values, rows.scales
 
 
@@ -200,7 +178,7 @@ def _attributes(avals: list[Aval], params: QuantizeParams, format: Format) -> di
         "is_e5m2": np.bool_(format.dtype == jnp.float8_e5m2),
         "min_amax": np.float32(format.min_amax),
         "power_of_two_scales": np.bool_(format.scale_rounding == "power_of_two"),
-        "is_packed": np.bool_(params.is_packed),
+        "is_packed": np.bool_(False),
     }
 
 

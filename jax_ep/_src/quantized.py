@@ -172,26 +172,25 @@ class Quantized:
 
 
 def as_bits[T](tree: T) -> T:
-    """Returns a tree whose quantized values are uint8, to be kept for a backward pass.
+    """Returns a tree whose quantized arrays are integers: they have no derivative.
 
-    jax.checkpoint rounds floats that it keeps by `lax.reduce_precision`, which takes the largest
-    values of E4M3 for infinities.
+    They can be kept for a backward pass, too. jax.checkpoint rounds floats that it keeps by
+    `lax.reduce_precision`, which takes the largest values of E4M3 for infinities.
     """
-    return _recast(tree, lambda _: jnp.uint8)
+    return _recast(tree, lambda _: (jnp.uint8, jnp.uint32))
 
 
 def from_bits[T](tree: T) -> T:
     """Returns the tree that `as_bits` was given."""
-    return _recast(tree, lambda x: x.format.dtype)
+    return _recast(tree, lambda x: (x.format.dtype, jnp.float32))
 
 
-def _recast[T](tree: T, dtype: Callable[[Quantized], Any]) -> T:
+def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:
     def recast(node: Any) -> Any:
         if not isinstance(node, Quantized):
             return node
-        return dataclasses.replace(
-            node, values=jax.lax.bitcast_convert_type(node.values, dtype(node))
-        )
+        values, scales = map(jax.lax.bitcast_convert_type, (node.values, node.scales), dtypes(node))
+        return Quantized(values, scales, node.format)
 
     return jax.tree.map(recast, tree, is_leaf=lambda node: isinstance(node, Quantized))
 

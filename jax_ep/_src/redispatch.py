@@ -10,8 +10,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_ep._src import checks, compat, transfer
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import Dispatched, Plan, PlanArrays
-from jax_ep._src.quantized import Quantized
-from jax_ep._src.quantized_rows import pack, unpack, without_opaque
+from jax_ep._src.quantized import Quantized, as_bits, from_bits
+from jax_ep._src.quantized_rows import checked, cotangent
+from jax_ep._src.transfer import Rows
 
 
 def redispatch(
@@ -46,7 +47,7 @@ def redispatch(
     """
     axis = checks.plan_axis("redispatch", plan)
     num_tokens, top_k = plan.kept.shape
-    sent = pack("redispatch", x, num_tokens)
+    sent = checked("redispatch", x, num_tokens)
     if topk_weights is not None:
         topk_weights = checks.weights(
             "redispatch", "topk_weights", topk_weights, (num_tokens, top_k)
@@ -63,21 +64,21 @@ def redispatch(
     sent, arrays, topk_weights = compat.vary_together((sent, plan.arrays, topk_weights), axis.names)
     with jax.named_scope("jax_ep.redispatch"):
         rows, row_weights = _redispatch(sent, arrays, topk_weights, params)
-    return Dispatched(unpack(rows, x), row_weights, plan.group_sizes, plan)
+    return Dispatched(from_bits(rows), row_weights, plan.group_sizes, plan)
 
 
 # ---- derivative: a combine along the same plan
 
 
 def _run(
-    x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
-) -> tuple[jax.Array, jax.Array | None]:
-    results = transfer.bind_redispatch(x, plan, topk_weights, params)
-    return checkpoint_name(results, "jax_ep.rows")
+    x: Rows, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
+) -> tuple[Rows, jax.Array | None]:
+    results = transfer.bind_redispatch(from_bits(x), plan, topk_weights, params)
+    return checkpoint_name(as_bits(results), "jax_ep.rows")
 
 
 def _redispatch_forward(
-    x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
+    x: Rows, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
 ) -> Any:
     # Not `_redispatch`: jax.checkpoint finds no names inside the call of a custom_vjp.
     return _run(x, plan, topk_weights, params), plan
@@ -85,9 +86,9 @@ def _redispatch_forward(
 
 def _redispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any) -> Any:
     rows_bar, row_weights_bar = cotangents
-    rows_bar, is_opaque = without_opaque(rows_bar)
+    rows_bar, is_quantized = cotangent(rows_bar)
     x_bar, topk_weights_bar = transfer.bind_combine(rows_bar, plan, None, row_weights_bar, params)
-    return None if is_opaque else x_bar, None, topk_weights_bar
+    return None if is_quantized else x_bar, None, topk_weights_bar
 
 
 _redispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))

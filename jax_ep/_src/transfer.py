@@ -1,12 +1,15 @@
 """The three transfer primitives. They are each other's derivatives, so they stand together.
 
-* dispatch: x, topk_ids, [topk_weights] -> rows, [row_weights], plan
-* redispatch: x, plan, [topk_weights] -> rows, [row_weights]
+* dispatch: x, [scales], topk_ids, [topk_weights] -> rows, [row_scales], [row_weights], plan
+* redispatch: x, [scales], plan, [topk_weights] -> rows, [row_scales], [row_weights]
 * combine: y, plan, [row_weights], [row_scalars] -> out, [assignment_scalars]
+
+Quantized rows have scales.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,26 +20,45 @@ from jax_ep._src import compat, primitive
 from jax_ep._src.compat import Aval
 from jax_ep._src.params import TransferParams
 from jax_ep._src.plan import PlanArrays, plan_shapes
+from jax_ep._src.quantized import Quantized
 from jax_ep._src.reference import transfer as reference
 from jax_ep._src.runtime import LIMITS
 
+Rows = jax.Array | Quantized
+"""The rows that a transfer takes, and returns."""
 
-def bind_dispatch(
-    x: jax.Array, topk_ids: jax.Array, topk_weights: jax.Array | None, params: TransferParams
-) -> tuple[jax.Array, jax.Array | None, PlanArrays]:
+
+def bind_dispatch[R: Rows](
+    x: R, topk_ids: jax.Array, topk_weights: jax.Array | None, params: TransferParams
+) -> tuple[R, jax.Array | None, PlanArrays]:
     """Returns rows, row weights and the plan."""
+    arrays = _arrays(x)
     weights = () if topk_weights is None else (topk_weights,)
-    results = dispatch_p.bind(x, topk_ids, *weights, params=params)
-    rows, *row_weights = results[: 1 + len(weights)]
-    return rows, row_weights[0] if row_weights else None, PlanArrays(*results[1 + len(weights) :])
+    results = dispatch_p.bind(*arrays, topk_ids, *weights, params=params)
+    num_rows = len(arrays) + len(weights)
+    return *_rows(results[:num_rows], x), PlanArrays(*results[num_rows:])
 
 
-def bind_redispatch(
-    x: jax.Array, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
-) -> tuple[jax.Array, jax.Array | None]:
+def bind_redispatch[R: Rows](
+    x: R, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
+) -> tuple[R, jax.Array | None]:
     """Returns rows and row weights."""
     weights = () if topk_weights is None else (topk_weights,)
-    rows, *row_weights = redispatch_p.bind(x, *plan, *weights, params=params)
+    return _rows(redispatch_p.bind(*_arrays(x), *plan, *weights, params=params), x)
+
+
+def _arrays(x: Rows) -> tuple[jax.Array, ...]:
+    return (x.values, x.scales) if isinstance(x, Quantized) else (x,)
+
+
+def _rows[R: Rows](results: Sequence[jax.Array], like: R) -> tuple[R, jax.Array | None]:
+    """Returns the rows, in the format of `like`, and row weights."""
+    rows: Any
+    if isinstance(like, Quantized):
+        values, scales, *row_weights = results
+        rows = Quantized(values, scales, like.format)
+    else:
+        rows, *row_weights = results
     return rows, row_weights[0] if row_weights else None
 
 
@@ -63,24 +85,24 @@ def bind_combine(
 # ---- abstract evaluation
 
 
-def _dispatch_avals(
-    x: Aval, topk_ids: Aval, *topk_weights: Aval, params: TransferParams
-) -> list[Aval]:
+def _dispatch_avals(*avals: Aval, params: TransferParams) -> list[Aval]:
+    x, (topk_ids, *topk_weights) = reference.split_rows(avals)
     num_tokens, top_k = topk_ids.shape
     num_local = params.num_experts // params.axis.size
     shapes = plan_shapes(num_tokens, top_k, num_local, params.num_rows)
     rows = _row_avals(x, len(topk_weights), params)
-    return [*rows, *(compat.aval_like(x, shape, dtype) for shape, dtype in shapes)]
+    return [*rows, *(compat.aval_like(x[0], shape, dtype) for shape, dtype in shapes)]
 
 
-def _redispatch_avals(x: Aval, *operands: Aval, params: TransferParams) -> list[Aval]:
+def _redispatch_avals(*avals: Aval, params: TransferParams) -> list[Aval]:
+    x, operands = reference.split_rows(avals)
     return _row_avals(x, len(operands) - len(PlanArrays._fields), params)
 
 
-def _row_avals(x: Aval, num_weights: int, params: TransferParams) -> list[Aval]:
-    rows = compat.aval_like(x, (params.num_rows, x.shape[1]), x.dtype)
-    row_weights = compat.aval_like(x, (params.num_rows,), jnp.float32)
-    return [rows] + [row_weights] * num_weights
+def _row_avals(x: Sequence[Aval], num_weights: int, params: TransferParams) -> list[Aval]:
+    rows = [compat.aval_like(a, (params.num_rows, a.shape[1]), a.dtype) for a in x]
+    row_weights = compat.aval_like(x[0], (params.num_rows,), jnp.float32)
+    return rows + [row_weights] * num_weights
 
 
 def _combine_avals(
@@ -116,11 +138,19 @@ def _lane_attributes(params: TransferParams) -> dict[str, Any]:
 
 
 def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
-    return _attributes(avals, params, has_weights=len(avals) == 3)
+    return _row_attributes(avals, 1, params)
 
 
 def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
-    return _attributes(avals, params, has_weights=len(avals) == 2 + len(PlanArrays._fields))
+    return _row_attributes(avals, len(PlanArrays._fields), params)
+
+
+def _row_attributes(avals: list[Aval], num_others: int, params: TransferParams) -> dict[str, Any]:
+    x, operands = reference.split_rows(avals)
+    flags = {"has_weights": len(operands) > num_others}
+    if len(x) > 1:  # absent for float rows, as for one lane
+        flags["is_quantized"] = True
+    return _attributes(avals, params, **flags)
 
 
 def _unsupported(ids_shape: tuple[int, int], rows: Aval, params: TransferParams) -> str | None:
@@ -143,14 +173,14 @@ def _unsupported(ids_shape: tuple[int, int], rows: Aval, params: TransferParams)
 
 
 def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:
-    x, topk_ids, *_ = avals
-    return _unsupported(topk_ids.shape, x, params)
+    x, (topk_ids, *_) = reference.split_rows(avals)
+    return _unsupported(topk_ids.shape, x[0], params)
 
 
 def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
-    rows, *operands = avals
+    rows, operands = reference.split_rows(avals)
     plan = PlanArrays(*operands[: len(PlanArrays._fields)])
-    return _unsupported(plan.kept.shape, rows, params)
+    return _unsupported(plan.kept.shape, rows[0], params)
 
 
 dispatch_p = primitive.define_primitive(

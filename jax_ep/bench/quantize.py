@@ -1,7 +1,6 @@
-"""Quantizing rows, and packing them for dispatch, beside a copy, on one device.
+"""Quantizing rows beside a copy, on one device.
 
-T rows of H elements of bfloat16. "quantize" is jax_ep.quant.quantize; "pack" also lays each row's
-values and scales side by side, as dispatch sends them. GB/s are of the bytes that one pass moves:
+T rows of H elements of bfloat16. GB/s are of the bytes that one pass moves:
 bfloat16 rows read once, values and scales written once. "/ copy" is that rate over a copy's. The
 record has the number of kernels in each program.
 """
@@ -18,17 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep import quant
-from jax_ep._src import quantized_rows
 from jax_ep.bench.benchmark import Benchmark, Case, Provider, Required, Started
 from jax_ep.bench.matmul import COPIED_BYTES, copy_bytes_per_second
 from jax_ep.bench.matmul_fp8 import FORMATS
 from jax_ep.bench.programs import start_jax
 from jax_ep.bench.report import OURS, Figure, Record
 
-OPERATIONS: tuple[str, ...] = tuple(
-    f"{operation}_{name}" for name in FORMATS for operation in ("quantize", "pack")
-)
-PACK_ONLY = "rows that are quantized before"
+OPERATIONS: tuple[str, ...] = tuple(f"quantize_{name}" for name in FORMATS)
 PURE_JAX = "jax_ep, pure JAX"
 MAX_SETS = 16
 
@@ -49,17 +44,12 @@ SHAPES = tuple(Shape(rows, hidden) for hidden in (7168, 2048) for rows in (4096,
 
 def computation(operation: str, implementation: str | None = None) -> Callable[[jax.Array], Any]:
     """Returns the function that is compiled."""
-    operation, _, name = operation.partition("_")
-    format = FORMATS[name]
+    format = FORMATS[operation.partition("_")[2]]
 
     def quantize(x: jax.Array) -> quant.Quantized:
         return quant.quantize(x, format, implementation=implementation)
 
-    def pack(x: jax.Array) -> jax.Array:
-        rows = quantized_rows.ToQuantize(x, format, implementation)
-        return quantized_rows.pack("bench", rows, "T")
-
-    return quantize if operation == "quantize" else pack
+    return quantize
 
 
 def pass_bytes(case: Case) -> int:
@@ -79,29 +69,12 @@ class Ours:
 
     def start(self, case: Case, problem: list[jax.Array]) -> Started:
         """Compiles one operation."""
-        return _started(computation(case.operation, self.implementation), case, problem)
+        started = start_jax(computation(case.operation, self.implementation), problem)
+        started.facts["bytes"] = pass_bytes(case)
+        return started
 
 
-class PackOnly:
-    """Packing alone."""
-
-    name = PACK_ONLY
-    operations: tuple[str, ...] = tuple(o for o in OPERATIONS if o.startswith("pack"))
-
-    def start(self, case: Case, problem: list[jax.Array]) -> Started:
-        """Compiles it."""
-        quantize = jax.jit(computation(case.operation.replace("pack", "quantize")))
-        rows = jax.block_until_ready([quantize(x) for x in problem])
-        return _started(lambda x: quantized_rows.pack("bench", x, "T"), case, rows)
-
-
-def _started(compute: Callable[[Any], Any], case: Case, arguments: list[Any]) -> Started:
-    started = start_jax(compute, arguments)
-    started.facts["bytes"] = pass_bytes(case)
-    return started
-
-
-PROVIDERS: tuple[Provider, ...] = (Ours(), Ours(PURE_JAX, "xla"), PackOnly())
+PROVIDERS: tuple[Provider, ...] = (Ours(), Ours(PURE_JAX, "xla"))
 
 
 class QuantizeBenchmark(Benchmark):

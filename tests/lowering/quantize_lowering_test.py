@@ -13,9 +13,6 @@ from programs import fallback_warnings, lower_for_cuda, struct
 
 import jax_ep
 from jax_ep import quant
-from jax_ep._src.quantized_rows import ToQuantize
-from jax_ep._src.quantized_rows import pack as pack_rows
-from jax_ep._src.reference.packed_rows import row_bytes
 
 RANKS = testing.NUM_DEVICES
 
@@ -44,20 +41,6 @@ class QuantizeLoweringTest(parameterized.TestCase):
             },
         )
         self.assertEmpty(program.operations_on(3 * 16 * 200))
-
-    @parameterized.parameters(200, 7168)
-    def test_packed_rows(self, hidden):
-        """One kernel writes rows in flight; nothing else touches them but a bitcast."""
-
-        def pack(x):
-            return pack_rows("test", ToQuantize(x, quant.Fp8Block128(), None), "T")
-
-        program = lower_for_cuda(pack, struct((16, hidden), jnp.bfloat16))
-        call = program.call("quantize")
-        words = row_bytes(hidden, -(-hidden // 128)) // 4
-        self.assertEqual(call.results, (f"16x{words}xi32",))
-        self.assertEqual(call.attributes["is_packed"], ("bool", True))
-        self.assertLessEqual(program.operations_on(16 * words), {"bitcast_convert"})
 
     def test_vmap_is_one_call(self):
         program = lower_for_cuda(jax.vmap(quantize, in_axes=1), struct((16, 3, 256)))

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_ep
 from jax_ep import quant
-from jax_ep._src import quantized_rows
 from jax_ep._src.reference import quantize
 
 FORMATS = (
@@ -162,18 +161,6 @@ class QuantizeTest(parameterized.TestCase):
         jax.tree.map(testing.assert_bitwise, jax.jit(compute)(x), expected)
         kept_by = "jax_ep.quantize.v1" if tier.ON_GPU else "reduce_precision"
         self.assertIn(kept_by, jax.jit(compute).lower(x).as_text())
-
-    @parameterized.product(format=FORMATS, hidden=[7, 128, 300])
-    def test_packed_rows(self, format, hidden):
-        """Quantized as they are packed, rows have the bytes of rows that were quantized before."""
-        x = jnp.asarray(values_of((5, hidden)), jnp.bfloat16)
-        to_quantize = quantized_rows.ToQuantize(x, format, None)
-        pack = lambda x: quantized_rows.pack("test", x, "T")
-        rows = jax.jit(lambda x: pack(quantized_rows.ToQuantize(x, format, None)))(x)
-        expected = quantizer(format)(x)
-        testing.assert_bitwise(rows, pack(expected))
-        unpacked = quantized_rows.unpack(rows, to_quantize)
-        assert_quantized(unpacked, (expected.values, expected.scales))
 
     def test_zeros(self):
         """A block of zeros has a scale, too, so that nothing is divided by zero."""

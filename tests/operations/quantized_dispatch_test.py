@@ -59,7 +59,7 @@ class QuantizedDispatchTest(parameterized.TestCase):
         testing.assert_bitwise(bits(quantized.rows.values), bits(expected.values))
         is_row = np.asarray(plain.plan.row_source)[:, 0] >= 0
         testing.assert_bitwise(
-            quantized.rows.scales, np.where(is_row[:, None], np.asarray(expected.scales), 0)
+            quantized.rows.scales, np.where(is_row[:, None], np.asarray(expected.scales), 1)
         )
 
     def test_rows_have_no_derivative(self):
@@ -93,13 +93,18 @@ class QuantizedDispatchTest(parameterized.TestCase):
                 testing.sharded(compute, testing.expert_mesh())(x, ids, weights)
 
     @tier.only_on_cpu
-    def test_bytes_in_flight(self):
-        """A row of DeepSeek-V3 takes 7392 bytes instead of 14336."""
+    def test_kernels_take_values_and_scales(self):
+        """Transfers take what quantize writes."""
         shapes = programs.struct((8 * RANKS, 7168)), *problem()[1:]
         program = programs.lower_for_cuda(both_ways(FORMATS[0]), *shapes)
-        transfers = [call for call in program.calls if call.target != "jax_ep.quantize.v1"]
-        rows = [call.operands[0] for call in transfers]
-        self.assertEqual(rows, ["8x1848xf32", "8x7168xf32", "8x1848xf32"])
+        calls = {
+            call.target.split(".")[1]: call for call in program.calls if "7168xf8" in str(call)
+        }
+        rows = (f"{8 * RANKS * 2 + 8}x7168xf8E4M3FN", f"{8 * RANKS * 2 + 8}x56xf32")
+        for name in ("dispatch", "redispatch"):
+            self.assertEqual(calls[name].operands[:2], ("8x7168xf8E4M3FN", "8x56xf32"))
+            self.assertEqual(calls[name].results[:2], rows)
+            self.assertEqual(calls[name].attributes["is_quantized"], ("bool", True))
 
 
 if __name__ == "__main__":

@@ -215,8 +215,7 @@ class MoeMlpTest(parameterized.TestCase):
             gradients(quantization=recipe, remat=remat), *layer_problem(), None
         )
         sent = [c for c in program.calls if c.target.split(".")[1] in ("dispatch", "redispatch")]
-        # 144 values, two scales, and padding to 160 bytes
-        to_experts = [c.operands[0] for c in sent if c.operands[0] == "8x40xf32"]
+        to_experts = [c for c in sent if c.operands[:2] == ("8x144xf8E4M3FN", "8x2xf32")]
         self.assertLen(to_experts, transfers)
         # The cotangent of combine is sent as it is.
         self.assertLen(sent, transfers + 1)

@@ -25,9 +25,7 @@ from jax_ep.bench.transfer import BENCHMARK
 class QuantizeTest(parameterized.TestCase):
     @parameterized.parameters(
         ("quantize_block128", 2 * 7168 + 7168 + 4 * 56),
-        ("pack_block128", 2 * 7168 + 7392),
         ("quantize_row", 2 * 7168 + 7168 + 4),
-        ("pack_row", 2 * 7168 + 7184),
     )
     def test_bytes_of_a_pass(self, operation, per_row):
         case = Case(operation, Shape(3, 7168), "normal")
@@ -53,9 +51,7 @@ ENTRY %main (x: bf16[2]) -> f32[2] {
         self.assertEqual(status, 0, output)
         self.assertEqual([c["operation"] for c in results["cases"]], list(quantize.OPERATIONS))
         for record in results["cases"]:
-            is_pack = record["operation"].startswith("pack")
-            names = [OURS, quantize.PURE_JAX, quantize.PACK_ONLY][: 2 + is_pack]
-            self.assertEqual(list(record["measurements"]), names)
+            self.assertEqual(list(record["measurements"]), [OURS, quantize.PURE_JAX])
             for measurement in record["measurements"].values():
                 rate = measurement["facts"]["bytes"] / measurement["seconds"]
                 self.assertAlmostEqual(measurement["gigabytes_per_second"], rate / 1e9)

@@ -53,9 +53,10 @@ struct CallParams {
   FastDivmod local_experts_divmod;  // divides by L
   int32_t num_ranks;                // R
   int32_t num_rows;                 // M
-  int32_t operand_vectors;          // 16-byte vectors per row of x or y
+  int32_t operand_vectors;          // 16-byte vectors per row of x or y, without scales
   int32_t wire_vectors;             // per row in the workspace: payload and scales
-  int32_t result_vectors;           // per row of the result
+  int32_t result_vectors;           // per row of the result, without scales
+  int32_t num_scales;               // per quantized row, else 0
   int32_t num_partial_sums;         // min(K, R) per token
   int32_t num_prologue_items;       // work items before the exchange
   int32_t num_tiles;                // tiles of assignments

@@ -27,6 +27,11 @@ class PeerPointer {
   __device__ PeerPointer operator+(int64_t count) const { return PeerPointer(address_ + count); }
   __device__ explicit operator bool() const { return address_ != nullptr; }
 
+  template <typename Other>
+  __device__ PeerPointer<Other> As() const {
+    return PeerPointer<Other>(reinterpret_cast<Other*>(address_));
+  }
+
   // Called by one warp. Returns the value of `lane` in all lanes.
   __device__ PeerPointer Shuffle(int lane) const {
     const auto address = reinterpret_cast<uint64_t>(address_);

@@ -12,11 +12,12 @@ inline constexpr int kMaxCopyStages = 8;
 
 // The pipelines of some warps of a block, one after another in shared memory.
 struct CopyPipeline {
-  int32_t shared_offset;  // in bytes: where they begin
-  int32_t num_warps;
-  int32_t num_stages;        // per warp, 3 or more; 0: no pipeline, rows go through registers
-  int32_t stage_vectors;     // 16-byte vectors per stage
-  int32_t max_destinations;  // per row
+  int32_t shared_offset = 0;  // in bytes: where they begin
+  int32_t num_warps = 0;
+  int32_t num_stages = 0;         // per warp, 3 or more; 0: no pipeline, rows go through registers
+  int32_t stage_vectors = 0;      // 16-byte vectors per stage
+  int32_t max_destinations = 0;   // per row
+  int32_t destination_bytes = 8;  // an address, and with scales of results the index of a row
 };
 
 // The state of one warp's pipeline. It follows the stages in shared memory. The addresses of each
@@ -32,8 +33,9 @@ struct alignas(16) CopyPipelineState {
 JAX_EP_HOST_DEVICE constexpr int32_t CopyPipelineBytes(const CopyPipeline& pipeline) {
   if (pipeline.num_stages == 0) return 0;
   const auto stage_bytes = static_cast<int32_t>(pipeline.stage_vectors * kVectorBytes);
-  const int32_t bytes = pipeline.num_stages * (stage_bytes + pipeline.max_destinations * 8) +
-                        static_cast<int32_t>(sizeof(CopyPipelineState));
+  const int32_t bytes =
+      pipeline.num_stages * (stage_bytes + pipeline.max_destinations * pipeline.destination_bytes) +
+      static_cast<int32_t>(sizeof(CopyPipelineState));
   return CeilDivide(bytes, 128) * 128;
 }
 
@@ -50,10 +52,11 @@ constexpr CopyPipeline ShrinkStages(CopyPipeline pipeline, int32_t min_vectors,
 // Plans for throughput: a stage is a whole row, or an equal share of a long row. Then as many warps
 // as fit, then as many stages.
 constexpr CopyPipeline PlanCopyPipeline(int64_t row_vectors, int32_t max_destinations,
-                                        int32_t max_warps, int32_t shared_bytes) {
+                                        int32_t max_warps, int32_t shared_bytes,
+                                        bool stores_scales = false) {
   constexpr int32_t kMaxStageVectors = 512;  // 8 KB
   constexpr int32_t kMinStages = 3;
-  CopyPipeline pipeline = {0, 1, kMinStages, 1, max_destinations};
+  CopyPipeline pipeline = {0, 1, kMinStages, 1, max_destinations, stores_scales ? 12 : 8};
   const int64_t stages_per_row = CeilDivide(row_vectors, kMaxStageVectors);
   if (stages_per_row > 0) {
     pipeline.stage_vectors = static_cast<int32_t>(CeilDivide(row_vectors, stages_per_row));

@@ -38,6 +38,11 @@ __device__ inline PeerPointer<uint4> RowAddress(const TokenParams& params, int r
          int64_t{row} * params.call.result_vectors;
 }
 
+// Returns the address of the scales of a row of the result.
+__device__ inline PeerPointer<float> RowScales(const TokenParams& params, int row) {
+  return PeerPointer<float>(params.row_scales) + int64_t{row} * params.call.num_scales;
+}
+
 // Called by any lane of the warp that has stored this row, after a __syncwarp.
 __device__ inline void CountArrival(const TokenParams& params, uint64_t sequence, int row) {
   uint64_t* const counter = &params.arrivals[1 + row / kArrivalRows];
@@ -47,9 +52,9 @@ __device__ inline void CountArrival(const TokenParams& params, uint64_t sequence
   AddReleaseDevice(counter, 1);
 }
 
-// Called by warps. Writes zeros to padding, and to the tail if zero_tail. is_empty(row) returns
-// whether a row comes from no token, and may write its plan. next() returns the warp's next item of
-// 32 rows.
+// Called by warps. Writes zeros with scales of one to padding, and to the tail if zero_tail.
+// is_empty(row) returns whether a row comes from no token, and may write its plan. next() returns
+// the warp's next item of 32 rows.
 template <typename Next, typename IsEmpty>
 __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int32_t end, Next next,
                               IsEmpty is_empty) {
@@ -64,10 +69,14 @@ __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int3
     if (is_zero && params.has_weights) params.row_weights[row] = 0;
 #pragma unroll 1
     for (uint32_t left = __ballot_sync(kFullWarp, is_zero); left != 0; left &= left - 1) {
-      uint4* const to =
-          static_cast<uint4*>(params.rows) + int64_t{first + __ffs(left) - 1} * call.result_vectors;
+      const int empty = first + __ffs(left) - 1;
+      uint4* const to = static_cast<uint4*>(params.rows) + int64_t{empty} * call.result_vectors;
 #pragma unroll 1
       for (int i = lane; i < call.result_vectors; i += 32) to[i] = RepeatWord(0);
+#pragma unroll 1
+      for (int i = lane; i < call.num_scales; i += 32) {
+        params.row_scales[int64_t{empty} * call.num_scales + i] = 1;
+      }
     }
     if (params.arrivals != nullptr) {
       __syncwarp();
@@ -76,11 +85,12 @@ __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int3
   }
 }
 
-// Fills rows and row weights with NaN.
+// Fills rows, their scales and row weights with NaN.
 __device__ inline void FillWithNan(const TokenParams& params, const ThreadGroup& threads) {
   const CallParams& call = params.call;
   Fill(threads, static_cast<uint4*>(params.rows), int64_t{call.num_rows} * call.result_vectors,
        RepeatWord(call.nan_word));
+  Fill(threads, params.row_scales, int64_t{call.num_rows} * call.num_scales, Nan());
   if (params.has_weights) Fill(threads, params.row_weights, call.num_rows, Nan());
 }
 

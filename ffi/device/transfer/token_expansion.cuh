@@ -44,7 +44,7 @@ class TokenExpansion {
       : params_(params),
         order_(order),
         num_reused_(params.chunks.num_chunks - params.chunks.ring_chunks),
-        copies_(params.expand_pipeline, role, params.call.result_vectors),
+        copies_(params.expand_pipeline, role, params.call, params.row_scales),
         has_pipeline_(role.Warp() < params.expand_pipeline.num_warps),
         tickets_(&params.call.control->progress.warp_tickets, has_pipeline_) {}
 
@@ -115,11 +115,11 @@ class TokenExpansion {
           if (params_.has_weights) params_.row_weights[row] = weights[i];
           rows[i] = RowAddress(params_, row);
         }
-        const uint4* const from =
+        const RowSource from =
             item.distance == 0
-                ? static_cast<const uint4*>(params_.x) + int64_t{token} * call.operand_vectors
-                : received_rows + SlotOffset(params_, item.distance, item.position);
-        copies_.Add(from, found.assignments, rows);
+                ? OperandRow(params_, token)
+                : RowSource{received_rows + SlotOffset(params_, item.distance, item.position)};
+        copies_.Add(from, found.assignments, rows, found.rows);
         if (params_.arrivals != nullptr) {
           copies_.Finish();
           for (const int32_t row : found.rows) {

@@ -73,9 +73,8 @@ class TokenSender {
                          uint64_t sequence)
       : params_(params),
         order_(order),
-        x_(static_cast<const uint4*>(params.x)),
         sequence_(sequence),
-        copies_(params.send_pipeline, role, params.call.wire_vectors) {}
+        copies_(params.send_pipeline, role, params.call, nullptr) {}
 
   // Called after WaitForEntry. destination_of(assignment) returns the rank that an assignment goes
   // to, or -1. If `to_all`, all tokens go to all ranks instead.
@@ -106,7 +105,7 @@ class TokenSender {
         const int distance = difference < 0 ? difference + call.num_ranks : difference;
         slots[i] = destinations.received_rows[i] + SlotOffset(params_, distance, position);
       }
-      copies_.Add(x_ + int64_t{order_.Token(rank, position)} * call.operand_vectors, lanes, slots);
+      copies_.Add(OperandRow(params_, order_.Token(rank, position)), lanes, slots, {});
     };
     const int ring_chunks = params_.chunks.ring_chunks;
     int num_chunks = ring_chunks;  // chunks that have slots
@@ -182,7 +181,6 @@ class TokenSender {
 
   const TokenParams& params_;
   const Order order_;
-  const uint4* const x_;
   const uint64_t sequence_;
   RowCopies copies_;
 };

@@ -12,7 +12,7 @@ Status PrepareBulkCopyCeiling(const TransferCall& call, PreparedBulkCopyCeiling*
   if (status.ok()) status = FindRowCopySupport(&support);
   if (!status.ok()) return status;
   const CallParams& sizes = preparation.call();
-  CopyPipeline pipeline = {0, kDispatchWarps, 0, 0, 0};
+  CopyPipeline pipeline = {.num_warps = kDispatchWarps};
   if (support.has_bulk_copies) {
     pipeline = PlanCopyPipeline(sizes.wire_vectors, 1, kDispatchWarps,
                                 std::min(support.shared_bytes, kMaxPipelineBytes));

@@ -16,7 +16,7 @@ __device__ void SendRows(const BulkCopyCeilingParams& params, const RoleContext&
   if (role.Warp() >= params.pipeline.num_warps) return;
   const int num_peers = max(call.num_ranks - 1, 1);
   const int stride = params.pipeline.num_warps * role.num_blocks;
-  RowCopies copies(params.pipeline, role, call.wire_vectors);
+  RowCopies copies(params.pipeline, role, call, nullptr);
   copies.Begin();
   for (int repeat = 0; repeat < params.repeats; ++repeat) {
     for (int row = role.GridWarp(); row < call.num_tokens; row += stride) {
@@ -24,7 +24,7 @@ __device__ void SendRows(const BulkCopyCeilingParams& params, const RoleContext&
       const int64_t first = int64_t{row} * call.wire_vectors;
       PeerPointer<uint4> destinations[2] = {};
       if (LaneIndex() == 0) destinations[0] = PeerBuffer<uint4>(call, peer, kReceivedRows) + first;
-      copies.Add(static_cast<const uint4*>(params.x) + first, 1, destinations);
+      copies.Add({static_cast<const uint4*>(params.x) + first}, 1, destinations, {});
     }
   }
   copies.Finish();

@@ -17,6 +17,9 @@ RowType ToRowType(ElementType type) {
 
 Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
   if (Status status = CheckTransfer(call); !status.ok()) return status;
+  if (IsQuantized(call.shape.format)) {
+    return Unimplemented("rows are quantized; combine takes bf16, f16 and f32");
+  }
   const RowSegments segments = PlanSegments(call);
   const Preparation preparation(call, Operation::kCombine, {.plan = true},
                                 {call.has_weights, call.has_scalars, segments.count()});

@@ -48,21 +48,27 @@ struct TransferCall {
 // the end of all groups, padding included. A reader that acquires the full count may read these
 // rows (by TMA after a proxy fence). A call that fails may count fewer rows, and overwrites rows
 // that it has counted. The reader must leave at least one SM to the call.
+//
+// S scales of quantized rows are in arrays of their own.
 struct DispatchBuffers {
   const void* x = nullptr;              // [T, H]
+  const float* scales = nullptr;        // [T, S]
   const int32_t* topk_ids = nullptr;    // [T, K]
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
+  float* row_scales = nullptr;          // [M, S]
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
   PlanResults plan = {};
 };
 
 struct RedispatchBuffers {
-  const void* x = nullptr;  // [T, H]
+  const void* x = nullptr;        // [T, H]
+  const float* scales = nullptr;  // [T, S]
   PlanOperands plan = {};
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
+  float* row_scales = nullptr;          // [M, S]
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays
 };

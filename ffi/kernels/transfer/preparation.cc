@@ -17,6 +17,7 @@ uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
 }
 
 uint32_t NanWord(ElementType type) {
+  if (type == kF8E4M3 || type == kF8E5M2) return 0x7f7f7f7fu;
   if (type == kBF16) return 0x7fc07fc0u;
   return type == kF16 ? 0x7e007e00u : 0x7fc00000u;
 }
@@ -26,8 +27,9 @@ uint32_t NanWord(ElementType type) {
 Status CheckTransfer(const TransferCall& call) {
   const TransferShape& shape = call.shape;
   if (shape.format != kBFloat16Rows && shape.format != kFloat16Rows &&
-      shape.format != kFloat32Rows) {
-    return Unimplemented("rows are of another format; the kernels take bf16, f16 and f32");
+      shape.format != kFloat32Rows && !IsQuantized(shape.format)) {
+    return Unimplemented(
+        "rows are of another format; the kernels take bf16, f16, f32, and f8 with scales");
   }
   WorkspaceLayout layout;
   if (Status status = PlanWorkspace(shape, &layout); !status.ok()) return status;
@@ -87,9 +89,10 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
     num_sms_ = std::min(num_sms_, max_blocks_);
   }
   call_.claim_tag = ClaimTag(call.call_site);
-  call_.fingerprint = Hash(
-      call.call_site, {static_cast<int64_t>(operation), shape.num_tokens, shape.hidden, shape.top_k,
-                       shape.num_experts, shape.num_ranks, shape.num_rows, shape.format.payload});
+  call_.fingerprint =
+      Hash(call.call_site, {static_cast<int64_t>(operation), shape.num_tokens, shape.hidden,
+                            shape.top_k, shape.num_experts, shape.num_ranks, shape.num_rows,
+                            shape.format.payload, shape.num_scales()});
   call_.fingerprint = Hash(call_.fingerprint, flags);
   call_.operation = operation;
   call_.num_tokens = static_cast<int32_t>(shape.num_tokens);
@@ -102,6 +105,7 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.operand_vectors = static_cast<int32_t>(shape.operand_bytes() / kVectorBytes);
   call_.wire_vectors = static_cast<int32_t>(shape.wire_bytes() / kVectorBytes);
   call_.result_vectors = static_cast<int32_t>(shape.result_bytes() / kVectorBytes);
+  call_.num_scales = static_cast<int32_t>(shape.num_scales());
   call_.num_partial_sums = std::min(call_.top_k, call_.num_ranks);
   const int64_t assignments = shape.num_tokens * shape.top_k;
   const int64_t tile = CeilDivide(std::max<int64_t>(assignments, 1), kMaxTiles);
@@ -133,7 +137,7 @@ RowSegments PlanSegments(const TransferCall& call) {
   if (!call.allow_low_latency || call.counts_arrivals) return {};
   const TransferShape& shape = call.shape;
   return PlanRowSegments(shape.num_ranks, shape.num_tokens, shape.top_k,
-                         shape.wire_bytes() / kVectorBytes);
+                         shape.operand_bytes() / kVectorBytes, shape.num_scales());
 }
 
 Status FindRowCopySupport(RowCopySupport* support) {

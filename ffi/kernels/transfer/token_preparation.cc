@@ -32,14 +32,15 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   const int64_t senders = CountSenders(params);
   const auto send_warps = static_cast<int32_t>(
       std::min<int64_t>(CeilDivide(senders, preparation.num_sms()), kMaxSendWarps));
-  CopyPipeline expand = {0, kDispatchWarps, 0, 0, 0};
-  CopyPipeline send = {0, send_warps, 0, 0, 0};
+  CopyPipeline expand = {.num_warps = kDispatchWarps};
+  CopyPipeline send = {.num_warps = send_warps};
   if (support.has_bulk_copies) {
     send = PlanSendPipeline(params.wire_vectors, std::min(params.num_ranks, 64), send_warps,
                             static_cast<int32_t>(bytes / 4));
     expand =
-        PlanCopyPipeline(params.result_vectors, params.top_k, kDispatchWarps,
-                         static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send));
+        PlanCopyPipeline(params.wire_vectors, params.top_k, kDispatchWarps,
+                         static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send),
+                         params.num_scales > 0);
   }
   expand.shared_offset = static_cast<int32_t>(shared_offset);
   send.shared_offset =
@@ -57,8 +58,10 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
              .zero_tail = call.zero_tail,
              .has_weights = call.has_weights,
              .x = nullptr,
+             .scales = nullptr,
              .topk_weights = nullptr,
              .rows = nullptr,
+             .row_scales = nullptr,
              .row_weights = nullptr,
              .arrivals = nullptr};
   return {};

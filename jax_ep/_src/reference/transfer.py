@@ -6,7 +6,7 @@ collectives (all-gather in, all-to-all out); everything else follows from the ga
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,28 +25,31 @@ MOST_GATHERED_BYTES = 1 << 22
 """On each rank, up to which values are gathered from all ranks rather than exchanged."""
 
 
-def dispatch(
-    x: jax.Array,
-    topk_ids: jax.Array,
-    *topk_weights: jax.Array,
-    params: TransferParams,
-) -> tuple[jax.Array, ...]:
+def dispatch(*operands: jax.Array, params: TransferParams) -> tuple[jax.Array, ...]:
     """Rows, row weights if there are weights, and the arrays of the plan."""
+    x, (topk_ids, *topk_weights) = split_rows(operands)
     plan = _make_plan(topk_ids, params.axis, params.num_experts, params.num_rows, params.row_align)
-    return *redispatch(x, *plan, *topk_weights, params=params), *plan
+    return *redispatch(*x, *plan, *topk_weights, params=params), *plan
 
 
-def redispatch(x: jax.Array, *operands: jax.Array, params: TransferParams) -> tuple[jax.Array, ...]:
+def redispatch(*operands: jax.Array, params: TransferParams) -> tuple[jax.Array, ...]:
     """Rows, and row weights if there are weights, along the routes of a plan."""
-    plan, topk_weights = _split_plan(operands)
+    x, others = split_rows(operands)
+    plan, topk_weights = _split_plan(others)
     num_tokens, top_k = plan.kept.shape
     rank, token, k = plan.row_source.T
     source_row = rank * num_tokens + token
-    rows = _gather_rows(x, source_row, plan, params)
+    if len(x) == 1:
+        rows = [_gather_rows(x[0], source_row, plan, params)]
+    else:
+        bits = lax.bitcast_convert_type(x[0], jnp.uint8)
+        values = _gather_rows(bits, source_row, plan, params)
+        scales = _gather_rows(x[1], source_row, plan, params, padding=1)
+        rows = [lax.bitcast_convert_type(values, x[0].dtype), scales]
     if not topk_weights:
-        return (rows,)
+        return tuple(rows)
     weights = topk_weights[0].reshape(num_tokens * top_k)
-    return rows, _gather_rows(weights, source_row * top_k + k, plan, params)
+    return *rows, _gather_rows(weights, source_row * top_k + k, plan, params)
 
 
 def combine(
@@ -203,7 +206,13 @@ def _largest(fits: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.Arr
 # ---- moving rows
 
 
-def _split_plan(operands: tuple[jax.Array, ...]) -> tuple[PlanArrays, tuple[jax.Array, ...]]:
+def split_rows(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the arrays of rows, which are values and scales if they are quantized, and others."""
+    count = 2 if operands[0].dtype.itemsize == 1 else 1
+    return operands[:count], operands[count:]
+
+
+def _split_plan(operands: Sequence[jax.Array]) -> tuple[PlanArrays, Sequence[jax.Array]]:
     count = len(PlanArrays._fields)
     return PlanArrays(*operands[:count]), operands[count:]
 
@@ -216,16 +225,20 @@ def _is_real(plan: PlanArrays, num_ranks: int) -> jax.Array:
 
 
 def _gather_rows(
-    values: jax.Array, index: jax.Array, plan: PlanArrays, params: TransferParams
+    values: jax.Array,
+    index: jax.Array,
+    plan: PlanArrays,
+    params: TransferParams,
+    padding: int = 0,
 ) -> jax.Array:
-    """values[index] over all ranks' values, zero in padding, zero or NaN in the tail."""
+    """values[index] over all ranks' values, `padding` elsewhere, or NaN in the tail."""
     num_rows = index.shape[0]
     if values.shape[0] == 0:  # no rank has a token
-        rows = jnp.zeros((num_rows, *values.shape[1:]), values.dtype)
+        rows = jnp.full((num_rows, *values.shape[1:]), padding, values.dtype)
     else:
         everything = lax.all_gather(values, params.axis.name, tiled=True)
         index = jnp.where(_is_real(plan, params.axis.size), index, everything.shape[0])
-        rows = everything.at[index].get(**FILL)
+        rows = everything.at[index].get(**FILL | {"fill_value": padding})
     if not params.zero_tail:
         # Nothing may read this tail: NaN shows a reader.
         in_tail = jnp.arange(num_rows) >= plan.row_offsets[-1]
@@ -288,7 +301,7 @@ def _poison(values: jax.Array, plan: PlanArrays) -> jax.Array:
 
 
 def _nan(dtype: Any) -> jax.Array:
-    """Returns NaN; for rows of bytes all bits, which are NaN in every format."""
+    """Returns NaN; for the bits of eight-bit values all ones, which are NaN in every format."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.array(jnp.nan, dtype)
     return jnp.array(jnp.iinfo(dtype).max, dtype)

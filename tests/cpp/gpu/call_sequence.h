@@ -19,7 +19,7 @@ namespace harness {
 struct Dispatched {
   Shape shape;
   std::vector<HostPlan> plans;
-  std::vector<Bytes> x;
+  std::vector<Bytes> x, scales;
   std::vector<std::vector<float>> weights;
   std::vector<DispatchCall> calls;  // indexed by rank
 
@@ -46,9 +46,11 @@ class Sequence {
       call.transfer = Transfer(r, shape, site);
       call.control = group_.ranks[r].control;
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.scales = group_.Allocate<float>(r, tokens * shape.num_scales);
       call.topk_ids = group_.Allocate<int32_t>(r, choices);
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_scales = group_.Allocate<float>(r, rows * shape.num_scales);
       call.row_weights = group_.Allocate<float>(r, rows);
       call.arrivals = Arrivals(r, shape);
       jax_ep::PlanResults& plan = call.plan;
@@ -69,12 +71,15 @@ class Sequence {
       now.routing.ids = RandomIds(random_, now.routing);
       state->plans = MakePlans(now.routing);
       state->x.clear();
+      state->scales.clear();
       state->weights.clear();
       for (int r = 0; r < group_.size(); ++r) {
         const DispatchCall& call = state->calls[r];
         state->x.push_back(RandomRows(random_, tokens, now));
         state->weights.push_back(RandomFloats(random_, choices));
         group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
+        state->scales.push_back(RandomBytes(random_, tokens * now.scale_bytes()));
+        group_.Refill(r, reinterpret_cast<const uint8_t*>(call.scales), state->scales[r]);
         group_.Refill(r, call.topk_ids, now.routing.ids[r]);
         group_.Refill(r, call.topk_weights, state->weights[r]);
       }
@@ -83,7 +88,7 @@ class Sequence {
     launches_.push_back([=, this](int r) {
       const DispatchCall& call = state->calls[r];
       STATUS_OK(LaunchDispatch(call, group_.ranks[r].stream));
-      Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, choices);
+      Overwrite(r, shape, call);
     });
     checks_.push_back([=, this] { CheckDispatch(*state); });
     return state;
@@ -97,6 +102,7 @@ class Sequence {
     const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
     auto calls = std::make_shared<std::vector<RedispatchCall>>(group_.size());
     auto x = std::make_shared<std::vector<Bytes>>();
+    auto scales = std::make_shared<std::vector<Bytes>>();
     auto weights = std::make_shared<std::vector<std::vector<float>>>();
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
@@ -105,18 +111,23 @@ class Sequence {
       call.control = group_.ranks[r].control;
       call.plan = dispatched->Operands(r);
       call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+      call.scales = group_.Allocate<float>(r, tokens * shape.num_scales);
       call.topk_weights = group_.Allocate<float>(r, choices);
       call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+      call.row_scales = group_.Allocate<float>(r, rows * shape.num_scales);
       call.row_weights = group_.Allocate<float>(r, rows);
       call.arrivals = Arrivals(r, shape);
     }
     fills_.push_back([=, this] {
       x->clear();
+      scales->clear();
       weights->clear();
       for (int r = 0; r < group_.size(); ++r) {
         x->push_back(RandomRows(random_, tokens, shape));
         weights->push_back(RandomFloats(random_, choices));
         group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].x), (*x)[r]);
+        scales->push_back(RandomBytes(random_, tokens * shape.scale_bytes()));
+        group_.Refill(r, reinterpret_cast<const uint8_t*>((*calls)[r].scales), (*scales)[r]);
         group_.Refill(r, (*calls)[r].topk_weights, (*weights)[r]);
       }
       if (!shape.has_weights) weights->clear();
@@ -124,19 +135,20 @@ class Sequence {
     launches_.push_back([=, this](int r) {
       const RedispatchCall& call = (*calls)[r];
       STATUS_OK(LaunchRedispatch(call, group_.ranks[r].stream));
-      Overwrite(r, call.x, tokens * shape.row_bytes(), call.topk_weights, tokens * sizes.top_k);
+      Overwrite(r, shape, call);
     });
     const auto expect = [=, this](int r) {
-      CheckRows("redispatch", r, shape, dispatched->plans[r], *x, *weights, (*calls)[r].rows,
-                (*calls)[r].row_weights);
+      CheckRows("redispatch", r, shape, dispatched->plans[r], *x, *scales, *weights, (*calls)[r]);
       CheckArrivals("redispatch", r, shape, dispatched->plans[r], (*calls)[r].arrivals, 0);
     };
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) expect(r);
     });
     is_whole_of.push_back([=, this](int r) {
-      const int64_t bytes = rows * shape.row_bytes();
-      if (AllNan(group_.Download<uint8_t>(r, (*calls)[r].rows, bytes), shape.type)) return false;
+      const RedispatchCall& call = (*calls)[r];
+      const Bytes got = group_.Download<uint8_t>(r, call.rows, rows * shape.row_bytes());
+      const Bytes scales = group_.Download<uint8_t>(r, call.row_scales, rows * shape.scale_bytes());
+      if (AllNan(got, shape.type) && AllNan(scales, jax_ep::kF32)) return false;
       expect(r);
       return true;
     });
@@ -260,8 +272,8 @@ class Sequence {
     expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
     expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
     expect("plan.status", plan.status, std::vector<int32_t>{0});
-    CheckRows("dispatch", r, state.shape, want, state.x, state.weights, state.calls[r].rows,
-              state.calls[r].row_weights);
+    CheckRows("dispatch", r, state.shape, want, state.x, state.scales, state.weights,
+              state.calls[r]);
     CheckArrivals("dispatch", r, state.shape, want, state.calls[r].arrivals, 1);
   }
 
@@ -282,11 +294,16 @@ class Sequence {
     return group_.Upload(r, std::vector<uint64_t>(shape.num_arrivals()));
   }
 
-  void Overwrite(int r, const void* x, int64_t bytes, const float* weights, int64_t count) {
+  template <typename Call>
+  void Overwrite(int r, const Shape& shape, const Call& call) {
     if (!overwrites_operands) return;
-    const cudaStream_t stream = group_.ranks[r].stream;
-    CUDA_OK(cudaMemsetAsync(const_cast<void*>(x), 0xff, bytes, stream));
-    CUDA_OK(cudaMemsetAsync(const_cast<float*>(weights), 0xff, count * sizeof(float), stream));
+    const int64_t tokens = shape.routing.tokens;
+    const auto overwrite = [&](const void* address, int64_t bytes) {
+      CUDA_OK(cudaMemsetAsync(const_cast<void*>(address), 0xff, bytes, group_.ranks[r].stream));
+    };
+    overwrite(call.x, tokens * shape.row_bytes());
+    overwrite(call.scales, tokens * shape.scale_bytes());
+    overwrite(call.topk_weights, tokens * shape.routing.top_k * sizeof(float));
   }
 
   jax_ep::TransferCall Transfer(int r, const Shape& shape, uint64_t site) const {
@@ -298,7 +315,7 @@ class Sequence {
                       .num_experts = sizes.experts,
                       .num_ranks = sizes.ranks,
                       .num_rows = sizes.rows,
-                      .format = {.payload = shape.type}},
+                      .format = shape.format()},
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
             .row_align = sizes.align,
             .zero_tail = shape.zero_tail,
@@ -341,21 +358,27 @@ class Sequence {
     Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r, found, want);
   }
 
+  template <typename Call>
   void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,
-                 const std::vector<Bytes>& x, const std::vector<std::vector<float>>& weights,
-                 const void* rows, const float* row_weights) {
-    Bytes want;
+                 const std::vector<Bytes>& x, const std::vector<Bytes>& scales,
+                 const std::vector<std::vector<float>>& weights, const Call& call) {
+    Bytes want, want_scales;
     std::vector<float> want_weights;
     DispatchRows(shape.routing, plan, shape.row_bytes(), x, weights, &want, &want_weights);
+    DispatchScales(shape.routing, plan, shape.num_scales, scales, &want_scales);
     if (!shape.zero_tail) {
       want.resize(plan.row_offsets.back() * shape.row_bytes());
+      want_scales.resize(plan.row_offsets.back() * shape.scale_bytes());
       want_weights.resize(plan.row_offsets.back());
     }
-    Expect(jax_ep::Concatenate(what, ".rows").c_str(), r,
-           group_.Download<uint8_t>(r, rows, want.size()), want);
-    if (!shape.has_weights) return;
-    Expect(jax_ep::Concatenate(what, ".row_weights").c_str(), r,
-           group_.Download<float>(r, row_weights, want_weights.size()), want_weights);
+    const auto expect = [&](const char* name, const void* address, const auto& values) {
+      using Value = typename std::decay_t<decltype(values)>::value_type;
+      Expect(jax_ep::Concatenate(what, name).c_str(), r,
+             group_.Download<Value>(r, address, values.size()), values);
+    };
+    expect(".rows", call.rows, want);
+    expect(".row_scales", call.row_scales, want_scales);
+    if (shape.has_weights) expect(".row_weights", call.row_weights, want_weights);
   }
 
   void CheckDispatch(const Dispatched& state) {

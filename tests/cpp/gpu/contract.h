@@ -17,6 +17,8 @@ using jax_ep::ElementType;
 using Bytes = std::vector<uint8_t>;
 
 inline float ReadElement(const Bytes& data, int64_t i, ElementType type) {
+  // An eight-bit value is only asked whether it is NaN.
+  if (jax_ep::ElementBytes(type) == 1) return (data[i] & 0x7f) == 0x7f ? NAN : 0;
   if (type == jax_ep::kF32) {
     float value;
     std::memcpy(&value, &data[i * 4], 4);
@@ -164,6 +166,17 @@ inline void DispatchRows(const Routing& routing, const HostPlan& plan, int64_t r
     if (!weights.empty()) {
       (*row_weights)[row] = weights[s][t * routing.top_k + plan.row_source[3 * row + 2]];
     }
+  }
+}
+
+// row_scales[M, num_scales] of one rank; padding and the tail have ones.
+inline void DispatchScales(const Routing& routing, const HostPlan& plan, int num_scales,
+                           const std::vector<Bytes>& scales, Bytes* row_scales) {
+  const int64_t bytes = num_scales * int64_t{sizeof(float)};
+  std::vector<float> unused;
+  DispatchRows(routing, plan, bytes, scales, {}, row_scales, &unused);
+  for (int64_t i = 0; i < int64_t{routing.rows} * num_scales; ++i) {
+    if (plan.row_source[3 * (i / num_scales)] < 0) WriteElement(*row_scales, i, jax_ep::kF32, 1);
   }
 }
 

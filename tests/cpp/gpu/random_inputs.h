@@ -60,20 +60,31 @@ struct Shape {
   bool allow_low_latency = true;
   int64_t ring_chunks = jax_ep::kMaxChunks;
   bool counts_arrivals = false;  // dispatches
-  bool is_packed = false;        // rows of bytes, not of values
+  int num_scales = 0;            // of eight-bit rows
 
   int64_t num_arrivals() const {
     return 1 + jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);
   }
   int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
+  int64_t scale_bytes() const { return num_scales * int64_t{sizeof(float)}; }
+
+  jax_ep::RowFormat format() const {
+    if (num_scales == 0) return {.payload = type};
+    constexpr int64_t kBlock = jax_ep::kMinValuesPerScale;
+    return jax_ep::QuantizedRowFormat(type,
+                                      jax_ep::CeilDivide(hidden, kBlock) * kBlock / num_scales);
+  }
 };
+
+inline Bytes RandomBytes(Random& random, int64_t count) {
+  Bytes data(count);
+  for (uint8_t& byte : data) byte = static_cast<uint8_t>(random());
+  return data;
+}
 
 inline Bytes RandomRows(Random& random, int64_t rows, const Shape& shape) {
   Bytes data(rows * shape.row_bytes());
-  if (shape.is_packed) {
-    for (uint8_t& byte : data) byte = static_cast<uint8_t>(random());
-    return data;
-  }
+  if (shape.num_scales > 0) return RandomBytes(random, rows * shape.row_bytes());
   for (int64_t i = 0; i < rows * shape.hidden; ++i) {
     WriteElement(data, i, shape.type, static_cast<float>(Uniform(random, -4000, 4000)) / 1024.0f);
   }

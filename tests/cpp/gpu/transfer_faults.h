@@ -40,7 +40,16 @@ inline void ExpectSafe(Group* group, const Dispatched& state, int r, int status)
          Bytes(sizes.tokens * sizes.top_k, 0));
   ExpectNan("rows", group, r, state.calls[r].rows, int64_t{sizes.rows} * state.shape.hidden,
             state.shape.type);
+  ExpectNan("row_scales", group, r, state.calls[r].row_scales,
+            int64_t{sizes.rows} * state.shape.num_scales, jax_ep::kF32);
   ExpectNan("row_weights", group, r, state.calls[r].row_weights, sizes.rows, jax_ep::kF32);
+}
+
+inline Shape Quantized(Shape shape) {
+  shape.type = jax_ep::kF8E5M2;
+  shape.hidden = 272;
+  shape.num_scales = 3;
+  return shape;
 }
 
 inline Shape FaultShape(int ranks, const Options& options, bool allow_low_latency) {
@@ -229,11 +238,16 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool allow_low
     CUDA_OK(cudaDeviceSynchronize());
   }
   Sequence calls(group, &random);
-  const auto dispatched = calls.AddDispatch(FaultShape(group->size(), options, allow_low_latency));
+  const Shape shape = FaultShape(group->size(), options, allow_low_latency);
+  const auto dispatched = calls.AddDispatch(shape);
+  const auto quantized = calls.AddDispatch(Quantized(shape));
   calls.Fill();
   calls.LaunchAll();
   group->Synchronize();
-  for (int r = 0; r < group->size(); ++r) ExpectSafe(group, *dispatched, r, 3);
+  for (int r = 0; r < group->size(); ++r) {
+    ExpectSafe(group, *dispatched, r, 3);
+    ExpectSafe(group, *quantized, r, 3);
+  }
   group->NewGeneration();
   std::printf("%s released workspace\n", failures == before ? "PASS" : "FAIL");
 }
@@ -251,7 +265,7 @@ inline void TestPoisonedPlan(Group* group, const Options& options, bool allow_lo
     shape.routing.top_k = top_k;
     const auto dispatched = calls.AddDispatch(shape);
     const auto combined = calls.AddCombine(dispatched, shape);
-    calls.AddRedispatch(dispatched, shape);
+    calls.AddRedispatch(dispatched, top_k == 1 ? Quantized(shape) : shape);
     calls.Fill();
     calls.LaunchAll();
     calls.Check();

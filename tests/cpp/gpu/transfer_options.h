@@ -24,6 +24,7 @@ struct Options {
   bool tiny = false;
   bool allow_low_latency = true;
   bool counts_arrivals = false;
+  bool quantized = false;
   double seconds = 30;
   uint64_t seed = 1;
   std::string only;

@@ -157,32 +157,39 @@ inline void TestRandom(Group* group, const Options& options) {
               failures == before ? "PASS" : "FAIL", rounds, calls_made, Now() - start);
 }
 
-// Dispatches quantized rows, any bits: values, scales and padding of H values in each format.
-inline void TestPackedRows(Group* group, const Options& options) {
+// Sends quantized rows of every format by dispatch and redispatch, and float rows in between.
+// Values and scales are any bits. Scales are whole vectors, or not; rows are one stage, or several.
+inline void TestQuantizedRows(Group* group, const Options& options) {
   Random random(options.seed + 150);
   const int before = failures;
-  const auto round_up = [](int bytes) { return (bytes + 15) / 16 * 16; };
   int calls_made = 0;
-  for (const int hidden : {7168, 2048, 768, 100}) {
+  for (const int hidden : {16384, 7168, 2048, 768, 272, 16}) {
     const int blocks = (hidden + 127) / 128;
     for (const int num_scales : {blocks, 1}) {  // Fp8Block128, Fp8Row
       for (const bool allow_low_latency : {false, true}) {
-        Shape shape;
+        Shape shape = RandomShape(random, group->size(), options);
         shape.routing = {.tokens = 5,
                          .top_k = 3,
                          .experts = 2 * group->size(),
                          .ranks = group->size(),
-                         .rows = group->size() * 5 * 2,  // both local experts: nothing is dropped
-                         .align = 1,
+                         .rows = group->size() * 8 + Uniform(random, 0, 40),  // some are dropped
+                         .align = Pick(random, {1, 4}),
                          .ids = {}};
-        shape.type = jax_ep::kF32;  // custom calls take packed rows for these
-        shape.hidden = round_up(hidden + 4 * num_scales) / 4;
-        shape.num_sms = options.shared ? 2 : 0;
+        shape.type = Uniform(random, 0, 1) == 0 ? jax_ep::kF8E4M3 : jax_ep::kF8E5M2;
+        shape.hidden = hidden;
+        shape.num_scales = num_scales;
         shape.allow_low_latency = allow_low_latency;
-        shape.is_packed = true;
+        Shape floats = shape;
+        floats.type = jax_ep::kBF16;
+        floats.hidden = 64;
+        floats.num_scales = 0;
         group->ResetArenas(0xff);
         Sequence calls(group, &random);
-        calls.AddRedispatch(calls.AddDispatch(shape), shape);
+        calls.overwrites_operands = true;
+        const auto dispatched = calls.AddDispatch(shape);
+        calls.AddCombine(dispatched, floats);
+        calls.AddRedispatch(dispatched, shape);
+        calls.AddRedispatch(calls.AddDispatch(floats), shape);
         calls.Fill();
         calls.LaunchAll();
         calls.Check();
@@ -190,7 +197,7 @@ inline void TestPackedRows(Group* group, const Options& options) {
       }
     }
   }
-  std::printf("%s packed rows: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
+  std::printf("%s quantized rows: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
               calls_made);
 }
 

@@ -1,16 +1,17 @@
 // Runs the transfer kernels on N GPUs, or on N ranks that share one, against loops on the host.
 //
 //   transfer_test [--ranks N] [--shared] [--tiny] [--seconds S] [--seed X] [--only NAME]
-//                 [--general] [--arrivals] [--shape T,H,E,K,SMS]...
+//                 [--general] [--arrivals] [--quantized] [--shape T,H,E,K,SMS]...
 //
 //   --ranks N     default: all GPUs
 //   --shared      all ranks on GPU 0, with few blocks each so that they all fit
 //   --tiny        few small calls, for compute-sanitizer (with more than one rank the tool must not
 //                 serialize kernels)
 //   --seconds S   duration of the random calls; default 30
-//   --only NAME   random, packed, arrivals, graph, faults, many or timing
+//   --only NAME   random, quantized, arrivals, graph, faults, many or timing
 //   --general     times without the low-latency kernels
 //   --arrivals    times dispatches that count arrivals
+//   --quantized   times rows of eight bits with a scale per 128 values
 //   --shape T,H,E,K,SMS   times this shape on so many SMs (0: all); may be given again
 #include <cstdio>
 #include <cstdlib>
@@ -34,6 +35,7 @@ Options Parse(int argc, char** argv) {
     if (name == "--tiny") options.tiny = true;
     if (name == "--general") options.allow_low_latency = false;
     if (name == "--arrivals") options.counts_arrivals = true;
+    if (name == "--quantized") options.quantized = true;
     if (name == "--seconds") options.seconds = std::atof(value());
     if (name == "--seed") options.seed = std::strtoull(value(), nullptr, 10);
     if (name == "--only") options.only = value();
@@ -71,7 +73,7 @@ int Main(int argc, char** argv) {
   const auto wanted = [&](std::string_view name) {
     return options.only.empty() || options.only == name;
   };
-  if (wanted("random") || wanted("packed") || wanted("arrivals") || wanted("graph") ||
+  if (wanted("random") || wanted("quantized") || wanted("arrivals") || wanted("graph") ||
       wanted("faults")) {
     Group group(options.ranks, options.shared, size_t{options.tiny ? 32u : 64u} << 20,
                 size_t{options.tiny ? 64u : 512u} << 20);
@@ -80,7 +82,7 @@ int Main(int argc, char** argv) {
       TestRandom(&group, options);
       TestBackToBack(&group, options);
     }
-    if (wanted("packed")) TestPackedRows(&group, options);
+    if (wanted("quantized")) TestQuantizedRows(&group, options);
     if (wanted("arrivals")) TestArrivals(&group, options);
     if (wanted("graph")) TestGraph(&group, options);
     if (wanted("faults")) {

@@ -57,8 +57,9 @@ inline int64_t RemoteBytes(const Shape& shape) {
       }
     }
   }
-  return shape.row_bytes() * std::max(*std::max_element(sent.begin(), sent.end()),
-                                      *std::max_element(received.begin(), received.end()));
+  return shape.format().wire_bytes(shape.hidden) *
+         std::max(*std::max_element(sent.begin(), sent.end()),
+                  *std::max_element(received.begin(), received.end()));
 }
 
 inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
@@ -76,6 +77,10 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                    .align = 1,
                    .ids = {}};
   shape.hidden = timed_shape.hidden;
+  if (options.quantized) {
+    shape.type = jax_ep::kF8E4M3;
+    shape.num_scales = (shape.hidden + 127) / 128;
+  }
   shape.allow_low_latency = options.allow_low_latency;
   shape.counts_arrivals = options.counts_arrivals;
   shape.num_sms = options.shared ? std::max(1, 64 / n) : timed_shape.num_sms;
@@ -104,9 +109,11 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     redispatched.transfer.has_weights = true;
     redispatched.control = call.control;
     redispatched.x = call.x;
+    redispatched.scales = call.scales;
     redispatched.plan = dispatched->Operands(r);
     redispatched.topk_weights = call.topk_weights;
     redispatched.rows = call.rows;
+    redispatched.row_scales = call.row_scales;
     redispatched.row_weights = call.row_weights;
     redispatched.arrivals = call.arrivals;
     timed.redispatched.push_back(redispatched);
@@ -121,6 +128,8 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     timed.combine.push_back(combine);
     BulkCopyCeilingCall ceiling;
     ceiling.transfer = call.transfer;
+    ceiling.transfer.shape.format = jax_ep::kBFloat16Rows;
+    ceiling.transfer.shape.hidden = shape.row_bytes() / 2;
     if (!options.shared) ceiling.transfer.num_sms = 0;
     ceiling.transfer.repeats = kCeilingRepeats;
     ceiling.control = call.control;
@@ -207,7 +216,7 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   }
   time("dispatch", LaunchDispatch, timed.dispatch);
   time("redispatch", LaunchRedispatch, timed.redispatched);
-  time("combine", LaunchCombine, timed.combine);
+  if (!options.quantized) time("combine", LaunchCombine, timed.combine);
   for (const Rank& rank : group.ranks) {
     if (rank.record->posted) Fail("a wait ended in the timing");
   }
@@ -216,8 +225,8 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
 inline void Timing(const Options& options) {
   cudaDeviceProp properties;
   CUDA_OK(cudaGetDeviceProperties(&properties, 0));
-  std::printf("TIME bf16, %d ranks%s of %s\n", options.ranks, options.shared ? " sharing one" : "",
-              properties.name);
+  std::printf("TIME %s, %d ranks%s of %s\n", options.quantized ? "f8 with scales" : "bf16",
+              options.ranks, options.shared ? " sharing one" : "", properties.name);
   for (const TimedShape& shape : options.shapes) TimeShape(options, shape);
 }
 

@@ -26,6 +26,27 @@ void TestSegmentsCoverARowOnce() {
   }
 }
 
+void TestSegmentsShareScales() {
+  for (const int64_t tokens : {1, 7, 128}) {
+    for (const int64_t hidden : {16, 144, 768, 7168, 16384}) {
+      for (const int64_t scales : {int64_t{1}, CeilDivide(hidden, 128)}) {
+        const RowSegments segments = PlanRowSegments(4, tokens, 8, hidden / 16, scales);
+        if (segments.count() == 0) continue;
+        int32_t end = 0;
+        for (int32_t segment = 0; segment < segments.count(); ++segment) {
+          const int32_t first = segments.FirstScale(segment);
+          const int32_t segment_end = segments.EndScale(segment, static_cast<int32_t>(scales));
+          CHECK(segment_end - first <= 32);
+          if (segment_end <= first) continue;
+          CHECK(first == end);
+          end = segment_end;
+        }
+        CHECK(end == scales);
+      }
+    }
+  }
+}
+
 void TestLowLatencyLimits() {
   constexpr int64_t kVectors = 7168 * 2 / 16;
   CHECK(PlanRowSegments(4, 1, 8, kVectors).count() == 14);  // 64 vectors each
@@ -56,6 +77,7 @@ void TestRangesCoverTheAssignments() {
 
 int main() {
   jax_ep::TestSegmentsCoverARowOnce();
+  jax_ep::TestSegmentsShareScales();
   jax_ep::TestLowLatencyLimits();
   jax_ep::TestRangesCoverTheAssignments();
   return jax_ep::testing::Finish();

@@ -60,6 +60,28 @@ void TestDispatch() {
                List{kRows, kRowValues} + kPlan, &sizes));
 }
 
+void TestQuantizedRows() {
+  TransferConfig config = Config(true);
+  config.is_quantized = true;
+  TransferShape sizes;
+  const OwnedBuffer tokens{kF8E4M3, {16, 272}}, rows{kF8E4M3, {40, 272}};
+  const auto dispatch = [&](const OwnedBuffer& x, int64_t scales, int64_t row_scales) {
+    return Run(CheckDispatch, config, {x, {kF32, {16, scales}}, kIds, kChoiceValues},
+               List{rows, {kF32, {40, row_scales}}, kRowValues} + kPlan, &sizes);
+  };
+  CHECK_OK(dispatch(tokens, 3, 3));
+  CHECK(sizes.format == QuantizedRowFormat(kF8E4M3, 128) && sizes.num_scales() == 3);
+  CHECK(sizes.operand_bytes() == 272 && sizes.wire_bytes() == 288 && sizes.result_bytes() == 272);
+  CHECK_OK(dispatch(tokens, 1, 1));
+  CHECK(IsQuantized(sizes.format) && sizes.num_scales() == 1);
+  CHECK_FAILS(dispatch(tokens, 2, 2), "a row of 272 values has 2 scales; expected one, or 3 for");
+  CHECK_FAILS(dispatch(tokens, 3, 1), "(row_scales) is f32[40,1]; expected f32[M=40,S=3]");
+  CHECK_FAILS(dispatch(kTokens, 1, 1), "(x) is bf16[16,64]; expected f8e4m3fn|f8e5m2[T,H]");
+  CHECK_OK(Run(CheckRedispatch, config, List{tokens, {kF32, {16, 3}}} + kPlan + List{kChoiceValues},
+               {rows, {kF32, {40, 3}}, kRowValues}, &sizes));
+  CHECK(sizes.num_scales() == 3 && sizes.top_k == 3);
+}
+
 void TestDispatchRefused() {
   const auto fails = [](const List& operands, const List& results) {
     TransferShape sizes;
@@ -294,6 +316,7 @@ void TestGroupedMatmulActivationGradient() {
 int main() {
   jax_ep::TestDispatch();
   jax_ep::TestDispatchRefused();
+  jax_ep::TestQuantizedRows();
   jax_ep::TestRedispatch();
   jax_ep::TestCombine();
   jax_ep::TestGroupedMatmul();

@@ -25,13 +25,20 @@ struct SegmentItem {
 class RowSegments {
  public:
   RowSegments() = default;
-  RowSegments(int32_t count, int32_t vectors)
-      : count_(count), vectors_(vectors), count_divmod_(Max(count, 1)) {}
+  RowSegments(int32_t count, int32_t vectors, int32_t num_scales)
+      : count_(count),
+        vectors_(vectors),
+        scales_(CeilDivide(num_scales, Max(count, 1))),
+        count_divmod_(Max(count, 1)) {}
 
   JAX_EP_HOST_DEVICE int32_t count() const { return count_; }  // per row; 0: not a low-latency call
   JAX_EP_HOST_DEVICE int32_t First(int32_t segment) const { return segment * vectors_; }
   JAX_EP_HOST_DEVICE int32_t End(int32_t segment, int32_t row_vectors) const {
     return Min((segment + 1) * vectors_, row_vectors);
+  }
+  JAX_EP_HOST_DEVICE int32_t FirstScale(int32_t segment) const { return segment * scales_; }
+  JAX_EP_HOST_DEVICE int32_t EndScale(int32_t segment, int32_t num_scales) const {
+    return Min((segment + 1) * scales_, num_scales);
   }
   JAX_EP_HOST_DEVICE SegmentItem Item(int32_t index, const FastDivmod& num_peers_divmod) const {
     const int32_t segments = num_peers_divmod.Quotient(index);
@@ -42,6 +49,7 @@ class RowSegments {
  private:
   int32_t count_ = 0;
   int32_t vectors_ = 0;  // 16-byte vectors per segment
+  int32_t scales_ = 0;   // per segment, at most one per lane
   FastDivmod count_divmod_;
 };
 
@@ -49,8 +57,10 @@ class RowSegments {
 // is longer than kMaxSegmentVectors, because the rows have at most that many vectors per wanted
 // segment. Returns no segments for calls that are not low-latency ones. That follows from static
 // shapes alone, because all ranks have to agree.
+//
+// `row_vectors` are those of the payload. Each segment has a share of the scales, too.
 inline RowSegments PlanRowSegments(int64_t num_ranks, int64_t num_tokens, int64_t top_k,
-                                   int64_t row_vectors) {
+                                   int64_t row_vectors, int64_t num_scales = 0) {
   constexpr int64_t kWanted = 4096;
   static_assert(kEagerRowBytes / 16 <= kWanted * kMaxSegmentVectors,
                 "a segment is at most kMaxSegmentVectors");
@@ -58,12 +68,13 @@ inline RowSegments PlanRowSegments(int64_t num_ranks, int64_t num_tokens, int64_
   const int64_t rows = num_ranks * num_tokens;
   if (rows <= 0 || row_vectors <= 0 || top_k > kMaxLowLatencyTopK ||
       rows > kMaxLowLatencySegments || rows * top_k > kMaxLowLatencyAssignments ||
-      rows * row_vectors * 16 > kEagerRowBytes) {
+      rows * (row_vectors + CeilDivide(num_scales, 4)) * 16 > kEagerRowBytes) {
     return {};
   }
   const int64_t wanted = CeilDivide(row_vectors, CeilDivide(kWanted, rows));
   const int64_t vectors = Max(wanted, Min(row_vectors, kMinVectors));
-  return {static_cast<int32_t>(CeilDivide(row_vectors, vectors)), static_cast<int32_t>(vectors)};
+  return {static_cast<int32_t>(CeilDivide(row_vectors, vectors)), static_cast<int32_t>(vectors),
+          static_cast<int32_t>(num_scales)};
 }
 
 // The warps of a block that count assignments, while the others push.

@@ -46,16 +46,15 @@ __device__ inline void PushSegment(const TokenParams& params, const EagerBuffers
   const int peer = call.RankAfter(rank, 1 + item.peer);
   const int lane = LaneIndex();
   const bool is_for_peer = lane < call.top_k && is_for(peer, item.token * call.top_k + lane);
-  const uint4* const from =
-      static_cast<const uint4*>(params.x) + int64_t{item.token} * call.operand_vectors;
+  const RowSource from = OperandRow(params, item.token);
   const int row = rank * call.num_tokens + item.token;
   const PeerPointer<uint4> to = eager.At(peer).rows() + int64_t{row} * call.wire_vectors;
-  SegmentCopy copy(segments, item.segment, call.wire_vectors);
-  copy.Load(from);
+  SegmentCopy copy(segments, item.segment, call.operand_vectors, call.num_scales);
+  copy.Load(from.payload, from.scales);
   // After the loads, so that both latencies overlap.
   const bool is_sent = __any_sync(kFullWarp, is_for_peer);
   if (!is_sent && !flags_all) return;
-  if (is_sent) copy.Store(to);
+  if (is_sent) copy.Store(to, (to + call.operand_vectors).As<float>());
   flags->Add(eager.At(peer).flags() + (row * segments.count() + item.segment));
 }
 

@@ -6,28 +6,36 @@
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/low_latency/layout.h"
+#include "ffi/device/transfer/row_source.cuh"
 
 namespace jax_ep {
 
-// Copies a segment through the registers of a warp, with all of its loads in flight at once.
+// Copies a segment through the registers of a warp, with all of its loads in flight at once. Its
+// scales are one word per lane.
 class SegmentCopy {
  public:
-  // Copies nothing if row_vectors is 0.
-  __device__ SegmentCopy(const RowSegments& segments, int segment, int row_vectors)
-      : first_(segments.First(segment) + LaneIndex()), end_(segments.End(segment, row_vectors)) {}
+  // Copies nothing if both sizes are 0.
+  __device__ SegmentCopy(const RowSegments& segments, int segment, int payload_vectors,
+                         int num_scales)
+      : first_(segments.First(segment) + LaneIndex()),
+        end_(segments.End(segment, payload_vectors)),
+        scale_(segments.FirstScale(segment) + LaneIndex()),
+        end_scale_(segments.EndScale(segment, num_scales)) {}
 
-  __device__ void Load(const uint4* row) {
+  __device__ void Load(const uint4* payload, const float* scales) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (first_ + 32 * i < end_) vectors_[i] = LoadGlobalNoAllocate(&row[first_ + 32 * i]);
+      if (first_ + 32 * i < end_) vectors_[i] = LoadGlobalNoAllocate(&payload[first_ + 32 * i]);
     }
+    if (scale_ < end_scale_) value_ = LoadGlobalNoAllocate(&scales[scale_]);
   }
 
-  __device__ void Store(PeerPointer<uint4> row) const {
+  __device__ void Store(PeerPointer<uint4> payload, PeerPointer<float> scales) const {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (first_ + 32 * i < end_) StoreToPeer(row + (first_ + 32 * i), vectors_[i]);
+      if (first_ + 32 * i < end_) StoreToPeer(payload + (first_ + 32 * i), vectors_[i]);
     }
+    if (scale_ < end_scale_) StoreToPeer(scales + scale_, value_);
   }
 
  private:
@@ -35,7 +43,10 @@ class SegmentCopy {
 
   const int first_;  // this lane's first vector
   const int end_;
+  const int scale_;  // this lane's scale
+  const int end_scale_;
   uint4 vectors_[kLoads];
+  float value_;  // of the scale
 };
 
 // The flags of the segments that a warp has stored. They are delayed for some segments, because a

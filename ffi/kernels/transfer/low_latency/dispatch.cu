@@ -57,7 +57,7 @@ __device__ Outcome ExpandSegment(const LowLatencyDispatchParams& params, const E
     }
   }
   if (placed.found.assignments == 0) return Outcome::kArrived;
-  const uint4* from = static_cast<const uint4*>(tokens.x) + int64_t{token} * call.operand_vectors;
+  RowSource from = OperandRow(tokens, token);
   if (source != rank) {
     const uint64_t* const flag =
         &eager.Local().flags()[source_row * params.segments.count() + segment];
@@ -65,14 +65,14 @@ __device__ Outcome ExpandSegment(const LowLatencyDispatchParams& params, const E
       return static_cast<uint32_t>(LoadAcquireSystem(flag) == eager.tag() ? kMaxRanks : source);
     });
     if (outcome != Outcome::kArrived) return outcome;
-    from = eager.Local().rows() + int64_t{source_row} * call.wire_vectors;
+    from = {eager.Local().rows() + int64_t{source_row} * call.wire_vectors};
   }
-  SegmentCopy copy(params.segments, segment, call.result_vectors);
-  copy.Load(from);
+  SegmentCopy copy(params.segments, segment, call.result_vectors, call.num_scales);
+  copy.Load(from.payload, from.Scales(call.operand_vectors));
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.assignments); left != 0; left &= left - 1) {
     const int32_t row = placed.found.Row(__ffs(left) - 1);
-    copy.Store(RowAddress(tokens, row));
+    copy.Store(RowAddress(tokens, row), RowScales(tokens, row));
   }
   return Outcome::kArrived;
 }

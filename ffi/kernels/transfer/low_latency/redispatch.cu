@@ -114,7 +114,9 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
     tokens.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
   }
   const auto make_copy = [&](const RowSegmentItem& item) {
-    return SegmentCopy(params.segments, item.segment, item.source < 0 ? 0 : call.result_vectors);
+    const bool is_row = item.source >= 0;
+    return SegmentCopy(params.segments, item.segment, is_row ? call.result_vectors : 0,
+                       is_row ? call.num_scales : 0);
   };
   SegmentCopy copies[] = {make_copy(items[0]), make_copy(items[1])};
 #pragma unroll
@@ -123,12 +125,13 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
     const bool is_local = item.source == rank;
     const int row =
         params.top_k_divmod.Quotient(item.assignment) - (is_local ? rank * call.num_tokens : 0);
-    const uint4* const from = is_local ? static_cast<const uint4*>(tokens.x) : local.rows();
-    copies[j].Load(from + int64_t{row} * (is_local ? call.operand_vectors : call.wire_vectors));
+    RowSource from = {local.rows() + int64_t{row} * call.wire_vectors};
+    if (is_local) from = OperandRow(tokens, row);
+    copies[j].Load(from.payload, from.Scales(call.operand_vectors));
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    copies[j].Store(RowAddress(tokens, items[j].row));
+    copies[j].Store(RowAddress(tokens, items[j].row), RowScales(tokens, items[j].row));
   }
   return Outcome::kArrived;
 }

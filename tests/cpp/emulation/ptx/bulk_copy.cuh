@@ -67,6 +67,7 @@ inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
 }
 
 inline void FenceProxyAsync() {}
+inline void FenceProxyAsyncShared() {}
 
 }  // namespace jax_ep
 
