@@ -94,6 +94,34 @@ JAX_EP_WGMMA(Float16, "f16", kMajorK, kMajorK)
 JAX_EP_WGMMA(Float16, "f16", kMajorK, kMajorMN)
 JAX_EP_WGMMA(Float16, "f16", kMajorMN, kMajorMN)
 #undef JAX_EP_WGMMA
+
+// The same with 128 columns; a is kMajorK and b kMajorMN.
+template <typename T>
+__device__ void Wgmma128(float (&accumulators)[64], uint32_t a, uint32_t b, bool accumulate);
+
+#define JAX_EP_WGMMA128(TYPE, NAME)                                                        \
+  template <>                                                                              \
+  __device__ inline void Wgmma128<TYPE>(float (&accumulators)[64], uint32_t a, uint32_t b, \
+                                        bool accumulate) {                                 \
+    asm volatile(                                                                          \
+        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n.reg .b64 a, b;\n"    \
+        "mov.b64 a, {%64, " JAX_EP_DESCRIPTOR                                              \
+        "};\n"                                                                             \
+        "mov.b64 b, {%65, " JAX_EP_DESCRIPTOR                                              \
+        "};\n"                                                                             \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME                       \
+        " {"                                                                               \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 "  \
+        "}, a, b, accumulate, 1, 1, 0, 1;\n}"                                              \
+        : JAX_EP_ACCUMULATORS32(0), JAX_EP_ACCUMULATORS32(32)                              \
+        : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)));                              \
+  }
+JAX_EP_WGMMA128(BFloat16, "bf16")
+JAX_EP_WGMMA128(Float16, "f16")
+#undef JAX_EP_WGMMA128
 #undef JAX_EP_DESCRIPTOR
 #undef JAX_EP_ACCUMULATORS32
 #undef JAX_EP_ACCUMULATORS8

@@ -64,6 +64,11 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
                              : MappedTensor::Stack(b.data, type, b.row_stride, b_rows, groups),
                          {kernel.b_box_rows, params.b_column_blocks}, &maps->b);
   if (!status.ok()) return status;
+  if (kernel.b_narrow_box_rows > 0) {
+    status = MakeTensorMap(MappedTensor::Stack(b.data, type, b.row_stride, b_rows, groups),
+                           {kernel.b_narrow_box_rows}, &maps->b_narrow);
+    if (!status.ok()) return status;
+  }
   status = MakeTensorMap(
       is_rhs_gradient ? MappedTensor::Stack(params.out, out_type, columns, params.shape_m, groups)
                       : prefixes(params.out, out_type, columns),

@@ -13,6 +13,8 @@
 //   Finish       called before the next Store: runs the slices that are left
 //   Close        called last, after Finish: waits for all stores
 //
+// A narrow tile has one half of the columns: kHalves is 1 instead of 2.
+//
 // accumulators[4 * j + 2 * h + i] of lane l is row 8 * h + l / 4, column 8 * j + 2 * (l % 4) + i,
 // as wgmma.cuh says.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_CUH_
@@ -25,21 +27,21 @@
 
 namespace jax_ep::sm90 {
 
-template <typename T, MatmulKind kKind>
+template <typename T, MatmulKind kKind, int kHalves>
 struct EpilogueSelector {
-  using Type = StoreEpilogue<T, kKind>;
+  using Type = StoreEpilogue<T, kKind, kHalves>;
+};
+template <typename T, int kHalves>
+struct EpilogueSelector<T, MatmulKind::kActivation, kHalves> {
+  using Type = ActivationEpilogue<T, kHalves>;
 };
 template <typename T>
-struct EpilogueSelector<T, MatmulKind::kActivation> {
-  using Type = ActivationEpilogue<T>;
-};
-template <typename T>
-struct EpilogueSelector<T, MatmulKind::kActivationGradient> {
+struct EpilogueSelector<T, MatmulKind::kActivationGradient, 2> {
   using Type = ActivationGradientEpilogue<T>;
 };
 
-template <typename T, MatmulKind kKind>
-using Epilogue = typename EpilogueSelector<T, kKind>::Type;
+template <typename T, MatmulKind kKind, int kHalves>
+using Epilogue = typename EpilogueSelector<T, kKind, kHalves>::Type;
 
 }  // namespace jax_ep::sm90
 

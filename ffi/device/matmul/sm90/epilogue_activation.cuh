@@ -31,22 +31,24 @@ struct RowWeights {
   }
 };
 
-template <typename T>
+template <typename T, int kHalves>
 class ActivationEpilogue {
  public:
+  static constexpr int kCount = kHalves * kAccumulators / 2;  // accumulators per thread
+
   __device__ ActivationEpilogue(const MatmulParams& params, const MatmulTensorMaps& maps,
                                 uint32_t staging)
       : epilogue_(params.epilogue), columns_(params.shape_n), maps_(maps), staging_(staging) {}
 
   __device__ void Store(const MatmulParams& /*params*/, const EpilogueCoordinates& at,
-                        float (&accumulators)[kAccumulators]) {
+                        float (&accumulators)[kCount]) {
     at_ = at;
     weights_.Load(epilogue_.row_weights, at);
     if (epilogue_.bias != nullptr) AddBias(accumulators);
     if (epilogue_.activation.is_identity && epilogue_.row_weights != nullptr) {
       // Without an activation the result is rounded once, so the weight comes before rounding.
 #pragma unroll
-      for (int i = 0; i < kAccumulators; ++i) accumulators[i] *= weights_.values[i / 2 % 2];
+      for (int i = 0; i < kCount; ++i) accumulators[i] *= weights_.values[i / 2 % 2];
     }
     // Branches once, not for each accumulator: the tensor cores are waiting.
     if (epilogue_.activation.is_gated) {
@@ -59,7 +61,7 @@ class ActivationEpilogue {
   }
 
   __device__ void LoadSlice() {
-    if (half_ == 2 || slice_ == 0) return;
+    if (half_ == kHalves || slice_ == 0) return;
     const int word = (slice_ - 1) * kSliceWords;
     staging_.ReadWords(word, words_);
     if (epilogue_.activation.is_gated) staging_.ReadWords(kBoxWords + word, up_words_);
@@ -67,12 +69,12 @@ class ActivationEpilogue {
 
   // The first slice of a half stages and stores the pre-activation; the others compute kSliceWords
   // words of activations each.
-  __device__ void RunSlice(int /*k*/ = 0) {
-    if (half_ == 2) return;
+  __device__ void RunSlice(int /*k_block*/ = 0) {
+    if (half_ == kHalves) return;
     const ActivationFunction& f = epilogue_.activation;
     const bool keeps_pre_activation = epilogue_.pre_activation != nullptr;
     if (slice_ == 0) {
-      if (half_ == 1) staging_.Replace(kept_);
+      if (kHalves == 2 && half_ == 1) staging_.Replace(kept_);
       if (keeps_pre_activation) StorePreActivation();
     } else {
       if (slice_ == 1 && keeps_pre_activation) staging_.WaitUntilRead();
@@ -89,7 +91,7 @@ class ActivationEpilogue {
 
   __device__ void Finish() {
 #pragma unroll 1
-    while (half_ < 2) {
+    while (half_ < kHalves) {
       LoadSlice();
       RunSlice();
     }
@@ -109,13 +111,13 @@ class ActivationEpilogue {
 
   // Rounds the first half into the staging buffer and the second into kept_.
   template <bool kIsGated>
-  __device__ void Round(const float (&accumulators)[kAccumulators]) {
+  __device__ void Round(const float (&accumulators)[kCount]) {
     const auto round = [&](int half, uint32_t (&words)[kStagingWords]) {
 #pragma unroll
       for (int i = 0; i < kStagingWords; ++i) {
-        // A gated half takes box `half` and box 2 + half of the tile's four; a plain one two
-        // adjacent boxes.
-        const int gated = (i / kBoxWords * 2 + half) * kBoxWords + i % kBoxWords;
+        // A gated half takes box `half` of the gate's and of the up's; a plain one two adjacent
+        // boxes.
+        const int gated = (i / kBoxWords * kHalves + half) * kBoxWords + i % kBoxWords;
         const int plain = half * kStagingWords + i;
         words[i] = T::Pack(accumulators + 2 * (kIsGated ? gated : plain));
       }
@@ -123,7 +125,7 @@ class ActivationEpilogue {
     uint32_t words[kStagingWords];
     round(0, words);
     staging_.Replace(words);
-    round(1, kept_);
+    if constexpr (kHalves == 2) round(1, kept_);
   }
 
   __device__ void StorePreActivation() const {
@@ -154,13 +156,13 @@ class ActivationEpilogue {
     staging_.WriteWords(first_word, words_);
   }
 
-  __device__ void AddBias(float (&accumulators)[kAccumulators]) const {
+  __device__ void AddBias(float (&accumulators)[kCount]) const {
     const bool is_gated = epilogue_.activation.is_gated;
     const float* const bias = epilogue_.bias + int64_t{at_.group} * columns_ * (is_gated ? 2 : 1);
 #pragma unroll
-    for (int i = 0; i < kAccumulators; i += 4) {
-      const bool is_up = is_gated && i >= kAccumulators / 2;
-      const int column = at_.n + threadIdx.x % 4 * 2 + 2 * i - (is_up ? kHalfN : 0);
+    for (int i = 0; i < kCount; i += 4) {
+      const bool is_up = is_gated && i >= kCount / 2;
+      const int column = at_.n + threadIdx.x % 4 * 2 + 2 * i - (is_up ? kCount : 0);
       if (column >= columns_) continue;
       const float2 pair = *reinterpret_cast<const float2*>(bias + column + (is_up ? columns_ : 0));
       accumulators[i] += pair.x;
@@ -176,8 +178,8 @@ class ActivationEpilogue {
   const EpilogueStaging staging_;
   EpilogueCoordinates at_ = {};
   RowWeights weights_ = {};
-  int half_ = 2;   // in the staging buffer; 2: all is done
-  int slice_ = 0;  // next one of this half
+  int half_ = kHalves;  // in the staging buffer; kHalves: all is done
+  int slice_ = 0;       // next one of this half
   uint32_t words_[kSliceWords] = {};
   uint32_t up_words_[kSliceWords] = {};
   uint32_t kept_[kStagingWords] = {};  // the second half of the columns

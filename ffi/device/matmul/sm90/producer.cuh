@@ -19,9 +19,10 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
     loader.WaitForRows(tile);
     // Requests the next pair as late as possible: a pair that waits here would start after its
     // neighbors, which read the same operands.
-    const int request_at = max((tile.num_k - 1) / kTileK - kStages, 0) * kTileK;
+    const int stage_k = loader.StageK(tile);
+    const int request_at = max((tile.num_k - 1) / stage_k - kStages, 0) * stage_k;
 #pragma unroll 1
-    for (int k = 0; k < tile.num_k; k += kTileK) {
+    for (int k = 0; k < tile.num_k; k += stage_k) {
       pipeline.ProducerAcquire(state);
       if (ElectOne()) {
         loader.LoadKBlock(tile, k, pipeline.Stage(state.index), pipeline.FullBarrier(state.index));

@@ -39,6 +39,7 @@ static_assert(kPrefixRows >= kMaxItems, "a prefix may have all rows of a matrix"
 struct MatmulTensorMaps {
   CUtensorMap a;                  // (*)
   CUtensorMap b;                  // [groups, k, n] or [groups, n, k]
+  CUtensorMap b_narrow;           // b in the boxes of narrow tiles
   CUtensorMap out;                // (*)
   CUtensorMap pre_activation[2];  // (*) if it is kept: the gate columns, then the up columns
 };

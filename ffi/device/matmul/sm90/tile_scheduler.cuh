@@ -74,6 +74,9 @@ class PairSearch {
                  .n = at.n_tile * params_.out_tile_n,
                  .num_m = at.num_m,
                  .shared = at.shared};
+    if (at.shared == SharedOperand::kANarrow && threadIdx.x % kClusterBlocks == 1) {
+      tile.n += params_.out_tile_n / 2;
+    }
     bool is_zero = false;
     if constexpr (kIsRhsGradient<kKind>) {
       tile.k = pair.first_row;
@@ -96,7 +99,7 @@ class PairSearch {
 
  private:
   const MatmulParams& params_;
-  GroupSearch<kKind, TilePairs<kTileM>> groups_;
+  GroupSearch<kKind, TilePairs<kTileM, kHasNarrowTiles<kKind>>> groups_;
 };
 
 // Called by the scheduler warp, in block 0 of a cluster. A search takes about a microsecond; a warp

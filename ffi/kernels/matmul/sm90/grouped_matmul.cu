@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&maps.a);
     PrefetchTensorMap(&maps.b);
+    if (kHasNarrowTiles<kKind>) PrefetchTensorMap(&maps.b_narrow);
     PrefetchTensorMap(&maps.out);
     pipeline.InitializeBarriers();
   }
@@ -126,7 +127,8 @@ MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
           .tile_n = kTileN,
           .a_box_rows = kind == MatmulKind::kRhsGradient ? kTileK : kWarpgroupM,
           .b_box_rows = HasTransposedB(kind) ? kHalfN : kTileK,
-          .b_box_column_blocks = HasTransposedB(kind) ? 1 : kHalfN / kColumnBlock};
+          .b_box_column_blocks = HasTransposedB(kind) ? 1 : kHalfN / kColumnBlock,
+          .b_narrow_box_rows = HasNarrowTiles(kind) ? kNarrowK : 0};
 }
 
 }  // namespace jax_ep
