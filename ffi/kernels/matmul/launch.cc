@@ -66,7 +66,7 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   if (!status.ok()) return status;
   if (kernel.b_narrow_box_rows > 0) {
     status = MakeTensorMap(MappedTensor::Stack(b.data, type, b.row_stride, b_rows, groups),
-                           {kernel.b_narrow_box_rows}, &maps->b_narrow);
+                           {.rows = kernel.b_narrow_box_rows, .is_narrow = true}, &maps->b_narrow);
     if (!status.ok()) return status;
   }
   status = MakeTensorMap(

@@ -34,14 +34,15 @@ Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMa
                                   static_cast<cuuint32_t>(box.rows),
                                   static_cast<cuuint32_t>(box.column_blocks), 1, 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1, 1};
-  const CUresult error =
-      encode(map,
-             type == kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-             : type == kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             5, const_cast<void*>(tensor.base), sizes, strides, box_sizes, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult error = encode(
+      map,
+      type == kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+      : type == kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      5, const_cast<void*>(tensor.base), sizes, strides, box_sizes, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      box.is_narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};
   return FailedPrecondition("cuTensorMapEncodeTiled failed with error ", static_cast<int>(error));
 }

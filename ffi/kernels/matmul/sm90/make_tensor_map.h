@@ -41,6 +41,7 @@ struct MappedTensor {
 struct BoxShape {
   int rows;
   int column_blocks = 1;
+  bool is_narrow = false;  // L2 reads what a box of one column block needs, and no more
 };
 
 Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map);
