@@ -64,7 +64,7 @@ class GroupedMlpParams:
     implementation: str | None
     accumulation: Accumulation = Accumulation.NONE
     quantization: Recipe | None = None
-    row_dtype: Any = None  # of rows that arrive quantized, before that
+    row_dtype: Any = None  # what quantized rows were before
 
     def epilogue(self, activation: str) -> GroupedMatmulActivationParams:
         """Returns the parameters of a matmul with that activation in its epilogue."""

@@ -204,7 +204,7 @@ class BulkRowCopies {
   int num_stored_ = 0;
   int load_stage_ = 0;
   int store_stage_ = 0;
-  uint32_t store_phase_ = 0;  // of its mbarrier
+  uint32_t store_phase_ = 0;  // its mbarrier completes next
 };
 
 // Copies through registers, with all lanes.

@@ -23,7 +23,7 @@ struct MatmulKernel {
   int a_box_rows = 0;  // 0: the kernel takes MatmulParams only
   int b_box_rows = 0;
   int b_box_column_blocks = 1;  // used if the rows of b consist of whole column blocks
-  int b_narrow_box_rows = 0;    // of narrow tiles, with one column block; 0: there are none
+  int b_narrow_box_rows = 0;    // narrow tiles have one column block; 0: there are none
 };
 
 #ifndef __CUDACC_RTC__

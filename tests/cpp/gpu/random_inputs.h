@@ -60,7 +60,7 @@ struct Shape {
   bool allow_low_latency = true;
   int64_t ring_chunks = jax_ep::kMaxChunks;
   bool counts_arrivals = false;  // dispatches
-  int num_scales = 0;            // of eight-bit rows
+  int num_scales = 0;            // eight-bit rows have them
 
   int64_t num_arrivals() const {
     return 1 + jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);

@@ -46,7 +46,7 @@ class SegmentCopy {
   const int scale_;  // this lane's scale
   const int end_scale_;
   uint4 vectors_[kLoads];
-  float value_;  // of the scale
+  float value_;  // the scale
 };
 
 // The flags of the segments that a warp has stored. They are delayed for some segments, because a
