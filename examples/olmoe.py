@@ -38,7 +38,7 @@ from training_report import progress_bar
 SMALL = model.Sizes(64, 2, 4, 8, 2, 32, 256)
 REST_STEPS = 8  # times the step without experts
 STEPS = {"jax_ep": 300, "tokamax": 300, "ragged_dot": 40}
-WARM_UP_STEPS = 20
+WARM_UP_STEPS = 50
 SEED = 0
 MOST_DIFFERENCE = 0.1  # compares means of ten steps; a step in bfloat16 rounds in another order
 
@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--expert-parallel", type=int, default=1, metavar="N", help="GPUs")
     parser.add_argument("--batch-size", type=int, metavar="N", help="windows per GPU (default 2)")
     parser.add_argument("--length", type=int, metavar="N", help="tokens per window (default 4096)")
-    parser.add_argument("--learning-rate", type=float, default=4e-4, metavar="X")
+    parser.add_argument("--learning-rate", type=float, default=5e-5, metavar="X")
     small = "a small model in float32"
     parser.add_argument("--small", action="store_true", help=small)
     output = pathlib.Path("runs/olmoe")

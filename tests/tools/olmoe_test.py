@@ -56,20 +56,67 @@ class OptimizerTest(absltest.TestCase):
             rate,
             min_dim_size_to_factor=1,
             multiply_by_parameter_scale=False,
-            clipping_threshold=None,
+            clipping_threshold=1.0,
         )
+
+        def unstacked(tree):
+            return {"matrices": list(tree["matrices"]), "vector": tree["vector"]}
+
         random = np.random.default_rng(0)
         params = {"matrices": jnp.ones((2, 5, 7)), "vector": jnp.ones(4)}
-        expected, state = params, olmoe_optimizer.initialize(params)
-        reference_state = reference.init(params)
-        for step in range(3):
+        expected, state = unstacked(params), olmoe_optimizer.initialize(params)
+        reference_state = reference.init(expected)
+        for step in range(4):
+            # Gradients that grow are clipped; the two matrices are clipped apart.
+            growth = {"matrices": np.array([1, 4**step]).reshape(2, 1, 1), "vector": 4**step}
             gradients = jax.tree.map(
-                lambda p: random.normal(size=p.shape).astype(np.float32), params
+                lambda p, g: jnp.float32(g * random.normal(size=p.shape)), params, growth
             )
             params, state = olmoe_optimizer.update(params, gradients, state, jnp.int32(step), rate)
-            updates, reference_state = reference.update(gradients, reference_state, expected)
+            updates, reference_state = reference.update(
+                unstacked(gradients), reference_state, expected
+            )
             expected = optax.apply_updates(expected, updates)
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), params, expected)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+                unstacked(params),
+                expected,
+            )
+
+    def test_rounding_is_unbiased(self):
+        """The mean of many roundings is the value, and only its neighbors occur."""
+        ulp = 2.0**-13  # of bfloat16 near 0.02
+        low = 0.02 // ulp * ulp
+        number = 1 << 16
+        for sign in (1, -1):
+            for fraction in (0.0, 0.1, 0.5, 0.9):
+                value = sign * (low + fraction * ulp)
+                rounded = olmoe_optimizer.round_stochastically(
+                    jnp.full((4, number // 4), value, jnp.float32), jnp.uint32(3)
+                )
+                up = (np.abs(np.asarray(rounded, np.float64)) - low) / ulp
+                self.assertContainsSubset(np.unique(up), (0.0, 1.0))
+                deviation = np.sqrt(fraction * (1 - fraction) / number)
+                self.assertLessEqual(abs(up.mean() - fraction), 5 * deviation + 2**-16)
+
+    def test_rounding_keeps_what_is_not_finite(self):
+        bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000], np.uint32)
+        values = bits.view(np.float32)
+        rounded = olmoe_optimizer.round_stochastically(jnp.asarray(values), jnp.uint32(0))
+        np.testing.assert_array_equal(np.asarray(rounded, np.float32), values)
+
+    def test_steps_round_alike_only_if_they_are_the_same(self):
+        params = {name: jnp.full((40, 50), 0.02, jnp.bfloat16) for name in "ab"}
+        gradients = jax.tree.map(jnp.ones_like, params)
+        state = olmoe_optimizer.initialize(params)
+        first, again, other = (
+            jax.jit(olmoe_optimizer.update)(params, gradients, state, jnp.int32(step), 5e-5)[0]
+            for step in (1, 1, 2)
+        )
+        np.testing.assert_array_equal(first["a"], again["a"])
+        self.assertTrue((first["a"] != other["a"]).any())
+        self.assertTrue((first["a"] != first["b"]).any())
+        self.assertTrue((first["a"] == params["a"]).any())  # less than half an ulp
 
     def test_state_is_small(self):
         (moments,) = jax.tree.leaves(
@@ -119,7 +166,7 @@ class RunTest(absltest.TestCase):
 
     def test_losses_coincide(self):
         """Also with experts over two devices, for the same batches."""
-        common = ("--steps", "4", "--length", "32")
+        common = ("--steps", "4", "--length", "32", "--learning-rate", "1e-3")
         losses = {}
         for devices, batch, names in (
             ("1", "4", ("jax_ep", "ragged_dot")),
