@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_PTX_WGMMA_CUH_
 
 #include "ffi/device/ptx/element_types.cuh"
+#include "ffi/device/ptx/wgmma_statement.cuh"
 
 namespace jax_ep {
 
@@ -47,45 +48,34 @@ __device__ inline void FenceAccumulators(float (&accumulators)[kCount]) {
 template <typename T, MajorMode kMajorA, MajorMode kMajorB>
 __device__ void Wgmma(float (&accumulators)[128], uint32_t a, uint32_t b, bool accumulate);
 
-// The upper word of a descriptor: 1024 bytes between atoms, 128-byte swizzle.
-#define JAX_EP_DESCRIPTOR "0x40000040"
-
-#define JAX_EP_ACCUMULATORS8(i)                                                        \
-  "+f"(accumulators[i]), "+f"(accumulators[i + 1]), "+f"(accumulators[i + 2]),         \
-      "+f"(accumulators[i + 3]), "+f"(accumulators[i + 4]), "+f"(accumulators[i + 5]), \
-      "+f"(accumulators[i + 6]), "+f"(accumulators[i + 7])
-#define JAX_EP_ACCUMULATORS32(i)                                                      \
-  JAX_EP_ACCUMULATORS8(i), JAX_EP_ACCUMULATORS8(i + 8), JAX_EP_ACCUMULATORS8(i + 16), \
-      JAX_EP_ACCUMULATORS8(i + 24)
-
-#define JAX_EP_WGMMA(TYPE, NAME, MAJOR_A, MAJOR_B)                                               \
-  template <>                                                                                    \
-  __device__ inline void Wgmma<TYPE, MajorMode::MAJOR_A, MajorMode::MAJOR_B>(                    \
-      float (&accumulators)[128], uint32_t a, uint32_t b, bool accumulate) {                     \
-    asm volatile(                                                                                \
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n.reg .b64 a, b;\n"         \
-        "mov.b64 a, {%128, " JAX_EP_DESCRIPTOR                                                   \
-        "};\n"                                                                                   \
-        "mov.b64 b, {%129, " JAX_EP_DESCRIPTOR                                                   \
-        "};\n"                                                                                   \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." NAME "." NAME                             \
-        " {"                                                                                     \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                 \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "       \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "       \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "       \
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "       \
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "       \
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
-        "%111, "                                                                                 \
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
-        "%126, %127 "                                                                            \
-        "}, a, b, accumulate, 1, 1, %131, %132;\n}"                                              \
-        : JAX_EP_ACCUMULATORS32(0), JAX_EP_ACCUMULATORS32(32), JAX_EP_ACCUMULATORS32(64),        \
-          JAX_EP_ACCUMULATORS32(96)                                                              \
-        : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)),                                     \
-          "n"(MajorMode::MAJOR_A == MajorMode::kMajorMN),                                        \
-          "n"(MajorMode::MAJOR_B == MajorMode::kMajorMN));                                       \
+#define JAX_EP_WGMMA(TYPE, NAME, MAJOR_A, MAJOR_B)                                                 \
+  template <>                                                                                      \
+  __device__ inline void Wgmma<TYPE, MajorMode::MAJOR_A, MajorMode::MAJOR_B>(                      \
+      float (&accumulators)[128], uint32_t a, uint32_t b, bool accumulate) {                       \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n.reg .b64 a, b;\n"           \
+        "mov.b64 a, {%128, " JAX_EP_WGMMA_DESCRIPTOR                                               \
+        "};\n"                                                                                     \
+        "mov.b64 b, {%129, " JAX_EP_WGMMA_DESCRIPTOR                                               \
+        "};\n"                                                                                     \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." NAME "." NAME                               \
+        " {"                                                                                       \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "         \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "         \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "         \
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "         \
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "         \
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+        "%111, "                                                                                   \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "     \
+        "%126, %127 "                                                                              \
+        "}, a, b, accumulate, 1, 1, %131, %132;\n}"                                                \
+        : JAX_EP_WGMMA_REGISTERS32(0), JAX_EP_WGMMA_REGISTERS32(32), JAX_EP_WGMMA_REGISTERS32(64), \
+          JAX_EP_WGMMA_REGISTERS32(96)                                                             \
+        : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)),                                       \
+          "n"(MajorMode::MAJOR_A == MajorMode::kMajorMN),                                          \
+          "n"(MajorMode::MAJOR_B == MajorMode::kMajorMN));                                         \
   }
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorK)
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorMN)
@@ -99,32 +89,16 @@ JAX_EP_WGMMA(Float16, "f16", kMajorMN, kMajorMN)
 template <typename T>
 __device__ void Wgmma128(float (&accumulators)[64], uint32_t a, uint32_t b, bool accumulate);
 
-#define JAX_EP_WGMMA128(TYPE, NAME)                                                        \
-  template <>                                                                              \
-  __device__ inline void Wgmma128<TYPE>(float (&accumulators)[64], uint32_t a, uint32_t b, \
-                                        bool accumulate) {                                 \
-    asm volatile(                                                                          \
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n.reg .b64 a, b;\n"    \
-        "mov.b64 a, {%64, " JAX_EP_DESCRIPTOR                                              \
-        "};\n"                                                                             \
-        "mov.b64 b, {%65, " JAX_EP_DESCRIPTOR                                              \
-        "};\n"                                                                             \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME                       \
-        " {"                                                                               \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 "  \
-        "}, a, b, accumulate, 1, 1, 0, 1;\n}"                                              \
-        : JAX_EP_ACCUMULATORS32(0), JAX_EP_ACCUMULATORS32(32)                              \
-        : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)));                              \
-  }
-JAX_EP_WGMMA128(BFloat16, "bf16")
-JAX_EP_WGMMA128(Float16, "f16")
-#undef JAX_EP_WGMMA128
-#undef JAX_EP_DESCRIPTOR
-#undef JAX_EP_ACCUMULATORS32
-#undef JAX_EP_ACCUMULATORS8
+template <>
+__device__ inline void Wgmma128<BFloat16>(float (&accumulators)[64], uint32_t a, uint32_t b,
+                                          bool accumulate) {
+  JAX_EP_WGMMA_N128("k16.f32.bf16.bf16", ", 0, 1");
+}
+template <>
+__device__ inline void Wgmma128<Float16>(float (&accumulators)[64], uint32_t a, uint32_t b,
+                                         bool accumulate) {
+  JAX_EP_WGMMA_N128("k16.f32.f16.f16", ", 0, 1");
+}
 
 // Set the number of registers per thread of the calling warpgroup, a multiple of 8.
 template <int kCount>

@@ -56,17 +56,17 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   };
   const MatmulOperand& a = params.a;
   const MatmulOperand& b = params.b;
+  const MappedTensor mapped_b =
+      is_rhs_gradient ? prefixes(b.data, type, b.row_stride)
+                      : MappedTensor::Stack(b.data, type, b.row_stride, b_rows, groups);
   Status status =
       MakeTensorMap(prefixes(a.data, type, a.row_stride), {kernel.a_box_rows}, &maps->a);
   if (!status.ok()) return status;
-  status = MakeTensorMap(is_rhs_gradient
-                             ? prefixes(b.data, type, b.row_stride)
-                             : MappedTensor::Stack(b.data, type, b.row_stride, b_rows, groups),
-                         {kernel.b_box_rows, params.b_column_blocks}, &maps->b);
+  status = MakeTensorMap(mapped_b, {kernel.b_box_rows, params.b_column_blocks}, &maps->b);
   if (!status.ok()) return status;
   if (kernel.b_narrow_box_rows > 0) {
-    status = MakeTensorMap(MappedTensor::Stack(b.data, type, b.row_stride, b_rows, groups),
-                           {.rows = kernel.b_narrow_box_rows, .is_narrow = true}, &maps->b_narrow);
+    status = MakeTensorMap(mapped_b, {.rows = kernel.b_narrow_box_rows, .is_narrow = true},
+                           &maps->b_narrow);
     if (!status.ok()) return status;
   }
   status = MakeTensorMap(
