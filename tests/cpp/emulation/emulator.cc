@@ -40,6 +40,7 @@ struct Fiber {
   uint64_t value = 0;
   uint64_t clock = uint64_t{1} << 60;
   int clock_reads = 0;
+  uint64_t turn_of_clock = 0;  // when it last read its clock
 };
 
 class Block {
@@ -72,11 +73,13 @@ class Block {
     setcontext(&fiber.context);
   }
   void RunSomeCopies();
+  void LetOthersRun(bool works, bool went_on);
 
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Warp> warps_;
   jmp_buf scheduler_;
   Fiber* current_ = nullptr;
+  unsigned waiting_turns_ = 0;  // the latest ones, in which nothing but waits went on
   std::mt19937_64 random_;
 };
 
@@ -154,6 +157,23 @@ void Block::RunSomeCopies() {
   copy();
 }
 
+// Waits for other blocks take turns, too. A fiber that waits reads its clock every few turns.
+constexpr uint64_t kTurnsOfWait = 64;
+
+// A block that only waits sleeps, and longer as it waits longer: the CPUs are for those that work.
+// Not so by yield(): Linux lets a thread that yields wait for all that do not.
+void Block::LetOthersRun(bool works, bool went_on) {
+  constexpr unsigned kTurnsBetweenSleeps = 16;
+  constexpr unsigned kMicrosecondsPerBlock = 20;
+  waiting_turns_ = works || !copies.empty() ? 0 : waiting_turns_ + 1;
+  if (waiting_turns_ % kTurnsBetweenSleeps == kTurnsBetweenSleeps - 1) {
+    std::this_thread::sleep_for(std::chrono::microseconds(
+        std::min(5 * waiting_turns_, kMicrosecondsPerBlock * running_blocks)));
+  } else if (!went_on && copies.empty()) {
+    std::this_thread::yield();
+  }
+}
+
 void Block::Run() {
   block = this;
   ++running_blocks;
@@ -163,21 +183,22 @@ void Block::Run() {
   }
   size_t left = fibers_.size();
   while (left > 0) {
-    bool went_on = false;
+    bool works = false, went_on = false;
     const size_t first = random_() % fibers_.size();
     for (size_t i = 0; i < fibers_.size(); ++i) {
       Fiber& fiber = *fibers_[(first + i) % fibers_.size()];
       if (fiber.has_ended) continue;
       if (fiber.awaited != nullptr && *fiber.awaited == fiber.value) continue;
-      went_on = went_on || fiber.awaited != nullptr;
+      works |= *turns > fiber.turn_of_clock + kTurnsOfWait;
+      went_on |= fiber.awaited != nullptr;
       fiber.awaited = nullptr;
       current_ = &fiber;
       SwitchTo(fiber);
       if (fiber.has_ended) --left, went_on = true;
     }
     ++*turns;
+    LetOthersRun(works, went_on);
     RunSomeCopies();
-    if (!went_on) std::this_thread::yield();
   }
   {
     const std::lock_guard lock(turns_mutex);
@@ -221,14 +242,11 @@ uint64_t Clock() {
   constexpr uint64_t kStep = 500'000;
   constexpr uint64_t kStepBack = 2 * kStep;
   constexpr unsigned kFewBlocks = 16;
-  constexpr int kReadsBetweenSleeps = 64;
   Fiber& fiber = block->current();
+  fiber.turn_of_clock = *block->turns;
   // The more blocks share the CPUs, the longer each of them has to wait for its turn.
   fiber.clock += kStep * kFewBlocks / std::max<unsigned>(kFewBlocks, running_blocks);
   if (++fiber.clock_reads == 2) fiber.clock -= kStepBack;
-  // A fiber that reads the clock waits: other blocks get the CPU.
-  if (fiber.clock_reads % kReadsBetweenSleeps == 0)
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
   return fiber.clock;
 }
 
