@@ -21,6 +21,7 @@ struct ThreadGroup {
 // Shared memory in which the first thread of a role tells the others what it has found.
 struct RoleScratch {
   uint64_t sequence;
+  bool met_host;
   uint32_t blocks_finished;
   int32_t ticket;
   uint32_t outcome;

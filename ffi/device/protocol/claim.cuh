@@ -35,12 +35,17 @@ __device__ __noinline__ inline bool OwnsContestedClaim(const CallParams& call, u
 // The claim of a block, by its first thread. Between the constructor and Await the block may do
 // what another call bears: load, and draw tickets of low-latency calls, which nobody else draws. A
 // low-latency call that loses tickets so waits for what nobody sends, until the other aborts it.
+//
+// If it meets the host's claim, it may have loaded what belongs to the old generation (MetHost).
+// Tickets are valid in any case: the start of a generation resets their counter. Those drawn before
+// are drawn again, and an item that is sent twice is the same. Those drawn after are drawn once.
 class ClaimRequest {
  public:
   // Called by all threads of every block, before anything else.
   __device__ ClaimRequest(const CallParams& call, const RoleContext& role)
       : call_(call), role_(role) {
     Request();
+    if (role.Thread() == 0) role.scratch->met_host = false;
   }
 
   // Called by all threads. Returns the call's sequence number. 0: another call runs; this one must
@@ -56,6 +61,9 @@ class ClaimRequest {
     return sequence;
   }
 
+  // Called after Await. Returns whether a generation was starting, which has started since.
+  __device__ bool MetHost() const { return role_.scratch->met_host; }
+
  private:
   // The load moves the state of the generation into L1. So neither this load nor an acquire, which
   // would empty L1, takes time after the claim. A generation that starts keeps its claim for longer
@@ -68,6 +76,7 @@ class ClaimRequest {
 
   __device__ uint64_t Sequence() {
     while (before_ & kClaimOfHost) {
+      role_.scratch->met_host = true;
       // The new generation clears the tag. Acquire: its state.
       while (LoadAcquireDevice(&call_.control->claim) & kClaimOfHost) __nanosleep(100);
       Request();

@@ -13,6 +13,7 @@
 namespace emulation {
 
 Settings settings;
+Hooks hooks;
 
 namespace {
 

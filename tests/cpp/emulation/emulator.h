@@ -104,6 +104,13 @@ struct Settings {
 };
 extern Settings settings;
 
+// Called by kernels where another thread may come in between. Set while no kernel runs.
+struct Hooks {
+  std::function<void(const uint64_t* address)> after_swap;  // by CompareAndSwapDevice
+  std::function<void()> before_long_sleep;                  // of a kernel that awaits turns
+};
+extern Hooks hooks;
+
 }  // namespace emulation
 
 #define threadIdx (::emulation::Here().thread)
@@ -117,7 +124,9 @@ inline void __syncwarp() { ::emulation::Exchange(0); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __nanosleep(unsigned nanoseconds) {
   // A GPU's blocks that have begun before a long sleep have passed their first lines after it.
-  nanoseconds < 10'000 ? ::emulation::Yield() : ::emulation::AwaitTurns();
+  if (nanoseconds < 10'000) return ::emulation::Yield();
+  if (::emulation::hooks.before_long_sleep) ::emulation::hooks.before_long_sleep();
+  ::emulation::AwaitTurns();
 }
 
 template <typename T>

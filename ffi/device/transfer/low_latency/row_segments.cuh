@@ -79,14 +79,20 @@ class SegmentFlags {
 // the latencies overlap.
 struct SenderStart {
   __device__ SenderStart(const CallParams& call, bool is_sender)
-      : tickets(&call.control->progress.low_latency_tickets, is_sender),
-        abort_word(LoadRelaxedSystem(&call.control->inbox->abort)) {}
+      : tickets(&call.control->progress.low_latency_tickets, is_sender) {
+    LoadAbortWord(call);
+  }
+
+  // Called again if the claim met the host: each generation has an inbox of its own.
+  __device__ void LoadAbortWord(const CallParams& call) {
+    abort_word = LoadRelaxedSystem(&call.control->inbox->abort);
+  }
 
   // Called by one whole warp; all lanes return the same, as jax_ep::MayStoreToPeers.
   __device__ bool MayStoreToPeers() const { return __shfl_sync(kFullWarp, abort_word, 0) == 0; }
 
   WarpTicketPrefetch tickets;
-  const uint32_t abort_word;
+  uint32_t abort_word;
 };
 
 // A wait for segments that did not arrive at once.

@@ -143,6 +143,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
   const int32_t* const rows = InvertPlan(params, role);
   const uint64_t sequence = claim.Await();
   if (sequence == 0) return FillWithNan(params.combine, role.GridThreads());
+  if (claim.MetHost()) start.LoadAbortWord(call);
   const EagerBuffers eager(call, sequence);
   Outcome outcome = PlanOutcome(call, role, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;

@@ -121,6 +121,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
   if (sequence == 0) {
     return WriteSafeResults(tokens, params.dispatch.plan, Outcome::kConcurrent, role.GridThreads());
   }
+  if (claim.MetHost()) start.LoadAbortWord(call);
   const EagerBuffers eager(call, sequence);
   BlockPlan<kLowLatencyThreads> block_plan(call, role, params.ranges, params.dispatch.row_align,
                                            eager.rank());

@@ -179,6 +179,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
   const int32_t plan_status = *params.dispatch.plan.status;
   const uint64_t sequence = claim.Await();
   if (sequence == 0) return FillWithNan(tokens, role.GridThreads());
+  if (claim.MetHost()) start.LoadAbortWord(call);
   const EagerBuffers eager(call, sequence);
   Outcome outcome = PlanOutcome(call, role, plan_status);  // this warp's
   const bool poisoned = outcome != Outcome::kArrived;

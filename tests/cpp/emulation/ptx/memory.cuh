@@ -50,7 +50,10 @@ inline void MaxRelaxedDevice(uint64_t* address, uint64_t value) {
   }
 }
 inline uint64_t CompareAndSwapDevice(uint64_t* address, uint64_t expected, uint64_t value) {
-  std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value);
+  if (std::atomic_ref<uint64_t>(*address).compare_exchange_strong(expected, value) &&
+      emulation::hooks.after_swap) {
+    emulation::hooks.after_swap(address);
+  }
   return expected;
 }
 inline uint64_t CompareAndSwapRelaxedDevice(uint64_t* address, uint64_t expected, uint64_t value) {
