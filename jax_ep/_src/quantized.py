@@ -130,6 +130,20 @@ class Quantized:
         """Exchanges the last two axes of values and scales, without rounding."""
         return dataclasses.replace(self, values=self.values.mT, scales=self.scales.mT)
 
+    def transposed_scales(self) -> jax.Array:
+        """The scales as other block-scaled matmuls of Hopper GPUs read them, by TMA.
+
+        TMA copies lines of a multiple of 16 bytes. DeepGEMM and MAX therefore read scales with the
+        rows innermost, and with the number of rows rounded up.
+
+        Returns:
+          float32[..., S, M'] for scales of shape [..., M, S]; M' is M rounded up to a multiple of
+          4. What is added has the scale 1.
+        """
+        transposed = self.scales.mT
+        padding = [(0, 0)] * (transposed.ndim - 1) + [(0, -transposed.shape[-1] % 4)]
+        return jnp.pad(transposed, padding, constant_values=1)
+
     def to_qwix(self) -> Any:
         """Returns a `qwix.QArray` of the same arrays. Blocks must be whole."""
         block_shape = self.block_shape

@@ -260,6 +260,16 @@ class QuantizedTest(parameterized.TestCase):
         expected = quant.quantize_weights(np.swapaxes(w, 1, 2), format, transpose_rhs=True)
         assert_quantized(got, (expected.values, expected.scales))
 
+    @parameterized.product(format=(quant.Fp8Block128(), quant.Fp8Row()), rows=(0, 1, 6, 8))
+    def test_transposed_scales(self, format, rows):
+        rng = np.random.default_rng(rows)
+        x = quant.quantize(jnp.asarray(rng.standard_normal((2, rows, 300)), jnp.float32), format)
+        got = np.asarray(jax.jit(quant.Quantized.transposed_scales)(x))
+        scales = np.asarray(x.scales)
+        self.assertEqual(got.shape, (2, scales.shape[-1], 4 * -(-rows // 4)))
+        np.testing.assert_array_equal(got[..., :rows], scales.transpose(0, 2, 1))
+        np.testing.assert_array_equal(got[..., rows:], 1)
+
     @parameterized.parameters(*FORMATS)
     def test_qwix(self, format):
         """The arrays themselves, in both directions, and qwix dequantizes them to the same values."""

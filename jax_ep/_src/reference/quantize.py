@@ -69,7 +69,7 @@ def _blocked(x: jax.Array, axis: int, block: int) -> jax.Array:
     padding = -x.shape[axis] % block
     if padding:
         x = jnp.pad(x, [(0, padding if i == axis else 0) for i in range(x.ndim)])
-    return x.reshape(*x.shape[:axis], -1, block, *x.shape[axis + 1 :])
+    return x.reshape(*x.shape[:axis], x.shape[axis] // block, block, *x.shape[axis + 1 :])
 
 
 def expanded(scales: jax.Array, shape: tuple[int, ...], blocks: tuple[int, ...]) -> jax.Array:
@@ -78,6 +78,6 @@ def expanded(scales: jax.Array, shape: tuple[int, ...], blocks: tuple[int, ...])
         if block > 1:
             repeated = (*scales.shape[: axis + 1], block, *scales.shape[axis + 1 :])
             scales = jnp.broadcast_to(jnp.expand_dims(scales, axis + 1), repeated)
-            scales = scales.reshape(*repeated[:axis], -1, *repeated[axis + 2 :])
+            scales = lax.collapse(scales, axis, axis + 2)
             scales = lax.slice_in_dim(scales, 0, shape[axis], axis=axis)
     return scales

@@ -106,8 +106,8 @@ extern Settings settings;
 
 // Called by kernels where another thread may come in between. Set while no kernel runs.
 struct Hooks {
-  std::function<void(const uint64_t* address)> after_swap;  // by CompareAndSwapDevice
-  std::function<void()> before_long_sleep;                  // of a kernel that awaits turns
+  std::function<void(const uint64_t* address)> after_swap;  // CompareAndSwapDevice calls it
+  std::function<void()> before_long_sleep;                  // AwaitTurns follows
 };
 extern Hooks hooks;
 
