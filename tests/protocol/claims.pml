@@ -8,9 +8,14 @@
  * number as that of the last one that has ended, and frees the claim unless it is contested. It waits for neither, so
  * they may happen in any order. A block without the claim sets the abort word, and fails.
  *
+ * As in a low-latency call, a block loads the abort word and draws a ticket before it looks at the claim. The first ticket
+ * is for what the call sends. The last block waits until it is sent, as peers do, or for an abort. In a release's
+ * generation there is no workspace, and nothing is sent. Here a block claims, loads and draws in one step. In three steps
+ * there are more states, and the model holds, too.
+ *
  * What is checked
  *   - blocks that have the claim are of one call, and work in the generation that they have claimed;
- *   - a call finds no work counters of another call;
+ *   - a call finds no work counters of another call, and goes by the abort word of its own generation;
  *   - a call that has passed its wait in all blocks had a sequence number of its own;
  *   - a call without the claim in some block is recorded as a failure;
  *   - nobody waits for ever. */
@@ -42,6 +47,8 @@
 #define CONTEST_FORGOTTEN 11 /* a contested claim is free in the next generation, without a release */
 #define NO_RECORD 12        /* a block without the claim sets no abort word */
 #define END_OF_ANY 13       /* sequence numbers of calls that have ended lack the generation */
+#define OLD_WORD 14         /* a call that has met the host's claim keeps the abort word */
+#define NEW_TICKET 15       /* it draws another ticket in place of its first one */
 #ifndef BROKEN
 #define BROKEN NOTHING
 #endif
@@ -57,12 +64,13 @@ byte owner;     /* the tag that has a contested claim, or 0 */
 byte last_ended; /* the sequence number of the last call that has ended */
 #define SEQUENCE(of_generation, number) ((BROKEN == END_OF_ANY -> 0 : (of_generation) * 8) + (number))
 byte counters;  /* work items drawn */
+bool drawn;     /* the first ticket of those that are drawn before the claim is known */
 byte finished;  /* blocks */
 byte aborted;   /* generations with the abort word set, by bit */
 
 /* ---- What the model knows of the calls */
 
-byte loading;     /* blocks between their load of the generation's number and their claim */
+byte loading;     /* blocks between their load of the generation's number and that of the abort word */
 byte running[3];  /* blocks with the claim, by tag */
 byte used[4];     /* sequence numbers of calls that have passed, a bit each, by generation */
 byte starts_left = STARTS;
@@ -72,6 +80,7 @@ byte to_run[3] = 3;   /* its blocks, a bit each */
 byte made[3];         /* kernels */
 bool lost[3];         /* a block had no claim */
 bool passed[3];       /* a block has passed its wait */
+bool sent[3];         /* what the call sends */
 
 #define HAS_ENDED (tags == 3 && (last_ended >= SEQUENCE(generation, completed + 1) || BROKEN == HOST_CONTESTED)) /* a contested call */
 
@@ -97,14 +106,18 @@ inline end_block() {
      kind[tag] = none;
      lost[tag] = false;
      passed[tag] = false;
+     sent[tag] = false;
      made[tag]++
   :: else
   fi;
-  seen = 0; sequence = 0; before = 0; has_failed = false; is_last = false
+  seen = 0; sequence = 0; before = 0; has_failed = false; is_last = false; met_host = false; sends = false;
+  word_of = 0
 }
 
 proctype Block(byte tag, block) {
   byte seen, sequence, before;
+  byte word_of;         /* the generation whose abort word the block has loaded */
+  bool met_host, sends; /* the block has met the host's claim; it has drawn the first ticket */
   bool has_failed, is_last;
   do
   :: made[tag] == KERNELS -> break
@@ -118,12 +131,17 @@ proctype Block(byte tag, block) {
 request:
      skip;
      d_step { seen = generation; loading++ }
-     d_step { loading--; /* CLAIM_CALL */
+     d_step { /* CLAIM_CALL */
        before = (host && BROKEN != NO_HOST_CLAIM -> 4 : tags);
        sequence = completed + 1;
-       tags = tags | tag }
+       tags = tags | tag;
+       loading--;
+       if
+       :: !met_host -> word_of = generation; sends = !drawn; drawn = true
+       :: else
+       fi }
      if
-     :: before == 4 -> (!host); goto request
+     :: before == 4 -> (!host); met_host = true; goto request
      :: before == 3 - tag && BROKEN != NO_CLAIM ->
         owner = before; /* CLAIM_CONTEST */
         goto fail
@@ -140,7 +158,14 @@ request:
      :: before == 0 || before == tag || BROKEN == NO_CLAIM
      fi;
      d_step { running[tag]++; counters++;
-       assert(running[3 - tag] == 0 && seen == generation && counters <= BLOCKS) }
+       word_of = (met_host && BROKEN != OLD_WORD -> generation : word_of);
+       if
+       :: met_host && BROKEN == NEW_TICKET -> sends = !drawn; drawn = true
+       :: else
+       fi;
+       sent[tag] = sent[tag] || sends;
+       assert(running[3 - tag] == 0 && seen == generation && counters <= BLOCKS && word_of == seen);
+       word_of = 0; sends = false; met_host = false }
      /* WAIT_ENTRY */
      d_step { assert(seen == generation);
        has_failed = (aborted >> seen) & 1;
@@ -151,13 +176,14 @@ request:
           passed[tag] = true
        :: else
        fi }
-     d_step { assert(seen == generation);
+     d_step { finished + 1 < BLOCKS || sent[tag] || ((aborted >> seen) & 1) || DRAINED ->
+       assert(seen == generation);
        finished++;
        is_last = finished == BLOCKS;
        running[tag] = running[tag] - !is_last }
      if
      :: is_last ->
-        d_step { finished = 0; counters = (BROKEN == CLAIM_ENDED_FIRST -> counters : 0) }
+        d_step { finished = 0; drawn = false; counters = (BROKEN == CLAIM_ENDED_FIRST -> counters : 0) }
         if /* CLAIM_END */
         :: record_end(); free_claim()
         :: free_claim(); record_end()
@@ -183,7 +209,7 @@ ended:
      d_step { (tags == 0 || HAS_ENDED || BROKEN == HOST_ANY_TIME) && (!DRAINED || kind[3 - tag] == none) ->
        before = (DRAINED || BROKEN == CONTEST_FORGOTTEN -> 0 : tags);
        host = true }
-     d_step { generation++; completed = 0; counters = 0; finished = 0 }
+     d_step { generation++; completed = 0; counters = 0; drawn = false; finished = 0 }
      d_step { loading == 0 || BROKEN == HOST_AT_ONCE ->
        host = false;
        tags = before;
