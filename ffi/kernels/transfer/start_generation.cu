@@ -54,8 +54,13 @@ __global__ void __launch_bounds__(kStartGenerationThreads)
   if (threadIdx.x == 0) control->blocks_finished = 0;
   __threadfence();
   __syncthreads();
-  // See Claim: a call that has loaded the old state finds this claim.
-  __nanosleep(10'000);
+  // See ClaimRequest: a call that has loaded the old state finds this claim. PTX lets a sleep end
+  // early.
+  constexpr unsigned kNanoseconds = 10'000;
+  const uint64_t start = GlobalTimer();
+  do {
+    __nanosleep(kNanoseconds);
+  } while (GlobalTimer() - start < kNanoseconds);
   // Release: a call that waits for the end of the host's claim sees the new state.
   if (threadIdx.x == 0) {
     // Blocks of the call that contested the claim may still come. Before a generation without
