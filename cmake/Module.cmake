@@ -52,6 +52,8 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc
     ffi/kernels/quantize/quantize.cu
+    ffi/kernels/quantize/quantize_weights.cc
+    ffi/kernels/quantize/quantize_weights.cu
     ffi/kernels/transfer/bulk_copy_ceiling.cc
     ffi/kernels/transfer/bulk_copy_ceiling.cu
     ffi/kernels/transfer/combine.cc

@@ -43,12 +43,14 @@ checks() {
   run fused 120 "$programs/grouped_matmul_activation_test" check 22
   run matmul 120 "$programs/grouped_matmul_test" check 8
   run quantize 60 "$programs/quantize_test" check
+  run quantize_weights 60 "$programs/quantize_weights_test" check
   local tool
   for tool in memcheck racecheck synccheck; do
     sanitized "transfer_$tool" 200 $tool "$programs/transfer_test" --ranks 1 --tiny
     sanitized "fused_$tool" 200 $tool "$programs/grouped_matmul_activation_test" small
     sanitized "matmul_$tool" 200 $tool "$programs/grouped_matmul_test" small
     sanitized "quantize_$tool" 60 $tool "$programs/quantize_test" small
+    sanitized "quantize_weights_$tool" 60 $tool "$programs/quantize_weights_test" small
   done
 }
 

@@ -2,12 +2,9 @@
 #ifndef JAX_EP_DEVICE_QUANTIZE_PARAMS_H_
 #define JAX_EP_DEVICE_QUANTIZE_PARAMS_H_
 
-#include "ffi/device/common/integers.h"
+#include "ffi/device/quantize/scale_params.h"
 
 namespace jax_ep {
-
-// Values per scale of a row that has blocks.
-inline constexpr int kValuesPerScale = 128;
 
 // Values and scales of rows, in arrays of their own or packed: each row's values, then its scales.
 struct QuantizedRows {
@@ -23,10 +20,8 @@ struct QuantizeParams {
   const void* x;  // [rows, columns]
   QuantizedRows out;
   int32_t columns;
-  float min_amax;            // a block's largest magnitude is at least this
-  float inverse_largest;     // 1 / the largest eight-bit value
-  bool power_of_two_scales;  // scales are rounded up to powers of two
-  bool is_aligned;           // rows begin at multiples of a vector, and their values likewise
+  ScaleParams scale;
+  bool is_aligned;  // rows begin at multiples of a vector, and their values likewise
 };
 
 }  // namespace jax_ep

@@ -82,13 +82,14 @@ Status LaunchQuantize(const Quantize& call, const QuantizedRows& out, cudaStream
   Status status = CheckQuantizeLaunch(call.num_rows, call.columns);
   if (!status.ok() || call.num_rows == 0 || call.columns == 0) return status;
   const bool is_e5m2 = call.kind == QuantizeKind::kRowE5M2;
-  QuantizeParams params = {.x = call.x,
-                           .out = out,
-                           .columns = static_cast<int32_t>(call.columns),
-                           .min_amax = call.min_amax,
-                           .inverse_largest = is_e5m2 ? kInverseLargestE5M2 : kInverseLargestE4M3,
-                           .power_of_two_scales = call.power_of_two_scales,
-                           .is_aligned = IsAligned(call, out)};
+  QuantizeParams params = {
+      .x = call.x,
+      .out = out,
+      .columns = static_cast<int32_t>(call.columns),
+      .scale = {.min_amax = call.min_amax,
+                .inverse_largest = is_e5m2 ? kInverseLargestE5M2 : kInverseLargestE4M3,
+                .power_of_two_scales = call.power_of_two_scales},
+      .is_aligned = IsAligned(call, out)};
   const int64_t vectors = CeilDivide(call.columns * ElementBytes(call.type), kVectorBytes);
   const int64_t warps = CeilDivide(vectors, int64_t{32 * kQuantizeVectors});
   const int64_t threads = std::min<int64_t>(32 * warps, kMaxQuantizeThreads);

@@ -6,13 +6,11 @@
 #include "ffi/device/common/vectors.cuh"
 #include "ffi/device/ptx/eight_bit_types.cuh"
 #include "ffi/device/ptx/memory.cuh"
+#include "ffi/device/quantize/scale.cuh"
 #include "ffi/kernels/quantize/kernels.h"
 
 namespace jax_ep {
 namespace {
-
-constexpr uint32_t kAllLanes = 0xffffffffu;
-constexpr uint32_t kInfinity = 0x7f800000u;
 
 // A tile: vector i of a thread is the row's vector i * blockDim.x + threadIdx.x.
 struct Tile {
@@ -56,48 +54,6 @@ __device__ Tile LoadTile(const QuantizeParams& params, int64_t row, int tile) {
     loaded.vectors[i] = LoadVector<Type>(params, row, vector);
   }
   return loaded;
-}
-
-// Returns the bits of the largest magnitude. As integers, NaN is above infinity, and that above all
-// numbers.
-template <typename Type>
-__device__ uint32_t AmaxBits(uint4 vector) {
-  float values[kPerVector<Type>];
-  UnpackVector<Type>(vector, values);
-  uint32_t amax = 0;
-#pragma unroll
-  for (float value : values) amax = max(amax, __float_as_uint(value) & 0x7fffffffu);
-  return amax;
-}
-
-template <int kLanes>
-__device__ uint32_t AmaxOfLanes(uint32_t amax) {
-#pragma unroll
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    amax = max(amax, __shfl_xor_sync(kAllLanes, amax, lanes));
-  }
-  return amax;
-}
-
-// Every thread of the block calls this once.
-__device__ uint32_t AmaxOfBlock(uint32_t amax) {
-  __shared__ uint32_t of_warps[kMaxQuantizeThreads / 32];
-  amax = AmaxOfLanes<32>(amax);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = amax;
-  __syncthreads();
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / 32; ++warp) {
-    amax = max(amax, of_warps[warp]);
-  }
-  return amax;
-}
-
-__device__ float ScaleOf(const QuantizeParams& params, uint32_t amax) {
-  if (amax >= kInfinity) return __uint_as_float(0x7fc00000u);  // NaN
-  const float scale =
-      __fmul_rn(max(__uint_as_float(amax), params.min_amax), params.inverse_largest);
-  if (!params.power_of_two_scales) return scale;
-  // Carries any bit of the mantissa into the exponent.
-  return __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & kInfinity);
 }
 
 template <typename Type, typename Value>
@@ -151,7 +107,7 @@ __global__ void __launch_bounds__(kMaxQuantizeThreads)
       for (const uint4& vector : next.vectors) amax = max(amax, AmaxBits<Type>(vector));
       if (index + 1 == num_tiles) break;
     }
-    const float scale = ScaleOf(params, AmaxOfBlock(amax));
+    const float scale = ScaleOf(params.scale, AmaxOfBlock<kMaxQuantizeThreads>(amax));
     factor = __frcp_rn(scale);
     if (threadIdx.x == 0) scales[0] = scale;
   }
@@ -162,7 +118,7 @@ __global__ void __launch_bounds__(kMaxQuantizeThreads)
       const int vector = (index * kQuantizeVectors + i) * blockDim.x + threadIdx.x;
       if constexpr (kHasBlocks) {
         const uint32_t amax = AmaxOfLanes<kLanesPerScale>(AmaxBits<Type>(tile.vectors[i]));
-        const float scale = ScaleOf(params, amax);
+        const float scale = ScaleOf(params.scale, amax);
         factor = __frcp_rn(scale);
         if (vector % kLanesPerScale == 0 && vector < num_vectors) {
           scales[vector / kLanesPerScale] = scale;

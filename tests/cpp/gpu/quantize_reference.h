@@ -34,6 +34,11 @@ inline std::vector<double> Magnitudes(bool is_e5m2) {
 
 inline constexpr uint8_t kNanCode = 0x7f;
 
+// Returns kNanCode for each NaN, and other codes as they are.
+inline uint8_t Canonical(bool is_e5m2, uint8_t code) {
+  return (code & 0x7f) > (is_e5m2 ? 0x7c : 0x7e) ? kNanCode : code;
+}
+
 // Returns the code of the nearest value. In the middle of two it is the even code.
 inline uint8_t Encode(const std::vector<double>& magnitudes, float value) {
   if (std::isnan(value)) return kNanCode;

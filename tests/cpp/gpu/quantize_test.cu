@@ -14,6 +14,7 @@
 
 #include "ffi/runtime/packed_rows.h"
 #include "tests/cpp/gpu/guarded_buffer.h"
+#include "tests/cpp/gpu/quantize_inputs.h"
 #include "tests/cpp/gpu/quantize_reference.h"
 
 namespace harness {
@@ -38,10 +39,7 @@ struct QuantizeCase {
 
   std::string Name() const {
     char text[128];
-    std::snprintf(text, sizeof text, "%s %s %s%s %d x %d + %d",
-                  type == kF32    ? "f32"
-                  : type == kBF16 ? "bf16"
-                                  : "f16",
+    std::snprintf(text, sizeof text, "%s %s %s%s %d x %d + %d", TypeName(type),
                   kind == QuantizeKind::kBlock128 ? "block128"
                   : kind == QuantizeKind::kRow    ? "row"
                                                   : "row_e5m2",
@@ -73,31 +71,6 @@ std::vector<float> Numbers(const QuantizeCase& c) {
     if (row % 8 >= 6) numbers[row * c.columns + random() % c.columns] = bad[row % 2];
   }
   return numbers;
-}
-
-// Rounds numbers to the type of x, in place, and returns their bytes.
-std::vector<uint8_t> Round(ElementType type, std::vector<float>* numbers) {
-  std::vector<uint8_t> bytes(numbers->size() * jax_ep::ElementBytes(type));
-  for (size_t i = 0; i < numbers->size(); ++i) {
-    float& number = (*numbers)[i];
-    if (type == kF32) {
-      std::memcpy(&bytes[4 * i], &number, 4);
-      continue;
-    }
-    const uint16_t bits = type == kBF16 ? ToBFloat16(number) : ToFloat16(number);
-    number = type == kBF16 ? FromBFloat16(bits) : FromFloat16(bits);
-    std::memcpy(&bytes[2 * i], &bits, 2);
-  }
-  return bytes;
-}
-
-cudaStream_t Stream() {
-  static const cudaStream_t stream = [] {
-    cudaStream_t created;
-    Require(cudaStreamCreateWithFlags(&created, 0), "a stream");
-    return created;
-  }();
-  return stream;
 }
 
 // One call, with its operands and results on the GPU.
@@ -164,8 +137,7 @@ class QuantizeRunner {
 
  private:
   uint8_t Canonical(uint8_t code) const {
-    const int largest = c_.kind == QuantizeKind::kRowE5M2 ? 0x7c : 0x7e;
-    return (code & 0x7f) > largest ? kNanCode : code;
+    return harness::Canonical(c_.kind == QuantizeKind::kRowE5M2, code);
   }
 
   static std::string At(const char* what, int64_t row, int64_t i, double got, double expected) {

@@ -3,7 +3,6 @@
 #ifndef JAX_EP_TESTS_CPP_GPU_QUANTIZE_TIMING_H_
 #define JAX_EP_TESTS_CPP_GPU_QUANTIZE_TIMING_H_
 
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -11,31 +10,9 @@
 #include "ffi/runtime/packed_rows.h"
 #include "tests/cpp/gpu/guarded_buffer.h"
 #include "tests/cpp/gpu/quantize_reference.h"
+#include "tests/cpp/gpu/timing.h"
 
 namespace harness {
-
-// Returns the median in microseconds of 50 launches, after 10 that do not count.
-template <typename Launch>
-double MedianTime(const Launch& launch) {
-  constexpr int kWarmUps = 10, kLaunches = 60;
-  std::vector<cudaEvent_t> events(2 * kLaunches);
-  for (cudaEvent_t& event : events) Require(cudaEventCreate(&event), "an event");
-  for (int i = 0; i < kLaunches; ++i) {
-    Require(cudaEventRecord(events[2 * i]), "an event");
-    launch(i);
-    Require(cudaEventRecord(events[2 * i + 1]), "an event");
-  }
-  Require(cudaDeviceSynchronize(), "the kernels");
-  std::vector<float> times;
-  for (int i = kWarmUps; i < kLaunches; ++i) {
-    float time;
-    Require(cudaEventElapsedTime(&time, events[2 * i], events[2 * i + 1]), "an event");
-    times.push_back(time * 1e3f);
-  }
-  for (cudaEvent_t event : events) Require(cudaEventDestroy(event), "an event");
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
 
 inline void TimeQuantize(QuantizeKind kind, bool is_packed, int64_t rows, int64_t columns) {
   constexpr int kSets = 5;

@@ -1,0 +1,48 @@
+// Inputs of the tests of quantizing: numbers rounded to a type, and a stream.
+#ifndef JAX_EP_TESTS_CPP_GPU_QUANTIZE_INPUTS_H_
+#define JAX_EP_TESTS_CPP_GPU_QUANTIZE_INPUTS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "ffi/runtime/buffers.h"
+#include "tests/cpp/gpu/numbers.h"
+#include "tests/cpp/gpu/require.h"
+
+namespace harness {
+
+inline const char* TypeName(jax_ep::ElementType type) {
+  return type == jax_ep::kF32 ? "f32" : type == jax_ep::kBF16 ? "bf16" : "f16";
+}
+
+// Rounds numbers to the type of x, in place, and returns their bytes.
+inline std::vector<uint8_t> Round(jax_ep::ElementType type, std::vector<float>* numbers) {
+  std::vector<uint8_t> bytes(numbers->size() * jax_ep::ElementBytes(type));
+  for (size_t i = 0; i < numbers->size(); ++i) {
+    float& number = (*numbers)[i];
+    if (type == jax_ep::kF32) {
+      std::memcpy(&bytes[4 * i], &number, 4);
+      continue;
+    }
+    const uint16_t bits = type == jax_ep::kBF16 ? ToBFloat16(number) : ToFloat16(number);
+    number = type == jax_ep::kBF16 ? FromBFloat16(bits) : FromFloat16(bits);
+    std::memcpy(&bytes[2 * i], &bits, 2);
+  }
+  return bytes;
+}
+
+inline cudaStream_t Stream() {
+  static const cudaStream_t stream = [] {
+    cudaStream_t created;
+    Require(cudaStreamCreateWithFlags(&created, 0), "a stream");
+    return created;
+  }();
+  return stream;
+}
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_QUANTIZE_INPUTS_H_
