@@ -245,7 +245,6 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("is_e5m2", &config->is_e5m2);
   reader.Read("min_amax", &config->min_amax);
   reader.Read("power_of_two_scales", &config->power_of_two_scales);
-  reader.Read("is_packed", &config->is_packed);
   if (Status status = reader.Finish(); !status.ok()) return status;
   return CheckConfig(target, *config);
 }

@@ -6,7 +6,7 @@
 namespace jax_ep {
 namespace {
 
-// Quantizes rows to 8-bit values with scales, in arrays of their own or packed row by row.
+// Quantizes rows to 8-bit values with scales.
 using State = QuantizeState;
 using Config = QuantizeConfig;
 using Sizes = QuantizeSizes;
@@ -20,14 +20,6 @@ Status Check(const Config& config, Buffers operands, Buffers results, Sizes* siz
 QuantizeKind KindOf(const Config& config) {
   if (config.scale_block > 0) return QuantizeKind::kBlock128;
   return config.is_e5m2 ? QuantizeKind::kRowE5M2 : QuantizeKind::kRow;
-}
-
-QuantizedRows OutOf(const Config& config, const Sizes& sizes, const ffi::RemainingRets& results) {
-  Addresses result(results);
-  const QuantizeKind kind = KindOf(config);
-  void* const values = result.Next();
-  return config.is_packed ? PackedRows(kind, sizes.columns, values)
-                          : RowsApart(kind, sizes.columns, values, result.Next<float>());
 }
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -47,9 +39,10 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
                          .columns = sizes.columns,
                          .min_amax = config.min_amax,
                          .power_of_two_scales = config.power_of_two_scales,
-                         .x = AddressOf(operands, 0)};
-  status = LaunchQuantize(call, OutOf(config, sizes, results), stream);
-  return ToError(At(state->target, status));
+                         .x = AddressOf(operands, 0),
+                         .values = static_cast<uint8_t*>(AddressOf(results, 0)),
+                         .scales = static_cast<float*>(AddressOf(results, 1))};
+  return ToError(At(state->target, LaunchQuantize(call, stream)));
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());

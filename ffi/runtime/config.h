@@ -58,7 +58,6 @@ struct QuantizeConfig {
   bool is_e5m2 = false;              // else E4M3; with blocks always E4M3
   float min_amax = 0;                // the least magnitude that a scale is made for
   bool power_of_two_scales = false;  // scales are rounded up to powers of two
-  bool is_packed = false;            // values and scales in one row of bytes
 };
 
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };

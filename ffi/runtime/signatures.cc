@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ffi/device/common/integers.h"
-#include "ffi/runtime/packed_rows.h"
 
 namespace jax_ep {
 namespace {
@@ -304,18 +303,13 @@ Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers res
                      QuantizeSizes* sizes) {
   const Matrices x(operands), out(results);
   BufferChecker check(kQuantizeTarget, x.views(), out.views());
-  Size m{"M"}, k{"K"}, s{"S", 1}, words{"W"};
-  Types rows{kRowTypes}, f32{kF32}, s32{kS32};
+  Size m{"M"}, k{"K"}, s{"S", 1};
+  Types rows{kRowTypes}, f32{kF32};
   Types values{static_cast<uint8_t>(config.is_e5m2 ? kF8E5M2 : kF8E4M3)};
   check.Operand("x", rows, {&m, &k});
   if (config.scale_block > 0) s.value = CeilDivide(k.value, config.scale_block);
-  if (config.is_packed) {
-    words.value = PackedRowBytes(k.value, s.value) / ElementBytes(kS32);
-    check.Result("rows", s32, {&m, &words});
-  } else {
-    check.Result("values", values, {&m, &k});
-    check.Result("scales", f32, {&m, &s});
-  }
+  check.Result("values", values, {&m, &k});
+  check.Result("scales", f32, {&m, &s});
   if (Status status = check.Finish(); !status.ok()) return status;
   *sizes = {m.value, k.value, rows.type()};
   return {};

@@ -97,7 +97,7 @@ Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig&
                                             Buffers operands, Buffers results,
                                             GroupedMatmulSizes* sizes);
 
-// x[...,K] -> values[...,K], scales[...,S], or rows s32[...,W], words of packed rows
+// x[...,K] -> values[...,K], scales[...,S]
 // S is the blocks of K, or 1. All arrays have the same leading axes.
 Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers results,
                      QuantizeSizes* sizes);

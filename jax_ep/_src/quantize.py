@@ -178,7 +178,6 @@ def _attributes(avals: list[Aval], params: QuantizeParams, format: Format) -> di
         "is_e5m2": np.bool_(format.dtype == jnp.float8_e5m2),
         "min_amax": np.float32(format.min_amax),
         "power_of_two_scales": np.bool_(format.scale_rounding == "power_of_two"),
-        "is_packed": np.bool_(False),
     }
 
 

@@ -37,7 +37,6 @@ class QuantizeLoweringTest(parameterized.TestCase):
                 "is_e5m2": ("bool", True),
                 "min_amax": ("f32", 1e-30),
                 "power_of_two_scales": ("bool", True),
-                "is_packed": ("bool", False),
             },
         )
         self.assertEmpty(program.operations_on(3 * 16 * 200))

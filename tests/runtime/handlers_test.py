@@ -124,7 +124,6 @@ CALLS = {
             "is_e5m2": np.bool_(False),
             "min_amax": np.float32(1e-4),
             "power_of_two_scales": np.bool_(True),
-            "is_packed": np.bool_(False),
         },
     ),
     "jax_ep.grouped_matmul_activation.v1": (

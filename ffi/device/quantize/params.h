@@ -6,19 +6,10 @@
 
 namespace jax_ep {
 
-// Values and scales of rows, in arrays of their own or packed: each row's values, then its scales.
-struct QuantizedRows {
-  uint8_t* values;
-  float* scales;
-  int64_t value_stride;       // bytes from row to row
-  int64_t scale_stride;       // floats from row to row
-  int32_t value_padding = 0;  // bytes of zeros that follow a row's values
-  int32_t scale_padding = 0;  // floats of zeros that follow a row's scales
-};
-
 struct QuantizeParams {
-  const void* x;  // [rows, columns]
-  QuantizedRows out;
+  const void* x;    // [rows, columns]
+  uint8_t* values;  // [rows, columns]
+  float* scales;    // [rows, scales per row]
   int32_t columns;
   ScaleParams scale;
   bool is_aligned;  // rows begin at multiples of a vector, and their values likewise

@@ -9,9 +9,13 @@ namespace jax_ep {
 // Values per scale, along each axis that has blocks.
 inline constexpr int kValuesPerScale = 128;
 
+// 1 / the largest value of each type.
+inline constexpr float kInverseLargestE4M3 = 1.0 / 448;
+inline constexpr float kInverseLargestE5M2 = 1.0 / 57344;
+
 struct ScaleParams {
   float min_amax;            // a block's largest magnitude is at least this
-  float inverse_largest;     // 1 / the largest eight-bit value
+  float inverse_largest;     // 1 / the largest value
   bool power_of_two_scales;  // scales are rounded up to powers of two
 };
 

@@ -5,29 +5,21 @@
 #include "ffi/device/common/limits.h"
 #include "ffi/runtime/config.h"
 #include "ffi/runtime/device_cuda.h"
-#include "ffi/runtime/packed_rows.h"
 
 namespace jax_ep {
 namespace {
 
 static_assert(kValuesPerScale == kScaleBlock, "host and device agree");
 
-constexpr float kInverseLargestE4M3 = 1.0 / 448;
-constexpr float kInverseLargestE5M2 = 1.0 / 57344;
-
 bool IsMultiple(const void* address, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }
 
-int64_t NumScales(QuantizeKind kind, int64_t columns) {
-  return kind == QuantizeKind::kBlock128 ? CeilDivide(columns, kScaleBlock) : 1;
-}
-
 // Returns whether a thread can load a vector of the row and store its values at once.
-bool IsAligned(const Quantize& call, const QuantizedRows& out) {
+bool IsAligned(const Quantize& call) {
   const int64_t per_vector = kVectorBytes / ElementBytes(call.type);
-  return call.columns % per_vector == 0 && out.value_stride % per_vector == 0 &&
-         IsMultiple(call.x, kVectorBytes) && IsMultiple(out.values, per_vector);
+  return call.columns % per_vector == 0 && IsMultiple(call.x, kVectorBytes) &&
+         IsMultiple(call.values, per_vector);
 }
 
 }  // namespace
@@ -59,37 +51,19 @@ Status CheckQuantizeLaunch(int64_t num_rows, int64_t columns) {
   return {};
 }
 
-QuantizedRows RowsApart(QuantizeKind kind, int64_t columns, void* values, float* scales) {
-  return {.values = static_cast<uint8_t*>(values),
-          .scales = scales,
-          .value_stride = columns,
-          .scale_stride = NumScales(kind, columns)};
-}
-
-QuantizedRows PackedRows(QuantizeKind kind, int64_t columns, void* rows) {
-  const int64_t num_scales = NumScales(kind, columns);
-  const int64_t first = FirstScale(columns);
-  const int64_t bytes = PackedRowBytes(columns, num_scales);
-  return {.values = static_cast<uint8_t*>(rows),
-          .scales = static_cast<float*>(rows) + first,
-          .value_stride = bytes,
-          .scale_stride = bytes / kScaleBytes,
-          .value_padding = static_cast<int32_t>(first * kScaleBytes - columns),
-          .scale_padding = static_cast<int32_t>(bytes / kScaleBytes - first - num_scales)};
-}
-
-Status LaunchQuantize(const Quantize& call, const QuantizedRows& out, cudaStream_t stream) {
+Status LaunchQuantize(const Quantize& call, cudaStream_t stream) {
   Status status = CheckQuantizeLaunch(call.num_rows, call.columns);
   if (!status.ok() || call.num_rows == 0 || call.columns == 0) return status;
   const bool is_e5m2 = call.kind == QuantizeKind::kRowE5M2;
   QuantizeParams params = {
       .x = call.x,
-      .out = out,
+      .values = call.values,
+      .scales = call.scales,
       .columns = static_cast<int32_t>(call.columns),
       .scale = {.min_amax = call.min_amax,
                 .inverse_largest = is_e5m2 ? kInverseLargestE5M2 : kInverseLargestE4M3,
                 .power_of_two_scales = call.power_of_two_scales},
-      .is_aligned = IsAligned(call, out)};
+      .is_aligned = IsAligned(call)};
   const int64_t vectors = CeilDivide(call.columns * ElementBytes(call.type), kVectorBytes);
   const int64_t warps = CeilDivide(vectors, int64_t{32 * kQuantizeVectors});
   const int64_t threads = std::min<int64_t>(32 * warps, kMaxQuantizeThreads);

@@ -6,6 +6,7 @@
 #include "ffi/device/common/vectors.cuh"
 #include "ffi/device/ptx/eight_bit_types.cuh"
 #include "ffi/device/ptx/memory.cuh"
+#include "ffi/device/quantize/elements.cuh"
 #include "ffi/device/quantize/scale.cuh"
 #include "ffi/kernels/quantize/kernels.h"
 
@@ -17,32 +18,15 @@ struct Tile {
   uint4 vectors[kQuantizeVectors];
 };
 
-template <typename Type>
-__device__ uint32_t LoadElement(const void* x, int64_t index) {
-  if constexpr (Type::kPerWord == 2) {
-    return static_cast<const uint16_t*>(x)[index];
-  } else {
-    return static_cast<const uint32_t*>(x)[index];
-  }
-}
-
 // Elements past the row's end are zeros.
 template <typename Type>
 __device__ uint4 LoadVector(const QuantizeParams& params, int64_t row, int vector) {
-  constexpr int kBits = 32 / Type::kPerWord;
   const int column = vector * kPerVector<Type>;
   const int64_t first = row * params.columns + column;
   if (params.is_aligned && column < params.columns) {
     return LoadGlobalNoAllocate(static_cast<const uint4*>(params.x) + first / kPerVector<Type>);
   }
-  uint32_t words[4] = {};
-#pragma unroll
-  for (int i = 0; i < kPerVector<Type>; ++i) {
-    if (column + i >= params.columns) break;
-    words[i / Type::kPerWord] |= LoadElement<Type>(params.x, first + i)
-                                 << i % Type::kPerWord * kBits;
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+  return LoadElements<Type>(params.x, first, params.columns - column);
 }
 
 template <typename Type>
@@ -69,21 +53,14 @@ __device__ void StoreVector(const QuantizeParams& params, int64_t row, int vecto
   for (float& value : values) value = __fmul_rn(value, factor);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) words[i] = Value::Pack(values + 4 * i);
-  uint8_t* const out = params.out.values + row * params.out.value_stride + column;
+  uint8_t* const out = params.values + row * params.columns + column;
   if (!params.is_aligned) {
-    const int count = Min(kPerVector<Type>, params.columns - column);
-    for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(words[i / 4] >> i % 4 * 8);
+    StoreBytes(out, words, Min(kPerVector<Type>, params.columns - column));
   } else if constexpr (kWords == 2) {
     *reinterpret_cast<uint2*>(out) = make_uint2(words[0], words[1]);
   } else {
     *reinterpret_cast<uint32_t*>(out) = words[0];
   }
-}
-
-__device__ void StorePadding(const QuantizedRows& out, int64_t row, int columns, int num_scales) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < out.value_padding) out.values[row * out.value_stride + columns + thread] = 0;
-  if (thread < out.scale_padding) out.scales[row * out.scale_stride + num_scales + thread] = 0;
 }
 
 }  // namespace
@@ -95,8 +72,8 @@ __global__ void __launch_bounds__(kMaxQuantizeThreads)
   const int64_t row = blockIdx.x;
   const int num_vectors = CeilDivide(params.columns, kPerVector<Type>);
   const int num_tiles = CeilDivide(num_vectors, kQuantizeVectors * static_cast<int>(blockDim.x));
-  float* const scales = params.out.scales + row * params.out.scale_stride;
   const int num_scales = kHasBlocks ? CeilDivide(params.columns, kValuesPerScale) : 1;
+  float* const scales = params.scales + row * num_scales;
   Tile tile = LoadTile<Type>(params, row, 0);
   float factor = 0;
   if constexpr (!kHasBlocks) {
@@ -127,7 +104,6 @@ __global__ void __launch_bounds__(kMaxQuantizeThreads)
       StoreVector<Type, Value>(params, row, vector, tile.vectors[i], factor);
     }
   }
-  StorePadding(params.out, row, params.columns, num_scales);
 }
 
 }  // namespace jax_ep

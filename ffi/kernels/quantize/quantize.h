@@ -18,7 +18,9 @@ struct Quantize {
   int64_t columns;
   float min_amax;
   bool power_of_two_scales;
-  const void* x;
+  const void* x;    // [num_rows, columns]
+  uint8_t* values;  // [num_rows, columns]
+  float* scales;    // [num_rows, scales per row]
 };
 
 // Loads the kernels on the current device, see LoadMatmulKernels.
@@ -27,12 +29,8 @@ Status LoadQuantizeKernels();
 // Checks whether the kernels support the sizes. Called when XLA compiles a call, and by the launch.
 Status CheckQuantizeLaunch(int64_t num_rows, int64_t columns);
 
-// Returns arrays of values [num_rows, columns] and of scales, and the view of packed rows.
-QuantizedRows RowsApart(QuantizeKind kind, int64_t columns, void* values, float* scales);
-QuantizedRows PackedRows(QuantizeKind kind, int64_t columns, void* rows);
-
 // Quantizes on `stream`.
-Status LaunchQuantize(const Quantize& call, const QuantizedRows& out, cudaStream_t stream);
+Status LaunchQuantize(const Quantize& call, cudaStream_t stream);
 
 }  // namespace jax_ep
 

@@ -12,8 +12,6 @@ namespace {
 
 static_assert(kValuesPerScale == kScaleBlock, "host and device agree");
 
-constexpr float kInverseLargestE4M3 = 1.0 / 448;
-
 bool IsMultiple(const void* address, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }

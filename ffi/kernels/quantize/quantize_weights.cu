@@ -6,6 +6,7 @@
 #include "ffi/device/common/transpose_bytes.cuh"
 #include "ffi/device/ptx/eight_bit_types.cuh"
 #include "ffi/device/ptx/memory.cuh"
+#include "ffi/device/quantize/elements.cuh"
 #include "ffi/device/quantize/scale.cuh"
 #include "ffi/device/quantize/weights_params.h"
 #include "ffi/kernels/quantize/weights_kernels.h"
@@ -51,28 +52,6 @@ __device__ Place FindPlace(const QuantizeWeightsParams& params) {
   return place;
 }
 
-template <typename Type>
-__device__ uint32_t LoadElement(const void* x, int64_t index) {
-  if constexpr (Type::kPerWord == 2) {
-    return static_cast<const uint16_t*>(x)[index];
-  } else {
-    return static_cast<const uint32_t*>(x)[index];
-  }
-}
-
-// Loads elements one by one. Those past the row's end are zeros.
-template <typename Type>
-__device__ uint4 LoadElements(const void* x, int64_t first, int count) {
-  constexpr int kBits = 32 / Type::kPerWord;
-  uint32_t words[4] = {};
-#pragma unroll
-  for (int i = 0; i < kPerVector<Type>; ++i) {
-    if (i >= count) break;
-    words[i / Type::kPerWord] |= LoadElement<Type>(x, first + i) << i % Type::kPerWord * kBits;
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 // Loads the thread's rows. Elements outside of the matrix are zeros.
 template <typename Type, bool kIsAligned>
 __device__ void LoadRows(const QuantizeWeightsParams& params, const Place& place,
@@ -104,11 +83,6 @@ __device__ void StoreScales(const QuantizeWeightsParams& params, const Place& pl
     out.scales[place.matrix * out.matrix_scale_stride + place.column_block * out.scale_stride +
                place.row_block] = scale;
   }
-}
-
-// Stores the first `count` bytes of words.
-__device__ void StoreBytes(uint8_t* out, const uint32_t* words, int count) {
-  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(words[i / 4] >> i % 4 * 8);
 }
 
 // Stores the thread's rows as x has them.

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <vector>
 
-#include "ffi/runtime/packed_rows.h"
 #include "tests/cpp/gpu/guarded_buffer.h"
 #include "tests/cpp/gpu/quantize_inputs.h"
 #include "tests/cpp/gpu/quantize_reference.h"
@@ -24,7 +23,6 @@ using jax_ep::kBF16;
 using jax_ep::kF16;
 using jax_ep::kF32;
 using jax_ep::Quantize;
-using jax_ep::QuantizedRows;
 
 int failures = 0;
 
@@ -32,19 +30,17 @@ struct QuantizeCase {
   ElementType type;
   QuantizeKind kind;
   bool power_of_two_scales;
-  bool is_packed;
   int64_t rows;
   int64_t columns;
   int64_t offset = 0;  // elements by which x begins after an aligned address
 
   std::string Name() const {
     char text[128];
-    std::snprintf(text, sizeof text, "%s %s %s%s %d x %d + %d", TypeName(type),
+    std::snprintf(text, sizeof text, "%s %s%s %d x %d + %d", TypeName(type),
                   kind == QuantizeKind::kBlock128 ? "block128"
                   : kind == QuantizeKind::kRow    ? "row"
                                                   : "row_e5m2",
-                  is_packed ? "packed" : "apart", power_of_two_scales ? " powers" : "", int(rows),
-                  int(columns), int(offset));
+                  power_of_two_scales ? " powers" : "", int(rows), int(columns), int(offset));
     return text;
   }
 };
@@ -80,39 +76,33 @@ class QuantizeRunner {
     const std::vector<uint8_t> bytes = Round(c.type, &numbers_);
     x_.Reset(bytes.size(), c.offset * jax_ep::ElementBytes(c.type));
     Require(cudaMemcpy(x_.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "x");
+    num_scales_ = c.kind == QuantizeKind::kBlock128 ? (c.columns + 127) / 128 : 1;
+    values_.Reset(c.rows * c.columns);
+    scales_.Reset(c.rows * num_scales_ * 4);
     call_ = {.kind = c.kind,
              .type = c.type,
              .num_rows = c.rows,
              .columns = c.columns,
              .min_amax = MinAmax(c.kind),
              .power_of_two_scales = c.power_of_two_scales,
-             .x = x_.data()};
-    num_scales_ = c.kind == QuantizeKind::kBlock128 ? (c.columns + 127) / 128 : 1;
-    if (c.is_packed) {
-      values_.Reset(c.rows * jax_ep::PackedRowBytes(c.columns, num_scales_));
-      out_ = jax_ep::PackedRows(c.kind, c.columns, values_.data());
-    } else {
-      values_.Reset(c.rows * c.columns);
-      scales_.Reset(c.rows * num_scales_ * 4);
-      out_ = jax_ep::RowsApart(c.kind, c.columns, values_.data(), scales_.As<float>());
-    }
+             .x = x_.data(),
+             .values = values_.data(),
+             .scales = scales_.As<float>()};
   }
-
-  jax_ep::Status Launch() { return jax_ep::LaunchQuantize(call_, out_, Stream()); }
 
   // Returns what is wrong with the results, or "".
   std::string Run() {
-    if (const jax_ep::Status status = Launch(); !status.ok()) return status.message;
+    const jax_ep::Status status = jax_ep::LaunchQuantize(call_, Stream());
+    if (!status.ok()) return status.message;
     Require(cudaStreamSynchronize(Stream()), "the kernel");
-    if (!values_.GuardsAreIntact() || (!c_.is_packed && !scales_.GuardsAreIntact())) {
+    if (!values_.GuardsAreIntact() || !scales_.GuardsAreIntact()) {
       return "a store out of bounds";
     }
     const std::vector<uint8_t> values = values_.Bytes();
-    const std::vector<uint8_t> scales = c_.is_packed ? values : scales_.Bytes();
-    const int64_t scales_begin = c_.is_packed ? (c_.columns + 3) / 4 * 4 : 0;
+    const std::vector<uint8_t> scales = scales_.Bytes();
     for (int64_t row = 0; row < c_.rows; ++row) {
       const QuantizedRow expected = ReferenceRow(call_, &numbers_[row * c_.columns]);
-      const uint8_t* const got = &values[row * out_.value_stride];
+      const uint8_t* const got = &values[row * c_.columns];
       for (int64_t i = 0; i < c_.columns; ++i) {
         if (Canonical(got[i]) != Canonical(expected.values[i])) {
           return At("value", row, i, got[i], expected.values[i]);
@@ -120,16 +110,12 @@ class QuantizeRunner {
       }
       for (int64_t i = 0; i < num_scales_; ++i) {
         float scale;
-        std::memcpy(&scale, &scales[row * out_.scale_stride * 4 + scales_begin + 4 * i], 4);
+        std::memcpy(&scale, &scales[4 * (row * num_scales_ + i)], 4);
         const float wanted = expected.scales[i];
         const bool both_nan = std::isnan(scale) && std::isnan(wanted);
         if (!both_nan && Bits(scale) != Bits(wanted)) {
           return At("scale", row, i, scale, wanted);
         }
-      }
-      const int64_t end = scales_begin + 4 * num_scales_;
-      for (int64_t i = c_.columns; c_.is_packed && i < out_.value_stride; ++i) {
-        if ((i < scales_begin || i >= end) && got[i] != 0) return At("padding", row, i, got[i], 0);
       }
     }
     return "";
@@ -151,7 +137,6 @@ class QuantizeRunner {
   std::vector<float> numbers_;
   GuardedBuffer x_, values_, scales_;
   Quantize call_;
-  QuantizedRows out_;
   int64_t num_scales_;
 };
 
@@ -160,8 +145,8 @@ void ForEachFormat(const Function& function) {
   for (ElementType type : {kBF16, kF16, kF32}) {
     for (QuantizeKind kind :
          {QuantizeKind::kBlock128, QuantizeKind::kRow, QuantizeKind::kRowE5M2}) {
-      for (int options = 0; options < 4; ++options) {
-        function(QuantizeCase{type, kind, options % 2 == 1, options >= 2, 0, 0});
+      for (bool power_of_two_scales : {false, true}) {
+        function(QuantizeCase{type, kind, power_of_two_scales, 0, 0});
       }
     }
   }

@@ -7,18 +7,16 @@
 #include <memory>
 #include <vector>
 
-#include "ffi/runtime/packed_rows.h"
 #include "tests/cpp/gpu/guarded_buffer.h"
 #include "tests/cpp/gpu/quantize_reference.h"
 #include "tests/cpp/gpu/timing.h"
 
 namespace harness {
 
-inline void TimeQuantize(QuantizeKind kind, bool is_packed, int64_t rows, int64_t columns) {
+inline void TimeQuantize(QuantizeKind kind, int64_t rows, int64_t columns) {
   constexpr int kSets = 5;
   const int64_t num_scales = kind == QuantizeKind::kBlock128 ? (columns + 127) / 128 : 1;
-  const int64_t packed = jax_ep::PackedRowBytes(columns, num_scales);
-  const int64_t bytes = rows * (2 * columns + (is_packed ? packed : columns + 4 * num_scales));
+  const int64_t bytes = rows * (3 * columns + 4 * num_scales);
   std::vector<std::unique_ptr<GuardedBuffer>> x, values, scales;
   for (int i = 0; i < kSets; ++i) {
     for (auto* buffers : {&x, &values, &scales}) {
@@ -26,23 +24,21 @@ inline void TimeQuantize(QuantizeKind kind, bool is_packed, int64_t rows, int64_
     }
     x[i]->Reset(rows * columns * 2);
     Require(cudaMemset(x[i]->data(), 0x3c, rows * columns * 2), "cudaMemset");
-    values[i]->Reset(rows * packed);
+    values[i]->Reset(rows * columns);
     scales[i]->Reset(rows * num_scales * 4);
   }
   const double time = MedianTime([&](int i) {
     i %= kSets;
-    const jax_ep::QuantizedRows out =
-        is_packed ? jax_ep::PackedRows(kind, columns, values[i]->data())
-                  : jax_ep::RowsApart(kind, columns, values[i]->data(),
-                                      reinterpret_cast<float*>(scales[i]->data()));
     const jax_ep::Status status = jax_ep::LaunchQuantize({.kind = kind,
                                                           .type = jax_ep::kBF16,
                                                           .num_rows = rows,
                                                           .columns = columns,
                                                           .min_amax = 1e-4f,
                                                           .power_of_two_scales = false,
-                                                          .x = x[i]->data()},
-                                                         out, nullptr);
+                                                          .x = x[i]->data(),
+                                                          .values = values[i]->data(),
+                                                          .scales = scales[i]->As<float>()},
+                                                         nullptr);
     if (!status.ok()) std::printf("FAIL %s\n", status.message.c_str());
   });
   // The copy goes from one half of its bytes to the other.
@@ -56,12 +52,12 @@ inline void TimeQuantize(QuantizeKind kind, bool is_packed, int64_t rows, int64_
     Require(cudaMemcpyAsync(data + bytes / 2, data, bytes / 2, cudaMemcpyDeviceToDevice, nullptr),
             "a copy");
   });
-  std::printf("%-8s %-6s %6d x %d: %7.1f us, %6.0f GB/s; a copy %7.1f us, %6.0f GB/s: %.2f\n",
+  std::printf("%-8s %6d x %d: %7.1f us, %6.0f GB/s; a copy %7.1f us, %6.0f GB/s: %.2f\n",
               kind == QuantizeKind::kBlock128 ? "block128"
               : kind == QuantizeKind::kRow    ? "row"
                                               : "row_e5m2",
-              is_packed ? "packed" : "apart", int(rows), int(columns), time, bytes / time * 1e-3,
-              copy, bytes / copy * 1e-3, copy / time);
+              int(rows), int(columns), time, bytes / time * 1e-3, copy, bytes / copy * 1e-3,
+              copy / time);
   std::fflush(stdout);
 }
 
@@ -70,7 +66,7 @@ inline void TimeAll() {
     for (int64_t columns : {7168, 2048}) {
       for (QuantizeKind kind :
            {QuantizeKind::kBlock128, QuantizeKind::kRow, QuantizeKind::kRowE5M2}) {
-        for (bool is_packed : {false, true}) TimeQuantize(kind, is_packed, rows, columns);
+        TimeQuantize(kind, rows, columns);
       }
     }
   }
