@@ -36,6 +36,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/grouped_matmul_quantized.cc
     ffi/handlers/grouped_matmul_quantized_activation.cc
     ffi/handlers/quantize.cc
+    ffi/handlers/quantize_weights.cc
     ffi/handlers/redispatch.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer.cc

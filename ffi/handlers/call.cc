@@ -9,6 +9,7 @@
 #include "ffi/kernels/matmul/grouped_matmul.h"
 #include "ffi/kernels/matmul/launch.h"
 #include "ffi/kernels/quantize/quantize.h"
+#include "ffi/kernels/quantize/quantize_weights.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/device_cuda.h"
 
@@ -97,7 +98,8 @@ namespace {
 
 Status LoadLocalKernels() {
   Status status = LoadMatmulKernels();
-  return status.ok() ? LoadQuantizeKernels() : status;
+  if (status.ok()) status = LoadQuantizeKernels();
+  return status.ok() ? LoadQuantizeWeightsKernels() : status;
 }
 
 }  // namespace
@@ -243,6 +245,17 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   AttributeReader reader(target, attributes);
   reader.Read("scale_block", &config->scale_block);
   reader.Read("is_e5m2", &config->is_e5m2);
+  reader.Read("min_amax", &config->min_amax);
+  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+  if (Status status = reader.Finish(); !status.ok()) return status;
+  return CheckConfig(target, *config);
+}
+
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    QuantizeWeightsConfig* config) {
+  AttributeReader reader(target, attributes);
+  reader.Read("as_given", &config->as_given);
+  reader.Read("transposed", &config->transposed);
   reader.Read("min_amax", &config->min_amax);
   reader.Read("power_of_two_scales", &config->power_of_two_scales);
   if (Status status = reader.Finish(); !status.ok()) return status;

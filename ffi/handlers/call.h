@@ -43,6 +43,8 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     GroupedMatmulQuantizedActivationConfig* config);
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
                     QuantizeConfig* config);
+Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
+                    QuantizeWeightsConfig* config);
 
 // Loads the kernels of all operations that do not communicate on a device. Later calls return at
 // once: loading at every execution would cost as much as a small matmul.

@@ -17,6 +17,7 @@ Target GroupedMatmulQuantizedActivationHandlers();
 Target GroupedMatmulActivationHandlers();
 Target GroupedMatmulActivationGradientHandlers();
 Target QuantizeHandlers();
+Target QuantizeWeightsHandlers();
 
 }  // namespace jax_ep
 

@@ -1,4 +1,4 @@
-// The state of a call site that quantizes rows.
+// The state of a call site that quantizes rows, or matrices.
 #ifndef JAX_EP_HANDLERS_QUANTIZE_H_
 #define JAX_EP_HANDLERS_QUANTIZE_H_
 
@@ -6,15 +6,18 @@
 
 namespace jax_ep {
 
-struct QuantizeState {
-  using Config = QuantizeConfig;
+template <typename CallConfig>
+struct StateOfQuantizing {
+  using Config = CallConfig;
   inline static ffi::TypeId id = {};
 
-  QuantizeState(const char* target, Config config) : target(target), config(config) {}
+  StateOfQuantizing(const char* target, Config config) : target(target), config(config) {}
 
   const char* target;
   Config config;
 };
+using QuantizeState = StateOfQuantizing<QuantizeConfig>;
+using QuantizeWeightsState = StateOfQuantizing<QuantizeWeightsConfig>;
 
 }  // namespace jax_ep
 

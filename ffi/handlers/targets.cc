@@ -30,7 +30,8 @@ std::vector<Target> Targets() {
           GroupedMatmulQuantizedActivationHandlers(),
           GroupedMatmulActivationHandlers(),
           GroupedMatmulActivationGradientHandlers(),
-          QuantizeHandlers()};
+          QuantizeHandlers(),
+          QuantizeWeightsHandlers()};
 }
 
 std::vector<StateType> StateTypes() {
@@ -40,7 +41,8 @@ std::vector<StateType> StateTypes() {
           MakeStateType<GroupedMatmulQuantizedActivationState>(
               "jax_ep.GroupedMatmulQuantizedActivationState.v1"),
           MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1"),
-          MakeStateType<QuantizeState>("jax_ep.QuantizeState.v1")};
+          MakeStateType<QuantizeState>("jax_ep.QuantizeState.v1"),
+          MakeStateType<QuantizeWeightsState>("jax_ep.QuantizeWeightsState.v1")};
 }
 
 void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }

@@ -32,6 +32,12 @@ Status CheckScaleBlock(std::string_view target, int64_t scale_block) {
                          ", or 0 for one scale per row or column");
 }
 
+Status CheckMinAmax(std::string_view target, float min_amax) {
+  if (min_amax > 0) return {};
+  return InvalidArgument(target, ": min_amax is ", min_amax,
+                         "; expected a positive number, since a scale divides");
+}
+
 Status CheckReplicaGroups(std::string_view target, const TransferConfig& config) {
   const auto num_ids = static_cast<int64_t>(config.replica_groups.size());
   if (config.group_size < 1 || config.group_size > kMaxRanks) {
@@ -115,11 +121,15 @@ Status CheckConfig(std::string_view target, const QuantizeConfig& config) {
   if (config.scale_block > 0 && config.is_e5m2) {
     return InvalidArgument(target, ": is_e5m2 with blocks; expected E4M3, which all blocks have");
   }
-  if (!(config.min_amax > 0)) {
-    return InvalidArgument(target, ": min_amax is ", config.min_amax,
-                           "; expected a positive number, since a scale divides");
+  return CheckMinAmax(target, config.min_amax);
+}
+
+Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config) {
+  if (!config.as_given && !config.transposed) {
+    return InvalidArgument(target,
+                           ": neither as_given nor transposed; expected one layout, or both");
   }
-  return {};
+  return CheckMinAmax(target, config.min_amax);
 }
 
 bool ParseActivation(std::string_view name, Activation* activation) {

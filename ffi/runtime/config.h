@@ -60,6 +60,14 @@ struct QuantizeConfig {
   bool power_of_two_scales = false;  // scales are rounded up to powers of two
 };
 
+// Attributes of quantize_weights. At least one layout is written.
+struct QuantizeWeightsConfig {
+  bool as_given = false;             // with results in the layout of x
+  bool transposed = false;           // with results whose last two axes are exchanged
+  float min_amax = 0;                // the least magnitude that a scale is made for
+  bool power_of_two_scales = false;  // scales are rounded up to powers of two
+};
+
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };
 
 // Whether the second half of the columns multiplies the activation of the first half.
@@ -95,6 +103,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& 
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeConfig& config);
+Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config);
 
 }  // namespace jax_ep
 

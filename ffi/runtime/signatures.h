@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ffi/runtime/buffers.h"
 #include "ffi/runtime/config.h"
@@ -26,6 +27,7 @@ inline constexpr char kGroupedMatmulActivationTarget[] = "jax_ep.grouped_matmul_
 inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
 inline constexpr char kQuantizeTarget[] = "jax_ep.quantize.v1";
+inline constexpr char kQuantizeWeightsTarget[] = "jax_ep.quantize_weights.v1";
 
 // The sizes that a launch needs, read from the shapes.
 struct GroupedMatmulSizes {
@@ -41,6 +43,14 @@ struct GroupedMatmulSizes {
 struct QuantizeSizes {
   int64_t num_rows = 0;  // of all leading axes
   int64_t columns = 0;
+  ElementType type = kOther;
+};
+
+struct QuantizeWeightsSizes {
+  int64_t num_matrices = 0;  // the product of all leading axes
+  int64_t rows = 0;
+  std::vector<int64_t> columns;  // per operand
+  int64_t total_columns = 0;
   ElementType type = kOther;
 };
 
@@ -101,6 +111,12 @@ Status CheckGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig&
 // S is the blocks of K, or 1. All arrays have the same leading axes.
 Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers results,
                      QuantizeSizes* sizes);
+
+// x[...,R,C0], x[...,R,C1], ... -> [values[...,R,C], scales], [values[...,C,R], scales]
+// Quantizes the operands side by side: C is the sum of their columns. Only the last operand may
+// have a partial block of columns. Scales have one number per block of values.
+Status CheckQuantizeWeights(const QuantizeWeightsConfig& config, Buffers operands, Buffers results,
+                            QuantizeWeightsSizes* sizes);
 
 }  // namespace jax_ep
 

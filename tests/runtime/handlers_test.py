@@ -126,6 +126,19 @@ CALLS = {
             "power_of_two_scales": np.bool_(True),
         },
     ),
+    "jax_ep.quantize_weights.v1": (
+        [jnp.zeros((2, 20, 128), jnp.bfloat16), jnp.zeros((2, 20, 16), jnp.bfloat16)],
+        [
+            *(jnp.zeros((2, 20, 144), jnp.float8_e4m3fn), jnp.zeros((2, 1, 2))),
+            *(jnp.zeros((2, 144, 20), jnp.float8_e4m3fn), jnp.zeros((2, 2, 1))),
+        ],
+        {
+            "as_given": np.bool_(True),
+            "transposed": np.bool_(True),
+            "min_amax": np.float32(1e-4),
+            "power_of_two_scales": np.bool_(False),
+        },
+    ),
     "jax_ep.grouped_matmul_activation.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32), jnp.zeros((2, 32)), jnp.zeros(40)],
         [jnp.zeros((40, 16), jnp.bfloat16), jnp.zeros((40, 32), jnp.bfloat16)],

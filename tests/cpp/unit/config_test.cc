@@ -79,6 +79,15 @@ void TestQuantize() {
   CHECK_FAILS(CheckConfig(target, QuantizeConfig{}), "min_amax is 0; expected a positive number");
 }
 
+void TestQuantizeWeights() {
+  const char target[] = "jax_ep.quantize_weights.v1";
+  CHECK_OK(CheckConfig(target, QuantizeWeightsConfig{.as_given = true, .min_amax = 1e-4f}));
+  CHECK_OK(CheckConfig(target, QuantizeWeightsConfig{.transposed = true, .min_amax = 1e-4f}));
+  CHECK_FAILS(CheckConfig(target, QuantizeWeightsConfig{.min_amax = 1e-4f}),
+              "neither as_given nor transposed; expected one layout, or both");
+  CHECK_FAILS(CheckConfig(target, QuantizeWeightsConfig{.as_given = true}), "min_amax is 0");
+}
+
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
@@ -112,6 +121,7 @@ int main() {
   jax_ep::TestScaleBlocks();
   jax_ep::TestQuantizedActivations();
   jax_ep::TestQuantize();
+  jax_ep::TestQuantizeWeights();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }
