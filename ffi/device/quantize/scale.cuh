@@ -7,15 +7,22 @@
 
 namespace jax_ep {
 
-// Returns the bits of the largest magnitude. As integers, NaN is above infinity, and that above all
-// numbers.
+// Returns the bits of the largest magnitude, as a float32. As integers, NaN is above infinity, and
+// that above all numbers. Elements are compared packed: unpacked here, all would be kept for later.
 template <typename Type>
 __device__ uint32_t AmaxBits(uint4 vector) {
-  float values[kPerVector<Type>];
-  UnpackVector<Type>(vector, values);
+  const uint32_t words[] = {vector.x, vector.y, vector.z, vector.w};
+  uint32_t low = 0, high = 0;
+#pragma unroll
+  for (uint32_t word : words) {
+    if constexpr (Type::kPerWord == 2) low = max(low, word & 0x7fffu);
+    high = max(high, word & (Type::kPerWord == 2 ? 0x7fff0000u : 0x7fffffffu));
+  }
+  float largest[Type::kPerWord];
+  Type::Unpack(high | low, largest);
   uint32_t amax = 0;
 #pragma unroll
-  for (float value : values) amax = max(amax, __float_as_uint(value) & 0x7fffffffu);
+  for (float value : largest) amax = max(amax, __float_as_uint(value));
   return amax;
 }
 
