@@ -67,7 +67,8 @@ def grouped_matmul(
       quantization: a `jax_ep.quant.Recipe`, by which lhs, rhs and the cotangent are quantized
         inside of the call and of its derivative. lhs is bfloat16 or float32.
       quantized_rhs: rhs after `jax_ep.quant.quantize_for_training` by the same recipe; None
-        quantizes it in every call. Only the derivative is of rhs itself, which is not read then.
+        quantizes it in every call, and in its derivative. Only the derivative is of rhs itself,
+        which is not read then.
       num_sms: the most SMs that the call uses on CUDA; None chooses. GPUs of compute capability 9.0
         use them in pairs: odd numbers are rounded down, 1 is rounded up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.

@@ -18,14 +18,14 @@ from jax_ep._src.grouped_matmul import bind_rhs_gradient
 from jax_ep._src.grouped_matmul_quantized import bind_quantized
 from jax_ep._src.params import GroupedMatmulParams
 from jax_ep._src.quantize import dequantize, quantize
-from jax_ep._src.quantized import as_bits, from_bits
+from jax_ep._src.quantize_for_training import Pass, layout
+from jax_ep._src.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.recipe import (
     QuantizedWeights,
     Recipe,
     check_quantized_weights,
     check_recipe,
     check_row_dtype,
-    quantize_for_training,
 )
 
 
@@ -75,11 +75,12 @@ def _forward(
     params: GroupedMatmulParams,
     dtypes: tuple[Any, Any],
 ) -> Any:
-    if quantized_rhs is None:
-        quantized_rhs = quantize_for_training(rhs, recipe, transpose_rhs=params.transpose_rhs)
     rows = quantize(lhs, recipe.rows, implementation=params.implementation)
-    out = bind_quantized(rows, quantized_rhs.forward, group_sizes, params)
-    return out, as_bits((rows, quantized_rhs.backward, group_sizes))
+    matrices = _layout("forward", rhs, quantized_rhs, recipe, params)
+    out = bind_quantized(rows, matrices, group_sizes, params)
+    # The backward pass quantizes rhs itself, so that no array is kept for it.
+    kept = rhs if quantized_rhs is None else quantized_rhs.backward
+    return out, as_bits((rows, kept, group_sizes))
 
 
 def _backward(
@@ -89,15 +90,35 @@ def _backward(
     residuals: Any,
     out_bar: jax.Array,
 ) -> Any:
-    rows, matrices, group_sizes = from_bits(residuals)
+    rows, kept, group_sizes = from_bits(residuals)
     of_lhs, _ = dtypes
     to_lhs, to_rhs = (dataclasses.replace(params, out_dtype=dtype) for dtype in dtypes)
     cotangents = quantize(out_bar, recipe.cotangents, implementation=params.implementation)
+    matrices = (
+        kept if isinstance(kept, Quantized) else _layout("backward", kept, None, recipe, params)
+    )
     lhs_bar = bind_quantized(cotangents, matrices, group_sizes, to_lhs)
     rhs_bar = bind_rhs_gradient(
         dequantize(rows, of_lhs), out_bar.astype(of_lhs), group_sizes, to_rhs
     )
     return lhs_bar, rhs_bar, None, None
+
+
+def _layout(
+    of_pass: Pass,
+    rhs: jax.Array,
+    quantized: QuantizedWeights | None,
+    recipe: Recipe,
+    params: GroupedMatmulParams,
+) -> Quantized:
+    return layout(
+        of_pass,
+        rhs,
+        quantized,
+        recipe,
+        transpose_rhs=params.transpose_rhs,
+        implementation=params.implementation,
+    )
 
 
 _matmul.defvjp(_forward, _backward)

@@ -59,7 +59,7 @@ def quantize(
     params = QuantizeParams(checks.implementation(operation, implementation))
     x = jnp.asarray(x)
     if scales is not None or compat.explicit_axes(jax.typeof(x)):
-        return _quantized(operation, x, format, _row_blocks(x, format), scales)
+        return quantize_by_xla(operation, x, format, _row_blocks(x, format), scales)
 
     def bind(x: jax.Array) -> Quantized:
         values, scales = quantize_p.bind(x, params=params, format=format)
@@ -71,36 +71,6 @@ def quantize(
 def num_scales(x: Any, format: Format) -> int:
     """Returns the scales of a row of x."""
     return -(-x.shape[-1] // _row_blocks(x, format)[0])
-
-
-def quantize_weights(
-    w: jax.Array, format: Format, *, transpose_rhs: bool = False, scales: Any = None
-) -> Quantized:
-    """Quantizes the matrices of a grouped matmul: a scale per 128 x 128 values, or per channel.
-
-    Values are rounded as in `quantize`. Blocks of 128 x 128 suit both directions: the ``mT`` of the
-    result is w's transpose, quantized. Channels belong to one direction.
-
-    Args:
-      w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
-      format: `Fp8Block128` or `Fp8Row`.
-      transpose_rhs: whether w is [..., N, K], as in `grouped_matmul`. `Fp8Row` has one scale for
-        each of the N columns of the result.
-      scales: static scales, as in `quantize`.
-
-    Returns:
-      values of w's shape, and scales [..., ceil(K / 128), ceil(N / 128)] or [..., 1, N]; with
-      `transpose_rhs` the last two axes are exchanged.
-
-    Raises:
-      The errors of `quantize`.
-    """
-    check_floats("quant.quantize_weights", "w", w, format, 2)
-    if isinstance(format, Fp8Block128):
-        blocks = (BLOCK, BLOCK)
-    else:
-        blocks = (1, w.shape[-1]) if transpose_rhs else (w.shape[-2], 1)
-    return _quantized("quant.quantize_weights", w, format, blocks, scales)
 
 
 def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
@@ -229,10 +199,10 @@ def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) 
         )
 
 
-def _quantized(
+def quantize_by_xla(
     operation: str, x: jax.Array, format: Format, blocks: tuple[int, ...], scales: Any
 ) -> Quantized:
-    """Quantizes in blocks of the last axes."""
+    """Quantizes in blocks of the last axes, by static scales or computed ones, in plain JAX."""
     leading = x.ndim - len(blocks)
     shape = (
         *x.shape[:leading],

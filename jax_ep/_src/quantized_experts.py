@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jax_ep._src import checks
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.experts import Experts, UpWeights
+from jax_ep._src.quantize_for_training import quantize_layouts
 from jax_ep._src.recipe import (
     QuantizedExperts,
+    QuantizedWeights,
     Recipe,
     check_no_quantized_weights,
     check_quantized_weights,
     check_recipe,
     check_row_dtype,
-    quantize_for_training,
 )
 
 
-def quantize_experts(w_up: UpWeights, w_down: jax.Array, recipe: Recipe) -> QuantizedExperts:
+def quantize_experts(
+    w_up: UpWeights, w_down: jax.Array, recipe: Recipe, *, implementation: str | None = None
+) -> QuantizedExperts:
     """Quantizes the matrices of experts for `moe_mlp` or `grouped_mlp`.
 
     Call it once per optimizer step, outside of the function that is differentiated.
@@ -30,6 +33,7 @@ def quantize_experts(w_up: UpWeights, w_down: jax.Array, recipe: Recipe) -> Quan
       w_up: in each form that `moe_mlp` takes.
       w_down: [L, F, H].
       recipe: that of the layer.
+      implementation: as in `quantize_weights`.
 
     Returns:
       The quantized w_up and w_down, as `quantize_for_training` makes them. All arrays of them have
@@ -39,13 +43,15 @@ def quantize_experts(w_up: UpWeights, w_down: jax.Array, recipe: Recipe) -> Quan
       The errors of `quantize`.
     """
     operation = "quant.quantize_experts"
-    for array in (w_down, *(w_up if isinstance(w_up, tuple | list) else (w_up,))):
+    up = tuple(w_up) if isinstance(w_up, tuple | list) else (w_up,)
+    for array in (w_down, *up):
         checks.array(operation, "a matrix", array)
-    if isinstance(w_up, tuple | list):
-        w_up = jnp.concatenate(w_up, axis=-1)
-    if w_up.ndim > w_down.ndim:  # [L, H, 2, F]
-        w_up = w_up.reshape(*w_up.shape[:-2], -1)
-    return quantize_for_training(w_up, recipe), quantize_for_training(w_down, recipe)
+    if up[0].ndim > w_down.ndim:  # [L, H, 2, F]
+        up = (up[0].reshape(*up[0].shape[:-2], -1),)
+    layouts = functools.partial(
+        quantize_layouts, operation, recipe=recipe, implementation=implementation
+    )
+    return QuantizedWeights(*layouts(up)), QuantizedWeights(*layouts((w_down,)))
 
 
 def check_quantization(

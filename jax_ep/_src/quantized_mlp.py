@@ -25,8 +25,9 @@ from jax_ep._src.grouped_matmul_quantized_activation import (
 from jax_ep._src.groups import rows_in_groups
 from jax_ep._src.params import GroupedMlpParams
 from jax_ep._src.quantize import dequantize, quantize
+from jax_ep._src.quantize_for_training import Pass, layout
 from jax_ep._src.quantized import Quantized, as_bits, from_bits
-from jax_ep._src.recipe import QuantizedWeights, Recipe, quantize_for_training
+from jax_ep._src.recipe import Recipe
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -64,7 +65,8 @@ def repeat_quantized_pre_activation(
 ) -> jax.Array:
     """Returns the pre-activation that `quantized_mlp_forward` keeps."""
     quantized, dtype = _quantized(rows, params)
-    return _pre_activation(quantized, experts, group_sizes, params, dtype)
+    up = _up("forward", experts, params)
+    return bind_quantized(quantized, up, group_sizes, params.matmul(dtype))
 
 
 def _quantized(rows: jax.Array | Quantized, params: GroupedMlpParams) -> tuple[Quantized, Any]:
@@ -85,40 +87,29 @@ def _mlp(
     *,
     keep: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    up, down = _weights(experts, params)
+    up, down = _up("forward", experts, params), _down("forward", experts, params)
     pre_activation: jax.Array | None
-    if has_quantized_activation(rows, up.forward, params.activation, dtype):
+    if has_quantized_activation(rows, up, params.activation, dtype):
         quantized, pre_activation = bind_quantized_activation(
             rows,
-            up.forward,
+            up,
             group_sizes,
             row_weights,
             params.epilogue(params.activation),
             keep_pre_activation=keep,
         )
     else:
-        pre_activation = _pre_activation(rows, experts, group_sizes, params, dtype)
+        pre_activation = bind_quantized(rows, up, group_sizes, params.matmul(dtype))
         activations = activate(params.activation, pre_activation.astype(jnp.float32))
         if row_weights is not None:
             activations = activations * row_weights[:, None]
         # XLA computes the activations where it quantizes them, instead of writing them.
         quantized = quantize(activations, _recipe(params).rows, implementation="xla")
     to_y = params.matmul(dtype, zero_tail=params.zero_tail)
-    y = bind_quantized(quantized, down.forward, group_sizes, to_y)
+    y = bind_quantized(quantized, down, group_sizes, to_y)
     if not keep:
         return y, None
     return y, checkpoint_name(pre_activation, "jax_ep.pre_activation")
-
-
-def _pre_activation(
-    rows: Quantized,
-    experts: Experts,
-    group_sizes: jax.Array,
-    params: GroupedMlpParams,
-    dtype: Any,
-) -> jax.Array:
-    up, _ = _weights(experts, params)
-    return bind_quantized(rows, up.forward, group_sizes, params.matmul(dtype))
 
 
 def quantized_mlp_backward(
@@ -127,12 +118,12 @@ def quantized_mlp_backward(
     """Returns the gradients of rows, experts and row weights."""
     rows, experts, group_sizes, row_weights, pre_activation = residuals
     recipe, dtype = _recipe(params), y_bar.dtype
-    up, down = _weights(experts, params)
+    up, down = _up("backward", experts, params), _down("backward", experts, params)
     to_cotangents = functools.partial(
         quantize, format=recipe.cotangents, implementation=params.implementation
     )
     activations_bar = bind_quantized(
-        to_cotangents(y_bar), down.backward, group_sizes, params.matmul(dtype)
+        to_cotangents(y_bar), down, group_sizes, params.matmul(dtype)
     ).astype(jnp.float32)
     activations, pull_back = jax.vjp(
         functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
@@ -149,7 +140,7 @@ def quantized_mlp_backward(
     pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
     rows_bar = bind_quantized(
         to_cotangents(pre_activation_bar),
-        up.backward,
+        up,
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
     )
@@ -172,16 +163,16 @@ def _recipe(params: GroupedMlpParams) -> Recipe:
     return params.quantization
 
 
-def _weights(
-    experts: Experts, params: GroupedMlpParams
-) -> tuple[QuantizedWeights, QuantizedWeights]:
-    """Returns those given, or quantizes; XLA removes the layouts that the pass does not read."""
-    if experts.quantized is not None:
-        return experts.quantized
-    recipe = _recipe(params)
-    return quantize_for_training(experts.w_up, recipe), quantize_for_training(
-        experts.w_down, recipe
-    )
+def _up(of_pass: Pass, experts: Experts, params: GroupedMlpParams) -> Quantized:
+    quantized = None if experts.quantized is None else experts.quantized[0]
+    recipe, implementation = _recipe(params), params.implementation
+    return layout(of_pass, experts.w_up, quantized, recipe, implementation=implementation)
+
+
+def _down(of_pass: Pass, experts: Experts, params: GroupedMlpParams) -> Quantized:
+    quantized = None if experts.quantized is None else experts.quantized[1]
+    recipe, implementation = _recipe(params), params.implementation
+    return layout(of_pass, experts.w_down, quantized, recipe, implementation=implementation)
 
 
 def _forward(

@@ -1,4 +1,4 @@
-"""Recipes: the formats of a layer's grouped matmuls; and weights quantized for training."""
+"""Recipes: the formats of a layer's grouped matmuls; and weights that are quantized by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.errors import ArgumentError, DtypeError
-from jax_ep._src.quantize import check_floats, quantize_weights
 from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized, check
 
 
@@ -82,34 +81,6 @@ class QuantizedWeights:
 
 QuantizedExperts = tuple[QuantizedWeights, QuantizedWeights]
 """Of w_up [L, H, N] and w_down [L, F, H]."""
-
-
-def quantize_for_training(
-    w: jax.Array, recipe: Recipe, *, transpose_rhs: bool = False
-) -> QuantizedWeights:
-    """Quantizes the matrices of a grouped matmul in the layouts that both passes read.
-
-    Call it once per optimizer step, outside of the function that is differentiated. Together the
-    layouts take as many bytes as w in bfloat16. It has no derivative.
-
-    Args:
-      w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
-      recipe: the formats.
-      transpose_rhs: whether w is [..., N, K].
-
-    Returns:
-      The quantized matrices.
-
-    Raises:
-      The errors of `quantize`.
-    """
-    check_recipe("quant.quantize_for_training", recipe)
-    check_floats("quant.quantize_for_training", "w", w, recipe.weights, 2)
-    by_column, by_row = (w, w.mT) if transpose_rhs else (w.mT, w)
-    forward = quantize_weights(by_column, recipe.weights, transpose_rhs=True)
-    if isinstance(recipe.weights, Fp8Block128):
-        return QuantizedWeights(forward, forward.mT)
-    return QuantizedWeights(forward, quantize_weights(by_row, recipe.weights, transpose_rhs=True))
 
 
 def check_recipe(operation: str, recipe: Any, name: str = "recipe") -> None:

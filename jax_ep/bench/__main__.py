@@ -10,7 +10,7 @@ import sys
 COMMANDS = {
     "layer": "a whole mixture-of-experts block beside its parts and layers of others",
     "matmul": "grouped_matmul beside dense and grouped matmuls of others",
-    "quantize": "quantizing rows beside a copy",
+    "quantize": "quantizing rows and weights beside a copy",
     "transfer": "dispatch and combine beside the collectives of JAX",
 }
 

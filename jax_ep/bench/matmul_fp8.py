@@ -52,12 +52,11 @@ def quantized(case: Case, x: Any, format: quant.Format | None = None) -> Quantiz
 
 @jax.jit(static_argnums=(1, 2))
 def _quantize(x: Any, is_forward: bool, format: quant.Format) -> Quantized:
-    lhs, rhs = (x.lhs, x.rhs.mT) if is_forward else (x.out_gradient, x.rhs)
-    return Quantized(
-        quant.quantize(lhs, format),
-        quant.quantize_weights(rhs, format, transpose_rhs=True),
-        x.sizes,
-    )
+    if is_forward:
+        rhs = quant.quantize_weights(x.rhs, format).mT
+        return Quantized(quant.quantize(x.lhs, format), rhs, x.sizes)
+    rhs = quant.quantize_weights(x.rhs, format, transpose_rhs=True)
+    return Quantized(quant.quantize(x.out_gradient, format), rhs, x.sizes)
 
 
 class Ours:

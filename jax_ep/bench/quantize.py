@@ -1,14 +1,15 @@
-"""Quantizing rows beside a copy, on one device.
+"""Quantizing rows and weights beside a copy, on one device.
 
-T rows of H elements of bfloat16. GB/s are of the bytes that one pass moves:
-bfloat16 rows read once, values and scales written once. "/ copy" is that rate over a copy's. The
-record has the number of kernels in each program.
+T rows of H elements of bfloat16; for weights a T x H matrix, in the layouts of both passes. GB/s
+are of the bytes that one pass moves: elements read once, values and scales written once. "/ copy"
+is that rate over a copy's. The record has the number of kernels in each program.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,8 @@ from jax_ep.bench.matmul_fp8 import FORMATS
 from jax_ep.bench.programs import start_jax
 from jax_ep.bench.report import OURS, Figure, Record
 
-OPERATIONS: tuple[str, ...] = tuple(f"quantize_{name}" for name in FORMATS)
+WEIGHTS = "quantize_weights"
+OPERATIONS: tuple[str, ...] = (*(f"quantize_{name}" for name in FORMATS), WEIGHTS)
 PURE_JAX = "jax_ep, pure JAX"
 MAX_SETS = 16
 
@@ -44,6 +46,10 @@ SHAPES = tuple(Shape(rows, hidden) for hidden in (7168, 2048) for rows in (4096,
 
 def computation(operation: str, implementation: str | None = None) -> Callable[[jax.Array], Any]:
     """Returns the function that is compiled."""
+    if operation == WEIGHTS:
+        return functools.partial(
+            quant.quantize_for_training, recipe=quant.Recipe(), implementation=implementation
+        )
     format = FORMATS[operation.partition("_")[2]]
 
     def quantize(x: jax.Array) -> quant.Quantized:
@@ -99,7 +105,7 @@ class QuantizeBenchmark(Benchmark):
         )
 
     def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> list[jax.Array]:
-        """Normal rows."""
+        """Normal elements."""
         size = (shape.rows, shape.hidden)
         sets = math.ceil(rotated_bytes / (2 * shape.rows * shape.hidden))
         return [

@@ -133,7 +133,7 @@ def matmul_by_recipe(recipe=quant.Recipe(), shape=(2, 8, 8), dtype=np.float32, *
 
 
 def each_quantized_fallback():
-    """Lowers matmuls of quantized operands that no kernel takes, for each reason."""
+    """Lowers quantizing, and matmuls of quantized operands, that no kernel takes, for each reason."""
     rows = quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Row())
     weights = quant.quantize_weights(np.ones((2, 16, 8), np.float32), quant.Fp8Row())
 
@@ -142,6 +142,7 @@ def each_quantized_fallback():
         programs.lower_for_cuda(call)
 
     programs.lower_for_cuda(quantized_matmul)
+    programs.lower_for_cuda(lambda: quant.quantize_weights(weights.values, quant.Fp8Block128()))
     lower(quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Block128()), weights)
     lower(quant.Quantized(rows.values, rows.scales[:1], rows.format), weights)
     with unittest.mock.patch.object(jax_ep._src.runtime, "compute_capabilities", lambda: {"8.0"}):

@@ -1,6 +1,8 @@
-"""Quantized arrays in float64, and the bound of matmuls of them."""
+"""Quantizing as loops in numpy, quantized arrays in float64, and the bound of matmuls of them."""
 
 from __future__ import annotations
+
+import itertools
 
 import testing  # isort: skip
 
@@ -13,6 +15,59 @@ from jax_ep import quant
 # Relative to the sum of magnitudes. Tensor cores add 32 products at a time, and cut off below about 2^-13 of the
 # largest. With values of several magnitudes a model of that errs by up to 2^-10.7.
 TENSOR_CORE_ERROR = 2**-10
+LARGEST = {jnp.dtype(jnp.float8_e4m3fn): 448.0, jnp.dtype(jnp.float8_e5m2): 57344.0}
+
+
+def is_blocked(format):
+    return isinstance(format, quant.Fp8Block128)
+
+
+def numpy_scale(block, format):
+    """The scale of all values of a block."""
+    amax = np.abs(block).max()
+    least = np.float32(1e-4 if is_blocked(format) else 1e-30)
+    scale = max(amax, least) * np.float32(1 / LARGEST[format.dtype])
+    if format.scale_rounding == "power_of_two":
+        mantissa, exponent = np.frexp(scale)
+        scale = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
+    return np.float32(scale)
+
+
+def numpy_quantize(x, format, blocks, ulps=0):
+    """Matrix by matrix, block by block; `blocks` are sizes along the last two axes.
+
+    Factors, which are 1 / scale, are `ulps` units in the last place too large.
+    """
+    x = np.asarray(x)
+    values = np.zeros(x.shape, format.dtype)
+    counts = [-(-size // block) for size, block in zip(x.shape[-2:], blocks, strict=True)]
+    scales = np.zeros((*x.shape[:-2], *counts), np.float32)
+    for *matrix, i, j in itertools.product(*map(range, scales.shape)):
+        rows = slice(i * blocks[0], (i + 1) * blocks[0])
+        columns = slice(j * blocks[1], (j + 1) * blocks[1])
+        block = x[*matrix, rows, columns].astype(np.float32)
+        scale = scales[*matrix, i, j] = numpy_scale(block, format)
+        factor = np.float32(1) / scale
+        values[*matrix, rows, columns] = (block * with_ulps(factor, ulps)).astype(format.dtype)
+    return values, scales
+
+
+def with_ulps(factor, ulps):
+    """The float32 that is so many units in the last place away."""
+    return (factor.view(np.int32) + np.int32(ulps)).view(np.float32)
+
+
+def values_of(shape, dtype=np.float32, seed=0):
+    """Normal values whose rows have magnitudes from 2^-20 to 2^19."""
+    rng = np.random.default_rng(seed)
+    exponents = rng.integers(-20, 20, (*shape[:-1], 1))
+    return (rng.standard_normal(shape) * 2.0**exponents).astype(dtype)
+
+
+def assert_quantized(got, expected, message=""):
+    values, scales = expected
+    testing.assert_bitwise(got.scales, scales, f"{message} scales")
+    testing.assert_bitwise(got.values, values, f"{message} values")
 
 
 def exact(x: quant.Quantized) -> np.ndarray:

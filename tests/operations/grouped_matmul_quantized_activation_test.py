@@ -194,7 +194,9 @@ class LayerTest(parameterized.TestCase):
             program = programs.lower_for_cuda(mlp, *mlp_arguments())
         self.assertLen(messages, 1)  # one reason
         self.assertIn("runs as a matmul and an activation", messages[0])
-        self.assertEqual(program.targets, {"quantize": 1, "grouped_matmul": 2})
+        self.assertEqual(
+            program.targets, {"quantize": 1, "quantize_weights": 2, "grouped_matmul": 2}
+        )
 
 
 if __name__ == "__main__":

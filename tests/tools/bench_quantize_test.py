@@ -24,12 +24,14 @@ from jax_ep.bench.transfer import BENCHMARK
 
 class QuantizeTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("quantize_block128", 2 * 7168 + 7168 + 4 * 56),
-        ("quantize_row", 2 * 7168 + 7168 + 4),
+        ("quantize_block128", 1, 384 * 56),
+        ("quantize_row", 1, 384),
+        ("quantize_weights", 2, 2 * 3 * 56),
     )
-    def test_bytes_of_a_pass(self, operation, per_row):
-        case = Case(operation, Shape(3, 7168), "normal")
-        self.assertEqual(quantize.pass_bytes(case), 3 * per_row)
+    def test_bytes_of_a_pass(self, operation, written, num_scales):
+        case = Case(operation, Shape(384, 7168), "normal")
+        expected = (2 + written) * 384 * 7168 + 4 * num_scales
+        self.assertEqual(quantize.pass_bytes(case), expected)
 
     def test_kernels_of_a_program(self):
         text = """HloModule jit_f
