@@ -33,6 +33,7 @@ from jax_ep._src.moe_layer.config import (
 from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
 from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import Parameter, initialize, parameters
+from jax_ep._src.moe_layer.quantized import quantize
 from jax_ep._src.moe_layer.router import LAYER, Router
 from jax_ep._src.moe_layer.stack import Stack, make_stack
 from jax_ep._src.params import Remat
@@ -93,8 +94,8 @@ class MoE(nn.Module):
         Args:
           x: [..., H], as in `jax_ep.nnx.MoE`.
           token_mask: bool[...], False for tokens that are not routed (padding), or None.
-          quantized_weights: params w_up and w_down after `jax_ep.quant.quantize_experts` by the
-            recipe, or None, as in `jax_ep.nnx.MoE`.
+          quantized_weights: those of `quantize_weights`, or of a checkpoint, or None, as in
+            `jax_ep.nnx.MoE`.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`.
@@ -116,6 +117,23 @@ class MoE(nn.Module):
         given = LayerArrays(**arrays, quantized=quantized_weights)
         y, stats, _ = apply(config, self._router(), given, x, token_mask)
         return y, stats
+
+    def quantize_weights(self, variables: Mapping[str, Any]) -> QuantizedExperts:
+        """Quantizes params w_up and w_down by the layer's recipe, as `jax_ep.nnx.MoE` does.
+
+        It is called on the module alone, outside of `apply`, once per optimizer step.
+
+        Args:
+          variables: the layer's collections.
+
+        Returns:
+          The matrices in both layouts, as `jax_ep.quant.quantize_experts`.
+
+        Raises:
+          ArgumentError (a ValueError): as `jax_ep.nnx.MoE.quantize_weights`.
+        """
+        params = nn.unbox(variables)["params"]
+        return quantize(self._config(), params["w_up"], params["w_down"])
 
     def stack(self, variables: Mapping[str, Any], x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares stacked layers for a loop that reads their matrices in place.

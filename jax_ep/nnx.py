@@ -29,6 +29,7 @@ from jax_ep._src.moe_layer.config import (
 from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
 from jax_ep._src.moe_layer.mesh import given_mesh
 from jax_ep._src.moe_layer.parameters import initialize, parameters
+from jax_ep._src.moe_layer.quantized import quantize
 from jax_ep._src.moe_layer.router import Router
 from jax_ep._src.moe_layer.stack import Stack, make_stack
 from jax_ep._src.params import Remat
@@ -224,9 +225,9 @@ class MoE(nnx.Module):
             flattened, padded by masked ones, and sharded over both.
           token_mask: bool[...], False for tokens that are not routed (padding): their y is zero,
             and losses and loads leave them out.
-          quantized_weights: the values of w_up and w_down after `jax_ep.quant.quantize_experts` by
-            the recipe, or None. FSDP and tensor axes shard them as they do the matrices; blocks of
-            128 x 128 must be whole on each rank.
+          quantized_weights: those of `quantize_weights`, or of a checkpoint, or None. FSDP and
+            tensor axes shard them as they do the matrices; blocks of 128 x 128 must be whole on
+            each rank.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`. With Explicit axes y is sharded as x is.
@@ -238,6 +239,24 @@ class MoE(nnx.Module):
         given = self._arrays()._replace(quantized=quantized_weights)
         y, stats, _ = apply(self.config, self.router, given, x, token_mask)
         return y, stats
+
+    def quantize_weights(self) -> QuantizedExperts:
+        """Quantizes w_up and w_down by the layer's recipe, each rank those that it has.
+
+        Call it once per optimizer step, outside of the function that is differentiated, and give
+        the result to all calls of that step::
+
+            quantized = layer.quantize_weights()
+            gradients = nnx.grad(loss)(layer, x, quantized)  # layer(x, quantized_weights=quantized)
+
+        Returns:
+          The matrices in both layouts, as `jax_ep.quant.quantize_experts`.
+
+        Raises:
+          ArgumentError (a ValueError): a layer without `quantization`, no mesh where one is needed,
+            or blocks of 128 x 128 that do not lie on one rank.
+        """
+        return quantize(self.config, self.w_up[...], self.w_down[...])
 
     def stack(self, x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares a module of stacked layers for a loop that reads their matrices in place.

@@ -211,6 +211,10 @@ def stack_with_a_linen_router():
     jax_ep.linen.MoE(8, 4, 8, 2, router=nn.Dense(2)).stack({"params": {}}, X)
 
 
+def quantize_without_a_recipe():
+    jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0)).quantize_weights()
+
+
 def layer_without_mesh():
     moe = jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0))
     with unittest.mock.patch.object(jax, "device_count", lambda: 8):

@@ -15,6 +15,7 @@ import programs
 import tier
 from absl.testing import absltest, parameterized
 from flax import nnx
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
@@ -279,6 +280,9 @@ class ModulesTest(absltest.TestCase):
 
         params = nnx.to_pure_dict(nnx.state(jax_ep.nnx.MoE(**options, rngs=nnx.Rngs(0)), nnx.Param))
         quantized = quant.quantize_experts(params["w_up"], params["w_down"], BLOCKS)
+        of_linen = jax_ep.linen.MoE(**options, quantization=BLOCKS)
+        of_params = of_linen.quantize_weights({"params": params})
+        jax.tree.map(testing.assert_bitwise, of_params, quantized)
         found = of_nnx(BLOCKS, quantized)
         for name, exact in of_nnx(None, None).items():
             self.assertBetween(norm(found[name], exact), 0.02, 0.1, name)
@@ -315,6 +319,9 @@ class ShardedModulesTest(parameterized.TestCase):
         quantized = jax.jit(quant.quantize_experts, static_argnums=2)(
             layer.w_up[...], layer.w_down[...], recipe
         )
+        on_ranks = layer.quantize_weights()
+        jax.tree.map(testing.assert_bitwise, on_ranks, quantized)
+        self.assertIn("expert", on_ranks[0].forward.values.sharding.spec[0])
 
         @nnx.jit
         def compute(layer, x, quantized):
@@ -348,13 +355,35 @@ class ShardedModulesTest(parameterized.TestCase):
         self.assertEqual(set(gathered(None)), {"f32"})
         self.assertEqual(set(gathered(quantized)), {"u8"})
 
+    @parameterized.parameters(AxisType.Auto, AxisType.Explicit)
+    def test_ranks_quantize_by_the_kernel(self, axis_type):
+        """Outside of a shard_map it would be XLA, on CUDA."""
+        mesh = testing.mesh_of((2, 4), ("data", "expert"), axis_type=axis_type)
+        options = dict(mesh=mesh, fsdp_axis="data", quantization=BLOCKS, rngs=nnx.Rngs(0))
+        layer = jax_ep.nnx.MoE(256, 256, 4, 2, **options)
+        program = programs.lower_for_cuda(nnx.jit(lambda layer: layer.quantize_weights()), layer)
+        self.assertEqual(program.targets, {"quantize_weights": 2})
+        expected = quant.quantize_experts(layer.w_up[...], layer.w_down[...], BLOCKS)
+        jax.tree.map(testing.assert_bitwise, layer.quantize_weights(), expected)
+
+    def test_a_layer_without_a_recipe(self):
+        layer = jax_ep.nnx.MoE(H, F, 8, 2, mesh=testing.expert_mesh(), rngs=nnx.Rngs(0))
+        with self.assertRaisesRegex(
+            jax_ep.ArgumentError, "without a recipe; expected quantization"
+        ):
+            layer.quantize_weights()
+
     def test_blocks_lie_on_one_rank(self):
         mesh = testing.mesh_of((2, 4), ("data", "expert"))
         options = dict(mesh=mesh, fsdp_axis="data", quantization=BLOCKS, rngs=nnx.Rngs(0))
         layer = jax_ep.nnx.MoE(H, F, 8, 2, **options)
         quantized = quant.quantize_experts(layer.w_up[...], layer.w_down[...], BLOCKS)
-        with self.assertRaisesRegex(jax_ep.ArgumentError, "split hidden_size=144 over 2 ranks"):
-            layer(jnp.ones((8, 1, H)), quantized_weights=quantized)
+        for call in (
+            lambda: layer(jnp.ones((8, 1, H)), quantized_weights=quantized),
+            layer.quantize_weights,
+        ):
+            with self.assertRaisesRegex(jax_ep.ArgumentError, "split hidden_size=144 over 2 ranks"):
+                call()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Quantized experts on a mesh: their partition specs, and how a rank gathers its matrices.
+"""Quantized experts on a mesh: how ranks quantize and gather them, and their partition specs.
 
 Values and scales are sharded as the float matrices are, over experts, FSDP and tensor axes.
 """
@@ -6,6 +6,7 @@ Values and scales are sharded as the float matrices are, over experts, FSDP and 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,12 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.errors import ArgumentError
-from jax_ep._src.moe_layer.config import Axes, Config, spec_entry
+from jax_ep._src.moe_layer.config import Axes, Config, check_mesh, spec_entry
+from jax_ep._src.moe_layer.mesh import find_mesh
+from jax_ep._src.moe_layer.parameters import parameters, reshard
 from jax_ep._src.moe_layer.router import LAYER
 from jax_ep._src.quantized import BLOCK, Fp8Block128, Quantized, as_bits, from_bits
+from jax_ep._src.quantized_experts import quantize_experts
 from jax_ep._src.recipe import (
     QuantizedExperts,
     QuantizedWeights,
@@ -35,6 +39,51 @@ _DIMENSIONS = (
 """The last two dimensions of w_up's and w_down's layouts, forward and backward."""
 
 
+def quantize(config: Config, w_up: jax.Array, w_down: jax.Array) -> QuantizedExperts:
+    """Quantizes the layer's matrices by its recipe, each rank those that it has."""
+    if config.quantization is None:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: quantize_weights() of a layer without a recipe; expected "
+            "quantization=jax_ep.quant.Recipe(...) among its options."
+        )
+    mesh = find_mesh(config, [w_up, w_down])
+    check_mesh(config, mesh)
+    _check_whole_blocks(config, mesh)
+    return _quantize(config, mesh, w_up, w_down)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _quantize(
+    config: Config, mesh: Mesh | AbstractMesh, w_up: jax.Array, w_down: jax.Array
+) -> QuantizedExperts:
+    assert config.quantization is not None
+    compute = functools.partial(
+        quantize_experts, recipe=config.quantization, implementation=config.implementation
+    )
+    axes = config.axes.within(mesh.axis_names)
+    manual = frozenset(mesh.abstract_mesh.manual_axes)
+    if manual.issuperset(axes.expert or axes.tokens):
+        return compute(w_up, w_down)
+    # XLA reduces over axes that split the values of a scale, or gate and up apart.
+    is_blocked = isinstance(config.quantization.weights, Fp8Block128)
+    left = () if is_blocked else axes.fsdp
+    left += () if is_blocked and not config.is_gated else axes.tensor
+    axis_names = frozenset(mesh.axis_names) - manual - frozenset(left)
+    outer = axes.within(axis_names)
+    params = parameters(config, outer)
+    in_specs = params["w_up"].spec, params["w_down"].spec
+    on_ranks = jax.shard_map(
+        compute,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=specs(outer, jax.eval_shape(compute, w_up, w_down)),
+        axis_names=axis_names,
+    )
+    up, down = map(functools.partial(reshard, mesh), in_specs, (w_up, w_down))
+    result: QuantizedExperts = on_ranks(up, down)
+    return result
+
+
 def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: QuantizedExperts) -> None:
     """Raises unless these are the layer's matrices, with whole blocks on each rank."""
     if config.quantization is None:
@@ -45,20 +94,26 @@ def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: Quanti
     for name, one, shape in zip(("up", "down"), quantized, shapes, strict=True):
         name = f"quantized_weights ({name})"
         check_quantized_weights(LAYER, name, one, config.quantization, shape)
+    _check_whole_blocks(config, mesh)
+    return None
+
+
+def _check_whole_blocks(config: Config, mesh: Mesh | AbstractMesh) -> None:
+    assert config.quantization is not None
+    if not isinstance(config.quantization.weights, Fp8Block128):
+        return
     axes = config.axes.within(mesh.axis_names)
     for name, size, names in (
-        ("hidden_size", hidden, axes.fsdp),
-        ("intermediate_size", inner, axes.tensor),
+        ("hidden_size", config.hidden_size, axes.fsdp),
+        ("intermediate_size", config.intermediate_size, axes.tensor),
     ):
         num_ranks = math.prod(mesh.shape[axis] for axis in names)
-        is_blocked = isinstance(config.quantization.weights, Fp8Block128)
-        if is_blocked and num_ranks > 1 and size % (BLOCK * num_ranks):
+        if num_ranks > 1 and size % (BLOCK * num_ranks):
             raise ArgumentError(
                 f"jax_ep.{LAYER}: quantized_weights have blocks of {BLOCK} x {BLOCK}, and the "
                 f"axes {names} split {name}={size} over {num_ranks} ranks; expected a multiple of "
                 f"{BLOCK} on each rank. Leave them out: each call quantizes what it gathers."
             )
-    return None
 
 
 def specs(axes: Axes, quantized: QuantizedExperts) -> QuantizedExperts:
