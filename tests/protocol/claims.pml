@@ -80,7 +80,7 @@ byte to_run[3] = 3;   /* its blocks, a bit each */
 byte made[3];         /* kernels */
 bool lost[3];         /* a block had no claim */
 bool passed[3];       /* a block has passed its wait */
-bool sent[3];         /* what the call sends */
+bool sent[3];         /* the call has sent its items */
 
 #define HAS_ENDED (tags == 3 && (last_ended >= SEQUENCE(generation, completed + 1) || BROKEN == HOST_CONTESTED)) /* a contested call */
 

@@ -28,7 +28,7 @@
 #endif
 hidden byte broken;
 
-#define SHARE (BROKEN == NO_SHARE -> SLOTS : SLOTS / LANES) /* of a lane */
+#define SHARE (BROKEN == NO_SHARE -> SLOTS : SLOTS / LANES) /* a lane has as many */
 #define AT(rank, lane) (2 * (rank) + (lane))
 #define CONTROL(rank, lane) AT(rank, (BROKEN == SHARED_CLAIM -> 0 : lane))
 #define INBOX(rank, lane) AT(rank, (BROKEN == SHARED_INBOX -> 0 : lane))

@@ -13,7 +13,7 @@ namespace jax_ep {
 
 struct Quantize {
   QuantizeKind kind;
-  ElementType type;  // of x
+  ElementType type;  // x has it
   int64_t num_rows;
   int64_t columns;
   float min_amax;

@@ -66,7 +66,7 @@ class LayerArrays(NamedTuple):
     logits_bias: Any = None  # [E]
     selection_bias: Any = None  # [E]
     router: Any = ()  # list of a custom router's arrays
-    quantized: QuantizedExperts | None = None  # of w_up and w_down
+    quantized: QuantizedExperts | None = None  # w_up and w_down, quantized
     layer: Any = None  # int32[]
     sums: Any = None  # `Accumulators` of one rank after another
 

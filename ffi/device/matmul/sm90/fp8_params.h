@@ -22,7 +22,7 @@ struct Fp8Scales {
   int32_t n_blocks;  // ceil(n / kFp8Block)
   // Column blocks of b from one half of a tile to the other: 1, or those from gate to up.
   int32_t half_stride;
-  float* out = nullptr;              // of quantized results, [rows, columns / kFp8Block]
+  float* out = nullptr;              // scales of the results, [rows, columns / kFp8Block]
   bool out_is_power_of_two = false;  // rounds the scales of results up to powers of two
 };
 
