@@ -32,7 +32,8 @@ from jax_ep.bench.benchmark import Benchmark, Case, Provider, Required, Started
 from jax_ep.bench.layer_ours import Ours
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_problem import MODELS, Problem, Shape, make_problem
-from jax_ep.bench.layer_quantized import Quantized
+from jax_ep.bench.layer_quantized import LAYERS as QUANTIZED_LAYERS
+from jax_ep.bench.layer_quantized import PROVIDERS as QUANTIZED
 from jax_ep.bench.layer_torch import Torch
 from jax_ep.bench.matmul import COPIED_BYTES, copy_bytes_per_second, relative_difference
 from jax_ep.bench.report import OURS, Figure, Record
@@ -72,6 +73,10 @@ class LayerBenchmark(Benchmark):
         Figure("of_dense_sum", "/ dense sum", ".3f"),
         Figure("of_dense_matmuls", "/ dense matmuls", ".3f"),
         Figure("of_reading", "/ reading", ".2f"),
+        *(
+            Figure(f"speedup_{n}", f"bfloat16 / {n} microbatch{'es' * (n > 1)}", ".2f")
+            for n in layer_figures.MICROBATCHES
+        ),
         Figure("peak_gib", "peak GiB", ".2f"),
         Figure("of_plain_peak", "/ plain peak", ".3f"),
     )
@@ -133,10 +138,8 @@ class LayerBenchmark(Benchmark):
                 p.name
                 for p in self.providers
                 if p.name in arguments.baselines
-                or (
-                    isinstance(p, IN_ROUNDS)
-                    and (arguments.quantization or not isinstance(p, Quantized))
-                )
+                or (arguments.quantization and p in QUANTIZED)
+                or (isinstance(p, IN_ROUNDS) and p not in QUANTIZED)
             ]
         self.mesh = make_mesh(checked_devices(arguments.devices, []))
         self.profile, self.smoke = arguments.profile, arguments.smoke
@@ -180,7 +183,7 @@ class LayerBenchmark(Benchmark):
         return [
             p
             for p in super().chosen_providers(arguments)
-            if not isinstance(p, Quantized) or arguments.quantization or p.name in named
+            if p not in QUANTIZED or arguments.quantization or p.name in named
         ]
 
     def order(self, chosen: list[Provider]) -> list[Provider]:
@@ -200,7 +203,7 @@ class LayerBenchmark(Benchmark):
         results = [jax.tree.leaves(s.to_jax(s.call(s.arguments[0]))) for s in (started, ours)]
         differences = [float(difference) for difference in relative_differences(*results)]
         started.facts["relative_differences"] = differences
-        is_quantized = name in {p.name for p in self.providers if isinstance(p, Quantized)}
+        is_quantized = name in {p.name for p in QUANTIZED_LAYERS}
         largest = MAX_FP8_DIFFERENCE if is_quantized else MAX_DIFFERENCE
         if not max(differences) <= largest:  # NaN is not
             text = ", ".join(f"{d:.2g}" for d in differences)
@@ -246,6 +249,7 @@ class LayerBenchmark(Benchmark):
             applying = [p for p in applying if self.applies(p, case)]
             rate = results["copy_bytes_per_second"]
             layer_figures.add_ratios(record, case, applying, rate)
+            layer_figures.add_speedups(record)
             if case.chained == chained:
                 layer_figures.add_peaks(record, applying)
 

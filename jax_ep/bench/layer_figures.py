@@ -9,9 +9,11 @@ from typing import Any
 from jax_ep.bench.benchmark import Case, Provider
 from jax_ep.bench.layer_parts import Dense, Part
 from jax_ep.bench.layer_providers import KEEPING_ROWS, Baseline
+from jax_ep.bench.layer_quantized import LAYERS, QUANTIZING
 from jax_ep.bench.report import OURS, Record, counted, ratio
 
 MAX_DECODED_TOKENS = 64
+MICROBATCHES = 1, 8
 AGAIN = "part: dispatch of x again"  # which the layer that keeps its rows does not make
 
 
@@ -45,6 +47,22 @@ def add_ratios(
             if name == KEEPING_ROWS and again:
                 rounds = [a - b for a, b in zip(rounds, again, strict=False)]
             measurement[figure] = ratio(_rounds(measured, name), rounds)
+
+
+def add_speedups(record: Record) -> None:
+    """Adds how much faster than in bfloat16 steps of some microbatches are, by recipes.
+
+    A step quantizes its weights once. Whatever else it does is left out.
+    """
+    measured = record["measurements"]
+    ours, quantizing = (_rounds(measured, name) for name in (OURS, QUANTIZING.name))
+    for layer in LAYERS:
+        passes = _rounds(measured, layer.name)
+        if not (layer.before and ours and quantizing and passes):
+            continue
+        for count in MICROBATCHES:
+            steps = [a + b / count for a, b in zip(passes, quantizing, strict=False)]
+            measured[layer.name][f"speedup_{count}"] = ratio(ours, steps)
 
 
 def _sums(measured: dict[str, Any], providers: list[Provider]) -> dict[str, list[float]]:

@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec as P
 
 from jax_ep import quant
+from jax_ep.bench.benchmark import Case, Provider, Started
+from jax_ep.bench.layer_calls import implementation
 from jax_ep.bench.layer_ours import Ours
-from jax_ep.bench.layer_problem import Problem
-from jax_ep.bench.programs import AXIS
+from jax_ep.bench.layer_problem import Problem, Shape
+from jax_ep.bench.programs import sharded, start_sharded
 from jax_ep.bench.report import OURS
 
 
@@ -28,15 +29,39 @@ class Quantized(Ours):
         if not self.before:
             return None
         quantize = functools.partial(quant.quantize_experts, recipe=self.recipe)
-        sharded = jax.shard_map(quantize, mesh=problem.mesh, in_specs=P(AXIS), out_specs=P(AXIS))
+        compute = jax.jit(sharded(quantize, problem.mesh))
         weights = problem.sets[0].w_up, problem.sets[0].w_down
-        return problem.once("quantized", lambda: jax.jit(sharded)(*weights))
+        return problem.once("quantized", lambda: compute(*weights))
 
 
-PROVIDERS: tuple[Quantized, ...] = (
+class Quantizing:
+    """quantize_experts, which a training step calls once for all of its microbatches."""
+
+    name = "part: quantizing of weights"
+    operations: tuple[str, ...] = ("both",)
+
+    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
+        """To all."""
+        return True
+
+    def start(self, case: Case, problem: Problem) -> Started:
+        """Compiles it by itself, over all ranks."""
+
+        def quantize(w_up: jax.Array, w_down: jax.Array) -> Any:
+            return quant.quantize_experts(
+                w_up, w_down, quant.Recipe(), implementation=implementation()
+            )
+
+        arguments = [(o.w_up, o.w_down) for o in problem.sets]
+        return start_sharded(quantize, arguments, problem.mesh, case.chained, evidence=None)
+
+
+QUANTIZING = Quantizing()
+LAYERS: tuple[Quantized, ...] = (
     Quantized("Fp8Block128", quant.Recipe(), before=True),
     Quantized(
         "Fp8Block128, quantized dispatch", quant.Recipe(quantized_dispatch=True), before=True
     ),
     Quantized("Fp8Block128, weights quantized in the call", quant.Recipe(), before=False),
 )
+PROVIDERS: tuple[Provider, ...] = (*LAYERS, QUANTIZING)

@@ -97,7 +97,7 @@ class LayersTest(parameterized.TestCase):
         """Results differ from those of jax_ep by more than roundings, and no more than allowed."""
         problem = problem_of()
         expected = results_of(OURS, "both", problem)
-        results = [results_of(p.name, "both", problem) for p in layer_quantized.PROVIDERS]
+        results = [results_of(p.name, "both", problem) for p in layer_quantized.LAYERS]
         for result, exact in zip(results[0], expected, strict=True):
             difference = np.linalg.norm(result - exact) / np.linalg.norm(exact)
             self.assertBetween(difference, 0.02, MAX_FP8_DIFFERENCE)
@@ -110,6 +110,18 @@ class LayersTest(parameterized.TestCase):
             arguments = types.SimpleNamespace(provider=None, quantization=option)
             chosen = {p.name for p in BENCHMARK.chosen_providers(arguments)}
             self.assertEqual(chosen & quantized, expected)
+
+    def test_steps_of_microbatches(self):
+        """A step quantizes once; rounds are compared with themselves."""
+        rounds = lambda *means: {"rounds": [{"mean": mean} for mean in means]}
+        measured = {
+            OURS: rounds(6.0, 12.0, 6.0),
+            layer_quantized.QUANTIZING.name: rounds(8.0, 16.0, 8.0),
+            layer_quantized.LAYERS[0].name: rounds(3.0, 6.0, 3.0),
+        }
+        layer_figures.add_speedups({"measurements": measured})
+        found = measured[layer_quantized.LAYERS[0].name]
+        self.assertEqual((found["speedup_1"], found["speedup_8"]), (6 / 11, 1.5))
 
     def test_einsum(self):
         """With slots enough it drops nothing; the capacity of 1.25 does."""
