@@ -1,7 +1,7 @@
 // A transport between processes that one test has forked: memory that several processes map, and an
 // exchange by memory that they share from the beginning.
-#ifndef JAX_EP_TESTS_CPP_EMULATION_SHARED_TRANSPORT_H_
-#define JAX_EP_TESTS_CPP_EMULATION_SHARED_TRANSPORT_H_
+#ifndef JAX_EP_TESTS_CPP_EMULATION_PROCESSES_SHARED_TRANSPORT_H_
+#define JAX_EP_TESTS_CPP_EMULATION_PROCESSES_SHARED_TRANSPORT_H_
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -121,4 +121,4 @@ class SharedMemory : public PeerMemory {
 
 }  // namespace jax_ep::testing
 
-#endif  // JAX_EP_TESTS_CPP_EMULATION_SHARED_TRANSPORT_H_
+#endif  // JAX_EP_TESTS_CPP_EMULATION_PROCESSES_SHARED_TRANSPORT_H_

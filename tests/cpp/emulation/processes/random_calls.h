@@ -1,57 +1,16 @@
-// One of several processes of a test: its devices, and random calls that all of them make.
-#ifndef JAX_EP_TESTS_CPP_EMULATION_PROCESS_H_
-#define JAX_EP_TESTS_CPP_EMULATION_PROCESS_H_
+// Random calls that all processes of a test make.
+#ifndef JAX_EP_TESTS_CPP_EMULATION_PROCESSES_RANDOM_CALLS_H_
+#define JAX_EP_TESTS_CPP_EMULATION_PROCESSES_RANDOM_CALLS_H_
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "ffi/runtime/processes/cuda_transport.h"
-#include "tests/cpp/emulation/dispatch_program.h"
+#include "tests/cpp/emulation/processes/process.h"
 #include "tests/cpp/emulation/random_call.h"
-#include "tests/cpp/emulation/shared_transport.h"
-#include "tests/cpp/emulation/streams.h"
-#include "tests/cpp/unit/check.h"
 
 namespace jax_ep::testing {
-
-struct Layout {
-  int num_processes;
-  int ranks_per_process;
-  int num_ranks() const { return num_processes * ranks_per_process; }
-};
-
-// A process's side of a test.
-class Process {
- public:
-  Process(Layout layout, int index, SharedExchange* exchange, uint64_t seed)
-      : transport{exchange, {&memory, CudaIpcMemory()}}, layout_(layout), index_(index) {
-    emulation::settings.seed = seed * 31 + static_cast<uint64_t>(index);
-    // Kernels share few CPUs with many others: only a test of deadlines has short ones.
-    for (const char* name :
-         {"JAX_EP_ENTRY_TIMEOUT_S", "JAX_EP_PROGRESS_TIMEOUT_S", "JAX_EP_WARN_AFTER_S"}) {
-      setenv(name, "1000000", 1);
-    }
-  }
-
-  LocalRanks local() const {
-    return {index_ * layout_.ranks_per_process, layout_.ranks_per_process, &transport,
-            SharedExchange::Communicator(0)};
-  }
-
-  DispatchProgram Dispatch(int num_tokens, bool allow_low_latency, int64_t lane = 0) {
-    return {layout_.num_ranks(), num_tokens, allow_low_latency, 0, {lane, 2, 2}, local()};
-  }
-
-  SharedMemory memory;
-  Transport transport;
-
- private:
-  const Layout layout_;
-  const int index_;
-};
 
 // Calls that all processes make in the same random order, of random shapes. Workspaces grow.
 class RandomCalls {
@@ -137,4 +96,4 @@ class RandomCalls {
 
 }  // namespace jax_ep::testing
 
-#endif  // JAX_EP_TESTS_CPP_EMULATION_PROCESS_H_
+#endif  // JAX_EP_TESTS_CPP_EMULATION_PROCESSES_RANDOM_CALLS_H_

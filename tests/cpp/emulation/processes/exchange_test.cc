@@ -7,8 +7,8 @@
 
 #include "ffi/runtime/processes/cuda_transport.h"
 #include "tests/cpp/emulation/cuda_runtime_api.h"
-#include "tests/cpp/emulation/forks.h"
-#include "tests/cpp/emulation/shared_transport.h"
+#include "tests/cpp/emulation/processes/forks.h"
+#include "tests/cpp/emulation/processes/shared_transport.h"
 
 namespace jax_ep {
 namespace {

@@ -1,6 +1,6 @@
 // Processes that a test forks. The parent has no threads, so each child begins afresh.
-#ifndef JAX_EP_TESTS_CPP_EMULATION_FORKS_H_
-#define JAX_EP_TESTS_CPP_EMULATION_FORKS_H_
+#ifndef JAX_EP_TESTS_CPP_EMULATION_PROCESSES_FORKS_H_
+#define JAX_EP_TESTS_CPP_EMULATION_PROCESSES_FORKS_H_
 
 #include <dirent.h>
 #include <signal.h>
@@ -82,4 +82,4 @@ class Forks {
 
 }  // namespace jax_ep::testing
 
-#endif  // JAX_EP_TESTS_CPP_EMULATION_FORKS_H_
+#endif  // JAX_EP_TESTS_CPP_EMULATION_PROCESSES_FORKS_H_

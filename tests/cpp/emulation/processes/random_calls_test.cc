@@ -1,0 +1,126 @@
+// Tests random calls of several processes in several layouts, each result compared bit for bit, and
+// processes killed at random moments.
+//
+//   random_calls_test [--calls N] [--kills N] [--seed N] [--only CASE]
+//
+// Seed 0 is another one each time.
+#include "tests/cpp/emulation/processes/random_calls.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace jax_ep::testing {
+namespace {
+
+constexpr Layout kLayouts[] = {{2, 1}, {4, 1}, {2, 2}, {3, 2}};
+
+void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_ipc = false) {
+  SharedExchange exchange;
+  Forks forks(layout.num_processes, [&](int index) {
+    Process process(layout, index, &exchange, seed);
+    if (by_ipc) process.transport.memories = {CudaIpcMemory()};
+    RandomCalls calls(&process, layout, seed);
+    while (calls.num_calls < num_calls && failures == 0) {
+      CHECK_OK(calls.Next());
+      if (calls.IsTimeToRelease()) Groups::OfProcess().Release();
+    }
+    // Generations without workspaces are left, one for each lane. They do not become more.
+    for (int64_t lane : {0, 1}) process.Dispatch(6, false, lane).Check();
+    Groups::OfProcess().Release();
+    const int descriptors = CountDescriptors();  // with those of a faster process
+    for (int i = 0; i < 4; ++i) {
+      CHECK_OK(calls.Next());
+      Groups::OfProcess().Release();
+    }
+    for (int i = 0; i < 200 && CountDescriptors() > descriptors; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(CountDescriptors() <= descriptors);
+    Groups::OfProcess().Shutdown();
+  });
+  forks.Await(20 + static_cast<double>(num_calls));
+}
+
+// Kills a process at a random moment. All others end, with an error that names it.
+void TestKill(Layout layout, uint64_t seed) {
+  constexpr double kDeadline = 10;  // the machine may be busy
+  std::mt19937_64 random(seed);
+  const bool by_ipc = layout.ranks_per_process == 1 && random() % 2 == 0;
+  SharedExchange exchange;
+  auto* const killed = SharedBetweenForks<std::atomic<int>>();
+  auto* const num_ended = SharedBetweenForks<std::atomic<int>>();
+  Forks forks(layout.num_processes, [&](int index) {
+    Process process(layout, index, &exchange, seed);
+    if (by_ipc) process.transport.memories = {CudaIpcMemory()};
+    RandomCalls calls(&process, layout, seed);
+    Status status;
+    for (int errors = 0; errors < 2;) {
+      status = calls.Next();
+      // A call that was running when the process died has no result; the next one says why.
+      if (status.ok()) continue;
+      ++errors;
+      if (Contains(status.message, "has died")) break;
+    }
+    const std::string name = Concatenate("process ", *killed - 1, " (pid ");
+    CHECK_FAILS(status, name);
+    CHECK_FAILS(status, "has died");
+    Groups::OfProcess().PostReports(ProcessMailbox());
+    for (const TimeoutReport& report : ProcessMailbox().Take()) {
+      CHECK(Contains(report.message, "has died"));
+    }
+    Groups::OfProcess().Release();  // returns at once
+    for (int i = 0; i < 2; ++i) CHECK(!calls.Next().ok());
+    // The one that is named must be the first that has ended.
+    for (++*num_ended; *num_ended < layout.num_processes - 1;) std::this_thread::yield();
+  });
+  const int victim = static_cast<int>(random() % layout.num_processes);
+  // Before that they do not know each other.
+  while (!exchange.HasMet(layout.num_ranks())) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 400'000 * (random() % 4) / 3));
+  *killed = victim + 1;
+  forks.Kill(victim);
+  forks.Await(kDeadline, victim);
+}
+
+}  // namespace
+}  // namespace jax_ep::testing
+
+int main(int argc, char** argv) {
+  using namespace jax_ep::testing;
+  uint64_t num_calls = 20, num_kills = 4, seed = 1;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view option = argv[i];
+    const uint64_t value = std::strtoull(argv[i + 1], nullptr, 10);
+    if (option == "--calls") num_calls = value;
+    if (option == "--kills") num_kills = value;
+    if (option == "--seed") seed = value;
+  }
+  if (seed == 0) seed = static_cast<uint64_t>(getpid());
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  RegisterKernels();
+  return RunCases({{"random calls",
+                    [=] {
+                      for (Layout layout : kLayouts) TestRandomCalls(layout, num_calls, seed);
+                    }},
+                   {"random calls by CUDA IPC",
+                    [=] {
+                      for (Layout layout : {Layout{2, 1}, Layout{4, 1}}) {
+                        TestRandomCalls(layout, num_calls / 8, seed, true);
+                      }
+                    }},
+                   {"kills",
+                    [=] {
+                      for (uint64_t i = 0; i < num_kills; ++i) {
+                        TestKill(kLayouts[i % std::size(kLayouts)], seed * 1000 + i);
+                      }
+                    }}},
+                  argc, argv);
+}
