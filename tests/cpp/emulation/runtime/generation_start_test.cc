@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "ffi/runtime/groups.h"
-#include "tests/cpp/emulation/random_call.h"
+#include "tests/cpp/emulation/random_operations.h"
 #include "tests/cpp/emulation/register_kernels.h"
 
 namespace jax_ep::testing {

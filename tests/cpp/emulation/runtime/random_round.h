@@ -1,7 +1,7 @@
 // A round: random programs of one rank group in two lanes. They are executed several times by
 // threads as XLA's, with faults, and at last without.
-#ifndef JAX_EP_TESTS_CPP_EMULATION_RANDOM_ROUND_H_
-#define JAX_EP_TESTS_CPP_EMULATION_RANDOM_ROUND_H_
+#ifndef JAX_EP_TESTS_CPP_EMULATION_RUNTIME_RANDOM_ROUND_H_
+#define JAX_EP_TESTS_CPP_EMULATION_RUNTIME_RANDOM_ROUND_H_
 
 #include <chrono>
 #include <cstdio>
@@ -13,7 +13,10 @@
 #include <vector>
 
 #include "ffi/runtime/groups.h"
-#include "tests/cpp/emulation/random_call.h"
+#include "tests/cpp/emulation/runtime/random_check.h"
+#include "tests/cpp/emulation/runtime/random_fault.h"
+#include "tests/cpp/emulation/runtime/random_position.h"
+#include "tests/cpp/emulation/runtime/random_program.h"
 #include "tests/cpp/emulation/streams.h"
 
 namespace jax_ep::testing {
@@ -23,41 +26,6 @@ inline constexpr int kLanes = 2;
 // Changes whenever a thread or a device goes on.
 inline std::atomic<int64_t> progress = 0;
 
-struct Counts {
-  int64_t rounds = 0, calls = 0, right = 0, ended = 0, aborts = 0, releases = 0;
-  static inline std::atomic<int64_t> growths = 0;
-};
-
-inline Status StartAndCount(ControlBlock* control, const GenerationState* next,
-                            cudaStream_t stream) {
-  if (next->rank == 0 && next->workspace_bytes > 0) ++Counts::growths;
-  return LaunchStartGeneration(control, next, stream);
-}
-inline constexpr GroupKernels kRandomKernels = {&LoadTransferKernels, &StartAndCount};
-
-// Happens while programs are executed. Calls may then be ended, with one of these statuses.
-struct Fault {
-  enum Kind { kNone, kHostAbort, kLaunchFails, kAbsent, kTimeout, kRelease, kTwoStreams };
-  Kind kind;
-  const char* name;
-  std::vector<Outcome> statuses;
-};
-inline const Fault& FaultOf(Fault::Kind kind) {
-  using enum Outcome;
-  static const Fault faults[] = {
-      {Fault::kNone, "nothing", {}},
-      {Fault::kHostAbort, "the host aborts", {kHostAbort}},
-      {Fault::kLaunchFails, "a device launches nothing and says so", {kHostAbort, kMismatch}},
-      {Fault::kAbsent, "a device makes no more calls", {kHostAbort, kMismatch}},
-      {Fault::kTimeout, "a device is too late", {kTimeout}},
-      {Fault::kRelease, "release", {kHostAbort, kMismatch, kNoWorkspace}},
-      {Fault::kTwoStreams, "two streams of one lane", {kMismatch, kNoWorkspace, kConcurrent}},
-  };
-  return faults[kind];
-}
-
-inline std::atomic<const Fault*> current_fault = &FaultOf(Fault::kNone);
-
 class Round {
  public:
   Round(uint64_t seed, int ranks, Counts* counts)
@@ -65,7 +33,9 @@ class Round {
     std::iota(devices_.begin(), devices_.end(), 0);
     shares_lane_ = Uniform(random_, 0, 5) == 0;
     const harness::Options options = {.tiny = ranks > 4 || Uniform(random_, 0, 2) != 0};
-    for (int lane = 0; lane < kLanes; ++lane) MakePrograms(lane, options);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes_[lane] = RandomPrograms(random_, ranks, shares_lane_ ? 0 : lane, options);
+    }
     positions_ = std::vector<Position>(kLanes * ranks);
   }
 
@@ -76,7 +46,7 @@ class Round {
     emulation::settings.num_sms = ranks_ > 16 ? kLanes : 4;  // blocks are threads of this machine
     ++counts_.rounds;
     const int executions = shares_lane_ ? 3 : Uniform(random_, 2, 4);
-    for (int i = 1; i <= executions && is_right_; ++i) {
+    for (int i = 1; i <= executions && failures == 0; ++i) {
       auto kind = static_cast<Fault::Kind>(Uniform(random_, 0, Fault::kRelease));
       // The first execution makes the workspaces large enough: they do not grow under two streams.
       if (shares_lane_) kind = i == 2 ? Fault::kTwoStreams : Fault::kNone;
@@ -84,7 +54,7 @@ class Round {
     }
     Release();
     CheckThat(emulation::AllocatedBytes() < BytesOfAllGroups(), "memory is left after a release");
-    return is_right_;
+    return failures == 0;
   }
 
   // Prints where every thread and every device is. Called by the watchdog, beside Run.
@@ -115,55 +85,6 @@ class Round {
   }
 
  private:
-  struct Step {
-    std::unique_ptr<RandomCall> call;
-    std::vector<Status> entered;  // indexed by rank
-    std::vector<uint8_t> is_entered, is_launched;
-  };
-  struct Program {
-    std::vector<Step> steps;
-    int64_t run = 0;
-  };
-  // Where the thread of one device and lane is.
-  struct Position {
-    std::atomic<int> call = 0;
-    std::atomic<const char*> stage = "is before";
-    Position() = default;
-    Position(const Position&) {}
-  };
-
-  void MakePrograms(int lane, const harness::Options& options) {
-    const int64_t lane_of_calls = shares_lane_ ? 0 : lane;
-    for (int programs = Uniform(random_, 1, 4); programs > 0; --programs) {
-      Program program;
-      std::vector<RandomDispatch*> dispatches;
-      for (int calls = Uniform(random_, 1, 4); calls > 0; --calls) {
-        std::unique_ptr<RandomCall> call;
-        const int kind = dispatches.empty() ? 0 : Uniform(random_, 0, 2);
-        if (kind == 0) {
-          Shape shape = harness::RandomShape(random_, ranks_, options);
-          shape.counts_arrivals = false;
-          auto dispatch = std::make_unique<RandomDispatch>(shape, lane_of_calls, kRandomKernels);
-          dispatches.push_back(dispatch.get());
-          call = std::move(dispatch);
-        } else {
-          RandomDispatch* const dispatch = dispatches[random_() % dispatches.size()];
-          Shape shape = harness::Varied(random_, dispatch->shape, options);
-          shape.routing = dispatch->shape.routing;
-          shape.counts_arrivals = false;
-          if (kind == 1) {
-            call =
-                std::make_unique<RandomRedispatch>(shape, dispatch, lane_of_calls, kRandomKernels);
-          } else {
-            call = std::make_unique<RandomCombine>(shape, dispatch, lane_of_calls, kRandomKernels);
-          }
-        }
-        program.steps.push_back({.call = std::move(call)});
-      }
-      lanes_[lane].push_back(std::move(program));
-    }
-  }
-
   // Frees everything and forgets failures.
   void Release() {
     emulation::faults = {};
@@ -311,7 +232,8 @@ class Round {
       int number = 0;
       for (Program& program : lanes_[lane]) {
         for (Step& step : program.steps) {
-          has_ended |= CheckStep(fault, step, Concatenate("lane ", lane, " call ", number++));
+          has_ended |=
+              CheckStep(fault, step, Concatenate("lane ", lane, " call ", number++), &counts_);
         }
       }
       // Nobody computes with safe values without being told.
@@ -325,65 +247,8 @@ class Round {
       CheckThat(!GroupOf(lane)->Failure().ok(),
                 Concatenate("lane ", lane, " goes on after the host's abort"));
     }
-    if (!is_right_) std::printf("the fault was: %s\n", fault.name);
+    if (failures > 0) std::printf("the fault was: %s\n", fault.name);
     ++progress;
-  }
-
-  // Returns whether a result has the safe values of a failed call.
-  bool CheckStep(const Fault& fault, const Step& step, const std::string& name) {
-    bool all_right = true, has_ended = false;
-    for (int r = 0; r < ranks_; ++r) {
-      const auto check = [&](bool condition, const std::string& text) {
-        CheckThat(condition, Concatenate(name, " (", kOperations[int(step.call->operation)],
-                                         ") rank ", r, ": ", text));
-      };
-      check(step.entered[r].message == step.entered[0].message &&
-                step.is_entered[r] == step.is_entered[0],
-            Concatenate("enters with \"", step.entered[r].message, "\", rank 0 with \"",
-                        step.entered[0].message, "\""));
-      if (fault.kind == Fault::kNone) {
-        check(step.is_launched[r], Concatenate("was not launched: ", step.entered[r].message));
-      }
-      if (!step.is_launched[r]) {
-        all_right = false;
-        continue;
-      }
-      std::string why;
-      const Verdict verdict = step.call->Check(r, &why);
-      check(verdict != Verdict::kWrong, why);
-      if (verdict != Verdict::kEnded) continue;
-      all_right = false;
-      has_ended = true;
-      check(fault.kind != Fault::kNone, "was ended, and nothing has failed");
-      if (step.call->operation != Operation::kDispatch) continue;
-      const int status = static_cast<const RandomDispatch&>(*step.call).status(r);
-      const auto allowed = static_cast<Outcome>(status);
-      check(
-          std::find(fault.statuses.begin(), fault.statuses.end(), allowed) != fault.statuses.end(),
-          Concatenate("was ended with status ", status));
-    }
-    ++counts_.calls;
-    ++(all_right ? counts_.right : counts_.ended);
-    return has_ended;
-  }
-
-  static void DescribeDevice(const ControlBlock& control) {
-    const uint64_t claim = control.claim;
-    const uint64_t sequence = FirstSequence(control.generation) + (claim >> kClaimShift);
-    std::printf("; generation %lu, %lu calls completed, tag %lx, abort %u", control.generation,
-                claim >> kClaimShift, claim & (kClaimTags | kClaimOfHost), control.inbox->abort);
-    if ((claim & kClaimTags) == 0) return;
-    for (int peer = 0; peer < control.num_ranks; ++peer) {
-      if (peer == control.rank) continue;
-      if (control.inbox->entry[sequence % 2][peer].sequence >= sequence) continue;
-      std::printf(", waits for rank %d", peer);
-    }
-  }
-
-  void CheckThat(bool condition, const std::string& text) {
-    if (condition) return;
-    std::printf("FAIL %s\n", text.c_str());
-    is_right_ = false;
   }
 
   void Synchronize() {
@@ -412,8 +277,6 @@ class Round {
     if (Uniform(random, 0, 3) == 0) Sleep(Uniform(random, 0, 300));
   }
 
-  static constexpr const char* kOperations[] = {"dispatch", "redispatch", "combine"};
-
   Random random_;
   const int ranks_;
   Counts& counts_;
@@ -422,11 +285,10 @@ class Round {
   std::vector<Program> lanes_[kLanes];
   std::vector<Position> positions_;
   bool needs_restart_ = true;
-  bool is_right_ = true;
   int odd_rank_ = 0, odd_program_ = 0, odd_microseconds_ = 0;
   std::vector<int> aborted_lanes_;
 };
 
 }  // namespace jax_ep::testing
 
-#endif  // JAX_EP_TESTS_CPP_EMULATION_RANDOM_ROUND_H_
+#endif  // JAX_EP_TESTS_CPP_EMULATION_RUNTIME_RANDOM_ROUND_H_
