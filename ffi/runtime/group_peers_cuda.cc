@@ -78,7 +78,7 @@ bool Group::AgreeOnRelease(bool* has_generation) {
 }
 
 void Group::TellPeers(uint64_t era, const std::string& reason) {
-  peers_->ReportFailure(era, Concatenate("jax_ep: ", peers_->Describe(peers_->self()),
+  peers_->ReportFailure(era, Concatenate("jax_ep: ", peers_->processes().DescribeSelf(),
                                          " reports: ", CauseOf(reason)));
 }
 

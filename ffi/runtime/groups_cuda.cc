@@ -119,7 +119,7 @@ Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane,
   auto peers = std::make_unique<PeerGroup>(number, ranks);
   Stopwatch stopwatch;
   if (Status status = peers->Connect(); !status.ok()) return status;
-  Debug("a group of ", ranks.size(), " ranks, lane ", lane, ": ", peers->num_processes(),
+  Debug("a group of ", ranks.size(), " ranks, lane ", lane, ": ", peers->processes().size(),
         " processes connected in ", stopwatch.Lap());
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto shares = [&](const Identity& other) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "ffi/runtime/settings.h"
@@ -34,58 +33,16 @@ const char* Name(PeerGroup::Step step) {
   return "?";
 }
 
-constexpr char kChoices[] =
-    "The CUDA kernels exchange rows within one host. Choose a mesh whose expert axis stays inside "
-    "each host, or implementation=\"xla\" (JAX_EP_IMPLEMENTATION=xla), which runs anywhere";
-
 }  // namespace
 
-PeerGroup::PeerGroup(uint64_t key, const std::vector<Identity>& ranks) : key_(key) {
-  for (const Identity& rank : ranks) {
-    const size_t index = IndexOf(rank.process);
-    if (index == processes_.size()) processes_.push_back(rank);
-    process_of_.push_back(index);
-  }
-  self_ = IndexOf(ThisProcess().process);
-}
-
-size_t PeerGroup::IndexOf(uint64_t process) const {
-  const auto found =
-      std::find_if(processes_.begin(), processes_.end(),
-                   [&](const Identity& identity) { return identity.process == process; });
-  return static_cast<size_t>(found - processes_.begin());
-}
-
-std::string PeerGroup::Describe(size_t process) const {
-  std::string ranks;
-  for (size_t rank = 0; rank < process_of_.size(); ++rank) {
-    if (process_of_[rank] == process) ranks += Concatenate(ranks.empty() ? "" : ", ", rank);
-  }
-  return Concatenate(ranks.find(',') == std::string::npos ? "rank " : "ranks ", ranks, " in ",
-                     jax_ep::Describe(processes_[process]));
-}
+PeerGroup::PeerGroup(uint64_t key, const std::vector<Identity>& ranks)
+    : key_(key), processes_(ranks) {}
 
 Status PeerGroup::Connect() {
-  const Identity& self = processes_[self_];
-  Status first;  // the others connect with this process also after an error
-  for (size_t other = 0; other < processes_.size(); ++other) {
-    if (other == self_) continue;
-    if (std::strcmp(processes_[other].boot_id, self.boot_id) != 0) {
-      return FailedPrecondition("jax_ep: a rank group spans hosts: ", Describe(self_), ", and ",
-                                Describe(other), ", have different boot ids. ", kChoices);
-    }
-    Status status = Connections::OfProcess().ConnectWith(processes_[other]);
-    if (!status.ok() && first.ok()) {
-      first = FailedPrecondition("jax_ep: ", Describe(self_), " cannot connect with ",
-                                 Describe(other), " of the same host: ", status.message,
-                                 ". Either it has died, or it is in another network namespace: "
-                                 "containers of one host need "
-                                 "one pod, or the host's network. ",
-                                 kChoices);
-    }
-  }
-  if (!first.ok()) ReportFailure(era(), first.message);
-  return first;
+  if (Status status = processes_.CheckHosts(); !status.ok()) return status;
+  Status status = processes_.Connect();
+  if (!status.ok()) ReportFailure(era(), status.message);
+  return status;
 }
 
 void PeerGroup::Start(OnFailure on_failure) {
@@ -108,22 +65,13 @@ Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<
                                 .group = key_,
                                 .era = turn.first,
                                 .turn = turn.second};
-  Status status;
-  for (size_t other = 0; other < processes_.size(); ++other) {
-    if (other == self_) continue;
-    Status sent =
-        Connections::OfProcess().Send(processes_[other].process, header, bytes, descriptors);
-    if (status.ok() && !sent.ok()) {
-      status = FailedPrecondition("jax_ep: ", Describe(self_), " cannot tell ", Describe(other),
-                                  " of ", Name(step), ": ", sent.message);
-    }
-  }
+  Status status = processes_.Send(header, bytes, descriptors, Name(step));
   if (status.ok()) status = Await(step, turn);
   if (!status.ok()) return step == Step::kRelease ? status : Fail(std::move(status));
   const std::lock_guard lock(mutex_);
   contributions->clear();
   contributions->resize(processes_.size());
-  (*contributions)[self_].bytes = bytes;
+  (*contributions)[processes_.self()].bytes = bytes;
   for (auto& [process, frame] : frames_[turn]) {
     (*contributions)[process] = {std::move(frame.bytes), std::move(frame.descriptors)};
   }
@@ -143,9 +91,9 @@ std::string PeerGroup::Missing(const Turn& turn) const {
   const auto found = frames_.find(turn);
   std::string missing;
   for (size_t process = 0; process < processes_.size(); ++process) {
-    if (process == self_) continue;
+    if (process == processes_.self()) continue;
     if (found != frames_.end() && found->second.contains(process)) continue;
-    missing += Concatenate(missing.empty() ? "" : ", ", Describe(process));
+    missing += Concatenate(missing.empty() ? "" : ", ", processes_.Describe(process));
   }
   return missing;
 }
@@ -169,12 +117,12 @@ Status PeerGroup::Await(Step step, const Turn& turn) {
     }
     for (const auto& [process, description] : departed_) {
       if (!frames_[turn].contains(process)) {
-        return FailedPrecondition("jax_ep: ", Describe(self_), " waits for ", Name(step), ", but ",
-                                  description, " has exited");
+        return FailedPrecondition("jax_ep: ", processes_.DescribeSelf(), " waits for ", Name(step),
+                                  ", but ", description, " has exited");
       }
     }
     if (Clock::now() >= deadline) {
-      return FailedPrecondition("jax_ep: ", Describe(self_), " has waited ",
+      return FailedPrecondition("jax_ep: ", processes_.DescribeSelf(), " has waited ",
                                 static_cast<double>(settings.entry_deadline_ns) * 1e-9, " s for ",
                                 Missing(turn), " in ", Name(step),
                                 " (JAX_EP_ENTRY_TIMEOUT_S). All processes must run the same "
@@ -185,8 +133,9 @@ Status PeerGroup::Await(Step step, const Turn& turn) {
       std::fprintf(stderr,
                    "jax_ep: %s has waited %g s for %s in %s and goes on waiting. Is it still "
                    "compiling, or does it run another program?\n",
-                   Describe(self_).c_str(), static_cast<double>(settings.warning_ns) * 1e-9,
-                   Missing(turn).c_str(), Name(step));
+                   processes_.DescribeSelf().c_str(),
+                   static_cast<double>(settings.warning_ns) * 1e-9, Missing(turn).c_str(),
+                   Name(step));
     }
     changed_.wait_until(lock, std::min({warning, deadline, mismatch_deadline}));
   }
@@ -215,8 +164,8 @@ Status PeerGroup::CheckReleases(Step step, const Turn& turn) const {
 }
 
 Status PeerGroup::OtherStep(Step step, size_t process, Step other) const {
-  return FailedPrecondition("jax_ep: ", Describe(self_), " is in ", Name(step), ", while ",
-                            Describe(process), " is in ", Name(other),
+  return FailedPrecondition("jax_ep: ", processes_.DescribeSelf(), " is in ", Name(step),
+                            ", while ", processes_.Describe(process), " is in ", Name(other),
                             ". All processes must run the same programs in the same order");
 }
 
@@ -241,9 +190,9 @@ Status PeerGroup::AgreeOnCall(const std::string& call, uint64_t* id) {
   for (size_t process = 0; process < all.size(); ++process) {
     number = std::max<uint64_t>(number, number_of(all[process].bytes));
     if (call_of(all[process].bytes) == call_of(all[0].bytes)) continue;
-    return Fail(FailedPrecondition("jax_ep: ", Describe(0), " runs ", call_of(all[0].bytes),
-                                   ", while ", Describe(process), " runs ",
-                                   call_of(all[process].bytes),
+    return Fail(FailedPrecondition("jax_ep: ", processes_.Describe(0), " runs ",
+                                   call_of(all[0].bytes), ", while ", processes_.Describe(process),
+                                   " runs ", call_of(all[process].bytes),
                                    ". All processes must run the same programs in the same order"));
   }
   const std::lock_guard lock(mutex_);
@@ -264,11 +213,7 @@ void PeerGroup::ReportFailure(uint64_t era, const std::string& reason) {
     if (failure_.ok()) failure_ = FailedPrecondition(reason);
     changed_.notify_all();
   }
-  for (size_t other = 0; other < processes_.size(); ++other) {
-    if (other == self_) continue;
-    static_cast<void>(
-        Connections::OfProcess().Send(processes_[other].process, header, reason.substr(0, 8000)));
-  }
+  static_cast<void>(processes_.Send(header, reason.substr(0, 8000), {}, "a failure"));
 }
 
 Status PeerGroup::Failure() const {
@@ -294,7 +239,7 @@ void PeerGroup::BeginEra() {
 }
 
 void PeerGroup::OnFrame(uint64_t process, Frame frame) {
-  const size_t index = IndexOf(process);
+  const size_t index = processes_.IndexOf(process);
   if (index == processes_.size()) return;
   std::string failure;
   {
@@ -316,15 +261,15 @@ void PeerGroup::OnFrame(uint64_t process, Frame frame) {
 }
 
 void PeerGroup::OnEnd(uint64_t process, const Status& end) {
-  const size_t index = IndexOf(process);
-  if (index == processes_.size() || index == self_) return;
+  const size_t index = processes_.IndexOf(process);
+  if (index == processes_.size() || index == processes_.self()) return;
   Status death;
   {
     const std::lock_guard lock(mutex_);
     if (end.ok()) {
-      departed_[index] = Describe(index);
+      departed_[index] = processes_.Describe(index);
     } else if (death_.ok()) {
-      death_ = FailedPrecondition("jax_ep: ", Describe(index), " ", end.message,
+      death_ = FailedPrecondition("jax_ep: ", processes_.Describe(index), " ", end.message,
                                   ". Look at its log, and start all processes again");
       if (failure_.ok()) failure_ = death_;
       death = death_;

@@ -1,6 +1,6 @@
-// The processes of a rank group that spans several of them. They agree on every step by an
-// all-gather over their sockets, so that all of them continue or all of them fail. There is no
-// leader: each process sends to all others, and decides by the same contributions as they do.
+// The agreement of the processes of a rank group on every step, by an all-gather over their
+// sockets. So all of them continue or all of them fail. There is no leader: each process sends to
+// all others, and decides by the same contributions as they do.
 //
 // Steps have one order in all processes, within an era. jax_ep.release() begins the next era,
 // which is why it works after a failure.
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ffi/runtime/processes/connections.h"
+#include "ffi/runtime/processes/group_processes.h"
 #include "ffi/runtime/processes/identity.h"
 #include "ffi/runtime/status.h"
 
@@ -42,20 +43,13 @@ class PeerGroup : private Connections::Receiver {
   // `ranks` has the identity of each rank's process. `key` is the same in all processes.
   PeerGroup(uint64_t key, const std::vector<Identity>& ranks);
 
-  // Connects with the other processes. An error says which of them is elsewhere, and which step
-  // has failed. Those that are connected fail, too.
+  // Connects with the other processes. If one is missing, those that are connected fail, too.
   Status Connect();
   // Receives from now on.
   void Start(OnFailure on_failure);
 
   uint64_t key() const { return key_; }
-  size_t num_processes() const { return processes_.size(); }
-  size_t self() const { return self_; }
-  size_t num_ranks() const { return process_of_.size(); }
-  size_t process_of(size_t rank) const { return process_of_[rank]; }
-
-  // "rank 2 in process 1 (pid 4711 on node7)", with all ranks of that process.
-  std::string Describe(size_t process) const;
+  const GroupProcesses& processes() const { return processes_; }
 
   // Waits until every process has made this step. Returns their contributions, indexed by process,
   // without descriptors for this one. An error is the group's: later steps fail, too.
@@ -82,7 +76,6 @@ class PeerGroup : private Connections::Receiver {
 
   void OnFrame(uint64_t process, Frame frame) override;
   void OnEnd(uint64_t process, const Status& end) override;
-  size_t IndexOf(uint64_t process) const;
   bool HasArrived(const Turn& turn) const;
   Status Await(Step step, const Turn& turn);
   Status CheckSteps(Step step, const Turn& turn) const;
@@ -93,9 +86,7 @@ class PeerGroup : private Connections::Receiver {
   void BeginEra();
 
   const uint64_t key_;
-  std::vector<Identity> processes_;  // in the order of their first rank
-  std::vector<size_t> process_of_;   // indexed by rank
-  size_t self_ = 0;
+  const GroupProcesses processes_;
   OnFailure on_failure_;
 
   std::mutex gathering_;  // held by the thread that makes a step

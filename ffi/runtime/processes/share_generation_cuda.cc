@@ -44,15 +44,16 @@ Status Compare(const PeerGroup& peers, const std::vector<PeerGroup::Contribution
     if (process == 0) workspace_bytes = offer.workspace_bytes;
     if (offer.workspace_bytes != workspace_bytes) {
       *failure = {};
-      return FailedPrecondition("jax_ep: ", peers.Describe(0), " needs a workspace of ",
-                                workspace_bytes, " bytes, and ", peers.Describe(process),
-                                " one of ", offer.workspace_bytes,
-                                ". All processes must run the same programs in the same order");
+      return FailedPrecondition(
+          "jax_ep: ", peers.processes().Describe(0), " needs a workspace of ", workspace_bytes,
+          " bytes, and ", peers.processes().Describe(process), " one of ", offer.workspace_bytes,
+          ". All processes must run the same programs in the same order");
     }
     failure->out_of_memory |= offer.failure.out_of_memory;
     failure->memory |= offer.failure.memory;
     if (first.ok() && offer.is_ok == 0) {
-      first = FailedPrecondition("jax_ep: ", peers.Describe(process), " reports: ", message);
+      first = FailedPrecondition("jax_ep: ", peers.processes().Describe(process),
+                                 " reports: ", message);
     }
   }
   return first;
@@ -82,10 +83,10 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
   const std::string exchange_time = stopwatch.Lap();
 
   // The descriptors of a process are those of its ranks, in order.
-  std::vector<UniqueFd> by_rank(peers.num_ranks());
+  std::vector<UniqueFd> by_rank(peers.processes().num_ranks());
   std::vector<size_t> used(all.size());
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const size_t process = peers.process_of(rank);
+    const size_t process = peers.processes().process_of(rank);
     std::vector<UniqueFd>& of_process = all[process].descriptors;
     const size_t next = used[process]++;
     if (next < of_process.size()) by_rank[rank] = std::move(of_process[next]);
