@@ -2,33 +2,18 @@
 #ifndef JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
 #define JAX_EP_TESTS_CPP_GPU_CALL_SEQUENCE_H_
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tests/cpp/gpu/call_checks.h"
 #include "tests/cpp/gpu/contract.h"
 #include "tests/cpp/gpu/group.h"
 #include "tests/cpp/gpu/random_inputs.h"
 #include "tests/cpp/gpu/transfer_calls.h"
 
 namespace harness {
-
-// One dispatch, with all that later calls need.
-struct Dispatched {
-  Shape shape;
-  std::vector<HostPlan> plans;
-  std::vector<Bytes> x, scales;
-  std::vector<std::vector<float>> weights;
-  std::vector<DispatchCall> calls;  // indexed by rank
-
-  jax_ep::PlanOperands Operands(int r) const {
-    const jax_ep::PlanResults& plan = calls[r].plan;
-    return {plan.row_offsets, plan.row_source, plan.partial_sum_index, plan.destination,
-            plan.status};
-  }
-};
 
 class Sequence {
  public:
@@ -39,28 +24,22 @@ class Sequence {
     state->shape = shape;
     state->calls.resize(group_.size());
     const Routing& sizes = shape.routing;
-    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    const int64_t assignments = int64_t{sizes.tokens} * sizes.top_k, rows = sizes.rows;
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
       DispatchCall& call = state->calls[r];
       call.transfer = Transfer(r, shape, site);
       call.control = group_.ranks[r].control;
-      call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
-      call.scales = group_.Allocate<float>(r, tokens * shape.num_scales);
-      call.topk_ids = group_.Allocate<int32_t>(r, choices);
-      call.topk_weights = group_.Allocate<float>(r, choices);
-      call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
-      call.row_scales = group_.Allocate<float>(r, rows * shape.num_scales);
-      call.row_weights = group_.Allocate<float>(r, rows);
-      call.arrivals = Arrivals(r, shape);
+      Allocate(r, shape, &call);
+      call.topk_ids = group_.Allocate<int32_t>(r, assignments);
       jax_ep::PlanResults& plan = call.plan;
       plan.group_sizes = group_.Allocate<int32_t>(r, sizes.local());
       plan.real_group_sizes = group_.Allocate<int32_t>(r, sizes.local());
       plan.row_offsets = group_.Allocate<int32_t>(r, sizes.local() + 1);
       plan.row_source = group_.Allocate<int32_t>(r, 3 * rows);
       plan.partial_sum_index = group_.Allocate<int32_t>(r, rows);
-      plan.kept = group_.Allocate<bool>(r, choices);
-      plan.destination = group_.Allocate<int32_t>(r, choices);
+      plan.kept = group_.Allocate<bool>(r, assignments);
+      plan.destination = group_.Allocate<int32_t>(r, assignments);
       for (int32_t** scalar :
            {&plan.num_received, &plan.num_dropped, &plan.num_bad_ids, &plan.status}) {
         *scalar = group_.Allocate<int32_t>(r, 1);
@@ -70,27 +49,19 @@ class Sequence {
       Shape& now = state->shape;
       now.routing.ids = RandomIds(random_, now.routing);
       state->plans = MakePlans(now.routing);
-      state->x.clear();
-      state->scales.clear();
-      state->weights.clear();
       for (int r = 0; r < group_.size(); ++r) {
-        const DispatchCall& call = state->calls[r];
-        state->x.push_back(RandomRows(random_, tokens, now));
-        state->weights.push_back(RandomFloats(random_, choices));
-        group_.Refill(r, static_cast<const uint8_t*>(call.x), state->x[r]);
-        state->scales.push_back(RandomBytes(random_, tokens * now.scale_bytes()));
-        group_.Refill(r, reinterpret_cast<const uint8_t*>(call.scales), state->scales[r]);
-        group_.Refill(r, call.topk_ids, now.routing.ids[r]);
-        group_.Refill(r, call.topk_weights, state->weights[r]);
+        group_.Refill(r, state->calls[r].topk_ids, now.routing.ids[r]);
       }
-      if (!now.has_weights) state->weights.clear();
+      state->tokens = FillTokens(now, state->calls);
     });
     launches_.push_back([=, this](int r) {
       const DispatchCall& call = state->calls[r];
       STATUS_OK(LaunchDispatch(call, group_.ranks[r].stream));
       Overwrite(r, shape, call);
     });
-    checks_.push_back([=, this] { CheckDispatch(*state); });
+    checks_.push_back([=, this] {
+      for (int r = 0; r < group_.size(); ++r) CheckDispatch(&group_, *state, r);
+    });
     return state;
   }
 
@@ -98,48 +69,25 @@ class Sequence {
   std::shared_ptr<std::vector<RedispatchCall>> AddRedispatch(
       const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
-    const Routing& sizes = shape.routing;
-    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    const int64_t rows = shape.routing.rows;
     auto calls = std::make_shared<std::vector<RedispatchCall>>(group_.size());
-    auto x = std::make_shared<std::vector<Bytes>>();
-    auto scales = std::make_shared<std::vector<Bytes>>();
-    auto weights = std::make_shared<std::vector<std::vector<float>>>();
+    auto tokens = std::make_shared<Tokens>();
     const uint64_t site = ++sites_;
     for (int r = 0; r < group_.size(); ++r) {
       RedispatchCall& call = (*calls)[r];
       call.transfer = Transfer(r, shape, site);
       call.control = group_.ranks[r].control;
       call.plan = dispatched->Operands(r);
-      call.x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
-      call.scales = group_.Allocate<float>(r, tokens * shape.num_scales);
-      call.topk_weights = group_.Allocate<float>(r, choices);
-      call.rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
-      call.row_scales = group_.Allocate<float>(r, rows * shape.num_scales);
-      call.row_weights = group_.Allocate<float>(r, rows);
-      call.arrivals = Arrivals(r, shape);
+      Allocate(r, shape, &call);
     }
-    fills_.push_back([=, this] {
-      x->clear();
-      scales->clear();
-      weights->clear();
-      for (int r = 0; r < group_.size(); ++r) {
-        x->push_back(RandomRows(random_, tokens, shape));
-        weights->push_back(RandomFloats(random_, choices));
-        group_.Refill(r, static_cast<const uint8_t*>((*calls)[r].x), (*x)[r]);
-        scales->push_back(RandomBytes(random_, tokens * shape.scale_bytes()));
-        group_.Refill(r, reinterpret_cast<const uint8_t*>((*calls)[r].scales), (*scales)[r]);
-        group_.Refill(r, (*calls)[r].topk_weights, (*weights)[r]);
-      }
-      if (!shape.has_weights) weights->clear();
-    });
+    fills_.push_back([=, this] { *tokens = FillTokens(shape, *calls); });
     launches_.push_back([=, this](int r) {
       const RedispatchCall& call = (*calls)[r];
       STATUS_OK(LaunchRedispatch(call, group_.ranks[r].stream));
       Overwrite(r, shape, call);
     });
     const auto expect = [=, this](int r) {
-      CheckRows("redispatch", r, shape, dispatched->plans[r], *x, *scales, *weights, (*calls)[r]);
-      CheckArrivals("redispatch", r, shape, dispatched->plans[r], (*calls)[r].arrivals, 0);
+      CheckRows("redispatch", &group_, r, shape, dispatched->plans[r], *tokens, (*calls)[r], 0);
     };
     checks_.push_back([=, this] {
       for (int r = 0; r < group_.size(); ++r) expect(r);
@@ -159,7 +107,7 @@ class Sequence {
       const std::shared_ptr<Dispatched>& dispatched, Shape shape) {
     shape.routing = dispatched->shape.routing;
     const Routing& sizes = shape.routing;
-    const int64_t tokens = sizes.tokens, choices = tokens * sizes.top_k, rows = sizes.rows;
+    const int64_t tokens = sizes.tokens, assignments = tokens * sizes.top_k, rows = sizes.rows;
     auto calls = std::make_shared<std::vector<CombineCall>>(group_.size());
     auto y = std::make_shared<std::vector<Bytes>>();
     auto weights = std::make_shared<std::vector<std::vector<float>>>();
@@ -174,7 +122,7 @@ class Sequence {
       call.row_weights = group_.Allocate<float>(r, rows);
       call.row_scalars = group_.Allocate<float>(r, rows);
       call.out = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
-      call.assignment_scalars = group_.Allocate<float>(r, choices);
+      call.assignment_scalars = group_.Allocate<float>(r, assignments);
     }
     fills_.push_back([=, this] {
       y->clear();
@@ -210,7 +158,7 @@ class Sequence {
              want.out[r]);
       if (!shape.has_scalars) return;
       Expect("combine.assignment_scalars", r,
-             group_.Download<float>(r, call.assignment_scalars, choices),
+             group_.Download<float>(r, call.assignment_scalars, assignments),
              want.assignment_scalars[r]);
     };
     checks_.push_back([=, this] {
@@ -253,30 +201,6 @@ class Sequence {
       for (int call = 0; call < size(); ++call) Launch(call, r);
     }
   }
-  // One rank's results of a dispatch, after a Synchronize.
-  void CheckDispatchOf(const Dispatched& state, int r) {
-    const HostPlan& want = state.plans[r];
-    const jax_ep::PlanResults& plan = state.calls[r].plan;
-    const auto expect = [&](const char* what, const auto* address, const auto& values) {
-      using Value = typename std::decay_t<decltype(values)>::value_type;
-      Expect(what, r, group_.Download<Value>(r, address, values.size()), values);
-    };
-    expect("plan.group_sizes", plan.group_sizes, want.group_sizes);
-    expect("plan.real_group_sizes", plan.real_group_sizes, want.real_group_sizes);
-    expect("plan.row_offsets", plan.row_offsets, want.row_offsets);
-    expect("plan.row_source", plan.row_source, want.row_source);
-    expect("plan.partial_sum_index", plan.partial_sum_index, want.partial_sum_index);
-    expect("plan.kept", plan.kept, want.kept);
-    expect("plan.destination", plan.destination, want.destination);
-    expect("plan.num_received", plan.num_received, std::vector<int32_t>{want.num_received});
-    expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
-    expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
-    expect("plan.status", plan.status, std::vector<int32_t>{0});
-    CheckRows("dispatch", r, state.shape, want, state.x, state.scales, state.weights,
-              state.calls[r]);
-    CheckArrivals("dispatch", r, state.shape, want, state.calls[r].arrivals, 1);
-  }
-
   void Check() {
     group_.Synchronize();
     for (const auto& check : checks_) check();
@@ -289,9 +213,35 @@ class Sequence {
   }
 
  private:
-  uint64_t* Arrivals(int r, const Shape& shape) {
-    if (!shape.counts_arrivals) return nullptr;
-    return group_.Upload(r, std::vector<uint64_t>(shape.num_arrivals()));
+  // The buffers of a dispatch or a redispatch.
+  template <typename Call>
+  void Allocate(int r, const Shape& shape, Call* call) {
+    const Routing& sizes = shape.routing;
+    const int64_t tokens = sizes.tokens, rows = sizes.rows;
+    call->x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
+    call->scales = group_.Allocate<float>(r, tokens * shape.num_scales);
+    call->topk_weights = group_.Allocate<float>(r, tokens * sizes.top_k);
+    call->rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
+    call->row_scales = group_.Allocate<float>(r, rows * shape.num_scales);
+    call->row_weights = group_.Allocate<float>(r, rows);
+    if (!shape.counts_arrivals) return;
+    call->arrivals = group_.Upload(r, std::vector<uint64_t>(shape.num_arrivals()));
+  }
+
+  template <typename Call>
+  Tokens FillTokens(const Shape& shape, const std::vector<Call>& calls) {
+    const int64_t tokens = shape.routing.tokens;
+    Tokens result;
+    for (int r = 0; r < group_.size(); ++r) {
+      result.x.push_back(RandomRows(random_, tokens, shape));
+      result.weights.push_back(RandomFloats(random_, tokens * shape.routing.top_k));
+      result.scales.push_back(RandomBytes(random_, tokens * shape.scale_bytes()));
+      group_.Refill(r, static_cast<const uint8_t*>(calls[r].x), result.x[r]);
+      group_.Refill(r, reinterpret_cast<const uint8_t*>(calls[r].scales), result.scales[r]);
+      group_.Refill(r, calls[r].topk_weights, result.weights[r]);
+    }
+    if (!shape.has_weights) result.weights.clear();
+    return result;
   }
 
   template <typename Call>
@@ -334,55 +284,6 @@ class Sequence {
       (*weights)[row] = (*scalars)[row] = NAN;
       std::memset(y->data() + row * shape.row_bytes(), 0xff, shape.row_bytes());
     }
-  }
-
-  void CheckArrivals(const char* what, int r, const Shape& shape, const HostPlan& plan,
-                     const uint64_t* arrivals, int first) {
-    if (!shape.counts_arrivals) return;
-    std::vector<int> counts(shape.num_arrivals());
-    counts[0] = first;
-    for (int row = 0; row < plan.row_offsets.back(); ++row) {
-      ++counts[1 + row / jax_ep::kArrivalRows];
-    }
-    // Which call wrote last cannot be told if it counted nothing.
-    if (*std::max_element(counts.begin(), counts.end()) == 0) return;
-    std::vector<uint64_t> found = group_.Download<uint64_t>(r, arrivals, counts.size());
-    const uint64_t latest = *std::max_element(found.begin(), found.end());
-    const uint64_t sequence = latest >> jax_ep::kArrivalCountBits;
-    std::vector<uint64_t> want(counts.size());
-    for (size_t i = 0; i < counts.size(); ++i) {
-      want[i] = counts[i] == 0 ? 0 : jax_ep::ArrivalValue(sequence, counts[i]);
-      // Earlier calls may have had more rows.
-      if (counts[i] == 0 && found[i] < jax_ep::ArrivalValue(sequence, 0)) found[i] = 0;
-    }
-    Expect(jax_ep::Concatenate(what, ".arrivals").c_str(), r, found, want);
-  }
-
-  template <typename Call>
-  void CheckRows(const char* what, int r, const Shape& shape, const HostPlan& plan,
-                 const std::vector<Bytes>& x, const std::vector<Bytes>& scales,
-                 const std::vector<std::vector<float>>& weights, const Call& call) {
-    Bytes want, want_scales;
-    std::vector<float> want_weights;
-    DispatchRows(shape.routing, plan, shape.row_bytes(), x, weights, &want, &want_weights);
-    DispatchScales(shape.routing, plan, shape.num_scales, scales, &want_scales);
-    if (!shape.zero_tail) {
-      want.resize(plan.row_offsets.back() * shape.row_bytes());
-      want_scales.resize(plan.row_offsets.back() * shape.scale_bytes());
-      want_weights.resize(plan.row_offsets.back());
-    }
-    const auto expect = [&](const char* name, const void* address, const auto& values) {
-      using Value = typename std::decay_t<decltype(values)>::value_type;
-      Expect(jax_ep::Concatenate(what, name).c_str(), r,
-             group_.Download<Value>(r, address, values.size()), values);
-    };
-    expect(".rows", call.rows, want);
-    expect(".row_scales", call.row_scales, want_scales);
-    if (shape.has_weights) expect(".row_weights", call.row_weights, want_weights);
-  }
-
-  void CheckDispatch(const Dispatched& state) {
-    for (int r = 0; r < group_.size(); ++r) CheckDispatchOf(state, r);
   }
 
   Group& group_;

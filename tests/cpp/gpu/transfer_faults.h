@@ -174,7 +174,7 @@ inline void TestTimeouts(Group* group, const Options& options) {
         const int status = group->Download<int32_t>(r, state->calls[r].plan.status, 1)[0];
         dispatches.Count(status == 0);
         if (status == 0) {
-          calls.CheckDispatchOf(*state, r);
+          CheckDispatch(group, *state, r);
         } else {
           ExpectSafe(group, *state, r, status);
         }
