@@ -9,51 +9,26 @@ import testing  # isort: skip
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tier
 from absl.testing import absltest, parameterized
 from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from nnx_layers import (
+    BATCH,
+    HIDDEN,
+    INTERMEDIATE,
+    MESHES,
+    NUM_EXPERTS,
+    TOP_K,
+    assert_close,
+    make_layer,
+    make_mesh,
+    one_device,
+    tokens,
+)
 
 from jax_ep import routing
-from jax_ep._src import errors
 from jax_ep.nnx import MoE, MoEStats
-
-HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 32, 24, 8, 2
-BATCH = 16
-
-# The axes for 8 devices; `testing.fit` makes them smaller where there are fewer.
-MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
-    "expert": ((8,), ("expert",), {}),
-    "data_expert": ((2, 4), ("data", "expert"), {}),
-    "data_expert_small": ((4, 2), ("data", "expert"), {}),
-    "fsdp": ((4, 2), ("expert", "fsdp"), {"fsdp_axis": "fsdp"}),
-    "tensor": ((4, 2), ("expert", "tensor"), {"tensor_axis": "tensor"}),
-    "all": (
-        (2, 2, 2), ("data", "expert", "tensor"), {"fsdp_axis": "data", "tensor_axis": "tensor"},
-    ),
-    "bystander": ((2, 2, 2), ("data", "model", "expert"), {}),
-    "two_axes": ((2, 4), ("data", "expert"), {"expert_axis": ("data", "expert")}),
-    "no_expert_axis": ((8,), ("data",), {"fsdp_axis": "data", "expert_axis": None}),
-}  # fmt: skip
-
-
-def make_mesh(name: str, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
-    shape, names, _ = MESHES[name]
-    return testing.mesh_of(testing.fit(shape), names, axis_type=kind)
-
-
-def one_device() -> jax.sharding.Mesh:
-    return testing.mesh_of((1,), ("expert",))
-
-
-def make_layer(**options: Any) -> MoE:
-    options = {"rngs": nnx.Rngs(0)} | options
-    return MoE(HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, **options)
-
-
-def tokens(seed: int = 1, batch: int = BATCH) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), (batch, 5, HIDDEN))
 
 
 def weighted(y: jax.Array, stats: MoEStats) -> tuple[jax.Array, MoEStats]:
@@ -93,16 +68,6 @@ def dense(layer: MoE, x: jax.Array) -> Any:
     aux = NUM_EXPERTS * (counts / counts.sum() * probabilities.mean(0)).sum()
     z = (jax.nn.logsumexp(logits, axis=-1) ** 2).mean()
     return y.reshape(x.shape), MoEStats(aux, z, counts, jnp.int32(0))
-
-
-def assert_close(got: Any, expected: Any, rtol: float = 2e-5) -> None:
-    def check(path: Any, a: Any, b: Any) -> None:
-        scale = np.abs(np.asarray(b, np.float32)).max()
-        np.testing.assert_allclose(
-            a, b, rtol=rtol, atol=rtol * scale, err_msg=jax.tree_util.keystr(path)
-        )
-
-    jax.tree_util.tree_map_with_path(check, got, expected)
 
 
 class MeshTest(parameterized.TestCase):
@@ -310,57 +275,6 @@ class OptionsTest(parameterized.TestCase):
         layer = make_layer()
         layer.router_kernel[...] = jnp.zeros_like(layer.router_kernel[...])
         self.assertEqual(layer(tokens())[1].num_dropped, 0)
-
-
-@tier.only_on_cpu
-class ErrorTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ("expert", dict(num_experts=12), "num_experts=12 .* Use 16"),
-        ("fsdp", dict(hidden_size=33), "hidden_size=33 .* Use 34"),
-        ("tensor", dict(intermediate_size=25), "intermediate_size=25 .* Use 26"),
-    )
-    def test_sizes_do_not_divide(self, mesh: str, sizes: dict[str, int], message: str):
-        arguments = dict(hidden_size=32, intermediate_size=24, num_experts=8, top_k=2) | sizes
-        layer = MoE(**arguments, **MESHES[mesh][2], rngs=nnx.Rngs(0))
-        with jax.set_mesh(make_mesh(mesh)):
-            with self.assertRaisesRegex(errors.ArgumentError, message):
-                MoE(**arguments, **MESHES[mesh][2], rngs=nnx.Rngs(0))
-            with self.assertRaisesRegex(errors.ArgumentError, message):
-                layer(jnp.zeros((16, arguments["hidden_size"])))
-
-    def test_wrong_input(self):
-        layer = make_layer()
-        for shape in ((HIDDEN,), (4, HIDDEN + 1)):
-            with self.assertRaisesRegex(errors.ArgumentError, "at least one dimension"):
-                layer(jnp.zeros(shape))
-
-    def test_mesh_without_any_of_the_axes(self):
-        layer = make_layer(expert_axis=None, batch_axes=("data",))
-        message = "name the mesh's in batch_axes"
-        mesh = testing.mesh_of((8,), ("model",))
-        with jax.set_mesh(mesh), self.assertRaisesRegex(errors.ArgumentError, message):
-            layer(tokens())
-
-    def test_mesh_without_the_expert_axis(self):
-        """All experts on every rank must be asked for: built and called, by each source of a mesh."""
-        mesh = testing.mesh_of((8,), ("data",))
-        layer, message = make_layer(), "expected the expert axis 'expert' .*expert_axis=None"
-        placed = jax.device_put(tokens(), jax.NamedSharding(mesh, P("data")))
-        with self.assertRaisesRegex(errors.ArgumentError, message):
-            make_layer(mesh=mesh)
-        with self.assertRaisesRegex(errors.ArgumentError, message):
-            layer(placed)
-        with jax.set_mesh(mesh):
-            with self.assertRaisesRegex(errors.ArgumentError, message):
-                make_layer()
-            with self.assertRaisesRegex(errors.ArgumentError, message):
-                layer(tokens())
-
-    def test_wrong_options(self):
-        with self.assertRaisesRegex(errors.ArgumentError, "router='hash'"):
-            make_layer(router="hash")
-        with self.assertRaisesRegex(errors.ArgumentError, "tensor_axis='data'"):
-            make_layer(tensor_axis="data")
 
 
 if __name__ == "__main__":
