@@ -28,10 +28,13 @@ from jax_ep._src.plan import REMAT_NAMES, Dispatched, Plan
 from jax_ep._src.primitive import export_checks
 from jax_ep._src.redispatch import redispatch
 from jax_ep._src.runtime import build_info, check, release
+from jax_ep._src.serialization import register as _register_serialization
 from jax_ep._src.stats import Stats
 
 if TYPE_CHECKING:
     from jax_ep import linen, nnx
+
+_register_serialization()
 
 __version__: str = build_info()["version"]
 

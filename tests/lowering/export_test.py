@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 from absl.testing import absltest, parameterized
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 from programs import struct
 
 import jax_ep
+import jax_ep.nnx
 from jax_ep import quant
 
 TARGETS = (
@@ -112,6 +114,44 @@ class ExportTest(parameterized.TestCase):
             ]
             got, expected = jax.jit(restored.call)(*placed), f(*placed)
             jax.tree.map(testing.assert_bitwise, got, expected)
+
+    def test_pytrees_are_written(self):
+        """Each class of a pytree that a program may take or return, with its static fields."""
+        rows = [
+            quant.quantize(np.ones((2, 8), np.float32), format)
+            for format in (
+                quant.Fp8Block128("power_of_two"),
+                quant.Fp8Row(jnp.float8_e5m2, "power_of_two"),
+            )
+        ]
+        weights = quant.quantize_for_training(np.ones((1, 8, 8), np.float32), quant.Recipe())
+        sums = jax_ep.accumulators(np.ones((1, 8, 8)), np.ones((1, 8, 8)))
+
+        def layer(x):
+            routing = jax_ep.routing.softmax_topk(x, 1)
+            options = {"axis_name": ("data", "expert"), "num_experts": 8}
+            dispatched = jax_ep.dispatch(x, *routing[:2], row_align=2, **options)
+            matrices = jnp.ones((8 // dispatched.plan.num_ranks, 8, 8))
+            y, stats = jax_ep.moe_mlp(
+                x, *routing[:2], matrices, matrices, activation="silu", **options
+            )
+            return y, routing, dispatched, stats
+
+        mesh = testing.mesh_of((1, 1), ("data", "expert"))
+        ranks = P(("data", "expert"))
+        mapped = jax.shard_map(layer, mesh=mesh, in_specs=ranks, out_specs=ranks)
+        with jax.set_mesh(mesh):
+            moe = jax_ep.nnx.MoE(8, 4, 2, 1, rngs=nnx.Rngs(0))
+            function = jax.jit(lambda given, x: (given, mapped(x), moe(x)))
+            given, x = (rows, weights, sums), jnp.ones((2, 8))
+            exported = jax.export.export(function)(given, x)
+            restored = jax.export.deserialize(exported.serialize())
+            self.assertEqual(restored.in_tree, exported.in_tree)
+            self.assertEqual(restored.out_tree, exported.out_tree)
+            self.assertEqual(
+                jax.tree.structure(restored.call(given, x)),
+                jax.tree.structure(function(given, x)),
+            )
 
     def test_for_both_platforms(self):
         """XLA compiles all of a program: for CPUs it finds no custom call of CUDA, or aborts."""
