@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_ep._src import checks
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.mesh import AxisName
 
@@ -136,6 +137,7 @@ def select(
     Raises:
       ArgumentError: K, `num_groups` and `top_groups` do not fit the number of experts.
     """
+    checks.array("routing", "scores", scores)
     num_experts = scores.shape[-1]
     _check_selection(num_experts, top_k, num_groups, top_groups)
     scores = scores.astype(jnp.float32)
@@ -168,6 +170,7 @@ def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None =
     Returns:
       i32[E].
     """
+    checks.array("routing", "topk_ids", topk_ids)
     hits = topk_ids.reshape(-1, 1) == jnp.arange(num_experts)
     return _sum_over(hits.sum(0, dtype=jnp.int32), token_axes)
 
@@ -195,6 +198,8 @@ def balancing_loss(
     Returns:
       f32[].
     """
+    for name, array in ("probabilities", probabilities), ("topk_ids", topk_ids):
+        checks.array("routing", name, array)
     num_experts = probabilities.shape[-1]
     routed = (topk_ids >= 0).any(-1)
     total = jnp.where(routed[..., None], probabilities.astype(jnp.float32), 0)
@@ -239,6 +244,8 @@ def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> j
     Returns:
       float[E], of bias's dtype.
     """
+    for name, array in ("bias", bias), ("counts", counts):
+        checks.array("routing", name, array)
     counts = counts.astype(jnp.float32)
     return bias + (rate * jnp.sign(counts.mean(-1, keepdims=True) - counts)).astype(bias.dtype)
 
@@ -263,6 +270,7 @@ def _check_selection(num_experts: int, top_k: int, num_groups: int, top_groups: 
 
 def _masked_logits(logits: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """float32 logits, 0 for masked tokens so that NaN there reaches no gradient; and the mask."""
+    checks.array("routing", "logits", logits)
     logits = logits.astype(jnp.float32)
     if token_mask is None:
         return logits, jnp.ones(logits.shape[:-1], jnp.bool_)

@@ -20,6 +20,8 @@ from jax_ep._src import compat, plan, weighted
 from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.mesh import AxisName, ExpertAxis
 from jax_ep._src.plan import Plan
+from jax_ep._src.quantized import Quantized
+from jax_ep._src.recipe import QuantizedWeights
 
 ROW_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 IMPLEMENTATIONS = ("cuda", "xla")
@@ -136,6 +138,17 @@ def integer(operation: str, name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
+    """A dtype that numpy knows."""
+    try:
+        return jnp.dtype(value)
+    except TypeError as error:
+        raise DtypeError(
+            f"jax_ep.{operation}: {name}={value!r}; expected a dtype. Give one such as "
+            "jnp.bfloat16."
+        ) from error
+
+
 def num_sms(operation: str, value: int | None, name: str = "num_sms") -> int:
     """The attribute's form: 0 lets the launch code choose."""
     return 0 if value is None else integer(operation, name, value)
@@ -224,9 +237,18 @@ def array(operation: str, name: str, value: Any) -> None:
     """Raises if `value` has no shape and dtype."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise DtypeError(
-            f"jax_ep.{operation}: {name} is a {type(value).__name__}; expected an array. Convert "
-            f"it with jnp.asarray({name})."
+            f"jax_ep.{operation}: {name} is a {type(value).__name__}; expected an array. "
+            f"{_from_type(name, value)}"
         )
+
+
+def _from_type(name: str, value: Any) -> str:
+    """What to do about a value that is no array."""
+    if isinstance(value, Quantized):
+        return "Use jax_ep.quant.dequantize, or give the array before it was quantized."
+    if isinstance(value, QuantizedWeights):
+        return "Give the float weights here, and these as quantized_weights or quantized_rhs."
+    return f"Convert it with jnp.asarray({name})."
 
 
 def shape(operation: str, name: str, value: jax.Array, expected: tuple[int | str, ...]) -> None:
@@ -336,13 +358,14 @@ def matrix_dtype(
 
 def out_dtype(operation: str, lhs: jax.Array, preferred_element_type: Any) -> np.dtype[Any]:
     """The dtype of a product's result."""
-    dtype = jnp.dtype(lhs.dtype if preferred_element_type is None else preferred_element_type)
-    if dtype not in (lhs.dtype, jnp.float32):
+    wanted = lhs.dtype if preferred_element_type is None else preferred_element_type
+    result = dtype(operation, "preferred_element_type", wanted)
+    if result not in (lhs.dtype, jnp.float32):
         raise DtypeError(
-            f"jax_ep.{operation}: preferred_element_type={dtype} with lhs in {lhs.dtype}; "
+            f"jax_ep.{operation}: preferred_element_type={result} with lhs in {lhs.dtype}; "
             f"expected {lhs.dtype} or float32. Cast the result instead."
         )
-    return dtype
+    return result
 
 
 def accumulator(

@@ -61,6 +61,16 @@ def explicit_axes(aval: Aval) -> tuple[str, ...]:
     return tuple(used)
 
 
+def join_last_axes(x: jax.Array) -> jax.Array:
+    """[..., A, B] as [..., A * B], in which no Explicit axis shards A * B."""
+    shape = (*x.shape[:-2], x.shape[-2] * x.shape[-1])
+    aval = jax.typeof(x)
+    if not explicit_axes(aval):
+        return x.reshape(shape)
+    sharding = aval.sharding.update(spec=PartitionSpec(*aval.sharding.spec[:-2], None))
+    return jax.lax.reshape(x, shape, out_sharding=sharding)
+
+
 def is_partitioned(ctx: Any) -> bool:
     """Whether XLA partitions the program that is lowered here over several devices."""
     context = ctx.module_context.axis_context

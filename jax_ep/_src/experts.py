@@ -15,7 +15,7 @@ from jax_ep._src.activations import (
     Activation,
     takes_gate_and_up,
 )
-from jax_ep._src.errors import ArgumentError
+from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.layer_stack import (
     LayerIndex,
     check_index,
@@ -159,6 +159,12 @@ def check_num_experts(
 
 def with_accumulators(operation: str, experts: Experts, accumulators: Accumulators) -> Experts:
     """Returns the experts of a call in a chain, to which their matrices' gradients belong."""
+    if not isinstance(accumulators, Accumulators):
+        raise DtypeError(
+            f"jax_ep.{operation}: accumulators is a {type(accumulators).__name__}; expected "
+            "jax_ep.Accumulators. Give jax_ep.accumulators(w_up, w_down) of the same matrices, or "
+            "what the call before returned."
+        )
     for name, array in accumulators._asdict().items():
         checks.array(operation, f"accumulators.{name}", array)
         shape = getattr(experts, name).shape
@@ -231,6 +237,21 @@ def _flatten(
     kind: str,
 ) -> tuple[jax.Array, bool]:
     """[*lead, 2F] or [*lead, F], and whether it is the first."""
+    arrays, found = check_forms(operation, name, given, lead, size, is_gated, kind)
+    flat = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
+    return flat.reshape(*lead, (1 + found) * size), found
+
+
+def check_forms(
+    operation: str,
+    name: str,
+    given: UpWeights,
+    lead: tuple[int, ...],
+    size: int,
+    is_gated: bool | None,
+    kind: str,
+) -> tuple[tuple[jax.Array, ...], bool]:
+    """The arrays in the form in which they are given, and whether they are gated."""
     arrays = tuple(given) if isinstance(given, tuple | list) else (given,)
     for array in arrays:
         checks.array(operation, name, array)
@@ -248,8 +269,7 @@ def _flatten(
             f"jax_ep.{operation}: {name} has shape {_shapes(shapes)} with {kind}, and w_down has "
             f"F={size}; expected {forms}. {_advice(name, shapes, lead, size, found)}"
         )
-    flat = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
-    return flat.reshape(*lead, (1 + found) * size), found
+    return arrays, found
 
 
 def _advice(
@@ -263,7 +283,7 @@ def _advice(
         fitting = GATED_ACTIVATIONS if found else PLAIN_ACTIVATIONS
         return f"That shape fits a {'gated' if found else 'plain'} activation: {tuple(fitting)}."
     transposed = [shape[:1] + shape[:0:-1] for shape in shapes]
-    if len(lead) == 2 and transposed[0] in ((*lead, 2 * size), (*lead, size)):
+    if len(lead) == 2 and {(*lead, 2 * size), (*lead, size)} & {*transposed[:1]}:
         return f"Swap its last two axes: {name}.swapaxes(1, 2)."
     return "Inside shard_map these are the shapes of one rank."
 

@@ -80,7 +80,8 @@ def bind_quantized(
 
 
 def _out_dtype(preferred_element_type: Any) -> Any:
-    dtype = jnp.dtype(jnp.bfloat16 if preferred_element_type is None else preferred_element_type)
+    given = jnp.bfloat16 if preferred_element_type is None else preferred_element_type
+    dtype = checks.dtype(OPERATION, "preferred_element_type", given)
     if dtype not in (jnp.bfloat16, jnp.float32):
         raise DtypeError(
             f"jax_ep.{OPERATION}: preferred_element_type={dtype} with quantized operands; "

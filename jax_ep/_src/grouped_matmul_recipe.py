@@ -26,6 +26,7 @@ from jax_ep._src.recipe import (
     check_quantized_weights,
     check_recipe,
     check_row_dtype,
+    constant,
 )
 
 
@@ -44,6 +45,7 @@ def grouped_matmul_by_recipe(
     if quantized_rhs is not None:
         shape = (rhs.mT if params.transpose_rhs else rhs).shape
         check_quantized_weights(operation, "quantized_rhs", quantized_rhs, recipe, shape)
+        quantized_rhs = constant(operation, "quantized_rhs", quantized_rhs)
     lhs, rhs, group_sizes, quantized_rhs = compat.vary_together(
         (lhs, rhs, group_sizes, quantized_rhs)
     )

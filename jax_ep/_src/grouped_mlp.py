@@ -13,7 +13,7 @@ from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.params import GroupedMlpParams
 from jax_ep._src.quantized_experts import check_quantization
 from jax_ep._src.quantized_mlp import quantized_mlp
-from jax_ep._src.recipe import QuantizedExperts, Recipe
+from jax_ep._src.recipe import QuantizedExperts, Recipe, constant
 
 
 def grouped_mlp(
@@ -89,6 +89,8 @@ def grouped_mlp(
     check_quantization(
         operation, "rows", rows, experts, activation, quantization, quantized_weights
     )
+    if quantized_weights is not None:
+        quantized_weights = constant(operation, "quantized_weights", quantized_weights)
     experts = experts._replace(quantized=quantized_weights)
     num_layers = 1 if layer is None else w_down.shape[0]
     num_local = experts.w_up.shape[0] // num_layers

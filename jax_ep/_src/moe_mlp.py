@@ -28,7 +28,7 @@ from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import Outputs, function_experts, named_experts
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams, Remat
 from jax_ep._src.quantized_experts import check_quantization
-from jax_ep._src.recipe import QuantizedExperts, Recipe
+from jax_ep._src.recipe import QuantizedExperts, Recipe, constant
 from jax_ep._src.shared_expert import SharedExpert, shared_expert_output
 from jax_ep._src.stats import Stats, no_stats, stats_of, sum_of
 from jax_ep._src.users_experts import ExpertsFunction, check_experts_function, users_experts
@@ -172,8 +172,9 @@ def moe_mlp(
             row_dtype=None if quantization is None else jnp.dtype(x.dtype),
         ),
     )
-    if experts is not None:
-        experts = experts._replace(quantized=quantized_weights)
+    if experts is not None and quantized_weights is not None:
+        quantized = constant(operation, "quantized_weights", quantized_weights)
+        experts = experts._replace(quantized=quantized)
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )

@@ -14,7 +14,7 @@ from jax.interpreters import batching
 from jax_ep._src import checks, compat, primitive
 from jax_ep._src.compat import Aval
 from jax_ep._src.errors import ArgumentError, DtypeError, UnavailableError
-from jax_ep._src.quantized import BLOCK, Format, Fp8Block128, Quantized, check
+from jax_ep._src.quantized import BLOCK, Format, Fp8Block128, Quantized, check, check_format
 from jax_ep._src.reference import quantize as reference
 
 STRAIGHT_THROUGH = (
@@ -50,7 +50,8 @@ def quantize(
 
     Raises:
       ArgumentError (a ValueError): shapes that do not fit, or an axis without values.
-      DtypeError (a TypeError): x is no float array, or `format` is no format.
+      DtypeError (a TypeError): x is no array of floats of at least 16 bits, `format` is no format,
+        or `scales` are no numbers.
       UnavailableError (a NotImplementedError): it is differentiated, or ``implementation="cuda"``
         where it cannot run.
     """
@@ -80,7 +81,7 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
 
     Args:
       x: of either format.
-      dtype: a float dtype.
+      dtype: a float dtype of 16 bits or more.
 
     Returns:
       [...] in `dtype`.
@@ -94,7 +95,13 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
             "jax_ep.quant.Quantized. Give what jax_ep.quant.quantize returned."
         )
     check("quant.dequantize", x)
-    return _dequantize(x, jnp.dtype(dtype))
+    dtype = checks.dtype("quant.dequantize", "dtype", dtype)
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
+        raise DtypeError(
+            f"jax_ep.quant.dequantize: dtype={dtype}; expected a float dtype of 16 bits or more. "
+            "Use jnp.bfloat16, or jnp.float32 for all bits of the products."
+        )
+    return _dequantize(x, dtype)
 
 
 def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:
@@ -182,15 +189,16 @@ batching.primitive_batchers[quantize_p] = _batch
 def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) -> None:
     """Raises unless x can be quantized in this format along its last axes."""
     checks.array(operation, name, x)
-    if not isinstance(format, Format):
-        raise DtypeError(
-            f"jax_ep.{operation}: format={format!r}; expected a jax_ep.quant.Fp8Block128 or "
-            "Fp8Row. Formats are values: call the class, as in Fp8Block128()."
-        )
+    check_format(operation, format)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise DtypeError(
             f"jax_ep.{operation}: {name} has dtype {x.dtype}; expected a float dtype. "
             f"Cast it with {name}.astype(jnp.float32)."
+        )
+    if x.dtype.itemsize < 2:
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} has dtype {x.dtype}, as quantized values have; expected "
+            "16 bits or more. Give values and their scales to jax_ep.quant.Quantized."
         )
     if x.ndim < num_axes or 0 in x.shape[-num_axes:]:
         raise ArgumentError(
@@ -219,13 +227,23 @@ def quantize_by_xla(
 
     if scales is None:
         return without_derivative(operation, with_computed, x)
-    scales = jnp.asarray(scales, jnp.float32)
+    scales = _static_scales(operation, scales)
     if jnp.broadcast_shapes(scales.shape, shape) != shape:
         raise ArgumentError(
             f"jax_ep.{operation}: scales have shape {scales.shape}; expected one that broadcasts "
             f"to {shape}. Give one scale, or None to compute them."
         )
     return without_derivative(operation, with_static, x, scales)
+
+
+def _static_scales(operation: str, scales: Any) -> jax.Array:
+    try:
+        return jnp.asarray(scales, jnp.float32)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            f"jax_ep.{operation}: scales are a {type(scales).__name__}; expected a number, or an "
+            "array of numbers. Give the scales alone, or None to compute them."
+        ) from error
 
 
 def _dequantize(x: Quantized, dtype: Any) -> jax.Array:

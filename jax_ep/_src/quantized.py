@@ -62,7 +62,10 @@ class Fp8Row:
     scale_rounding: ScaleRounding = "none"
 
     def __post_init__(self) -> None:
-        dtype = jnp.dtype(self.dtype)
+        try:
+            dtype = jnp.dtype(self.dtype)
+        except TypeError:  # which numpy does not know
+            dtype = self.dtype
         if dtype not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
             raise DtypeError(
                 f"jax_ep.quant: dtype={dtype}; expected float8_e4m3fn or float8_e5m2. Use E4M3 "
@@ -164,6 +167,11 @@ class Quantized:
                 "jax_ep.quant: the QArray has a zero point; expected none. Quantize it "
                 "symmetrically."
             )
+        if not (hasattr(array, "qvalue") and hasattr(array, "scale")):
+            raise DtypeError(
+                f"jax_ep.quant: array is a {type(array).__name__}; expected a qwix.QArray. Give "
+                "other arrays to the constructor: Quantized(values, scales, format)."
+            )
         quantized = cls(array.qvalue, array.scale, format)
         check("quant.Quantized.from_qwix", quantized)
         return quantized
@@ -209,8 +217,24 @@ def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:
     return jax.tree.map(recast, tree, is_leaf=lambda node: isinstance(node, Quantized))
 
 
+def check_format(operation: str, format: Any) -> None:
+    """Raises unless it is a format."""
+    if not isinstance(format, Format):
+        raise DtypeError(
+            f"jax_ep.{operation}: format={format!r}; expected a jax_ep.quant.Fp8Block128 or "
+            "Fp8Row. Formats are values: call the class, as in Fp8Block128()."
+        )
+
+
 def check(operation: str, x: Quantized) -> None:
     """Raises if the arrays do not have the dtypes and shapes of the format."""
+    check_format(operation, x.format)
+    for name, array in ("values", x.values), ("scales", x.scales):
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise DtypeError(
+                f"jax_ep.{operation}: quantized {name} are a {type(array).__name__}; expected an "
+                "array. Give both: jax_ep.quant.Quantized(values, scales, format)."
+            )
     dtypes = (jnp.dtype(x.values.dtype), jnp.dtype(x.scales.dtype))
     if dtypes != (x.format.dtype, jnp.dtype(jnp.float32)):
         raise DtypeError(

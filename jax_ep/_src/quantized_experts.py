@@ -6,17 +6,19 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jax_ep._src import checks
+from jax_ep._src import compat
 from jax_ep._src.errors import ArgumentError
-from jax_ep._src.experts import Experts, UpWeights
+from jax_ep._src.experts import Experts, UpWeights, check_forms
+from jax_ep._src.quantize import check_floats
 from jax_ep._src.quantize_for_training import quantize_layouts
 from jax_ep._src.recipe import (
     QuantizedExperts,
     QuantizedWeights,
     Recipe,
     check_no_quantized_weights,
-    check_quantized_weights,
+    check_quantized_experts,
     check_recipe,
     check_row_dtype,
 )
@@ -43,11 +45,12 @@ def quantize_experts(
       The errors of `quantize`.
     """
     operation = "quant.quantize_experts"
-    up = tuple(w_up) if isinstance(w_up, tuple | list) else (w_up,)
-    for array in (w_down, *up):
-        checks.array(operation, "a matrix", array)
+    check_recipe(operation, recipe)
+    check_floats(operation, "w_down", w_down, recipe.weights, 2)
+    *leading, size, hidden = w_down.shape
+    up, _ = check_forms(operation, "w_up", w_up, (*leading, hidden), size, None, "any activation")
     if up[0].ndim > w_down.ndim:  # [L, H, 2, F]
-        up = (up[0].reshape(*up[0].shape[:-2], -1),)
+        up = (compat.join_last_axes(jnp.asarray(up[0])),)
     layouts = functools.partial(
         quantize_layouts, operation, recipe=recipe, implementation=implementation
     )
@@ -77,11 +80,8 @@ def check_quantization(
     elif quantized is None:
         return None
     else:
-        up, down = quantized
-        for name, one, matrix in ("up", up, experts.w_up), ("down", down, experts.w_down):
-            name = f"quantized_weights ({name})"
-            check_quantized_weights(operation, name, one, recipe, matrix.shape)
-        return None
+        shapes = experts.w_up.shape, experts.w_down.shape
+        return check_quantized_experts(operation, quantized, recipe, *shapes)
     raise ArgumentError(
         f"jax_ep.{operation}: quantization is given with {other}; expected experts of a named "
         "activation without biases. Leave it out, or call grouped_matmul with it."

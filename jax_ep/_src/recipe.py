@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_ep._src.errors import ArgumentError, DtypeError
+from jax_ep._src.errors import ArgumentError, DtypeError, UnavailableError
 from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized, check
 
 
@@ -33,12 +33,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in "rows", "gradients":
-            if not isinstance(getattr(self, name), Format | None):
+            if not isinstance(getattr(self, name), Format if name == "rows" else Format | None):
                 raise DtypeError(
                     f"jax_ep.quant.Recipe: {name}={getattr(self, name)!r}; expected a "
                     "jax_ep.quant.Fp8Block128 or Fp8Row. Formats are values: call the class, as in "
                     "Fp8Block128()."
                 )
+        if not isinstance(self.quantized_dispatch, bool):
+            raise DtypeError(
+                f"jax_ep.quant.Recipe: quantized_dispatch={self.quantized_dispatch!r}; expected "
+                "True or False. Recipes are static: give a Python bool."
+            )
         if self.gradients is None:
             object.__setattr__(self, "gradients", self.rows)
         if type(self.rows) is not type(self.gradients):
@@ -99,10 +104,17 @@ def check_quantized_weights(
     if not isinstance(quantized, QuantizedWeights):
         raise DtypeError(
             f"jax_ep.{operation}: {name} is a {type(quantized).__name__}; expected a "
-            "jax_ep.quant.QuantizedWeights. Give what jax_ep.quant.quantize_for_training returned."
+            "jax_ep.quant.QuantizedWeights. Give what jax_ep.quant.quantize_for_training or "
+            "quantize_experts returned."
         )
     groups, k, n = shape
-    for layout in quantized.forward, quantized.backward:
+    for pass_name in "forward", "backward":
+        layout = getattr(quantized, pass_name)
+        if not isinstance(layout, Quantized):
+            raise DtypeError(
+                f"jax_ep.{operation}: {name}.{pass_name} is a {type(layout).__name__}; expected a "
+                "jax_ep.quant.Quantized. Give both layouts of the weights."
+            )
         check(operation, layout)
         if layout.format != recipe.weights:
             raise ArgumentError(
@@ -115,6 +127,41 @@ def check_quantized_weights(
             f"jax_ep.{operation}: {name} has shapes {shapes[0]} and {shapes[1]}; expected "
             f"{(groups, n, k)} and {(groups, k, n)}, those of the weights. Quantize these weights."
         )
+
+
+def check_quantized_experts(
+    operation: str, quantized: Any, recipe: Recipe, w_up: tuple[int, ...], w_down: tuple[int, ...]
+) -> None:
+    """Raises unless they are the pair of matrices [L, H, N] and [L, F, H] of these shapes."""
+    is_sequence = isinstance(quantized, tuple | list)
+    if not is_sequence or len(quantized) != 2:
+        given = f"{type(quantized).__name__}{f' of {len(quantized)}' if is_sequence else ''}"
+        raise DtypeError(
+            f"jax_ep.{operation}: quantized_weights is a {given}; expected a pair, of w_up and "
+            "w_down. Give what jax_ep.quant.quantize_experts returned."
+        )
+    for which, one, shape in zip(("up", "down"), quantized, (w_up, w_down), strict=True):
+        name = f"quantized_weights ({which})"
+        check_quantized_weights(operation, name, one, recipe, shape)
+
+
+def constant[T](operation: str, name: str, quantized: T) -> T:
+    """Returns quantized weights, and raises if they are differentiated: zeros would be silent."""
+
+    @jax.custom_jvp
+    def unchanged(quantized: T) -> T:
+        return quantized
+
+    @unchanged.defjvp
+    def _raise(primals: Any, tangents: Any) -> Any:
+        raise UnavailableError(
+            f"jax_ep.{operation}: {name} are differentiated; expected constants, as the derivative "
+            "is of the float weights. Differentiate these, and use jax.lax.stop_gradient on "
+            f"{name}."
+        )
+
+    result: T = unchanged(quantized)
+    return result
 
 
 def check_no_quantized_weights(operation: str, name: str, given: Any) -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.activations import Activation
+from jax_ep._src.errors import ArgumentError
 from jax_ep._src.experts import UpWeights
 from jax_ep._src.grouped_mlp import grouped_mlp
 from jax_ep._src.params import Remat
@@ -26,6 +27,11 @@ def shared_expert_output(
     implementation: str | None,
 ) -> jax.Array:
     """Returns [T, H]: one group of the grouped matmuls, which nothing routes."""
+    if not (isinstance(weights, tuple | list) and len(weights) == 2):
+        raise ArgumentError(
+            f"jax_ep.moe_mlp: shared_expert is a {type(weights).__name__}; expected a pair, "
+            "(w_up, w_down). Give the matrices as those of one expert."
+        )
     w_up, w_down = jax.tree.map(lambda matrix: matrix[None], tuple(weights))
     num_tokens = jnp.full(1, x.shape[0], jnp.int32)
     compute: Callable[..., jax.Array] = functools.partial(

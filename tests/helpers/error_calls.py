@@ -122,14 +122,22 @@ def quantized_matmul(rhs=None, **options):
 
 
 FOR_TRAINING = quant.quantize_for_training(np.ones((2, 8, 8), np.float32), quant.Recipe())
-EXPERTS = quant.quantize_experts(
-    np.ones((8, 8, 2, 4), np.float32), np.ones((8, 4, 8), np.float32), quant.Recipe()
-)
+ROW = quant.Fp8Row()
+UP, DOWN = np.ones((8, 8, 2, 4), np.float32), np.ones((8, 4, 8), np.float32)
+EXPERTS = quant.quantize_experts(UP, DOWN, quant.Recipe())
+EXPERTS_WITH_OTHER_SCALES = [
+    quant.QuantizedWeights(one.forward, one.forward.mT)
+    for one in quant.quantize_experts(UP, DOWN, quant.Recipe(ROW))
+]
 
 
 def matmul_by_recipe(recipe=quant.Recipe(), shape=(2, 8, 8), dtype=np.float32, **options):
     lhs, rhs = X[:4].astype(dtype), np.ones(shape, dtype)
     return jax_ep.grouped_matmul(lhs, rhs, np.ones(2, np.int32), quantization=recipe, **options)
+
+
+def gradient_of_quantized_weights():
+    jax.grad(lambda weights: matmul_by_recipe(quantized_rhs=weights).sum())(FOR_TRAINING)
 
 
 def each_quantized_fallback():
@@ -142,7 +150,9 @@ def each_quantized_fallback():
         programs.lower_for_cuda(call)
 
     programs.lower_for_cuda(quantized_matmul)
-    programs.lower_for_cuda(lambda: quant.quantize_weights(weights.values, quant.Fp8Block128()))
+    with jax.enable_x64(True):
+        wide = np.ones((2, 16, 8), np.float64)
+        programs.lower_for_cuda(lambda: quant.quantize_weights(wide, quant.Fp8Block128()))
     lower(quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Block128()), weights)
     lower(quant.Quantized(rows.values, rows.scales[:1], rows.format), weights)
     with unittest.mock.patch.object(jax_ep._src.runtime, "compute_capabilities", lambda: {"8.0"}):

@@ -201,6 +201,30 @@ class MoeMlpTest(parameterized.TestCase):
         found = gradients(quantization=BLOCKS, remat=remat)(*arrays, quantized)
         jax.tree.map(testing.assert_bitwise, found, expected)
 
+    def test_the_gradient_of_quantized_weights_is_refused(self):
+        """It would be zeros. Those of stopped matrices may stand in a differentiated function."""
+        x, ids, weights, *experts = layer_problem()
+
+        def layer(experts, quantized):
+            options = dict(quantization=BLOCKS, quantized_weights=quantized)
+            return jax_ep.moe_mlp(x, ids, weights, *experts, axis_name="expert", **options)[0]
+
+        mesh = testing.expert_mesh(1)
+        mapped = jax.shard_map(layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+        quantized = quant.quantize_experts(*experts, BLOCKS)
+        for transform in (lambda f: f), jax.jit, jax.checkpoint:
+            loss = transform(lambda quantized: mapped(experts, quantized).sum())
+            with self.assertRaisesRegex(jax_ep.UnavailableError, "quantized_weights are diff"):
+                jax.grad(loss)(quantized)
+
+        def of_stopped(experts):
+            stopped = jax.lax.stop_gradient(experts)
+            return mapped(experts, quant.quantize_experts(*stopped, BLOCKS)).sum()
+
+        found = jax.jit(jax.grad(of_stopped))(experts)
+        expected = jax.jit(jax.grad(lambda experts: mapped(experts, quantized).sum()))(experts)
+        jax.tree.map(testing.assert_bitwise, found, expected)
+
     @parameterized.parameters(dict(remat="dispatch"), dict(remat=None), dict(remat="experts"))
     def test_rows_that_are_sent_quantized_give_the_same_bits(self, remat):
         recipe = quant.Recipe(quantized_dispatch=True)
@@ -365,6 +389,27 @@ class ShardedModulesTest(parameterized.TestCase):
         self.assertEqual(program.targets, {"quantize_weights": 2})
         expected = quant.quantize_experts(layer.w_up[...], layer.w_down[...], BLOCKS)
         jax.tree.map(testing.assert_bitwise, layer.quantize_weights(), expected)
+
+    @parameterized.parameters(BLOCKS, ROWS)
+    def test_an_explicit_axis_shards_gate_and_up(self, recipe):
+        found = []
+        for axis_type in AxisType.Auto, AxisType.Explicit:
+            mesh = testing.mesh_of((4, 2), ("expert", "tensor"), axis_type=axis_type)
+            with jax.set_mesh(mesh):
+                options = dict(tensor_axis="tensor", quantization=recipe, rngs=nnx.Rngs(0))
+                layer = jax_ep.nnx.MoE(256, 256, 4, 2, **options)
+                quantized = quant.quantize_experts(layer.w_up[...], layer.w_down[...], recipe)
+                jax.tree.map(testing.assert_bitwise, layer.quantize_weights(), quantized)
+                found.append(layer(jnp.ones((8, 256)), quantized_weights=quantized)[0])
+        self.assertLess(norm(*found), 1e-3)
+
+    def test_the_gradient_of_gathered_weights_is_refused(self):
+        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+        options = dict(mesh=mesh, fsdp_axis="data", quantization=ROWS, rngs=nnx.Rngs(0))
+        layer = jax_ep.nnx.MoE(H, F, 8, 2, **options)
+        loss = lambda quantized: layer(jnp.ones((8, H)), quantized_weights=quantized)[0].sum()
+        with self.assertRaisesRegex(jax_ep.UnavailableError, "quantized_weights are diff"):
+            jax.grad(loss)(layer.quantize_weights())
 
     def test_a_layer_without_a_recipe(self):
         layer = jax_ep.nnx.MoE(H, F, 8, 2, mesh=testing.expert_mesh(), rngs=nnx.Rngs(0))

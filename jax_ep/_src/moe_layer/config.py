@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from jax_ep._src import checks
 from jax_ep._src.activations import Activation
-from jax_ep._src.errors import ArgumentError
+from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.experts import check_activation
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.router import LAYER, NAMED_ROUTERS, Router
@@ -103,6 +103,12 @@ class Config:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
                 "at most one assignment per expert. Give a smaller top_k, or more experts."
+            )
+        param_dtype = checks.dtype(LAYER, "param_dtype", self.param_dtype)
+        if not jnp.issubdtype(param_dtype, jnp.floating) or param_dtype.itemsize < 2:
+            raise DtypeError(
+                f"jax_ep.{LAYER}: param_dtype={param_dtype}; expected a float dtype of 16 bits or "
+                "more. For eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
             )
         check_activation(LAYER, self.activation)
         checks.capacity(LAYER, capacity_factor=self.capacity_factor)

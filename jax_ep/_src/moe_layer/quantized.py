@@ -27,7 +27,8 @@ from jax_ep._src.recipe import (
     QuantizedExperts,
     QuantizedWeights,
     check_no_quantized_weights,
-    check_quantized_weights,
+    check_quantized_experts,
+    constant,
 )
 
 HIDDEN, INNER = "hidden", "inner"
@@ -91,9 +92,17 @@ def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: Quanti
     hidden, inner, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
     columns = 2 * inner if config.is_gated else inner
     shapes = (num_experts, hidden, columns), (num_experts, inner, hidden)
-    for name, one, shape in zip(("up", "down"), quantized, shapes, strict=True):
-        name = f"quantized_weights ({name})"
-        check_quantized_weights(LAYER, name, one, config.quantization, shape)
+    check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
+    for which, one in zip(("up", "down"), quantized, strict=True):
+        layouts = one.forward, one.backward
+        scales = tuple(layout.scales.shape for layout in layouts)
+        expected = tuple(map(_shape_of_scales, layouts))
+        if scales != expected:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: quantized_weights ({which}) has scales of shapes {scales[0]} and "
+                f"{scales[1]}; expected {expected[0]} and {expected[1]}, which are sharded as the "
+                "values are. Broadcast them, or quantize the weights by the layer's recipe."
+            )
     _check_whole_blocks(config, mesh)
     return None
 
@@ -159,7 +168,7 @@ def gather(axes: Axes, quantized: QuantizedExperts | None) -> QuantizedExperts |
             axis = 1 + sharded.index(HIDDEN)
             return lax.all_gather(array, axes.fsdp, axis=axis, tiled=True)
 
-        bits = as_bits(jax.lax.stop_gradient(x))
+        bits = as_bits(constant(LAYER, "quantized_weights", x))
         of_scales = sharded_of_scales(x, dimensions)
         values, scales = whole(bits.values, dimensions), whole(bits.scales, of_scales)
         return from_bits(dataclasses.replace(bits, values=values, scales=scales))
@@ -177,6 +186,13 @@ def gather(axes: Axes, quantized: QuantizedExperts | None) -> QuantizedExperts |
 def sharded_of_scales(x: Quantized, dimensions: tuple[str, str]) -> tuple[str | None, ...]:
     """Returns the dimensions that scales have: both, or with `Fp8Row` that of the channels."""
     return dimensions if isinstance(x.format, Fp8Block128) else (dimensions[0], None)
+
+
+def _shape_of_scales(x: Quantized) -> tuple[int, ...]:
+    groups, rows, columns = x.shape
+    if isinstance(x.format, Fp8Block128):
+        return groups, -(-rows // BLOCK), -(-columns // BLOCK)
+    return groups, rows, 1
 
 
 def _map(
