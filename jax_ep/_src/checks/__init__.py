@@ -1,0 +1,61 @@
+"""The checks of arguments. Each raises what was given, what is expected and what to do.
+
+A check returns its argument in the form in which the operation goes on with it. The first argument
+of each is the operation's name, for the message.
+"""
+
+from jax_ep._src.checks.arrays import (
+    accumulator,
+    array,
+    group_sizes,
+    matrix_dtype,
+    out_dtype,
+    rows,
+    shape,
+    topk_ids,
+    unweighted,
+    weights,
+)
+from jax_ep._src.checks.context import (
+    expert_axis,
+    implementation,
+    own_axis,
+    plan_axis,
+    replicated,
+)
+from jax_ep._src.checks.values import (
+    capacity,
+    dtype,
+    integer,
+    num_chunks,
+    num_experts,
+    num_rows,
+    num_sms,
+    remat,
+)
+
+__all__ = [
+    "accumulator",
+    "array",
+    "capacity",
+    "dtype",
+    "expert_axis",
+    "group_sizes",
+    "implementation",
+    "integer",
+    "matrix_dtype",
+    "num_chunks",
+    "num_experts",
+    "num_rows",
+    "num_sms",
+    "out_dtype",
+    "own_axis",
+    "plan_axis",
+    "remat",
+    "replicated",
+    "rows",
+    "shape",
+    "topk_ids",
+    "unweighted",
+    "weights",
+]

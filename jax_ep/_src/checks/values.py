@@ -1,0 +1,132 @@
+"""Checks of Python values: static sizes, counts and choices."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_ep._src import plan
+from jax_ep._src.errors import ArgumentError, DtypeError
+from jax_ep._src.mesh import ExpertAxis
+
+ADVICE = {
+    "num_sms": "Use None to let jax_ep choose.",
+    "num_comm_sms": "Use None to let jax_ep choose.",
+    "row_align": "Use 1 for no padding.",
+    "recv_capacity": "Use None to drop nothing, or capacity_factor for a multiple of T * K rows.",
+    "num_chunks": "Use 1 for a single call.",
+    "num_experts": "Give E, the experts of all ranks.",
+}
+
+
+def integer(operation: str, name: str, value: Any, least: int = 1) -> int:
+    """An int that is known while tracing."""
+    advice = ADVICE.get(name, "Sizes are static: give a Python int.")
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise DtypeError(
+            f"jax_ep.{operation}: {name}={value!r} is a {type(value).__name__}; expected an int. "
+            f"{advice}"
+        ) from error
+    if number < least:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name}={number}; expected {least} or more. {advice}"
+        )
+    return number
+
+
+def dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
+    """A dtype that numpy knows."""
+    try:
+        return jnp.dtype(value)
+    except TypeError as error:
+        raise DtypeError(
+            f"jax_ep.{operation}: {name}={value!r}; expected a dtype. Give one such as "
+            "jnp.bfloat16."
+        ) from error
+
+
+def num_sms(operation: str, value: int | None, name: str = "num_sms") -> int:
+    """The attribute's form: 0 lets the launch code choose."""
+    return 0 if value is None else integer(operation, name, value)
+
+
+def num_experts(operation: str, num_experts: int | None, axis: ExpertAxis) -> int:
+    """A multiple of the number of ranks."""
+    num_experts = integer(operation, "num_experts", num_experts, least=0)
+    if num_experts < 1 or num_experts % axis.size:
+        padded = max(1, -(-num_experts // axis.size)) * axis.size
+        raise ArgumentError(
+            f"jax_ep.{operation}: num_experts={num_experts} does not divide over the {axis.size} "
+            f"ranks of axis {axis.name!r}; expected a positive multiple of {axis.size}. Pad the "
+            f"expert weights to {padded} experts; an id that the router never gives costs nothing."
+        )
+    return num_experts
+
+
+def num_rows(
+    operation: str,
+    ids_shape: tuple[int, ...],
+    axis: ExpertAxis,
+    num_experts: int,
+    *,
+    row_align: int,
+    recv_capacity: int | None,
+    capacity_factor: float | None,
+) -> int:
+    """M, the rows that a rank can receive."""
+    row_align = integer(operation, "row_align", row_align)
+    capacity(operation, recv_capacity, capacity_factor)
+    if recv_capacity is not None:
+        return operator.index(recv_capacity)
+    num_tokens, top_k = ids_shape
+    return plan.num_rows(
+        num_tokens, top_k, axis.size, num_experts // axis.size, row_align, capacity_factor
+    )
+
+
+def capacity(
+    operation: str, recv_capacity: int | None = None, capacity_factor: float | None = None
+) -> None:
+    """Raises unless at most one is given, and that one makes sense."""
+    if recv_capacity is not None and capacity_factor is not None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: recv_capacity={recv_capacity!r} and capacity_factor="
+            f"{capacity_factor!r} are both given; expected at most one. Give the rows of a rank, "
+            "or a multiple of T * K."
+        )
+    if recv_capacity is not None:
+        integer(operation, "recv_capacity", recv_capacity)
+    if capacity_factor is None:
+        return
+    is_number = isinstance(capacity_factor, int | float | np.number)
+    if not is_number or not 0 < capacity_factor < math.inf:
+        raise ArgumentError(
+            f"jax_ep.{operation}: capacity_factor={capacity_factor!r}; expected a positive number. "
+            "Give a factor such as 1.25, or None to drop nothing."
+        )
+
+
+def num_chunks(operation: str, num_chunks: int, num_tokens: int) -> None:
+    """Raises unless the tokens divide into so many chunks."""
+    integer(operation, "num_chunks", num_chunks)
+    if num_chunks > max(1, num_tokens) or num_tokens % num_chunks:
+        raise ArgumentError(
+            f"jax_ep.{operation}: num_chunks={num_chunks} with {num_tokens} tokens per rank; "
+            "expected a divisor of the tokens. Pad the tokens (ids of -1 cost nothing), or choose "
+            "another number."
+        )
+
+
+def remat(operation: str, remat: str | None) -> None:
+    """Raises unless it is a known way to save memory."""
+    if remat not in (None, "dispatch", "experts"):
+        raise ArgumentError(
+            f"jax_ep.{operation}: remat={remat!r}; expected 'dispatch', 'experts' or None. For "
+            "other policies wrap the layer in jax.checkpoint with jax_ep.REMAT_NAMES."
+        )
