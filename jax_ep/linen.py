@@ -132,7 +132,7 @@ class MoE(nn.Module):
         Raises:
           ArgumentError (a ValueError): as `jax_ep.nnx.MoE.quantize_weights`.
         """
-        params = nn.unbox(variables)["params"]
+        params = _unboxed(variables)["params"]
         return quantize(self._config(), params["w_up"], params["w_down"])
 
     def stack(self, variables: Mapping[str, Any], x: jax.Array) -> tuple[Stack, Accumulators]:
@@ -151,7 +151,7 @@ class MoE(nn.Module):
         Raises:
           ArgumentError (a ValueError): as `jax_ep.nnx.MoE.stack`, or a router with variables.
         """
-        variables = nn.unbox(variables)
+        variables = _unboxed(variables)
         arrays = dict(variables["params"]) | dict(variables.get("selection_bias", {}))
         router = self._router()
         if isinstance(router, nn.Module):
@@ -182,6 +182,17 @@ class MoE(nn.Module):
 
         boxed = self.param(name, nn.with_partitioning(make, tuple(param.spec)), unbox=False)
         return boxed.unbox(apply_constraint=False) if isinstance(boxed, nn.Partitioned) else boxed
+
+
+def _unboxed(variables: Mapping[str, Any]) -> Any:
+    """The collections, without boxes, and with parameters among them."""
+    names = list(variables) if isinstance(variables, Mapping) else type(variables).__name__
+    if "params" not in names:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: variables are {names}; expected collections, 'params' among them. "
+            "Give what init returned, or {'params': params}."
+        )
+    return nn.unbox(variables)
 
 
 def _local_shape(

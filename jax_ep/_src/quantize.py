@@ -200,6 +200,7 @@ def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) 
             f"jax_ep.{operation}: {name} has dtype {x.dtype}, as quantized values have; expected "
             "16 bits or more. Give values and their scales to jax_ep.quant.Quantized."
         )
+    checks.known_sizes(operation, name, x, x.shape[-num_axes:])
     if x.ndim < num_axes or 0 in x.shape[-num_axes:]:
         raise ArgumentError(
             f"jax_ep.{operation}: {name} has shape {x.shape}; expected at least {num_axes} axes, "

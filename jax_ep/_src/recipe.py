@@ -133,6 +133,14 @@ def check_quantized_experts(
     operation: str, quantized: Any, recipe: Recipe, w_up: tuple[int, ...], w_down: tuple[int, ...]
 ) -> None:
     """Raises unless they are the pair of matrices [L, H, N] and [L, F, H] of these shapes."""
+    check_pair(operation, quantized)
+    for which, one, shape in zip(("up", "down"), quantized, (w_up, w_down), strict=True):
+        name = f"quantized_weights ({which})"
+        check_quantized_weights(operation, name, one, recipe, shape)
+
+
+def check_pair(operation: str, quantized: Any) -> None:
+    """Raises unless they are two."""
     is_sequence = isinstance(quantized, tuple | list)
     if not is_sequence or len(quantized) != 2:
         given = f"{type(quantized).__name__}{f' of {len(quantized)}' if is_sequence else ''}"
@@ -140,9 +148,6 @@ def check_quantized_experts(
             f"jax_ep.{operation}: quantized_weights is a {given}; expected a pair, of w_up and "
             "w_down. Give what jax_ep.quant.quantize_experts returned."
         )
-    for which, one, shape in zip(("up", "down"), quantized, (w_up, w_down), strict=True):
-        name = f"quantized_weights ({which})"
-        check_quantized_weights(operation, name, one, recipe, shape)
 
 
 def constant[T](operation: str, name: str, quantized: T) -> T:

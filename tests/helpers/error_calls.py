@@ -47,6 +47,16 @@ def symbolic_rows():
     jax.export.export(jax.jit(lambda lhs: jax_ep.grouped_matmul(lhs, rhs, sizes)))(rows)
 
 
+def symbolic_row_size():
+    rows = jax.ShapeDtypeStruct((4, *jax.export.symbolic_shape("size")), np.float32)
+    jax.eval_shape(lambda x: quant.quantize(x, quant.Fp8Block128()).values, rows)
+
+
+def quantize_weights(variables):
+    """A call of linen.MoE.quantize_weights with one thing wrong."""
+    jax_ep.linen.MoE(8, 4, 8, 2, quantization=quant.Recipe()).quantize_weights(variables)
+
+
 def dispatch(**options):
     """A call of dispatch with one thing wrong."""
     options = {"num_experts": RANKS, "axis_name": "expert"} | options

@@ -403,6 +403,15 @@ class ShardedModulesTest(parameterized.TestCase):
                 found.append(layer(jnp.ones((8, 256)), quantized_weights=quantized)[0])
         self.assertLess(norm(*found), 1e-3)
 
+    def test_quantized_weights_may_be_a_list(self):
+        """As a checkpoint that is read without a structure returns them."""
+        mesh = testing.mesh_of((2, 4), ("data", "expert"))
+        options = dict(mesh=mesh, fsdp_axis="data", quantization=ROWS, rngs=nnx.Rngs(0))
+        layer = jax_ep.nnx.MoE(H, F, 8, 2, **options)
+        quantized = layer.quantize_weights()
+        call = lambda given: layer(jnp.ones((8, H)), quantized_weights=given)[0]
+        testing.assert_bitwise(call(list(quantized)), call(quantized))
+
     def test_the_gradient_of_gathered_weights_is_refused(self):
         mesh = testing.mesh_of((2, 4), ("data", "expert"))
         options = dict(mesh=mesh, fsdp_axis="data", quantization=ROWS, rngs=nnx.Rngs(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,11 +40,7 @@ def _from_type(name: str, value: Any) -> str:
 def shape(operation: str, name: str, value: jax.Array, expected: tuple[int | str, ...]) -> None:
     """Compares with `expected`, in which a string stands for any size and is its name."""
     array(operation, name, value)
-    if any(jax.export.is_symbolic_dim(size) for size in value.shape):
-        raise ArgumentError(
-            f"jax_ep.{operation}: {name} has shape {value.shape}, which is symbolic; expected "
-            "sizes that are known while tracing. Export once for each size, and pad to the next."
-        )
+    known_sizes(operation, name, value, value.shape)
     fits = len(value.shape) == len(expected) and all(
         isinstance(want, str) or want == have
         for have, want in zip(value.shape, expected, strict=True)
@@ -53,6 +50,15 @@ def shape(operation: str, name: str, value: jax.Array, expected: tuple[int | str
         raise ArgumentError(
             f"jax_ep.{operation}: {name} has shape {value.shape}; expected [{wanted}]. "
             "Inside shard_map these are the shapes of one rank."
+        )
+
+
+def known_sizes(operation: str, name: str, value: jax.Array, sizes: Sequence[Any]) -> None:
+    """Raises if one of these sizes of `value` is symbolic."""
+    if any(jax.export.is_symbolic_dim(size) for size in sizes):
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} has shape {value.shape}, which is symbolic; expected "
+            "sizes that are known while tracing. Export once for each size, and pad to the next."
         )
 
 

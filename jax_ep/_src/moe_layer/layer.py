@@ -127,6 +127,7 @@ def _run(
     if (quantized := arrays.quantized) is not None:
         if arrays.layer is None:  # moe_mlp takes no stacks of quantized weights
             quantized_experts.check_quantized(config, mesh, quantized)
+        quantized = quantized[0], quantized[1]  # checkpoints return lists
         if config.is_gated and outer.tensor:
             quantized = quantized_experts.split(quantized)
             compute = functools.partial(_joined, compute)

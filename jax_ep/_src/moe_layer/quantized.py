@@ -27,6 +27,7 @@ from jax_ep._src.recipe import (
     QuantizedExperts,
     QuantizedWeights,
     check_no_quantized_weights,
+    check_pair,
     check_quantized_experts,
     constant,
 )
@@ -46,6 +47,11 @@ def quantize(config: Config, w_up: jax.Array, w_down: jax.Array) -> QuantizedExp
         raise ArgumentError(
             f"jax_ep.{LAYER}: quantize_weights() of a layer without a recipe; expected "
             "quantization=jax_ep.quant.Recipe(...) among its options."
+        )
+    if w_down.ndim != 3:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: quantize_weights() with w_down of shape {w_down.shape}; expected one "
+            "layer's, of three axes. For stacked layers call it under nnx.vmap or jax.vmap."
         )
     mesh = find_mesh(config, [w_up, w_down])
     check_mesh(config, mesh)
@@ -160,6 +166,7 @@ def gather(axes: Axes, quantized: QuantizedExperts | None) -> QuantizedExperts |
     """Gathers the matrices of a rank's experts over the FSDP axis, as bytes."""
     if quantized is None or not axes.fsdp:
         return quantized
+    check_pair(LAYER, quantized)
 
     def of_layout(x: Quantized, dimensions: tuple[str, str]) -> Quantized:
         def whole(array: jax.Array, sharded: tuple[str | None, ...]) -> jax.Array:
