@@ -149,6 +149,8 @@ PRODUCERS = {
         lambda: layer(num_experts=9),
         lambda: layer(tensor_axis="data"),
         lambda: layer(fsdp_axis="fdsp"),
+        lambda: layer(fsdp_axis="expert"),
+        lambda: layer(tensor_axis="expert", local_only=True),
         lambda: layer(axes=("a", "b")),
         lambda: layer(axes=("a", "b"), expert_axis=None),
         lambda: layer(mesh=OTHER_MESH),

@@ -120,6 +120,13 @@ class Config:
         checks.implementation(LAYER, self.implementation)
         for name in ("batch_axes", "sequence_axes"):
             object.__setattr__(self, name, _names(getattr(self, name)))
+        for one, other in ("fsdp", "expert"), ("tensor", "expert"), ("tensor", "fsdp"):
+            if shared := set(getattr(self.axes, one)) & set(getattr(self.axes, other)):
+                raise ArgumentError(
+                    f"jax_ep.{LAYER}: {one}_axis and {other}_axis have both {min(shared)!r}; "
+                    "expected different axes, as they shard different dimensions of the matrices. "
+                    "Leave one out, or give it an axis of its own."
+                )
         if set(self.axes.tensor) & set(self.axes.tokens):
             raise ArgumentError(
                 f"jax_ep.{LAYER}: tensor_axis={self.tensor_axis!r} is one of the axes "
