@@ -112,7 +112,7 @@ class TransformationsTest(parameterized.TestCase):
         assert_layouts(got, w, RECIPES[0])
 
     def test_vmap_over_one_of_a_pair(self):
-        gate, up = weights_of((2, 3, 130, 128)), weights_of((3, 130, 40), seed=1)
+        gate, up = weights_of((2, 3, 130, 128)), weights_of((3, 130, 128), seed=1)
         experts = lambda gate, up: quant.quantize_experts((gate, up), up.mT, RECIPES[0])[0]
         joined = np.concatenate([gate, np.broadcast_to(up, (2, *up.shape))], axis=-1)
         assert_layouts(jax.vmap(experts, in_axes=(0, None))(gate, up), joined, RECIPES[0])
@@ -126,7 +126,10 @@ class TransformationsTest(parameterized.TestCase):
         assert_layouts(inside(w), w, RECIPES[0])
 
     def test_a_replicated_matrix_beside_a_sharded_one(self):
-        gate, up = weights_of((2 * testing.NUM_DEVICES, 130, 128)), weights_of((2, 130, 40), seed=1)
+        gate, up = (
+            weights_of((2 * testing.NUM_DEVICES, 130, 128)),
+            weights_of((2, 130, 128), seed=1),
+        )
         experts = jax.shard_map(
             lambda gate, up: quant.quantize_experts((gate, up), gate.mT, RECIPES[0])[0],
             mesh=testing.expert_mesh(),
