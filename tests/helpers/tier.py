@@ -46,6 +46,7 @@ SLOW = {
     "operations/quantized_mlp_test.py::MoeMlpTest::*": 1,
     "operations/quantized_mlp_test.py::ModulesTest::*": 0,
     "operations/quantized_mlp_test.py::ShardedModulesTest::test_they_*": 1,
+    "operations/quantized_mlp_test.py::ShardedModulesTest::test_an_explicit_*": 0,
     "operations/layer_stack_test.py::*": 1,
     "operations/module_stack_test.py::NnxTest::*": 1,
     "operations/grouped_matmul_recipe_test.py::*": 1,
