@@ -59,6 +59,13 @@ class AttributeReader {
     return status_;
   }
 
+  // Checks the config that was read, too.
+  template <typename Config>
+  Status Finish(const Config& config) const {
+    Status status = Finish();
+    return status.ok() ? CheckConfig(target_, config) : status;
+  }
+
  private:
   std::string_view target_;
   const ffi::Dictionary& attributes_;
@@ -175,8 +182,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   } else {
     reader.ReadOptional("is_quantized", &config->is_quantized);
   }
-  if (Status status = reader.Finish(); !status.ok()) return status;
-  return CheckConfig(target, *config);
+  return reader.Finish(*config);
 }
 
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
@@ -189,8 +195,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   } else {
     reader.Read("has_accumulator", &config->has_accumulator);
   }
-  if (Status status = reader.Finish(); !status.ok()) return status;
-  return CheckConfig(target, *config);
+  return reader.Finish(*config);
 }
 
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
@@ -199,8 +204,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("scale_block", &config->scale_block);
   reader.Read("zero_tail", &config->zero_tail);
   reader.Read("num_sms", &config->num_sms);
-  if (Status status = reader.Finish(); !status.ok()) return status;
-  return CheckConfig(target, *config);
+  return reader.Finish(*config);
 }
 
 namespace {
@@ -247,8 +251,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("is_e5m2", &config->is_e5m2);
   reader.Read("min_amax", &config->min_amax);
   reader.Read("power_of_two_scales", &config->power_of_two_scales);
-  if (Status status = reader.Finish(); !status.ok()) return status;
-  return CheckConfig(target, *config);
+  return reader.Finish(*config);
 }
 
 Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
@@ -258,8 +261,7 @@ Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
   reader.Read("transposed", &config->transposed);
   reader.Read("min_amax", &config->min_amax);
   reader.Read("power_of_two_scales", &config->power_of_two_scales);
-  if (Status status = reader.Finish(); !status.ok()) return status;
-  return CheckConfig(target, *config);
+  return reader.Finish(*config);
 }
 
 }  // namespace jax_ep
