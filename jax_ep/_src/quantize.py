@@ -153,6 +153,13 @@ def _attributes(avals: list[Aval], params: QuantizeParams, format: Format) -> di
     return {
         "scale_block": np.int64(BLOCK if isinstance(format, Fp8Block128) else 0),
         "is_e5m2": np.bool_(format.dtype == jnp.float8_e5m2),
+        **scale_attributes(format),
+    }
+
+
+def scale_attributes(format: Format) -> dict[str, Any]:
+    """The attributes of kernels that compute scales."""
+    return {
         "min_amax": np.float32(format.min_amax),
         "power_of_two_scales": np.bool_(format.scale_rounding == "power_of_two"),
     }

@@ -12,7 +12,13 @@ from jax.interpreters import batching
 
 from jax_ep._src import checks, compat, primitive
 from jax_ep._src.compat import Aval
-from jax_ep._src.quantize import QuantizeParams, check_floats, quantize_by_xla, without_derivative
+from jax_ep._src.quantize import (
+    QuantizeParams,
+    check_floats,
+    quantize_by_xla,
+    scale_attributes,
+    without_derivative,
+)
 from jax_ep._src.quantized import BLOCK, Format, Fp8Block128, Quantized
 from jax_ep._src.reference import quantize as reference
 
@@ -132,8 +138,7 @@ def _attributes(
     return {
         "as_given": np.bool_(as_given),
         "transposed": np.bool_(transposed),
-        "min_amax": np.float32(format.min_amax),
-        "power_of_two_scales": np.bool_(format.scale_rounding == "power_of_two"),
+        **scale_attributes(format),
     }
 
 

@@ -1,4 +1,4 @@
-"""What `jax.export` writes of the pytrees of jax_ep, which programs may take or return."""
+"""Serializes the pytrees of jax_ep, which exported programs may take or return."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def array(operation: str, name: str, value: Any) -> None:
 
 
 def _from_type(name: str, value: Any) -> str:
-    """What to do about a value that is no array."""
+    """Advice about a value that is no array."""
     if isinstance(value, Quantized):
         return "Use jax_ep.quant.dequantize, or give the array before it was quantized."
     if isinstance(value, QuantizedWeights):
