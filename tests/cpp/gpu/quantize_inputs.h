@@ -1,11 +1,13 @@
-// Inputs of the tests of quantizing: numbers rounded to a type, and a stream.
+// What the tests of quantizing share: numbers rounded to a type, a stream, and the count of cases.
 #ifndef JAX_EP_TESTS_CPP_GPU_QUANTIZE_INPUTS_H_
 #define JAX_EP_TESTS_CPP_GPU_QUANTIZE_INPUTS_H_
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "ffi/runtime/buffers.h"
@@ -42,6 +44,29 @@ inline cudaStream_t Stream() {
   }();
   return stream;
 }
+
+inline int failures = 0;
+
+// Counts cases, and prints the first that fail.
+class CaseCount {
+ public:
+  // A case without a problem has passed.
+  void Add(const std::string& name, const std::string& problem) {
+    ++cases_;
+    if (problem.empty() || failed_++ >= 10) return;
+    std::printf("FAIL %s: %s\n", name.c_str(), problem.c_str());
+  }
+
+  void Finish(const char* operation) const {
+    std::printf("%s %s: %d of %d cases\n", failed_ == 0 ? "PASS" : "FAIL", operation,
+                cases_ - failed_, cases_);
+    failures += failed_;
+  }
+
+ private:
+  int cases_ = 0;
+  int failed_ = 0;
+};
 
 }  // namespace harness
 

@@ -24,8 +24,6 @@ using jax_ep::kF16;
 using jax_ep::kF32;
 using jax_ep::Quantize;
 
-int failures = 0;
-
 struct QuantizeCase {
   ElementType type;
   QuantizeKind kind;
@@ -153,22 +151,16 @@ void ForEachFormat(const Function& function) {
 }
 
 void Check(const std::vector<std::pair<int64_t, int64_t>>& shapes) {
-  int cases = 0;
-  int failed = 0;
+  CaseCount count;
   ForEachFormat([&](QuantizeCase c) {
     for (const auto& [rows, columns] : shapes) {
       for (int64_t offset : {0, 1}) {
         c.rows = rows, c.columns = columns, c.offset = offset;
-        ++cases;
-        const std::string problem = QuantizeRunner(c).Run();
-        if (problem.empty() || failed++ >= 10) continue;
-        std::printf("FAIL %s: %s\n", c.Name().c_str(), problem.c_str());
+        count.Add(c.Name(), QuantizeRunner(c).Run());
       }
     }
   });
-  std::printf("%s quantize: %d of %d cases\n", failed == 0 ? "PASS" : "FAIL", cases - failed,
-              cases);
-  failures += failed;
+  count.Finish("quantize");
 }
 
 }  // namespace

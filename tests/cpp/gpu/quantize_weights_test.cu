@@ -27,8 +27,6 @@ using jax_ep::kF16;
 using jax_ep::kF32;
 using jax_ep::QuantizeWeights;
 
-int failures = 0;
-
 struct WeightsCase {
   ElementType type;
   bool power_of_two_scales;
@@ -198,14 +196,8 @@ struct Shape {
 };
 
 void Check(const std::vector<Shape>& shapes) {
-  int cases = 0;
-  int failed = 0;
-  const auto run = [&](const WeightsCase& c) {
-    ++cases;
-    const std::string problem = WeightsRunner(c).Run();
-    if (problem.empty() || failed++ >= 10) return;
-    std::printf("FAIL %s: %s\n", c.Name().c_str(), problem.c_str());
-  };
+  CaseCount count;
+  const auto run = [&](const WeightsCase& c) { count.Add(c.Name(), WeightsRunner(c).Run()); };
   for (ElementType type : {kBF16, kF16, kF32}) {
     for (const auto& [matrices, rows, parts] : shapes) {
       WeightsCase both{type, false, true, true, matrices, rows, parts};
@@ -218,9 +210,7 @@ void Check(const std::vector<Shape>& shapes) {
       run({type, false, false, true, matrices, rows, parts});
     }
   }
-  std::printf("%s quantize_weights: %d of %d cases\n", failed == 0 ? "PASS" : "FAIL",
-              cases - failed, cases);
-  failures += failed;
+  count.Finish("quantize_weights");
 }
 
 }  // namespace
