@@ -90,7 +90,7 @@ class LayerBenchmark(Benchmark):
         """Adds what to measure, and --profile."""
         positive = harness.parse_positive
         layers = [p.name for p in self.providers if not isinstance(p, Part | Dense)]
-        names = [name for name in layers if not name.startswith(OURS)]
+        names = [name for name in layers if not name.startswith((OURS, "part"))]
         for option, choices, text in (
             ("--shapes", tuple(MODELS), "the models (default: all)"),
             ("--passes", self.operations, "(default: all)"),
