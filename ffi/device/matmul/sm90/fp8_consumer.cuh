@@ -7,7 +7,7 @@
 //
 // With Epilogue::kReadsAhead the ends of tiles are short: in the last k-block a warp reads the next
 // tile, loads its first scales, and stores the first half. That leaves registers to load scales one
-// k-block ahead, otherwise up to three. Where tiles have many k-blocks, the latter counts.
+// k-block ahead, otherwise three. Where tiles have many k-blocks, the latter counts.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
 
@@ -49,98 +49,170 @@ __device__ void Promote(float (&sums)[kHalfAccumulators],
   }
 }
 
-// Called by all consumer warps of a block.
+// A consumer warp. `sums` and `products` are no members: as such they would be in local memory.
 template <typename A, typename B, typename Scales, typename Epilogue>
-__device__ void RunFp8Consumer(const MatmulTensorMaps& maps, const MatmulParams& params,
-                               const Fp8Scales& scales, const Pipeline& pipeline) {
-  const int warp = WarpUniform(threadIdx.x / 32) - kWarpgroupWarps;  // among the consumers
-  const int warpgroup = warp / kWarpgroupWarps;
-  Epilogue epilogue(params, scales, maps, pipeline.Staging(warp));
-  // Lanes 0 and 1 release stages, each to the producer of one block.
-  const int lane = threadIdx.x % 32;
-  const uint32_t empty_barriers = MapToBlock(pipeline.EmptyBarrier(0), lane % kClusterBlocks);
-  const auto consumer_release = [&](int stage) {
-    __syncwarp();
-    if (lane < kClusterBlocks) {
-      MbarrierArriveRemote(empty_barriers + stage * kBarrierBytes);
-    }
-  };
-  constexpr bool kReadsAhead = Epilogue::kReadsAhead;
-  const auto place = [&](const Tile& tile) -> EpilogueCoordinates {
-    const int m = warp * kWarpM;
-    // A tile of zeros has a k past the end of the operands.
-    const int group = tile.k > 0 ? -1 : tile.group;
-    return {.group = group, .m = tile.m + m, .n = tile.n, .num_m = tile.num_m - m};
-  };
-  const auto load_scales = [&](const Tile& tile, int k_block) {
-    return Scales::Load(scales, place(tile), k_block);
-  };
-  TileReader tiles(pipeline);
-  PipelineState<kStages> state;
-  float sums[kHalves][kHalfAccumulators] = {};
-  float products[kHalfAccumulators];
-  Tile tile;
-  KBlockScales quad;
-  const auto read_tile = [&] {
-    tile = tiles.Next();
-    quad = load_scales(tile, 0);
-  };
-  read_tile();
-  while (tile.num_k > 0) {
-    const int num_k_blocks = CeilDivide(tile.num_k, kTileK);
-    // Rows past the end of the group are padding; often a warpgroup has no others.
-    if (warpgroup * kWarpgroupM >= tile.num_m) {
-      for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
-        pipeline.ConsumerWait(state);
-        consumer_release(state.index);
-        state.Advance();
+class Fp8Consumer {
+ public:
+  __device__ Fp8Consumer(const MatmulTensorMaps& maps, const MatmulParams& params,
+                         const Fp8Scales& scales, const Pipeline& pipeline)
+      : scales_(scales),
+        pipeline_(pipeline),
+        warp_(WarpUniform(threadIdx.x / 32) - kWarpgroupWarps),
+        empty_barriers_(MapToBlock(pipeline.EmptyBarrier(0), threadIdx.x % 32 % kClusterBlocks)),
+        epilogue_(params, scales, maps, pipeline.Staging(warp_)),
+        tiles_(pipeline) {}
+
+  __device__ void Run() {
+    Sums sums = {};
+    ReadTile();
+    while (tile_.num_k > 0) {
+      // Rows past the end of the group are padding; often a warpgroup has no others.
+      if (Warpgroup() * kWarpgroupM >= tile_.num_m) {
+        SkipTile();
+      } else if constexpr (Epilogue::kReadsAhead) {
+        MultiplyTileReadingAhead(sums);
+      } else {
+        MultiplyTileUnrolled(sums);
       }
-      read_tile();
-      continue;
     }
-    KBlockScales next_quad, block_scales;
+    epilogue_.StoreSecond(sums);
+    epilogue_.Close();
+  }
+
+ private:
+  using Sums = float[kHalves][kHalfAccumulators];
+
+  __device__ void SkipTile() {
+    const int num_k_blocks = NumKBlocks();
+    for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
+      pipeline_.ConsumerWait(state_);
+      Release(state_.index);
+      state_.Advance();
+    }
+    ReadTile();
+  }
+
+  // Reads the next tile in the last k-block, and loads scales one k-block ahead.
+  __device__ void MultiplyTileReadingAhead(Sums& sums) {
+    float products[kHalfAccumulators];
+    const int num_k_blocks = NumKBlocks();
+    KBlockFactors factors;
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
       const bool is_last = k_block + 1 == num_k_blocks;
-      const uint32_t stage = pipeline.Stage(state.index);
-      pipeline.ConsumerWait(state);
-      MultiplyHalf<A, B>(products, stage, warpgroup, 0);
-      // A load whose result is used at once would stop the warp for longer than the MMAs take.
-      if (!kReadsAhead && k_block % kQuad == 0) next_quad = load_scales(tile, k_block + kQuad);
+      const uint32_t stage = pipeline_.Stage(state_.index);
+      pipeline_.ConsumerWait(state_);
+      MultiplyHalf<A, B>(products, stage, Warpgroup(), 0);
       if (k_block == 0) {
-        epilogue.StoreSecond(sums);
-        block_scales = Scales::Select(quad, 0);
+        epilogue_.StoreSecond(sums);
+        factors = Scales::Select(quad_.Factors(), 0);
       }
-      if (kReadsAhead && is_last) {
-        epilogue.Load(place(tile));
-        read_tile();
+      if (is_last) {
+        epilogue_.Load(Place());
+        ReadTile();
       }
-      WgmmaWaitGroup<0>();
-      FenceAccumulators(products);
-      Promote<Scales>(sums[0], products, block_scales.ByRow(0));
-      const float2 by_row = block_scales.ByRow(1);
-      MultiplyHalf<A, B>(products, stage, warpgroup, 1);
-      if (kReadsAhead && is_last) {
-        epilogue.StoreFirst(sums[0]);
+      WaitFor(products);
+      Promote<Scales>(sums[0], products, factors.by_row[0]);
+      const float2 by_row = factors.by_row[1];
+      MultiplyHalf<A, B>(products, stage, Warpgroup(), 1);
+      if (is_last) {
+        epilogue_.StoreFirst(sums[0]);
       } else {
-        if (!kReadsAhead && k_block % kQuad == kQuad - 1) quad = next_quad;
-        block_scales = Scales::Select(quad, k_block + 1);
-        if (kReadsAhead && k_block % kQuad == kQuad - 2) quad = load_scales(tile, k_block + 2);
+        factors = Scales::Select(quad_.Factors(), k_block + 1);
+        if (k_block % kQuad == kQuad - 2) quad_ = LoadScales(k_block + 2);
       }
-      WgmmaWaitGroup<0>();
-      FenceAccumulators(products);
-      consumer_release(state.index);
-      state.Advance();
+      WaitFor(products);
+      Release(state_.index);
+      state_.Advance();
       Promote<Scales>(sums[1], products, by_row);
     }
-    if constexpr (!kReadsAhead) {
-      epilogue.Load(place(tile));
-      epilogue.StoreFirst(sums[0]);
-      read_tile();
+  }
+
+  // Loads the scales of four k-blocks in the first of the four before, and waits for them in the
+  // fourth. In a loop that is not unrolled, ptxas moves them to the variable in use by an
+  // instruction whose predicate is false until then, but which waits in every k-block. A use that
+  // may follow either of two loads waits for both. So a tile's first scales are used before the
+  // loop.
+  __device__ void MultiplyTileUnrolled(Sums& sums) {
+    float products[kHalfAccumulators];
+    const int num_k_blocks = NumKBlocks();
+    KBlockFactors quad = quad_.Factors();
+    KBlockFactors factors = Scales::Select(quad, 0);
+    bool is_full = false;  // the next stage was seen to be full
+    for (int first = 0; first < num_k_blocks; first += kQuad) {
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        if (i > 0 && first + i == num_k_blocks) break;
+        const int index = state_.index;
+        const uint32_t stage = pipeline_.Stage(index);
+        if (!is_full) pipeline_.ConsumerWait(state_);
+        MultiplyHalf<A, B>(products, stage, Warpgroup(), 0);
+        if (i == 0) {
+          quad_ = LoadScales(first + kQuad);
+          if (first == 0) epilogue_.StoreSecond(sums);
+        }
+        WaitFor(products);
+        Promote<Scales>(sums[0], products, factors.by_row[0]);
+        const float2 by_row = factors.by_row[1];
+        MultiplyHalf<A, B>(products, stage, Warpgroup(), 1);
+        if (i == kQuad - 1) quad = quad_.Factors();
+        factors = Scales::Select(quad, i + 1);
+        // Tests the next stage during the MMAs, which hides the latency of an mbarrier. A stage
+        // seen to be full stays so until this warp releases it.
+        state_.Advance();
+        is_full = pipeline_.ConsumerTest(state_);
+        WaitFor(products);
+        Release(index);
+        Promote<Scales>(sums[1], products, by_row);
+      }
+    }
+    epilogue_.Load(Place());
+    ReadTile();
+    epilogue_.StoreFirst(sums[0]);
+  }
+
+  __device__ void ReadTile() {
+    tile_ = tiles_.Next();
+    quad_ = LoadScales(0);
+  }
+
+  // A load whose result is used at once stops the warp for longer than the MMAs take.
+  __device__ KBlockScales LoadScales(int k_block) const {
+    return Scales::Load(scales_, Place(), k_block);
+  }
+
+  __device__ static void WaitFor(float (&products)[kHalfAccumulators]) {
+    WgmmaWaitGroup<0>();
+    FenceAccumulators(products);
+  }
+
+  // Lanes 0 and 1 release a stage, each to the producer of one block.
+  __device__ void Release(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 < kClusterBlocks) {
+      MbarrierArriveRemote(empty_barriers_ + stage * kBarrierBytes);
     }
   }
-  epilogue.StoreSecond(sums);
-  epilogue.Close();
-}
+
+  __device__ EpilogueCoordinates Place() const {
+    const int m = warp_ * kWarpM;
+    // A tile of zeros has a k past the end of the operands.
+    const int group = tile_.k > 0 ? -1 : tile_.group;
+    return {.group = group, .m = tile_.m + m, .n = tile_.n, .num_m = tile_.num_m - m};
+  }
+
+  __device__ int Warpgroup() const { return warp_ / kWarpgroupWarps; }
+  __device__ int NumKBlocks() const { return CeilDivide(tile_.num_k, kTileK); }
+
+  const Fp8Scales& scales_;
+  const Pipeline& pipeline_;
+  const int warp_;  // among the consumers
+  const uint32_t empty_barriers_;
+  Epilogue epilogue_;
+  TileReader tiles_;
+  PipelineState<kStages> state_;
+  Tile tile_;
+  KBlockScales quad_;  // this lane's part of the scales of four k-blocks
+};
 
 }  // namespace jax_ep::sm90
 

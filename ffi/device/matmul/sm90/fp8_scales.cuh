@@ -13,13 +13,19 @@ inline constexpr int kHalves = 2;
 inline constexpr int kHalfAccumulators = kAccumulators / kHalves;
 static_assert(kHalfN == kFp8Block, "a half of a tile has one column of blocks of b");
 
-// Factors of the products of one k-block: for this thread's two rows, and for the halves.
+// Factors of the products of one k-block: for each half, of this thread's two rows.
+struct KBlockFactors {
+  float2 by_row[kHalves];
+};
+
+// What they are products of: scales of this thread's two rows, and of the halves.
 struct KBlockScales {
   float rows[2];
   float halves[kHalves];
 
-  __device__ float2 ByRow(int half) const {
-    return {rows[0] * halves[half], rows[1] * halves[half]};
+  __device__ KBlockFactors Factors() const {
+    return {
+        {{rows[0] * halves[0], rows[1] * halves[0]}, {rows[0] * halves[1], rows[1] * halves[1]}}};
   }
 };
 
@@ -56,13 +62,13 @@ struct BlockScales {
     return result;
   }
 
-  // Returns the scales of one of the quad's k-blocks. Called by all lanes.
-  __device__ static KBlockScales Select(const KBlockScales& quad, int k_block) {
-    const auto from_lane = [&](float value) {
-      return __shfl_sync(0xffffffff, value, k_block % kQuad, kQuad);
+  // Returns the factors of one of the quad's k-blocks. Called by all lanes.
+  __device__ static KBlockFactors Select(const KBlockFactors& quad, int k_block) {
+    const auto from_lane = [&](float2 value) -> float2 {
+      return {__shfl_sync(0xffffffff, value.x, k_block % kQuad, kQuad),
+              __shfl_sync(0xffffffff, value.y, k_block % kQuad, kQuad)};
     };
-    return {{from_lane(quad.rows[0]), from_lane(quad.rows[1])},
-            {from_lane(quad.halves[0]), from_lane(quad.halves[1])}};
+    return {{from_lane(quad.by_row[0]), from_lane(quad.by_row[1])}};
   }
 
   struct HalfFactors {};
@@ -80,7 +86,7 @@ struct RowScales {
   __device__ static KBlockScales Load(const Fp8Scales&, const EpilogueCoordinates&, int) {
     return {{1, 1}, {1, 1}};
   }
-  __device__ static KBlockScales Select(const KBlockScales& quad, int) { return quad; }
+  __device__ static KBlockFactors Select(const KBlockFactors& quad, int) { return quad; }
 
   // Factors of the sums of a half of the columns: of this thread's two rows, and of two pairs of
   // adjacent columns, 2 * lane and 64 + 2 * lane.

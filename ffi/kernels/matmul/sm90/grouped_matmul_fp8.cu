@@ -51,7 +51,7 @@ __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& p
     }
   } else {
     WarpgroupRegisterAlloc<kRegisters>();
-    RunFp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline);
+    Fp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline).Run();
   }
   __syncwarp();
   ClusterBarrier();
