@@ -19,6 +19,7 @@ class Settings:
     length: int  # bytes per window
     learning_rate: float
     held_out_batches: int
+    seeds: int  # runs of each recipe, which differ in first parameters and batches
 
 
 LARGE = Settings(
@@ -27,7 +28,7 @@ LARGE = Settings(
         vocabulary=text_data.VOCABULARY,
     ),
     steps=2000, evaluate_every=50, batch_size=32, length=512, learning_rate=1e-3,
-    held_out_batches=16,
+    held_out_batches=16, seeds=3,
 )  # fmt: skip
 SMALL = Settings(
     model.Sizes(
@@ -35,5 +36,5 @@ SMALL = Settings(
         vocabulary=text_data.VOCABULARY,
     ),
     steps=300, evaluate_every=25, batch_size=8, length=128, learning_rate=3e-3,
-    held_out_batches=16,
+    held_out_batches=16, seeds=1,
 )  # fmt: skip

@@ -22,14 +22,14 @@ import fp8_report  # noqa: E402
 class ReportTest(absltest.TestCase):
     def test_differences_are_of_the_last_held_out_loss(self):
         runs = [
-            fp8_report.Run("bfloat16", held_out={5: 8.0, 10: 2.0}),
-            fp8_report.Run("block128", held_out={5: 8.0, 10: 2.01}),
-            fp8_report.Run("row", held_out={5: 8.0, 10: math.nan}),
+            fp8_report.Run("bfloat16", held_out=[{5: 8.0, 10: 2.0}, {5: 8.0, 10: 4.0}]),
+            fp8_report.Run("block128", held_out=[{5: 8.0, 10: 2.01}, {5: 8.0, 10: 4.06}]),
+            fp8_report.Run("row", held_out=[{5: 8.0, 10: math.nan}, {5: 8.0, 10: 4.0}]),
         ]
         differences = fp8_report.final_differences(runs)
         self.assertEqual(list(differences), ["block128", "row"])
-        self.assertAlmostEqual(differences["block128"], 0.005)
-        self.assertTrue(math.isnan(differences["row"]))
+        np.testing.assert_allclose(differences["block128"], (0.01, 0.005))
+        self.assertTrue(math.isnan(differences["row"][0]))
         self.assertEqual(fp8_report.final_differences(runs[1:]), {})
 
 
@@ -40,7 +40,7 @@ class RunTest(absltest.TestCase):
         command = [
             *(sys.executable, str(EXAMPLES / "train_fp8.py"), "--small", "--expert-parallel", "2"),
             *("--recipes", "bfloat16", "block128", "--steps", "12", "--evaluate-every", "4"),
-            *("--batch-size", "4", "--length", "32", "--held-out-batches", "2"),
+            *("--batch-size", "4", "--length", "32", "--held-out-batches", "2", "--seeds", "2"),
         ]
         environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
         with tempfile.TemporaryDirectory() as folder:
@@ -63,8 +63,9 @@ class RunTest(absltest.TestCase):
         held_out = np.array(table["rows"], float)[:, 1:]
         self.assertTrue((held_out[-1] < held_out[0]).all(), held_out)
         # Equal losses would mean that nothing is quantized.
-        losses = np.array([read["losses"][name] for name in ("bfloat16", "block128")])
-        self.assertEqual(losses.shape, (2, 12))
+        losses = np.array([read["losses"][name]["losses"] for name in ("bfloat16", "block128")])
+        self.assertEqual(losses.shape, (2, 2, 12))
+        self.assertGreater(np.abs(losses[0, 0] - losses[0, 1]).max(), 1e-2)
         self.assertGreater(np.abs(losses[0] - losses[1]).max(), 1e-5)
         np.testing.assert_allclose(losses[1], losses[0], rtol=5e-3)
 
