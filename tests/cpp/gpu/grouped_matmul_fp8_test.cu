@@ -276,6 +276,9 @@ int Main(const std::string& mode) {
                    {300, 400, 264},
                    {700, 1024, 512},
                    {515, 640, 8},
+                   {130, 1168, 136},
+                   {130, 1392, 136},
+                   {130, 1536, 136},
                    {260, 2064, 392}},
                   {1, 5, 40});
     CheckLarge();
@@ -286,9 +289,7 @@ int Main(const std::string& mode) {
     CheckDeterminismOfActivations();
     CheckManyTiles();
   }
-  if (mode == "time" || mode == "all") {
-    TimeAll();
-  }
+  if (mode == "time" || mode == "all") TimeAll();
   std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
   return failures == 0 ? 0 : 1;
 }
