@@ -34,9 +34,12 @@ from jax_ep._src.moe_layer.router import Router
 from jax_ep._src.moe_layer.stack import Stack, make_stack
 from jax_ep._src.params import Remat
 from jax_ep._src.recipe import QuantizedExperts, Recipe
+from jax_ep._src.serialization import register_with_flax
 from jax_ep._src.users_experts import ExpertsFunction
 
 __all__ = ["MoE", "MoEStats", "SelectionBias"]
+
+register_with_flax()
 
 
 class SelectionBias(nnx.Variable[Any]):

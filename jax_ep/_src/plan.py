@@ -27,7 +27,7 @@ _STATIC = {"static": True}
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """Where every row of one dispatch came from, and which rank got every assignment.
 
@@ -97,7 +97,7 @@ class PlanArrays(NamedTuple):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Dispatched:
     """The results of `dispatch` and `redispatch`: a pytree. Later versions may add members.
 

@@ -93,12 +93,14 @@ def _check_scale_rounding(format: Format) -> None:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Quantized:
     """Eight-bit values and their scales: a pytree with a static format.
 
     `jax_ep.quant.quantize` makes one. A checkpoint that is quantized already needs only the
     constructor: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
+
+    ``==`` and hashes are by identity, as those of all pytrees of jax_ep. Compare the arrays.
 
     Attributes:
       values: float8[...].

@@ -68,7 +68,7 @@ class Recipe:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedWeights:
     """The matrices of a grouped matmul, quantized for its forward pass and for its row gradients.
 

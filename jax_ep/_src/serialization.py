@@ -1,19 +1,30 @@
-"""Serializes the pytrees of jax_ep, which exported programs may take or return."""
+"""Serializes the pytrees of jax_ep: for exported programs, and for state dicts of Flax."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import sys
 from typing import Any
 
 import jax
 
 from jax_ep._src.accumulation import Accumulators
+from jax_ep._src.errors import ArgumentError
 from jax_ep._src.moe_layer.layer import MoEStats
 from jax_ep._src.plan import Dispatched, Plan
 from jax_ep._src.quantized import Fp8Block128, Fp8Row, Quantized
 from jax_ep._src.recipe import QuantizedWeights
 from jax_ep._src.stats import Stats
 from jax_ep.routing import Routing
+
+_WITHOUT_STATIC_FIELDS = (
+    (QuantizedWeights, "quant.QuantizedWeights"),
+    (Plan, "Plan"),
+    (Dispatched, "Dispatched"),
+    (Stats, "Stats"),
+    (MoEStats, "nnx.MoEStats"),
+)
 
 
 def _static_to_bytes(static: tuple[Any, ...]) -> bytes:
@@ -45,13 +56,7 @@ def register() -> None:
         serialize_auxdata=_format_to_bytes,
         deserialize_auxdata=_format_from_bytes,
     )
-    for dataclass, name in (
-        (QuantizedWeights, "quant.QuantizedWeights"),
-        (Plan, "Plan"),
-        (Dispatched, "Dispatched"),
-        (Stats, "Stats"),
-        (MoEStats, "nnx.MoEStats"),
-    ):
+    for dataclass, name in _WITHOUT_STATIC_FIELDS:
         jax.export.register_pytree_node_serialization(
             dataclass,
             serialized_name=f"jax_ep.{name}",
@@ -63,3 +68,43 @@ def register() -> None:
         (Routing, "routing.Routing"),
     ):
         jax.export.register_namedtuple_serialization(namedtuple, serialized_name=f"jax_ep.{name}")
+    if "flax" in sys.modules:
+        register_with_flax()
+
+
+# ---- state dicts of Flax
+
+
+def register_with_flax() -> None:
+    """Called by what imports Flax, which is optional and slow to import.
+
+    A state dict has the arrays. Static fields are those of the target, as in `flax.struct`.
+    """
+    from flax import serialization
+
+    for dataclass, name in (*_WITHOUT_STATIC_FIELDS, (Quantized, "quant.Quantized")):
+        _register_with_flax(serialization, dataclass, f"jax_ep.{name}")
+
+
+def _register_with_flax(serialization: Any, dataclass: type[Any], class_name: str) -> None:
+    is_static = {f.name: f.metadata.get("static", False) for f in dataclasses.fields(dataclass)}
+    names = [name for name, static in is_static.items() if not static]
+
+    def to_state_dict(x: Any) -> dict[str, Any]:
+        return {name: serialization.to_state_dict(getattr(x, name)) for name in names}
+
+    def from_state_dict(target: Any, state: dict[str, Any]) -> Any:
+        if set(state) != set(names):
+            raise ArgumentError(
+                f"{class_name}: a state dict has the fields {sorted(state)}; expected "
+                f"{sorted(names)}. Give a target of the structure that was saved."
+            )
+        restored = {
+            name: serialization.from_state_dict(getattr(target, name), state[name], name=name)
+            for name in names
+        }
+        return dataclasses.replace(target, **restored)
+
+    serialization.register_serialization_state(
+        dataclass, to_state_dict, from_state_dict, override=True
+    )

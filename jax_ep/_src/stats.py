@@ -12,7 +12,7 @@ from jax_ep._src.plan import Plan
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Stats:
     """Counts of one `moe_mlp` call: a pytree. Later versions may add members.
 

@@ -68,6 +68,7 @@ from error_page import (
     sections,
     to_regex,
 )
+from flax import serialization
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -165,6 +166,7 @@ PRODUCERS = {
         lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, X[:, :2], quant.Fp8Block128())),
         lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, X[0], quant.Fp8Row())),
         lambda: quant.quantize(np.ones((1, 129)), quant.Fp8Block128()).to_qwix(),
+        lambda: serialization.from_state_dict(FOR_TRAINING.forward, {"values": X}),
         lambda: quant.Quantized.from_qwix(
             types.SimpleNamespace(zero_point=X[:, :1]), quant.Fp8Row()
         ),

@@ -33,7 +33,7 @@ from jax_ep._src.recipe import QuantizedExperts
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class MoEStats:
     """Losses and counts of one call, over all tokens of all ranks. A pytree; members may be added.
 
