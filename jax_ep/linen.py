@@ -77,6 +77,7 @@ class MoE(nn.Module):
     num_chunks: int = 1
     remat: Remat = "dispatch"
     quantization: Recipe | None = None
+    quantized_only: bool = False
     num_comm_sms: int | None = None
     implementation: str | None = None
     dtype: DTypeLike | None = None
@@ -136,7 +137,7 @@ class MoE(nn.Module):
           ArgumentError (a ValueError): as `jax_ep.nnx.MoE.quantize_weights`.
         """
         params = _unboxed(variables)["params"]
-        return quantize(self._config(), params["w_up"], params["w_down"])
+        return quantize(self._config(), params.get("w_up"), params.get("w_down"))
 
     def stack(self, variables: Mapping[str, Any], x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares stacked layers for a loop that reads their matrices in place.

@@ -66,8 +66,9 @@ class MoE(nnx.Module):
     Attributes:
       router_kernel: param [hidden_size, num_experts].
       w_up: param [num_experts, hidden_size, 2, intermediate_size] (gate, up) for a gated
-        activation, [num_experts, hidden_size, intermediate_size] for a plain one.
-      w_down: param [num_experts, intermediate_size, hidden_size].
+        activation, [num_experts, hidden_size, intermediate_size] for a plain one; None with
+        `quantized_only`.
+      w_down: param [num_experts, intermediate_size, hidden_size]; None with `quantized_only`.
       b_up: param [num_experts, 2, intermediate_size] (gate, up), [num_experts, intermediate_size]
         for a plain activation, or None.
       b_down: param [num_experts, hidden_size], or None.
@@ -104,6 +105,7 @@ class MoE(nnx.Module):
         num_chunks: int = 1,
         remat: Remat = "dispatch",
         quantization: Recipe | None = None,
+        quantized_only: bool = False,
         num_comm_sms: int | None = None,
         implementation: str | None = None,
         dtype: DTypeLike | None = None,
@@ -151,6 +153,8 @@ class MoE(nnx.Module):
           num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
           remat: as in `moe_mlp`.
           quantization: as in `moe_mlp`.
+          quantized_only: the layer has no w_up and w_down, and each call takes quantized_weights:
+            for inference from a checkpoint in eight bits.
           num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
           implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
           dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
@@ -189,6 +193,7 @@ class MoE(nnx.Module):
             num_chunks=num_chunks,
             remat=remat,
             quantization=quantization,
+            quantized_only=quantized_only,
             num_comm_sms=num_comm_sms,
             implementation=implementation,
             dtype=dtype,
@@ -204,9 +209,9 @@ class MoE(nnx.Module):
             name: _param(initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
             for name, param in parameters(config, axes).items()
         }
-        self.router_kernel, self.w_up, self.w_down = (
-            made[name] for name in ("router_kernel", "w_up", "w_down")
-        )
+        self.router_kernel = made["router_kernel"]
+        self.w_up: Any = made.get("w_up")
+        self.w_down: Any = made.get("w_down")
         self.b_up, self.b_down, self.logits_bias, self.shared_w_up, self.shared_w_down = map(
             made.get, ("b_up", "b_down", "logits_bias", "shared_w_up", "shared_w_down")
         )
@@ -228,7 +233,8 @@ class MoE(nnx.Module):
             flattened, padded by masked ones, and sharded over both.
           token_mask: bool[...], False for tokens that are not routed (padding): their y is zero,
             and losses and loads leave them out.
-          quantized_weights: those of `quantize_weights`, or of a checkpoint, or None. FSDP and
+          quantized_weights: those of `quantize_weights`, or of a checkpoint
+            (`jax_ep.quant.experts_from_checkpoint`), or None. FSDP and
             tensor axes shard them as they do the matrices; blocks of 128 x 128 must be whole on
             each rank.
 
@@ -259,7 +265,8 @@ class MoE(nnx.Module):
           ArgumentError (a ValueError): a layer without `quantization`, no mesh where one is needed,
             or blocks of 128 x 128 that do not lie on one rank.
         """
-        return quantize(self.config, self.w_up[...], self.w_down[...])
+        arrays = self._arrays()
+        return quantize(self.config, arrays.w_up, arrays.w_down)
 
     def stack(self, x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares a module of stacked layers for a loop that reads their matrices in place.

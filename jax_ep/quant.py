@@ -11,7 +11,7 @@ from jax_ep._src.quantize import dequantize, quantize
 from jax_ep._src.quantize_for_training import quantize_for_training
 from jax_ep._src.quantize_weights import quantize_weights
 from jax_ep._src.quantized import Format, Fp8Block128, Fp8Row, Quantized
-from jax_ep._src.quantized_experts import quantize_experts
+from jax_ep._src.quantized_experts import experts_from_checkpoint, quantize_experts
 from jax_ep._src.recipe import QuantizedWeights, Recipe
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "QuantizedWeights",
     "Recipe",
     "dequantize",
+    "experts_from_checkpoint",
     "fake_quantize",
     "quantize",
     "quantize_experts",

@@ -37,6 +37,11 @@ def vary_together[T](tree: T, axes: Iterable[str] = ()) -> T:
     return jax.tree.map(lambda leaf: vary_over(leaf, union), tree)
 
 
+def struct_like(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """A shape and a dtype that vary over the same axes as `x`."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(x).mat)
+
+
 def aval_like(aval: Aval, shape: tuple[int, ...], dtype: Any) -> Aval:
     """An abstract value that varies over the same axes as `aval`, replicated over all others."""
     sharding = aval.sharding.update(spec=PartitionSpec(*(None,) * len(shape)))

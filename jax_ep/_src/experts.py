@@ -37,7 +37,7 @@ class Experts(NamedTuple):
     """The parameters of the experts of one rank; L of them, H hidden size, F intermediate size."""
 
     w_up: jax.Array  # [L, H, N], N = 2F (gate, up) for a gated activation, otherwise F
-    w_down: jax.Array  # [L, F, H]
+    w_down: jax.Array  # [L, F, H]; both are None where quantized ones have no float matrices
     b_up: jax.Array | None  # float32[L, N]
     b_down: jax.Array | None  # float32[L, H]
     accumulators: Accumulators = NO_ACCUMULATORS
@@ -239,7 +239,8 @@ def _flatten(
     """[*lead, 2F] or [*lead, F], and whether it is the first."""
     arrays, found = check_forms(operation, name, given, lead, size, is_gated, kind)
     flat = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
-    return flat.reshape(*lead, (1 + found) * size), found
+    shape = (*lead, (1 + found) * size)
+    return flat if flat.shape == shape else flat.reshape(shape), found
 
 
 def check_forms(

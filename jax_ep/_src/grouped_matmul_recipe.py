@@ -81,7 +81,7 @@ def _forward(
     matrices = _layout("forward", rhs, quantized_rhs, recipe, params)
     out = bind_quantized(rows, matrices, group_sizes, params)
     # The backward pass quantizes rhs itself, so that no array is kept for it.
-    kept = rhs if quantized_rhs is None else quantized_rhs.backward
+    kept = rhs if quantized_rhs is None else quantized_rhs.backward or quantized_rhs
     return out, as_bits((rows, kept, group_sizes))
 
 
@@ -96,9 +96,10 @@ def _backward(
     of_lhs, _ = dtypes
     to_lhs, to_rhs = (dataclasses.replace(params, out_dtype=dtype) for dtype in dtypes)
     cotangents = quantize(out_bar, recipe.cotangents, implementation=params.implementation)
-    matrices = (
-        kept if isinstance(kept, Quantized) else _layout("backward", kept, None, recipe, params)
-    )
+    matrices = kept
+    if not isinstance(kept, Quantized):
+        quantized = kept if isinstance(kept, QuantizedWeights) else None
+        matrices = _layout("backward", kept, quantized, recipe, params)
     lhs_bar = bind_quantized(cotangents, matrices, group_sizes, to_lhs)
     rhs_bar = bind_rhs_gradient(
         dequantize(rows, of_lhs), out_bar.astype(of_lhs), group_sizes, to_rhs

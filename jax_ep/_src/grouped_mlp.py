@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from jax_ep._src import checks, compat, weighted
@@ -11,15 +13,15 @@ from jax_ep._src.experts import UpBiases, UpWeights, check_experts
 from jax_ep._src.function_mlp import function_mlp_down, function_mlp_up
 from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.params import GroupedMlpParams
-from jax_ep._src.quantized_experts import check_quantization
+from jax_ep._src.quantized_experts import check_quantization, shapes_of_quantized
 from jax_ep._src.quantized_mlp import quantized_mlp
 from jax_ep._src.recipe import QuantizedExperts, Recipe, constant
 
 
 def grouped_mlp(
     rows: jax.Array,
-    w_up: UpWeights,
-    w_down: jax.Array,
+    w_up: UpWeights | None,
+    w_down: jax.Array | None,
     group_sizes: jax.Array,
     row_weights: jax.Array | None = None,
     *,
@@ -48,7 +50,8 @@ def grouped_mlp(
       w_up: for a gated activation [L, H, 2, F], [L, H, 2F] with the gate first, or a (gate, up)
         pair of [L, H, F], which is concatenated: a copy. For a plain activation [L, H, F]. In rows'
         dtype or float32 (master weights), as rhs of `grouped_matmul`.
-      w_down: [L, F, H], in rows' dtype or float32.
+      w_down: [L, F, H], in rows' dtype or float32. With `quantized_weights` both may be None: for
+        inference, or for gradients of other arrays.
       group_sizes: integer[L], as in `grouped_matmul`.
       row_weights: [M] of any float dtype, or None for weights of 1. Give `combine` None then.
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
@@ -81,8 +84,13 @@ def grouped_mlp(
     """
     operation = "grouped_mlp"
     checks.rows(operation, "rows", rows, ("rows", "hidden"))
+    up: Any = w_up
+    down: Any = w_down
+    only_quantized = w_up is None and w_down is None
+    if only_quantized:
+        up, down = shapes_of_quantized(operation, rows, quantization, quantized_weights, layer)
     experts, activation = check_experts(
-        operation, "rows", rows, w_up, w_down, b_up, b_down, activation, layer
+        operation, "rows", rows, up, down, b_up, b_down, activation, layer
     )
     if quantization is not None:
         check_no_layer(operation, layer)
@@ -92,8 +100,10 @@ def grouped_mlp(
     if quantized_weights is not None:
         quantized_weights = constant(operation, "quantized_weights", quantized_weights)
     experts = experts._replace(quantized=quantized_weights)
-    num_layers = 1 if layer is None else w_down.shape[0]
+    num_layers = 1 if layer is None else down.shape[0]
     num_local = experts.w_up.shape[0] // num_layers
+    if only_quantized:
+        experts = experts._replace(w_up=None, w_down=None)  # type: ignore[arg-type]
     group_sizes = experts.group_sizes(checks.group_sizes(operation, group_sizes, num_local))
     if row_weights is not None:
         row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))

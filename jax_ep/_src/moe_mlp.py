@@ -27,7 +27,7 @@ from jax_ep._src.local_only import only_own_experts
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import Outputs, function_experts, named_experts
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams, Remat
-from jax_ep._src.quantized_experts import check_quantization
+from jax_ep._src.quantized_experts import check_quantization, shapes_of_quantized
 from jax_ep._src.recipe import QuantizedExperts, Recipe, constant
 from jax_ep._src.shared_expert import SharedExpert, shared_expert_output
 from jax_ep._src.stats import Stats, no_stats, stats_of, sum_of
@@ -78,7 +78,8 @@ def moe_mlp(
       w_up: this rank's experts. For a gated activation [L, H, 2, F], [L, H, 2F] with the gate
         first, or a (gate, up) pair of [L, H, F], which is concatenated: a copy. For a plain
         activation [L, H, F]. In x's dtype or float32.
-      w_down: [L, F, H], in x's dtype or float32.
+      w_down: [L, F, H], in x's dtype or float32. With `quantized_weights` both may be None: for
+        inference, or for gradients of other arrays.
       axis_name: the expert axis, or a tuple of mesh axes that are it together.
       num_experts: E, the experts of all ranks, of which the weights must be L = E/R. None takes
         E = L*R, and refuses weights that are the same on all ranks, where `shard_map` tells
@@ -135,6 +136,11 @@ def moe_mlp(
         topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
     experts: Experts | None = None
     of_rows: Activation = "none"
+    only_quantized = experts_fn is None and w_up is None and w_down is None
+    if only_quantized:
+        w_up, w_down = shapes_of_quantized(
+            operation, x, quantization, quantized_weights, layer, accumulators
+        )
     if experts_fn is None:
         experts, of_rows = check_experts(
             operation, "x", x, w_up, w_down, b_up, b_down, activation, layer
@@ -175,6 +181,8 @@ def moe_mlp(
     if experts is not None and quantized_weights is not None:
         quantized = constant(operation, "quantized_weights", quantized_weights)
         experts = experts._replace(quantized=quantized)
+        if only_quantized:
+            experts = experts._replace(w_up=None, w_down=None)  # type: ignore[arg-type]
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )
@@ -229,7 +237,7 @@ def _chunks(
     if num_chunks == 1:
         return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
     # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
-    if experts is not None and not in_chain:
+    if experts is not None and experts.w_up is not None and not in_chain:
         stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
         experts = experts._replace(accumulators=stand_ins)
     outs: list[jax.Array] = []

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src import checks
+from jax_ep._src.errors import UnavailableError
 from jax_ep._src.quantize import check_floats
 from jax_ep._src.quantize_weights import quantize_blocks, quantize_weights
 from jax_ep._src.quantized import Fp8Block128, Quantized
@@ -58,7 +59,7 @@ def layout(
 ) -> Quantized:
     """Returns what one pass reads: of `quantized`, or else of w, in that layout alone."""
     if quantized is not None:
-        return quantized.forward if of_pass == "forward" else quantized.backward
+        return quantized.forward if of_pass == "forward" else backward_layout(quantized)
     (only,) = quantize_layouts(
         OPERATION,
         (w,),
@@ -69,6 +70,19 @@ def layout(
         implementation=implementation,
     )
     return only
+
+
+def backward_layout(quantized: QuantizedWeights) -> Quantized:
+    """Returns what the gradient of rows reads, which blocks of 128 x 128 need not have."""
+    if quantized.backward is not None:
+        return quantized.backward
+    if isinstance(quantized.forward.format, Fp8Block128):
+        return quantized.forward.mT
+    raise UnavailableError(
+        f"jax_ep.{OPERATION}: a derivative reads quantized weights of the format "
+        f"{quantized.forward.format} that lack the layout backward; expected both, as the layouts "
+        "have different scales. Give those of quantize_for_training or quantize_experts."
+    )
 
 
 def quantize_layouts(

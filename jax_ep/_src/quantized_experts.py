@@ -7,17 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jax_ep._src import compat
-from jax_ep._src.errors import ArgumentError
+from jax_ep._src import checks, compat
+from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.experts import Experts, UpWeights, check_forms
+from jax_ep._src.layer_stack import check_no_layer
 from jax_ep._src.quantize import check_floats
 from jax_ep._src.quantize_for_training import quantize_layouts
+from jax_ep._src.quantized import Quantized, check
 from jax_ep._src.recipe import (
     QuantizedExperts,
     QuantizedWeights,
     Recipe,
+    check_layouts,
     check_no_quantized_weights,
+    check_pair,
     check_quantized_experts,
     check_recipe,
     check_row_dtype,
@@ -55,6 +60,107 @@ def quantize_experts(
         quantize_layouts, operation, recipe=recipe, implementation=implementation
     )
     return QuantizedWeights(*layouts(up)), QuantizedWeights(*layouts((w_down,)))
+
+
+def experts_from_checkpoint(
+    w_up: Quantized | tuple[Quantized, Quantized], w_down: Quantized
+) -> QuantizedExperts:
+    """Takes the matrices of a quantized checkpoint as they are, [L, out, in], for inference.
+
+    That is the layout of linear layers in torch, and the one that kernels read. Values and scales
+    are neither rounded nor transposed. Gate and up are joined: by numpy, if their arrays are of
+    numpy, so that no device holds all experts. JAX's arrays keep their sharding over L.
+
+    Args:
+      w_up: [L, F, H] for a plain activation; for a gated one a (gate, up) pair of them, or
+        [L, 2F, H] with the gate first.
+      w_down: [L, H, F].
+
+    Returns:
+      The `quantized_weights` of `moe_mlp`, `grouped_mlp` and `MoE`, without the layout of the
+      backward pass.
+
+    Raises:
+      ArgumentError (a ValueError): a pair of different shapes or formats, or of blocks that do not
+        end where the gate ends.
+      DtypeError (a TypeError): something else than quantized arrays in the format's dtypes.
+    """
+    operation = "quant.experts_from_checkpoint"
+    parts = tuple(w_up) if isinstance(w_up, tuple | list) else (w_up,)
+    for name, part in (*(("w_up", part) for part in parts), ("w_down", w_down)):
+        if not isinstance(part, Quantized):
+            raise DtypeError(
+                f"jax_ep.{operation}: {name} is a {type(part).__name__}; expected a "
+                "jax_ep.quant.Quantized. Give values and scales: Quantized(weight, "
+                "weight_scale_inv, Fp8Block128())."
+            )
+        check(operation, part)
+        checks.shape(operation, name, part.values, ("experts", "out", "in"))
+    return QuantizedWeights(_joined(operation, parts)), QuantizedWeights(w_down)
+
+
+def _joined(operation: str, parts: tuple[Quantized, ...]) -> Quantized:
+    if len(parts) == 1:
+        return parts[0]
+    shapes, formats = [part.shape for part in parts], {part.format for part in parts}
+    if len(parts) != 2 or len({*shapes}) > 1 or len(formats) > 1:
+        raise ArgumentError(
+            f"jax_ep.{operation}: w_up has parts of shapes {shapes} and formats {formats}; "
+            "expected gate and up alike. Give a pair, or one array for a plain activation."
+        )
+    gate, _ = parts
+    if gate.shape[1] % gate.block_shape[1]:
+        raise ArgumentError(
+            f"jax_ep.{operation}: gate and up have F={gate.shape[1]} with blocks of "
+            f"{gate.block_shape[1]}; expected a multiple, as joined arrays have no partial block "
+            "inside. Dequantize them, and use quantize_experts."
+        )
+    found: dict[str, Any] = {}
+    for name in "values", "scales":
+        arrays = [getattr(part, name) for part in parts]
+        on_host = all(isinstance(array, np.ndarray) for array in arrays)
+        found[name] = (np if on_host else jnp).concatenate(arrays, axis=1)
+    return Quantized(**found, format=gate.format)
+
+
+def shapes_of_quantized(
+    operation: str,
+    rows: jax.Array,
+    recipe: Recipe | None,
+    quantized: QuantizedExperts | None,
+    layer: Any,
+    accumulators: Any = None,
+) -> tuple[Any, Any]:
+    """Returns the shapes of the float w_up and w_down for experts that have quantized ones only."""
+    check_given(operation, None, quantized)
+    check_no_layer(operation, layer)
+    if recipe is None:
+        check_no_quantized_weights(operation, "quantized_weights", quantized)
+    check_recipe(operation, recipe, "quantization")
+    if accumulators is not None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: accumulators are given without w_up and w_down; expected the "
+            "matrices whose gradients they sum. Leave accumulators out."
+        )
+    assert recipe is not None and quantized is not None
+    check_pair(operation, quantized)
+    shapes = []
+    for which, one in zip(("up", "down"), quantized, strict=True):
+        check_layouts(operation, f"quantized_weights ({which})", one, recipe)
+        values = one.forward.values
+        transposed = values.shape[:1] + values.shape[:0:-1]
+        shapes.append(compat.struct_like(values, transposed, rows.dtype))
+    return shapes[0], shapes[1]
+
+
+def check_given(operation: str, w_up: Any, quantized: Any) -> None:
+    """Raises unless a call has matrices."""
+    if w_up is None and quantized is None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: neither w_up and w_down nor quantized_weights are given; "
+            "expected one of both. Give the quantized_weights of a checkpoint, as "
+            "jax_ep.quant.experts_from_checkpoint returns them."
+        )
 
 
 def check_quantization(

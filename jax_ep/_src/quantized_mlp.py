@@ -144,6 +144,8 @@ def quantized_mlp_backward(
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
     )
+    if experts.w_up is None:
+        return rows_bar, gradient_of_experts(params.accumulation, *(None,) * 4), row_weights_bar
     rows, _ = _quantized(rows, params)
     to_up, to_down = (
         params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)

@@ -77,11 +77,17 @@ class QuantizedWeights:
 
     Attributes:
       forward: [..., N, K].
-      backward: [..., K, N]. With blocks of 128 x 128 it is the transpose of `forward`.
+      backward: [..., K, N], or None for inference. With blocks of 128 x 128 it is the transpose of
+        `forward`; without it, derivatives transpose that in every call.
     """
 
     forward: Quantized
-    backward: Quantized
+    backward: Quantized | None = None
+
+    @property
+    def layouts(self) -> tuple[Quantized, ...]:
+        """Those that are there, forward before backward."""
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
 
 QuantizedExperts = tuple[QuantizedWeights, QuantizedWeights]
@@ -100,20 +106,34 @@ def check_recipe(operation: str, recipe: Any, name: str = "recipe") -> None:
 def check_quantized_weights(
     operation: str, name: str, quantized: Any, recipe: Recipe, shape: tuple[int, ...]
 ) -> None:
-    """Raises unless both layouts are those of matrices [G, K, N] of this shape."""
+    """Raises unless the layouts are those of matrices [G, K, N] of this shape."""
+    check_layouts(operation, name, quantized, recipe)
+    groups, k, n = shape
+    given = tuple(layout.shape for layout in quantized.layouts)
+    expected = ((groups, n, k), (groups, k, n))[: len(given)]
+    if given != expected:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} has layouts of shapes {given}; expected {expected}, those "
+            "of the weights. Quantize these weights."
+        )
+
+
+def check_layouts(operation: str, name: str, quantized: Any, recipe: Recipe) -> None:
+    """Raises unless they are quantized weights in the recipe's format."""
     if not isinstance(quantized, QuantizedWeights):
         raise DtypeError(
             f"jax_ep.{operation}: {name} is a {type(quantized).__name__}; expected a "
             "jax_ep.quant.QuantizedWeights. Give what jax_ep.quant.quantize_for_training or "
             "quantize_experts returned."
         )
-    groups, k, n = shape
     for pass_name in "forward", "backward":
         layout = getattr(quantized, pass_name)
+        if layout is None and pass_name == "backward":
+            continue
         if not isinstance(layout, Quantized):
             raise DtypeError(
                 f"jax_ep.{operation}: {name}.{pass_name} is a {type(layout).__name__}; expected a "
-                "jax_ep.quant.Quantized. Give both layouts of the weights."
+                "jax_ep.quant.Quantized. Give both layouts of the weights, or forward alone."
             )
         check(operation, layout)
         if layout.format != recipe.weights:
@@ -121,12 +141,6 @@ def check_quantized_weights(
                 f"jax_ep.{operation}: {name} has the format {layout.format}; expected "
                 f"{recipe.weights}, by the recipe. Quantize the weights with the same recipe."
             )
-    shapes = quantized.forward.shape, quantized.backward.shape
-    if shapes != ((groups, n, k), (groups, k, n)):
-        raise ArgumentError(
-            f"jax_ep.{operation}: {name} has shapes {shapes[0]} and {shapes[1]}; expected "
-            f"{(groups, n, k)} and {(groups, k, n)}, those of the weights. Quantize these weights."
-        )
 
 
 def check_quantized_experts(

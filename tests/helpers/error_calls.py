@@ -150,6 +150,29 @@ def gradient_of_quantized_weights():
     jax.grad(lambda weights: matmul_by_recipe(quantized_rhs=weights).sum())(FOR_TRAINING)
 
 
+def gradient_by_one_layout():
+    """A scale per channel belongs to one direction."""
+    recipe, rhs = quant.Recipe(ROW), np.ones((2, 8, 8), np.float32)
+    forward = quant.QuantizedWeights(quant.quantize_for_training(rhs, recipe).forward)
+    options = {"quantization": recipe, "quantized_rhs": forward}
+    matmul = functools.partial(jax_ep.grouped_matmul, **options)
+    jax.grad(lambda lhs: matmul(lhs, rhs, np.ones(2, np.int32)).sum())(X[:4])
+
+
+def moe_mlp_without_matrices(**options):
+    """A call of moe_mlp without float matrices."""
+    recipe = {"quantization": quant.Recipe()} if "quantized_weights" in options else {}
+    options = {"axis_name": "expert"} | recipe | options
+    inside(lambda *arrays: jax_ep.moe_mlp(*arrays, None, None, **options)[0])
+
+
+def quantize_without_matrices():
+    layer = jax_ep.nnx.MoE(
+        8, 4, 8, 2, quantization=quant.Recipe(), quantized_only=True, rngs=nnx.Rngs(0)
+    )
+    layer.quantize_weights()
+
+
 def each_quantized_fallback():
     """Lowers quantizing, and matmuls of quantized operands, that no kernel takes, for each reason."""
     rows = quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Row())

@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 ROOT = pathlib.Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = README, DOCS / "layer.md", DOCS / "stacks.md", DOCS / "memory.md"
+PAGES = README, *(DOCS / f"{name}.md" for name in ("layer", "stacks", "memory", "checkpoints"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
 # Settings that the tests make for themselves, or a developer has.

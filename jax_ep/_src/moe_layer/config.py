@@ -87,6 +87,7 @@ class Config:
     num_chunks: int = 1
     remat: Remat = "dispatch"
     quantization: Recipe | None = None
+    quantized_only: bool = False
     num_comm_sms: int | None = None
     implementation: str | None = None
     dtype: DTypeLike | None = None
@@ -116,6 +117,11 @@ class Config:
         checks.remat(LAYER, self.remat)
         if self.quantization is not None:
             check_recipe(LAYER, self.quantization, "quantization")
+        elif self.quantized_only:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: quantized_only is given without quantization; expected both or "
+                "none. Give the jax_ep.quant.Recipe whose weights have the checkpoint's format."
+            )
         checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")
         checks.implementation(LAYER, self.implementation)
         for name in ("batch_axes", "sequence_axes"):

@@ -26,9 +26,10 @@ from jax_ep._src.moe_layer.config import (
 )
 from jax_ep._src.moe_layer.mesh import find_mesh
 from jax_ep._src.moe_layer.parameters import reshard, specs_of
-from jax_ep._src.moe_layer.router import Router, SplitRouter
+from jax_ep._src.moe_layer.router import LAYER, Router, SplitRouter
 from jax_ep._src.moe_layer.tokens import flatten, pad, token_spec
 from jax_ep._src.moe_mlp import moe_mlp
+from jax_ep._src.quantized_experts import check_given
 from jax_ep._src.recipe import QuantizedExperts
 
 
@@ -57,8 +58,8 @@ class LayerArrays(NamedTuple):
     """
 
     router_kernel: Any  # [H, E]
-    w_up: Any  # [E, H, 2, F] or [E, H, F]
-    w_down: Any  # [E, F, H]
+    w_up: Any = None  # [E, H, 2, F] or [E, H, F]
+    w_down: Any = None  # [E, F, H]
     b_up: Any = None  # [E, 2, F] or [E, F]
     b_down: Any = None  # [E, H]
     shared_w_up: Any = None  # [H, 2, shared F] or [H, shared F]
@@ -83,6 +84,7 @@ def apply(
 ) -> Outputs:
     """Runs the layer. `router` is None for one that has a name, and `arrays.router` is empty."""
     check_input(config, x, token_mask)
+    check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
     is_static = isinstance(config.activation, str) and config.experts_fn is None
@@ -234,8 +236,10 @@ def _experts(
         capacity_factor, recv_capacity = None, max(1, ids.size)
     b_down = arrays.b_down
 
-    def whole(matrix: jax.Array, hidden_axis: int) -> jax.Array:
+    def whole(matrix: Any, hidden_axis: int) -> Any:
         """Gathers a matrix over the FSDP axis. float32 stays so: its gradient then is float32."""
+        if matrix is None:
+            return None
         if axes.fsdp:
             matrix = lax.all_gather(matrix, axes.fsdp, axis=hidden_axis, tiled=True)
         return matrix if matrix.dtype == jnp.float32 else matrix.astype(dtype)

@@ -45,6 +45,8 @@ def parameters(config: Config, axes: Axes) -> dict[str, Parameter]:
         ),
         "w_down": Parameter((num_experts, size, hidden), P(expert, tensor, fsdp), matrix(1)),
     }
+    if config.quantized_only:
+        del found["w_up"], found["w_down"]
     if config.use_bias:
         found["b_up"] = Parameter(
             (num_experts, *two, size), P(expert, *both, tensor), config.bias_init

@@ -41,12 +41,18 @@ _DIMENSIONS = (
 """The last two dimensions of w_up's and w_down's layouts, forward and backward."""
 
 
-def quantize(config: Config, w_up: jax.Array, w_down: jax.Array) -> QuantizedExperts:
+def quantize(config: Config, w_up: Any, w_down: Any) -> QuantizedExperts:
     """Quantizes the layer's matrices by its recipe, each rank those that it has."""
     if config.quantization is None:
         raise ArgumentError(
             f"jax_ep.{LAYER}: quantize_weights() of a layer without a recipe; expected "
             "quantization=jax_ep.quant.Recipe(...) among its options."
+        )
+    if w_up is None or w_down is None:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: quantize_weights() of a layer without w_up and w_down; expected "
+            "float matrices. Make the layer without quantized_only, or take the weights from a "
+            "checkpoint by jax_ep.quant.experts_from_checkpoint."
         )
     if w_down.ndim != 3:
         raise ArgumentError(
@@ -100,14 +106,13 @@ def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: Quanti
     shapes = (num_experts, hidden, columns), (num_experts, inner, hidden)
     check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
     for which, one in zip(("up", "down"), quantized, strict=True):
-        layouts = one.forward, one.backward
-        scales = tuple(layout.scales.shape for layout in layouts)
-        expected = tuple(map(_shape_of_scales, layouts))
+        scales = tuple(layout.scales.shape for layout in one.layouts)
+        expected = tuple(map(_shape_of_scales, one.layouts))
         if scales != expected:
             raise ArgumentError(
-                f"jax_ep.{LAYER}: quantized_weights ({which}) has scales of shapes {scales[0]} and "
-                f"{scales[1]}; expected {expected[0]} and {expected[1]}, which are sharded as the "
-                "values are. Broadcast them, or quantize the weights by the layer's recipe."
+                f"jax_ep.{LAYER}: quantized_weights ({which}) has scales of shapes {scales}; "
+                f"expected {expected}, which are sharded as the values are. Broadcast them, or "
+                "quantize the weights by the layer's recipe."
             )
     _check_whole_blocks(config, mesh)
     return None
@@ -206,8 +211,8 @@ def _map(
     function: Callable[[Quantized, tuple[str, str]], Any], quantized: QuantizedExperts
 ) -> QuantizedExperts:
     up, down = (
-        QuantizedWeights(function(one.forward, forward), function(one.backward, backward))
-        for one, (forward, backward) in zip(quantized, _DIMENSIONS, strict=True)
+        QuantizedWeights(*map(function, one.layouts, dimensions))
+        for one, dimensions in zip(quantized, _DIMENSIONS, strict=True)
     )
     return up, down
 
@@ -223,8 +228,7 @@ def _of_up(
             x, values=reshape(x.values, axis), scales=reshape(x.scales, axis)
         )
 
-    forward, backward = _DIMENSIONS[0]
-    return QuantizedWeights(of_layout(up.forward, forward), of_layout(up.backward, backward)), down
+    return QuantizedWeights(*map(of_layout, up.layouts, _DIMENSIONS[0])), down
 
 
 def _split_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
