@@ -51,6 +51,7 @@ class StateDictTest(parameterized.TestCase):
     @parameterized.parameters(
         lambda seed: quantized_experts(quant.Recipe(), seed),
         lambda seed: quantized_experts(ROWS, seed),
+        lambda seed: [quant.QuantizedWeights(one.forward) for one in quantized_experts(ROWS, seed)],
         lambda seed: {"rows": quant.quantize(values(seed, 3, 256), ROWS.cotangents)},
         lambda seed: stats_of(seed),
     )
