@@ -86,7 +86,7 @@ def write(runs: list[Run], device: str, folder: pathlib.Path) -> None:
 
 def plot(runs: list[Run], device: str, path: pathlib.Path) -> None:
     """Draws losses, and beside them how far held-out losses are from bfloat16."""
-    figure, (curves, distances) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+    figure, (curves, distances) = plt.subplots(1, 2, figsize=(13, 4.2), layout="constrained")
     styles = ("o-", "s--", "^:")
     for index, run in enumerate(runs):
         color, style = f"C{index}", styles[index % len(styles)]
@@ -97,9 +97,10 @@ def plot(runs: list[Run], device: str, path: pathlib.Path) -> None:
         if index:
             percent = 100 * (np.array(means) / list(runs[0].means().values()) - 1)
             distances.plot(steps, percent, style, color=color, markersize=3, label=run.recipe)
-            for losses, others in zip(run.held_out, runs[0].held_out, strict=True):
-                percent = [100 * (losses[n] / others[n] - 1) for n in losses if n in others]
-                distances.plot(list(losses)[: len(percent)], percent, color=color, alpha=0.2)
+            for found, baseline in zip(run.held_out, runs[0].held_out, strict=True):
+                both = [n for n in found if n in baseline]
+                percents = [100 * (found[n] / baseline[n] - 1) for n in both]
+                distances.plot(both, percents, color=color, alpha=0.2)
     curves.set(
         xlabel="step", ylabel="loss (nats per byte)", title="held-out loss; faint: training batches"
     )
@@ -108,7 +109,7 @@ def plot(runs: list[Run], device: str, path: pathlib.Path) -> None:
     distances.set(
         xlabel="step",
         ylabel="%",
-        title=f"held-out loss against {runs[0].recipe}; faint: each seed. {device}",
+        title=f"held-out loss against {runs[0].recipe}, {device}; faint: seeds",
     )
     distances.legend()
     figure.savefig(path, dpi=100)

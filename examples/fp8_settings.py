@@ -27,7 +27,7 @@ LARGE = Settings(
         hidden=512, num_layers=2, num_heads=8, num_experts=16, top_k=4, intermediate=512,
         vocabulary=text_data.VOCABULARY,
     ),
-    steps=2000, evaluate_every=50, batch_size=32, length=512, learning_rate=1e-3,
+    steps=1500, evaluate_every=100, batch_size=32, length=512, learning_rate=5e-4,
     held_out_batches=16, seeds=3,
 )  # fmt: skip
 SMALL = Settings(
