@@ -1,4 +1,4 @@
-"""The parameters of experts: the forms in which users give them, and the form of the matmuls."""
+"""The parameters of experts, in the form of the matmuls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import jax.numpy as jnp
 
 from jax_ep._src import checks, compat
 from jax_ep._src.accumulation import NO_ACCUMULATORS, Accumulation, Accumulators
-from jax_ep._src.activations import (
-    GATED_ACTIVATIONS,
-    PLAIN_ACTIVATIONS,
-    Activation,
-    takes_gate_and_up,
-)
+from jax_ep._src.activations import Activation
 from jax_ep._src.errors import ArgumentError, DtypeError
+from jax_ep._src.expert_forms import (
+    UpBiases,
+    UpWeights,
+    check_activation,
+    check_down,
+    flat_function,
+    flatten_form,
+    kind_of,
+)
 from jax_ep._src.layer_stack import (
     LayerIndex,
     check_index,
@@ -25,12 +29,6 @@ from jax_ep._src.layer_stack import (
 )
 from jax_ep._src.mesh import ExpertAxis
 from jax_ep._src.recipe import QuantizedExperts
-
-UpWeights = jax.Array | tuple[jax.Array, jax.Array]
-"""[L, H, 2, F], [L, H, 2F] (gate first) or a (gate, up) pair of [L, H, F]; plain: [L, H, F]."""
-
-UpBiases = jax.Array | tuple[jax.Array, jax.Array] | None
-"""As `UpWeights`, without H."""
 
 
 class Experts(NamedTuple):
@@ -99,21 +97,21 @@ def check_experts(
         w_up, w_down, b_up, b_down = stacks
     is_gated = check_activation(operation, activation)
     hidden = rows.shape[1]
-    _check_down(operation, w_down, hidden)
+    check_down(operation, w_down, hidden)
     num_local, size, _ = w_down.shape
-    kind = _kind(activation)
-    up, is_gated = _flatten(operation, "w_up", w_up, (num_local, hidden), size, is_gated, kind)
+    kind = kind_of(activation)
+    up, is_gated = flatten_form(operation, "w_up", w_up, (num_local, hidden), size, is_gated, kind)
     for name, matrix in ("w_up", up), ("w_down", w_down):
         checks.matrix_dtype(operation, name, matrix, rows_name, rows)
     if b_up is not None:
-        b_up, _ = _flatten(operation, "b_up", b_up, (num_local,), size, is_gated, kind)
+        b_up, _ = flatten_form(operation, "b_up", b_up, (num_local,), size, is_gated, kind)
         b_up = checks.weights(operation, "b_up", b_up, (num_local, up.shape[2]))
     if b_down is not None:
         b_down = checks.weights(operation, "b_down", b_down, (num_local, hidden))
     experts = Experts(up, w_down, b_up, b_down, layer=index)
     if isinstance(activation, str):
         return experts, activation
-    return experts, _flat_function(operation, activation, size, is_gated)
+    return experts, flat_function(operation, activation, size, is_gated)
 
 
 def check_num_experts(
@@ -188,131 +186,3 @@ def _flat_stacks(operation: str, layer: LayerIndex, *given: Any) -> tuple[Any, .
             stacks[name] = arrays
     index = check_index(operation, layer, check_stacks(operation, stacks))
     return *jax.tree.map(flatten, given), index
-
-
-# ---- forms
-
-
-def check_activation(operation: str, activation: Activation) -> bool | None:
-    """Returns whether it is gated; None for a function of one array, which may be either."""
-    if isinstance(activation, str):
-        if activation in GATED_ACTIVATIONS:
-            return True
-        if activation in PLAIN_ACTIVATIONS:
-            return False
-    elif callable(activation):
-        return True if takes_gate_and_up(activation) else None
-    raise ArgumentError(
-        f"jax_ep.{operation}: activation={activation!r} is not known; expected one of "
-        f"{tuple(GATED_ACTIVATIONS)} (gated), one of {tuple(PLAIN_ACTIVATIONS)} (plain), or a "
-        "function from float32 [M, 2, F], [M, F], or gate and up [M, F], to [M, F]."
-    )
-
-
-def _kind(activation: Activation) -> str:
-    if not isinstance(activation, str):
-        arguments = " of (gate, up)" if takes_gate_and_up(activation) else ""
-        return f"a function{arguments} as the activation"
-    kind = "gated" if activation in GATED_ACTIVATIONS else "plain"
-    return f"activation={activation!r}, which is {kind}"
-
-
-def _check_down(operation: str, w_down: jax.Array, hidden: int) -> None:
-    checks.array(operation, "w_down", w_down)
-    if w_down.ndim == 3 and w_down.shape[2] != hidden and w_down.shape[1] == hidden:
-        raise ArgumentError(
-            f"jax_ep.{operation}: w_down has shape {w_down.shape}; expected [local experts, "
-            f"intermediate size, {hidden}]. Swap its last two axes: w_down.swapaxes(1, 2)."
-        )
-    checks.shape(operation, "w_down", w_down, ("local experts", "intermediate size", hidden))
-
-
-def _flatten(
-    operation: str,
-    name: str,
-    given: UpWeights,
-    lead: tuple[int, ...],
-    size: int,
-    is_gated: bool | None,
-    kind: str,
-) -> tuple[jax.Array, bool]:
-    """[*lead, 2F] or [*lead, F], and whether it is the first."""
-    arrays, found = check_forms(operation, name, given, lead, size, is_gated, kind)
-    flat = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
-    shape = (*lead, (1 + found) * size)
-    return flat if flat.shape == shape else flat.reshape(shape), found
-
-
-def check_forms(
-    operation: str,
-    name: str,
-    given: UpWeights,
-    lead: tuple[int, ...],
-    size: int,
-    is_gated: bool | None,
-    kind: str,
-) -> tuple[tuple[jax.Array, ...], bool]:
-    """The arrays in the form in which they are given, and whether they are gated."""
-    arrays = tuple(given) if isinstance(given, tuple | list) else (given,)
-    for array in arrays:
-        checks.array(operation, name, array)
-    shapes = tuple(array.shape for array in arrays)
-    gated_forms = {((*lead, 2, size),), ((*lead, 2 * size),), ((*lead, size), (*lead, size))}
-    found = True if shapes in gated_forms else False if shapes == ((*lead, size),) else None
-    if found is None or is_gated not in (None, found):
-        gated = (
-            f"[{_sizes(*lead, 2, size)}], [{_sizes(*lead, 2 * size)}] with the gate first, or a "
-            f"(gate, up) pair of [{_sizes(*lead, size)}]"
-        )
-        plain = f"[{_sizes(*lead, size)}]"
-        forms = {True: gated, False: plain, None: f"{plain} or gated {gated}"}[is_gated]
-        raise ArgumentError(
-            f"jax_ep.{operation}: {name} has shape {_shapes(shapes)} with {kind}, and w_down has "
-            f"F={size}; expected {forms}. {_advice(name, shapes, lead, size, found)}"
-        )
-    return arrays, found
-
-
-def _advice(
-    name: str,
-    shapes: tuple[tuple[int, ...], ...],
-    lead: tuple[int, ...],
-    size: int,
-    found: bool | None,
-) -> str:
-    if found is not None:
-        fitting = GATED_ACTIVATIONS if found else PLAIN_ACTIVATIONS
-        return f"That shape fits a {'gated' if found else 'plain'} activation: {tuple(fitting)}."
-    transposed = [shape[:1] + shape[:0:-1] for shape in shapes]
-    if len(lead) == 2 and {(*lead, 2 * size), (*lead, size)} & {*transposed[:1]}:
-        return f"Swap its last two axes: {name}.swapaxes(1, 2)."
-    return "Inside shard_map these are the shapes of one rank."
-
-
-def _sizes(*sizes: int) -> str:
-    return ", ".join(map(str, sizes))
-
-
-def _shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
-    return str(shapes[0]) if len(shapes) == 1 else " and ".join(map(str, shapes))
-
-
-def _flat_function(operation: str, function: Activation, size: int, is_gated: bool) -> Activation:
-    """`function` as one from [M, N], with its result checked."""
-    assert callable(function)
-    takes_two = takes_gate_and_up(function)
-
-    def flat(pre_activation: jax.Array) -> jax.Array:
-        num_rows = pre_activation.shape[0]
-        given = pre_activation.reshape(num_rows, *((2, size) if is_gated else (size,)))
-        result = function(given[:, 0], given[:, 1]) if takes_two else function(given)
-        checks.array(operation, "activation's result", result)
-        if result.shape != (num_rows, size):
-            raise ArgumentError(
-                f"jax_ep.{operation}: activation returned shape {result.shape} for {given.shape}; "
-                f"expected {(num_rows, size)}. A function of gated weights combines both halves, "
-                "as lambda h: jax.nn.silu(h[:, 0]) * h[:, 1] does; 'swiglu' is this function."
-            )
-        return result
-
-    return flat

@@ -9,7 +9,8 @@ import jax
 from jax_ep._src import checks, compat, weighted
 from jax_ep._src.activations import Activation
 from jax_ep._src.epilogue_mlp import epilogue_mlp
-from jax_ep._src.experts import UpBiases, UpWeights, check_experts
+from jax_ep._src.expert_forms import UpBiases, UpWeights
+from jax_ep._src.experts import check_experts
 from jax_ep._src.function_mlp import function_mlp_down, function_mlp_up
 from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.params import GroupedMlpParams

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jax_ep._src import checks, runtime
 from jax_ep._src.errors import ArgumentError
-from jax_ep._src.experts import check_activation
+from jax_ep._src.expert_forms import check_activation
 from jax_ep._src.params import Remat
 from jax_ep._src.plan import num_rows, plan_shapes
 

@@ -14,14 +14,8 @@ from jax_ep._src import checks, compat
 from jax_ep._src.accumulation import Accumulation, Accumulators, stand_in
 from jax_ep._src.activations import Activation
 from jax_ep._src.combine import combine
-from jax_ep._src.experts import (
-    Experts,
-    UpBiases,
-    UpWeights,
-    check_experts,
-    check_num_experts,
-    with_accumulators,
-)
+from jax_ep._src.expert_forms import UpBiases, UpWeights
+from jax_ep._src.experts import Experts, check_experts, check_num_experts, with_accumulators
 from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.local_only import only_own_experts
 from jax_ep._src.mesh import AxisName

@@ -11,7 +11,8 @@ import numpy as np
 
 from jax_ep._src import checks, compat
 from jax_ep._src.errors import ArgumentError, DtypeError
-from jax_ep._src.experts import Experts, UpWeights, check_forms
+from jax_ep._src.expert_forms import UpWeights, check_forms
+from jax_ep._src.experts import Experts
 from jax_ep._src.layer_stack import check_no_layer
 from jax_ep._src.quantize import check_floats
 from jax_ep._src.quantize_for_training import quantize_layouts

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_ep._src.activations import Activation
 from jax_ep._src.errors import ArgumentError
-from jax_ep._src.experts import UpWeights
+from jax_ep._src.expert_forms import UpWeights
 from jax_ep._src.grouped_mlp import grouped_mlp
 from jax_ep._src.params import Remat
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jax_ep._src import checks
 from jax_ep._src.activations import Activation
 from jax_ep._src.errors import ArgumentError, DtypeError
-from jax_ep._src.experts import check_activation
+from jax_ep._src.expert_forms import check_activation
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.router import LAYER, NAMED_ROUTERS, Router
 from jax_ep._src.params import Remat
