@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -55,22 +57,6 @@ def check_down(operation: str, w_down: jax.Array, hidden: int) -> None:
     checks.shape(operation, "w_down", w_down, ("local experts", "intermediate size", hidden))
 
 
-def flatten_form(
-    operation: str,
-    name: str,
-    given: UpWeights,
-    lead: tuple[int, ...],
-    size: int,
-    is_gated: bool | None,
-    kind: str,
-) -> tuple[jax.Array, bool]:
-    """[*lead, 2F] or [*lead, F], and whether it is the first."""
-    arrays, found = check_forms(operation, name, given, lead, size, is_gated, kind)
-    flat = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
-    shape = (*lead, (1 + found) * size)
-    return flat if flat.shape == shape else flat.reshape(shape), found
-
-
 def check_forms(
     operation: str,
     name: str,
@@ -99,6 +85,13 @@ def check_forms(
             f"F={size}; expected {forms}. {_advice(name, shapes, lead, size, found)}"
         )
     return arrays, found
+
+
+def flatten_forms(arrays: tuple[jax.Array, ...], lead: tuple[int, ...]) -> jax.Array:
+    """The arrays that `check_forms` returned as one: [*lead, 2F] or [*lead, F]."""
+    flat = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
+    columns = flat.shape[len(lead) :]
+    return flat if len(columns) == 1 else flat.reshape(*lead, math.prod(columns))
 
 
 def _advice(

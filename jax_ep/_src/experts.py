@@ -16,8 +16,9 @@ from jax_ep._src.expert_forms import (
     UpWeights,
     check_activation,
     check_down,
+    check_forms,
     flat_function,
-    flatten_form,
+    flatten_forms,
     kind_of,
 )
 from jax_ep._src.layer_stack import (
@@ -100,11 +101,14 @@ def check_experts(
     check_down(operation, w_down, hidden)
     num_local, size, _ = w_down.shape
     kind = kind_of(activation)
-    up, is_gated = flatten_form(operation, "w_up", w_up, (num_local, hidden), size, is_gated, kind)
+    lead = num_local, hidden
+    matrices, is_gated = check_forms(operation, "w_up", w_up, lead, size, is_gated, kind)
+    up = flatten_forms(matrices, lead)
     for name, matrix in ("w_up", up), ("w_down", w_down):
         checks.matrix_dtype(operation, name, matrix, rows_name, rows)
     if b_up is not None:
-        b_up, _ = flatten_form(operation, "b_up", b_up, (num_local,), size, is_gated, kind)
+        biases, _ = check_forms(operation, "b_up", b_up, lead[:1], size, is_gated, kind)
+        b_up = flatten_forms(biases, lead[:1])
         b_up = checks.weights(operation, "b_up", b_up, (num_local, up.shape[2]))
     if b_down is not None:
         b_down = checks.weights(operation, "b_down", b_down, (num_local, hidden))
