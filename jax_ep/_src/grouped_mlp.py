@@ -14,9 +14,9 @@ from jax_ep._src.experts import check_experts
 from jax_ep._src.function_mlp import function_mlp_down, function_mlp_up
 from jax_ep._src.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.params import GroupedMlpParams
-from jax_ep._src.quantized_experts import check_quantization, shapes_of_quantized
+from jax_ep._src.quantized_experts import check_quantization, shapes_of_quantized, with_quantized
 from jax_ep._src.quantized_mlp import quantized_mlp
-from jax_ep._src.recipe import QuantizedExperts, Recipe, constant
+from jax_ep._src.recipe import QuantizedExperts, Recipe
 
 
 def grouped_mlp(
@@ -87,8 +87,7 @@ def grouped_mlp(
     checks.rows(operation, "rows", rows, ("rows", "hidden"))
     up: Any = w_up
     down: Any = w_down
-    only_quantized = w_up is None and w_down is None
-    if only_quantized:
+    if w_up is None and w_down is None:
         up, down = shapes_of_quantized(operation, rows, quantization, quantized_weights, layer)
     experts, activation = check_experts(
         operation, "rows", rows, up, down, b_up, b_down, activation, layer
@@ -98,13 +97,9 @@ def grouped_mlp(
     check_quantization(
         operation, "rows", rows, experts, activation, quantization, quantized_weights
     )
-    if quantized_weights is not None:
-        quantized_weights = constant(operation, "quantized_weights", quantized_weights)
-    experts = experts._replace(quantized=quantized_weights)
     num_layers = 1 if layer is None else down.shape[0]
     num_local = experts.w_up.shape[0] // num_layers
-    if only_quantized:
-        experts = experts._replace(w_up=None, w_down=None)  # type: ignore[arg-type]
+    experts = with_quantized(operation, experts, quantized_weights)
     group_sizes = experts.group_sizes(checks.group_sizes(operation, group_sizes, num_local))
     if row_weights is not None:
         row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))

@@ -21,8 +21,8 @@ from jax_ep._src.local_only import only_own_experts
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_experts import Outputs, function_experts, named_experts
 from jax_ep._src.params import GroupedMlpParams, MoeMlpParams, Remat
-from jax_ep._src.quantized_experts import check_quantization, shapes_of_quantized
-from jax_ep._src.recipe import QuantizedExperts, Recipe, constant
+from jax_ep._src.quantized_experts import check_quantization, shapes_of_quantized, with_quantized
+from jax_ep._src.recipe import QuantizedExperts, Recipe
 from jax_ep._src.shared_expert import SharedExpert, shared_expert_output
 from jax_ep._src.stats import Stats, no_stats, stats_of, sum_of
 from jax_ep._src.users_experts import ExpertsFunction, check_experts_function, users_experts
@@ -130,8 +130,7 @@ def moe_mlp(
         topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
     experts: Experts | None = None
     of_rows: Activation = "none"
-    only_quantized = experts_fn is None and w_up is None and w_down is None
-    if only_quantized:
+    if experts_fn is None and w_up is None and w_down is None:
         w_up, w_down = shapes_of_quantized(
             operation, x, quantization, quantized_weights, layer, accumulators
         )
@@ -172,11 +171,8 @@ def moe_mlp(
             row_dtype=None if quantization is None else jnp.dtype(x.dtype),
         ),
     )
-    if experts is not None and quantized_weights is not None:
-        quantized = constant(operation, "quantized_weights", quantized_weights)
-        experts = experts._replace(quantized=quantized)
-        if only_quantized:
-            experts = experts._replace(w_up=None, w_down=None)  # type: ignore[arg-type]
+    if experts is not None:
+        experts = with_quantized(operation, experts, quantized_weights)
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )

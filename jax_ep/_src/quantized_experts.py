@@ -27,6 +27,7 @@ from jax_ep._src.recipe import (
     check_quantized_experts,
     check_recipe,
     check_row_dtype,
+    constant,
 )
 
 
@@ -152,6 +153,16 @@ def shapes_of_quantized(
         transposed = values.shape[:1] + values.shape[:0:-1]
         shapes.append(compat.struct_like(values, transposed, rows.dtype))
     return shapes[0], shapes[1]
+
+
+def with_quantized(operation: str, experts: Experts, quantized: QuantizedExperts | None) -> Experts:
+    """The experts with quantized matrices, if there are any; float ones that are shapes go."""
+    if quantized is None:
+        return experts
+    experts = experts._replace(quantized=constant(operation, "quantized_weights", quantized))
+    if isinstance(experts.w_up, jax.ShapeDtypeStruct):
+        experts = experts._replace(w_up=None, w_down=None)  # type: ignore[arg-type]
+    return experts
 
 
 def check_given(operation: str, w_up: Any, quantized: Any) -> None:
