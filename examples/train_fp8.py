@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -132,8 +133,8 @@ class Training:
         sharding = NamedSharding(self.mesh, P("expert"))
         return [jax.device_put(batch, sharding) for batch in np.split(windows, count)]
 
-    def start(self, name: str) -> Program:
-        """Compiles a recipe's functions."""
+    def start(self, name: str, state: State) -> Program:
+        """Compiles a recipe's functions for such a state."""
         sizes = self.settings.sizes
         experts = expert_layer(RECIPES[name], self.mesh)
 
@@ -149,7 +150,6 @@ class Training:
             updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.params)
             return State(optax.apply_updates(state.params, updates), optimizer), cross_entropy
 
-        state = self.first_state(0)
         shardings = jax.tree.map(lambda a: a.sharding, state)
         steps = jax.jit(
             lambda state, windows: jax.lax.scan(step, state, windows),
@@ -258,8 +258,9 @@ def main() -> int:
         f"text per step, on {device}"
     )
     begin = time.perf_counter()
+    start = functools.partial(training.start, state=training.first_state(0))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        programs = list(pool.map(training.start, arguments.recipes))
+        programs = list(pool.map(start, arguments.recipes))
     console.print(f"compiled in {time.perf_counter() - begin:.0f} s")
     runs = train(training, programs, device, arguments.output)
     report.plot(runs, device, arguments.output / "fp8_training.png")
