@@ -49,6 +49,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc

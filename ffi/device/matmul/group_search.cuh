@@ -102,7 +102,13 @@ class GroupSearch {
   // Each group's result has the group's rows, but in the gradient of rhs it is a whole matrix. An
   // accumulator to which nothing is added has no items.
   __device__ Raster MakeRaster(int32_t group_rows) const {
-    if constexpr (!kIsRhsGradient<kKind>) return {group_rows, tiles_n_};
+    if constexpr (!kIsRhsGradient<kKind>) {
+      Raster raster = {group_rows, tiles_n_};
+      if constexpr (requires { raster.halves_narrow_tiles; }) {  // as SwappedTilePairs has it
+        raster.halves_narrow_tiles = params_.halves_narrow_tiles;
+      }
+      return raster;
+    }
     const bool is_kept = params_.accumulates && group_rows == 0;
     return {is_kept ? 0 : params_.shape_m, tiles_n_};
   }

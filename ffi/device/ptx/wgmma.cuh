@@ -78,27 +78,10 @@ __device__ void Wgmma(float (&accumulators)[128], uint32_t a, uint32_t b, bool a
           "n"(MajorMode::MAJOR_B == MajorMode::kMajorMN));                                         \
   }
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorK)
-JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorMN)
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorMN, kMajorMN)
 JAX_EP_WGMMA(Float16, "f16", kMajorK, kMajorK)
-JAX_EP_WGMMA(Float16, "f16", kMajorK, kMajorMN)
 JAX_EP_WGMMA(Float16, "f16", kMajorMN, kMajorMN)
 #undef JAX_EP_WGMMA
-
-// The same with 128 columns; a is kMajorK and b kMajorMN.
-template <typename T>
-__device__ void Wgmma128(float (&accumulators)[64], uint32_t a, uint32_t b, bool accumulate);
-
-template <>
-__device__ inline void Wgmma128<BFloat16>(float (&accumulators)[64], uint32_t a, uint32_t b,
-                                          bool accumulate) {
-  JAX_EP_WGMMA_N128("k16.f32.bf16.bf16", ", 0, 1");
-}
-template <>
-__device__ inline void Wgmma128<Float16>(float (&accumulators)[64], uint32_t a, uint32_t b,
-                                         bool accumulate) {
-  JAX_EP_WGMMA_N128("k16.f32.f16.f16", ", 0, 1");
-}
 
 // Set the number of registers per thread of the calling warpgroup, a multiple of 8.
 template <int kCount>

@@ -19,11 +19,17 @@ struct MatmulKernel {
   int tile_n;
   int store_elements = 1;  // elements that a thread stores at once if MatmulParams::out_is_aligned
 
-  // For kernels that take MatmulTensorMaps before MatmulParams: the TMA boxes of a and b.
+  // For kernels that take MatmulTensorMaps before MatmulParams: the TMA boxes.
   int a_box_rows = 0;  // 0: the kernel takes MatmulParams only
   int b_box_rows = 0;
   int b_box_column_blocks = 1;  // used if the rows of b consist of whole column blocks
-  int b_narrow_box_rows = 0;    // narrow tiles have one column block; 0: there are none
+
+  // For kernels with swapped operands. Boxes of narrow tiles have one column block.
+  int a_narrow_box_rows = 0;  // 0: there are no narrow tiles
+  int b_narrow_box_rows = 0;
+  int float32_box_rows = 0;  // of float32 results; 0: as of 16-bit ones
+  int float32_box_columns = 0;
+  bool has_half_tiles = false;  // narrow tiles may have half of the columns
 };
 
 #ifndef __CUDACC_RTC__
@@ -32,6 +38,9 @@ struct MatmulKernel {
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
 inline constexpr int kSm90ColumnBlock = 64;  // columns
 inline constexpr int kSm90OutBoxRows = 16;
+
+// The same for the kinds with swapped operands.
+MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind);
 
 // Return the kernels for every GPU since sm_80; they have no kActivationGradient. use_cp_async is
 // faster. It requires that both operands are aligned and have 16-bit elements.

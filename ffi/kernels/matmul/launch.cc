@@ -64,7 +64,10 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   if (!status.ok()) return status;
   status = MakeTensorMap(mapped_b, {kernel.b_box_rows, params.b_column_blocks}, &maps->b);
   if (!status.ok()) return status;
-  if (kernel.b_narrow_box_rows > 0) {
+  if (kernel.a_narrow_box_rows > 0) {
+    status = MakeTensorMap(prefixes(a.data, type, a.row_stride), {kernel.a_narrow_box_rows},
+                           &maps->a_narrow);
+    if (!status.ok()) return status;
     status = MakeTensorMap(mapped_b, {.rows = kernel.b_narrow_box_rows, .is_narrow = true},
                            &maps->b_narrow);
     if (!status.ok()) return status;
@@ -72,7 +75,10 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   status = MakeTensorMap(
       is_rhs_gradient ? MappedTensor::Stack(params.out, out_type, columns, params.shape_m, groups)
                       : prefixes(params.out, out_type, columns),
-      {kSm90OutBoxRows}, &maps->out);
+      kernel.float32_box_rows > 0 && out_type == kF32
+          ? BoxShape{.rows = kernel.float32_box_rows, .columns = kernel.float32_box_columns}
+          : BoxShape{kSm90OutBoxRows},
+      &maps->out);
   const void* const pre_activation = params.epilogue.pre_activation;
   if (!status.ok() || kind != MatmulKind::kActivation || pre_activation == nullptr) return status;
   // A row has the gate columns, then the up columns.
@@ -189,6 +195,14 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   params.out_is_float32 = out_type == kF32;
   params.out_is_aligned = params.shape_n % kernel.store_elements == 0 &&
                           IsAligned(params.out, kernel.store_elements * ElementBytes(out_type));
+
+  if (num_sms == 0) status = CountSms(&num_sms);
+  if (!status.ok()) return status;
+  // If halves of all tiles of a call that decodes run at once, they read at twice as many SMs.
+  params.halves_narrow_tiles =
+      kernel.has_half_tiles &&
+      params.groups.num_groups * CeilDivide(int64_t{params.shape_n}, params.out_tile_n) <=
+          num_sms / kernel.cluster_blocks;
 
   const int64_t tiles = MaxTiles(kind, kernel, params);
   if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits

@@ -13,35 +13,28 @@
 //   Finish       called before the next Store: runs the slices that are left
 //   Close        called last, after Finish: waits for all stores
 //
-// A narrow tile has one half of the columns: kHalves is 1 instead of 2.
-//
 // accumulators[4 * j + 2 * h + i] of lane l is row 8 * h + l / 4, column 8 * j + 2 * (l % 4) + i,
 // as wgmma.cuh says.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue_activation.cuh"
 #include "ffi/device/matmul/sm90/epilogue_activation_gradient.cuh"
 #include "ffi/device/matmul/sm90/epilogue_store.cuh"
 
 namespace jax_ep::sm90 {
 
-template <typename T, MatmulKind kKind, int kHalves>
+template <typename T, MatmulKind kKind>
 struct EpilogueSelector {
-  using Type = StoreEpilogue<T, kKind, kHalves>;
-};
-template <typename T, int kHalves>
-struct EpilogueSelector<T, MatmulKind::kActivation, kHalves> {
-  using Type = ActivationEpilogue<T, kHalves>;
+  using Type = StoreEpilogue<T, kKind>;
 };
 template <typename T>
-struct EpilogueSelector<T, MatmulKind::kActivationGradient, 2> {
+struct EpilogueSelector<T, MatmulKind::kActivationGradient> {
   using Type = ActivationGradientEpilogue<T>;
 };
 
-template <typename T, MatmulKind kKind, int kHalves>
-using Epilogue = typename EpilogueSelector<T, kKind, kHalves>::Type;
+template <typename T, MatmulKind kKind>
+using Epilogue = typename EpilogueSelector<T, kKind>::Type;
 
 }  // namespace jax_ep::sm90
 

@@ -12,17 +12,15 @@ namespace jax_ep::sm90 {
 
 // For kForward, kForwardTransposed and kRhsGradient; epilogue.cuh says when the functions are
 // called.
-template <typename T, MatmulKind kKind, int kHalves>
+template <typename T, MatmulKind kKind>
 class StoreEpilogue {
  public:
-  static constexpr int kCount = kHalves * kAccumulators / 2;  // accumulators per thread
-
   __device__ StoreEpilogue(const MatmulParams& /*params*/, const MatmulTensorMaps& maps,
                            uint32_t staging)
       : map_(&maps.out), staging_(staging) {}
 
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
-                        const float (&accumulators)[kCount]) {
+                        const float (&accumulators)[kAccumulators]) {
     const TmaCoordinates box =
         kIsRhsGradient<kKind> ? TmaCoordinates{at.n, at.m, 0, at.group} : PrefixBox(at);
     if (params.out_is_float32) {
@@ -52,24 +50,23 @@ class StoreEpilogue {
 
  private:
   // Stages the first half of the columns and keeps the second in registers.
-  __device__ void StoreRounded(const TmaCoordinates& box, const float (&accumulators)[kCount]) {
+  __device__ void StoreRounded(const TmaCoordinates& box,
+                               const float (&accumulators)[kAccumulators]) {
     uint32_t words[kStagingWords];
 #pragma unroll
     for (int i = 0; i < kStagingWords; ++i) words[i] = T::Pack(accumulators + 2 * i);
     staging_.Replace(words);
-    if constexpr (kHalves == 2) {
 #pragma unroll
-      for (int i = 0; i < kStagingWords; ++i) {
-        kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
-      }
+    for (int i = 0; i < kStagingWords; ++i) {
+      kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
     }
     box_ = box;
-    halves_left_ = kHalves;
+    halves_left_ = 2;
   }
 
   __device__ void StoreHalf() {
     if (halves_left_ == 0) return;
-    if (kHalves == 2 && halves_left_ == 1) staging_.Replace(kept_);
+    if (halves_left_ == 1) staging_.Replace(kept_);
     staging_.Store<2>(map_, box_);
     box_.column += kStagingBoxes * kSwizzleBytes / 2;
     --halves_left_;

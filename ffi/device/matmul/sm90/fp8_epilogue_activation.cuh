@@ -4,9 +4,9 @@
 
 #include "ffi/device/matmul/activation.cuh"
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue_activation.cuh"
 #include "ffi/device/matmul/sm90/epilogue_staging.cuh"
 #include "ffi/device/matmul/sm90/fp8_scales.cuh"
+#include "ffi/device/matmul/sm90/row_weights.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/float8.cuh"

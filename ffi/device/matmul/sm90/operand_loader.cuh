@@ -12,7 +12,7 @@
 namespace jax_ep::sm90 {
 
 // The operand source of the producer warp: rows of a that are all present when the kernel starts.
-template <MatmulKind kKind, bool kHasUp = kIsActivation<kKind>>
+template <MatmulKind kKind, bool kHasUp = false>
 struct OperandLoader {
   const MatmulTensorMaps& maps;
   const int block_rank;       // in the cluster
@@ -23,12 +23,11 @@ struct OperandLoader {
   __device__ void WaitForRows(const Tile& /*tile*/) const {}
 
   // Returns how many k of the tile a stage holds.
-  __device__ int StageK(const Tile& tile) const { return IsNarrow(tile) ? kNarrowK : kTileK; }
+  __device__ int StageK(const Tile& /*tile*/) const { return kTileK; }
 
   // Called by one thread. Announces the bytes of the k-block at tile.k + k to the full barrier, and
   // loads this block's share of it.
   __device__ void LoadKBlock(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
-    if (IsNarrow(tile)) return LoadNarrowKBlock(tile, k, stage, full_barrier);
     // A consumer warpgroup without rows gets no half of a.
     const bool has_first_half = tile.num_m > 0;
     const bool has_both_halves = tile.num_m > kWarpgroupM;
@@ -47,24 +46,6 @@ struct OperandLoader {
   }
 
  private:
-  __device__ static bool IsNarrow(const Tile& tile) {
-    return kHasNarrowTiles<kKind> && tile.shared == SharedOperand::kANarrow;
-  }
-
-  // Each block loads its own b, and one half of a for both.
-  __device__ void LoadNarrowKBlock(const Tile& tile, int k, uint32_t stage,
-                                   uint32_t full_barrier) const {
-    MbarrierArriveExpectTx(full_barrier, kABytes + kBBytes);
-    TmaLoadMulticast(
-        stage + block_rank * kAHalfBytes, &maps.a, full_barrier,
-        PrefixCoordinates(tile.m + tile.num_m, tile.k + k + block_rank * kTileK, tile.m),
-        (1 << kClusterBlocks) - 1);
-    const int second = tile.n + (kHasUp && up_offset > 0 ? up_offset : kColumnBlock);
-    const uint32_t to = stage + kABytes;
-    TmaLoad(to, &maps.b_narrow, full_barrier, {tile.n, tile.k + k, 0, tile.group});
-    TmaLoad(to + kBHalfBytes, &maps.b_narrow, full_barrier, {second, tile.k + k, 0, tile.group});
-  }
-
   template <bool kMulticast>
   __device__ static void Load(uint32_t to, const CUtensorMap* map, uint32_t full_barrier,
                               const TmaCoordinates& coordinates) {

@@ -70,7 +70,7 @@ inline constexpr int kTileBytes = sizeof(Tile);
 static_assert(kTileBytes == 32, "a tile is sent as two vectors of 16 bytes");
 
 inline constexpr int kTileSlots = 2;
-inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 1;
+inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 3;
 inline constexpr int kBarrierBytes = 8;
 
 // The shared memory of a block: byte offsets.
@@ -106,7 +106,11 @@ class Pipeline {
   }
 
   // Used in block 0 only: completes when its producer asks for the next pair.
-  __device__ uint32_t TileRequestBarrier() const { return Barrier(kNumBarriers - 1); }
+  __device__ uint32_t TileRequestBarrier() const { return Barrier(2 * (kStages + kTileSlots)); }
+
+  // Complete when all consumer warps have staged their results, and when they have been stored.
+  __device__ uint32_t StagedBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 1); }
+  __device__ uint32_t StoredBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 2); }
 
   // Called by one thread; a cluster barrier has to follow.
   __device__ void InitializeBarriers() const {
@@ -119,6 +123,8 @@ class Pipeline {
       MbarrierInit(TileEmptyBarrier(slot), kClusterBlocks * (1 + kConsumerWarps));
     }
     MbarrierInit(TileRequestBarrier(), 1);
+    MbarrierInit(StagedBarrier(), kConsumerWarps);
+    MbarrierInit(StoredBarrier(), kConsumerWarps);
     FenceMbarrierInit();
   }
 

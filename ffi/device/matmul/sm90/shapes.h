@@ -36,15 +36,8 @@ static_assert(kWarpgroupM == 64 && kTileN == 256, "wgmma computes 64 x 256");
 // Each thread of a consumer warpgroup has kAccumulators of them.
 inline constexpr int kAccumulators = kWarpM * kTileN / 32;
 
-// A narrow tile is 64 x 128, for groups of at most kWarpgroupM rows: few tiles then occupy twice as
-// many SMs. A stage holds twice as many k, so a block has as many bytes in flight.
-inline constexpr int kNarrowK = 2 * kTileK;
-inline constexpr int kNarrowAccumulators = kAccumulators / 2;
-JAX_EP_HOST_DEVICE constexpr bool HasNarrowTiles(MatmulKind kind) {
-  return kind == MatmulKind::kForward || kind == MatmulKind::kActivation;
-}
-template <MatmulKind kKind>
-inline constexpr bool kHasNarrowTiles = HasNarrowTiles(kKind);
+inline constexpr int kMmaK = 16;  // k of one wgmma
+static_assert(kTileK % kMmaK == 0, "a k-block consists of whole MMAs");
 
 // A column block is 64 columns of a matrix as it is stored: 128 bytes, the width of the swizzle.
 inline constexpr int kColumnBlock = 64;
@@ -53,7 +46,6 @@ static_assert(kColumnBlock * 2 == kSwizzleBytes, "elements have 16 bits");
 static_assert(kTileK == kColumnBlock, "an operand tile is made of 64 x 64 squares");
 
 // A pipeline stage holds one k-block: a, then b, both as squares of 64 rows of one column block.
-// A narrow tile's halves of a are 64 k each, its halves of b a column block of 128 k each.
 inline constexpr int kStages = 4;
 inline constexpr int kSquareBytes = kTileK * kSwizzleBytes;
 inline constexpr int kABytes = kTileM * kTileK * 2;

@@ -37,9 +37,10 @@ static_assert(kPrefixRows >= kMaxItems, "a prefix may have all rows of a matrix"
 // Prefix maps are marked (*). b is a stack of matrices, but a prefix map for kRhsGradient; then out
 // is a stack of matrices.
 struct MatmulTensorMaps {
-  CUtensorMap a;                  // (*)
-  CUtensorMap b;                  // [groups, k, n] or [groups, n, k]
-  CUtensorMap b_narrow;           // b in the boxes of narrow tiles
+  CUtensorMap a;         // (*)
+  CUtensorMap b;         // [groups, k, n] or [groups, n, k]
+  CUtensorMap a_narrow;  // (*) a and b in the boxes of narrow tiles
+  CUtensorMap b_narrow;
   CUtensorMap out;                // (*)
   CUtensorMap pre_activation[2];  // (*) if it is kept: the gate columns, then the up columns
 };

@@ -8,11 +8,12 @@
 namespace jax_ep {
 
 // The operand that both tiles of a pair read. Each block loads half of it and multicasts the half
-// to both.
+// to both. The last two are of swapped operands (swapped_tile_pairs.h).
 enum class SharedOperand : int32_t {
-  kB,       // the tiles have the same columns and different rows; the second may have no rows
-  kA,       // the tiles have the same rows and adjacent columns
-  kANarrow  // the tiles have the same rows, and the two halves of one tile's columns
+  kB,        // the tiles have the same columns and different rows; the second may have no rows
+  kA,        // the tiles have the same rows and adjacent columns
+  kANarrow,  // the same, and the tiles are narrow
+  kNone      // the second tile may have no rows
 };
 
 struct PairedTile {
@@ -25,9 +26,8 @@ struct PairedTile {
 // Pairs of tiles of kTileM rows. Two tiles that follow each other along m are a pair. If their
 // number is odd, the last one is paired with that of the next column. In the last column, if there
 // is no next one, the two halves of that tile are the pair. So the tiles of every pair share an
-// operand. With kSplitsColumns, a result of at most half a tile's rows is computed by pairs
-// of narrow tiles: if the rows are few, so are the tiles, and halves of them occupy twice the SMs.
-template <int kTileM, bool kSplitsColumns = false>
+// operand.
+template <int kTileM>
 struct TilePairs {
   static_assert(kTileM % 2 == 0, "a tile may be split between the two blocks");
   static constexpr int kHalfM = kTileM / 2;
@@ -36,7 +36,6 @@ struct TilePairs {
   int32_t tiles_n;  // tiles along n
 
   JAX_EP_HOST_DEVICE int64_t Count() const {
-    if (IsNarrow()) return tiles_n;
     return int64_t{TilesM() / 2} * tiles_n + TilesM() % 2 * CeilDivide(tiles_n, 2);
   }
 
@@ -45,7 +44,6 @@ struct TilePairs {
   // the other, then the pair that spans both. Clusters that run at the same time then read the same
   // operands.
   JAX_EP_HOST_DEVICE PairedTile At(int64_t index, int block_rank) const {
-    if (IsNarrow()) return {SharedOperand::kANarrow, 0, static_cast<int32_t>(index), num_m};
     constexpr int32_t kBandTiles = 16;
     static_assert(kBandTiles % 2 == 0, "no pair spans two bands");
     const int64_t pairs_of_band = int64_t{kBandTiles / 2} * tiles_n;
@@ -69,9 +67,6 @@ struct TilePairs {
   }
 
  private:
-  JAX_EP_HOST_DEVICE bool IsNarrow() const {
-    return kSplitsColumns && num_m > 0 && num_m <= kHalfM;
-  }
   JAX_EP_HOST_DEVICE int32_t TilesM() const { return CeilDivide(num_m, kTileM); }
 };
 

@@ -58,7 +58,7 @@ class DynamicTileScheduler {
 };
 
 // Turns the index of a pair into its tiles.
-template <MatmulKind kKind>
+template <MatmulKind kKind, typename Raster>
 class PairSearch {
  public:
   __device__ explicit PairSearch(const MatmulParams& params) : params_(params), groups_(params) {}
@@ -74,7 +74,8 @@ class PairSearch {
                  .n = at.n_tile * params_.out_tile_n,
                  .num_m = at.num_m,
                  .shared = at.shared};
-    if (at.shared == SharedOperand::kANarrow && threadIdx.x % kClusterBlocks == 1) {
+    if (at.shared == SharedOperand::kANarrow && params_.halves_narrow_tiles &&
+        threadIdx.x % kClusterBlocks == 1) {
       tile.n += params_.out_tile_n / 2;
     }
     bool is_zero = false;
@@ -99,15 +100,15 @@ class PairSearch {
 
  private:
   const MatmulParams& params_;
-  GroupSearch<kKind, TilePairs<kTileM, kHasNarrowTiles<kKind>>> groups_;
+  GroupSearch<kKind, Raster> groups_;
 };
 
 // Called by the scheduler warp, in block 0 of a cluster. A search takes about a microsecond; a warp
 // of its own runs it ahead of the producers and consumers.
-template <MatmulKind kKind>
+template <MatmulKind kKind, typename Raster = TilePairs<kTileM>>
 __device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipeline) {
   const int lane = threadIdx.x % 32;
-  PairSearch<kKind> pairs(params);
+  PairSearch<kKind, Raster> pairs(params);
   DynamicTileScheduler scheduler(params.tile_counter, blockIdx.x / kClusterBlocks,
                                  gridDim.x / kClusterBlocks);
   PipelineState<kTileSlots> slot;

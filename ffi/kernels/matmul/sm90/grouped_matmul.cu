@@ -1,4 +1,5 @@
-// Grouped matmul of 16-bit operands with TMA and wgmma, for sm_90a.
+// Gradients of grouped matmuls of 16-bit operands with TMA and wgmma, for sm_90a; other kinds are
+// in grouped_matmul_swapped.cu.
 //
 // A persistent kernel in clusters of two blocks. A cluster computes a pair of tiles of 128 x 256 at
 // a time, one per block. The two tiles share an operand, which is read once and multicast.
@@ -19,6 +20,7 @@
 #include "ffi/device/matmul/sm90/consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/producer.cuh"
+#include "ffi/device/matmul/sm90/swapped_shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/ptx/cluster.cuh"
@@ -41,7 +43,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&maps.a);
     PrefetchTensorMap(&maps.b);
-    if (kHasNarrowTiles<kKind>) PrefetchTensorMap(&maps.b_narrow);
     PrefetchTensorMap(&maps.out);
     pipeline.InitializeBarriers();
   }
@@ -52,9 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int warp = WarpUniform(threadIdx.x / 32);
     const int block_rank = WarpUniform(ClusterRank());
     if (warp == 0) {
-      const int up_offset = params.epilogue.activation.is_gated ? params.shape_n : 0;
-      RunProducer(pipeline,
-                  OperandLoader<kKind>{maps, block_rank, up_offset, params.b_column_blocks});
+      RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, params.b_column_blocks});
     } else if (warp == 1 && block_rank == 0) {
       RunScheduler<kKind>(params, pipeline);
     }
@@ -72,15 +71,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #define JAX_EP_INSTANTIATE(TYPE, KIND)                                      \
   template __global__ void GroupedMatmulSm90Kernel<TYPE, MatmulKind::KIND>( \
       const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams);
-JAX_EP_INSTANTIATE(BFloat16, kForward)
-JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
 JAX_EP_INSTANTIATE(BFloat16, kRhsGradient)
-JAX_EP_INSTANTIATE(BFloat16, kActivation)
 JAX_EP_INSTANTIATE(BFloat16, kActivationGradient)
-JAX_EP_INSTANTIATE(Float16, kForward)
-JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
 JAX_EP_INSTANTIATE(Float16, kRhsGradient)
-JAX_EP_INSTANTIATE(Float16, kActivation)
 JAX_EP_INSTANTIATE(Float16, kActivationGradient)
 #undef JAX_EP_INSTANTIATE
 
@@ -94,21 +87,10 @@ namespace {
 
 template <typename T>
 const void* KernelAddress(MatmulKind kind) {
-  switch (kind) {
-    case MatmulKind::kForward:
-      return reinterpret_cast<const void*>(GroupedMatmulSm90Kernel<T, MatmulKind::kForward>);
-    case MatmulKind::kForwardTransposed:
-      return reinterpret_cast<const void*>(
-          GroupedMatmulSm90Kernel<T, MatmulKind::kForwardTransposed>);
-    case MatmulKind::kRhsGradient:
-      return reinterpret_cast<const void*>(GroupedMatmulSm90Kernel<T, MatmulKind::kRhsGradient>);
-    case MatmulKind::kActivation:
-      return reinterpret_cast<const void*>(GroupedMatmulSm90Kernel<T, MatmulKind::kActivation>);
-    case MatmulKind::kActivationGradient:
-      return reinterpret_cast<const void*>(
-          GroupedMatmulSm90Kernel<T, MatmulKind::kActivationGradient>);
-  }
-  return nullptr;
+  return kind == MatmulKind::kRhsGradient
+             ? reinterpret_cast<const void*>(GroupedMatmulSm90Kernel<T, MatmulKind::kRhsGradient>)
+             : reinterpret_cast<const void*>(
+                   GroupedMatmulSm90Kernel<T, MatmulKind::kActivationGradient>);
 }
 
 }  // namespace
@@ -119,16 +101,17 @@ static_assert(kSm90ColumnBlock == sm90::kColumnBlock, "host and device agree");
 
 MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
   using namespace sm90;
+  if (IsSwapped(kind)) return Sm90SwappedMatmulKernel(is_bfloat16, kind);
+  const bool is_rhs_gradient = kind == MatmulKind::kRhsGradient;
   return {.address = is_bfloat16 ? KernelAddress<BFloat16>(kind) : KernelAddress<Float16>(kind),
           .threads = kThreads,
           .cluster_blocks = kClusterBlocks,
           .shared_bytes = SharedLayout::kBytes,
           .tile_m = kTileM,
           .tile_n = kTileN,
-          .a_box_rows = kind == MatmulKind::kRhsGradient ? kTileK : kWarpgroupM,
-          .b_box_rows = HasTransposedB(kind) ? kHalfN : kTileK,
-          .b_box_column_blocks = HasTransposedB(kind) ? 1 : kHalfN / kColumnBlock,
-          .b_narrow_box_rows = HasNarrowTiles(kind) ? kNarrowK : 0};
+          .a_box_rows = is_rhs_gradient ? kTileK : kWarpgroupM,
+          .b_box_rows = is_rhs_gradient ? kTileK : kHalfN,
+          .b_box_column_blocks = is_rhs_gradient ? kHalfN / kColumnBlock : 1};
 }
 
 }  // namespace jax_ep

@@ -30,7 +30,8 @@ Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMa
                               size(tensor.is_prefixes ? kPrefixRows + 1 : 1)};
   const cuuint64_t strides[] = {size(row_bytes), size(kColumnBlockBytes),
                                 size(tensor.matrix_stride * element_bytes), size(correction_bytes)};
-  const cuuint32_t box_sizes[] = {static_cast<cuuint32_t>(block_columns),
+  const int64_t box_columns = box.columns > 0 ? box.columns : block_columns;
+  const cuuint32_t box_sizes[] = {static_cast<cuuint32_t>(box_columns),
                                   static_cast<cuuint32_t>(box.rows),
                                   static_cast<cuuint32_t>(box.column_blocks), 1, 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1, 1};
@@ -40,7 +41,8 @@ Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMa
       : type == kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
       5, const_cast<void*>(tensor.base), sizes, strides, box_sizes, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      box.columns > 0 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
       box.is_narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};

@@ -41,6 +41,7 @@ struct MappedTensor {
 struct BoxShape {
   int rows;
   int column_blocks = 1;
+  int columns = 0;         // 64 bytes of columns, with the 64-byte swizzle; 0: whole column blocks
   bool is_narrow = false;  // L2 reads what a box of one column block needs, and no more
 };
 

@@ -1,0 +1,120 @@
+// Loads the k-blocks of both operands by TMA, for matmuls with swapped operands (sm_90).
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_
+
+#include "ffi/device/matmul/params.h"
+#include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/prefix_maps.cuh"
+#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/tensor_maps.h"
+#include "ffi/device/ptx/mbarrier.cuh"
+#include "ffi/device/ptx/tma.cuh"
+
+namespace jax_ep::sm90 {
+
+template <MatmulKind kKind>
+struct SwappedOperandLoader {
+  const MatmulTensorMaps& maps;
+  const MatmulParams& params;
+  const int block_rank;  // in the cluster
+
+  // Waits until the tile's rows of a may be read.
+  __device__ void WaitForRows(const Tile& /*tile*/) const {}
+
+  // Returns how many k of the tile a stage holds.
+  __device__ int StageK(const Tile& tile) const {
+    return tile.shared == SharedOperand::kANarrow ? kSwappedNarrowK : kTileK;
+  }
+
+  // Called by one thread. Announces the bytes of the stage at tile.k + k to the full barrier, and
+  // loads this block's share of it.
+  __device__ void LoadKBlock(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
+    if (tile.shared == SharedOperand::kANarrow) return LoadNarrow(tile, k, stage, full_barrier);
+    if (tile.num_m == 0) return MbarrierArrive(full_barrier);
+    const int boxes = CeilDivide(tile.num_m, kSwappedBoxRows);
+    MbarrierArriveExpectTx(full_barrier, kSwappedBBytes + boxes * kSquareBytes);
+    LoadB(tile, k, stage + kSwappedRowsBytes, full_barrier);
+    if (tile.shared == SharedOperand::kA) {
+      for (int box = block_rank; box < boxes; box += kClusterBlocks) {
+        LoadRows<true>(tile, k, box, stage + box * kSquareBytes, full_barrier);
+      }
+    } else {
+      for (int box = 0; box < boxes; ++box) {
+        LoadRows<false>(tile, k, box, stage + box * kSquareBytes, full_barrier);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kUnitBytes = kSwappedNarrowBoxRows * kSwizzleBytes;
+
+  // Both k-blocks of a stage; each block of the cluster loads the rows of one of them for both.
+  __device__ void LoadNarrow(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
+    const bool is_half = params.halves_narrow_tiles;
+    const int boxes = CeilDivide(tile.num_m, kSwappedNarrowBoxRows);
+    MbarrierArriveExpectTx(full_barrier, kClusterBlocks * boxes * kUnitBytes +
+                                             (is_half ? kSwappedBBytes : 2 * kSwappedBBytes));
+    for (int box = 0; box < boxes; ++box) {
+      TmaLoadMulticast(stage + block_rank * kSwappedNarrowRowsBytes + box * kUnitBytes,
+                       &maps.a_narrow, full_barrier,
+                       PrefixCoordinates(tile.m + tile.num_m, tile.k + k + block_rank * kTileK,
+                                         tile.m + box * kSwappedNarrowBoxRows),
+                       (1 << kClusterBlocks) - 1);
+    }
+    const uint32_t to = stage + kClusterBlocks * kSwappedNarrowRowsBytes;
+    if (is_half) {
+      LoadSquare(&maps.b_narrow, tile.n, tile, k, to, full_barrier);
+      LoadSquare(&maps.b_narrow, tile.n, tile, k + kTileK, to + kSquareBytes, full_barrier);
+    } else {
+      LoadSquares(&maps.b_narrow, tile, k, to, full_barrier);
+      LoadSquares(&maps.b_narrow, tile, k + kTileK, to + kSwappedBBytes, full_barrier);
+    }
+  }
+
+  // Loads 64 rows. Those past the group's end are zeros.
+  template <bool kMulticast>
+  __device__ void LoadRows(const Tile& tile, int k, int box, uint32_t to,
+                           uint32_t full_barrier) const {
+    const TmaCoordinates at =
+        PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + box * kSwappedBoxRows);
+    if constexpr (kMulticast) {
+      TmaLoadMulticast(to, &maps.a, full_barrier, at, (1 << kClusterBlocks) - 1);
+    } else {
+      TmaLoad(to, &maps.a, full_barrier, at);
+    }
+  }
+
+  // Loads 128 columns, 64 for each consumer warpgroup: in a gated activation the second one has the
+  // up columns of the first one's gate columns.
+  __device__ void LoadB(const Tile& tile, int k, uint32_t to, uint32_t full_barrier) const {
+    if constexpr (kHasTransposedB<kKind>) {
+      TmaLoad(to, &maps.b, full_barrier, {tile.k + k, tile.n, 0, tile.group});
+    } else if (!kIsActivation<kKind> && params.b_column_blocks > 1) {
+      TmaLoad(to, &maps.b, full_barrier, {0, tile.k + k, tile.n / kColumnBlock, tile.group});
+    } else {
+      LoadSquares(&maps.b, tile, k, to, full_barrier);
+    }
+  }
+
+  __device__ void LoadSquares(const CUtensorMap* map, const Tile& tile, int k, uint32_t to,
+                              uint32_t full_barrier) const {
+    const bool is_gated = kIsActivation<kKind> && params.epilogue.activation.is_gated;
+    const int second = tile.n + (is_gated ? params.shape_n : kColumnBlock);
+    LoadSquare(map, tile.n, tile, k, to, full_barrier);
+    LoadSquare(map, second, tile, k, to + kSquareBytes, full_barrier);
+  }
+
+  // Loads 64 columns.
+  __device__ void LoadSquare(const CUtensorMap* map, int n, const Tile& tile, int k, uint32_t to,
+                             uint32_t full_barrier) const {
+    if constexpr (kHasTransposedB<kKind>) {
+      TmaLoad(to, map, full_barrier, {tile.k + k, n, 0, tile.group});
+    } else {
+      TmaLoad(to, map, full_barrier, {n, tile.k + k, 0, tile.group});
+    }
+  }
+};
+
+}  // namespace jax_ep::sm90
+
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_

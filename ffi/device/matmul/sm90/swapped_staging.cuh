@@ -1,0 +1,113 @@
+// Staging buffer of matmuls with swapped operands (sm_90): results on their way from the registers
+// of all consumer warps, which have 16 columns of every row, to warps that store 16 rows.
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
+
+#include "ffi/device/matmul/sm90/epilogue_staging.cuh"
+#include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/ptx/mbarrier.cuh"
+
+namespace jax_ep::sm90 {
+
+// The buffer has 128 rows of 128 columns in 16 bits, in two halves of 64 columns: one half per
+// consumer warpgroup. Warps go through it in rounds, all of them in the same ones:
+//
+//   Fill             puts this warp's 16 columns of all rows there, once the round before has ended
+//   Publish          tells the other warps; may come later than Fill, where its fence costs less
+//   WaitUntilStaged  waits for the columns of all warps; then the warp has 16 rows, in two boxes
+//   Store            stores boxes
+//   EndRound         waits until TMA has read the warp's boxes
+//
+// All functions are called by whole warps. A slice or more lies between the steps of a round, so
+// that no warp waits long for the others.
+class SwappedStaging {
+ public:
+  __device__ SwappedStaging(const Pipeline& pipeline, int consumer_warp)
+      : staged_(pipeline.StagedBarrier()), stored_(pipeline.StoredBarrier()) {
+    const uint32_t base = pipeline.Staging(0);
+    const int lane = threadIdx.x % 32;
+    // stmatrix: four words of a lane are 16 rows of two vectors of 8 columns. The XOR puts 8 rows
+    // of a vector into 8 different bank columns.
+    const int vector = consumer_warp % kWarpgroupWarps * 2 + lane / 8 % 2;
+    columns_ = base + consumer_warp / kWarpgroupWarps * kHalfBytes +
+               (lane / 16 * 8 + lane % 8) * kSwizzleBytes + (vector ^ lane % 8) * 16;
+    rows_ = base + consumer_warp * kStagingBoxBytes;
+    // ldmatrix and stmatrix of 16 rows, two vectors at a time
+    first_vector_ = lane % 16 * kSwizzleBytes + (lane / 16 ^ lane % 8) * 16;
+  }
+
+  // Word 2 * j + h of lane l is rows 8 * j + 2 * (l % 4) and the next, column 8 * h + l / 4.
+  __device__ void Fill(const uint32_t (&words)[kStagingWords], bool has_columns = true) const {
+    MbarrierWait(stored_, parity_ ^ 1);
+    if (has_columns) {
+#pragma unroll
+      for (int i = 0; i < kStagingWords; i += 4) {
+        const uint32_t some[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+        StMatrixTransposed(columns_ + i / 4 * 16 * kSwizzleBytes, some);
+      }
+    }
+  }
+
+  __device__ void Publish() const {
+    FenceProxyAsyncShared();
+    __syncwarp();
+    if (ElectOne()) MbarrierArrive(staged_);
+    __syncwarp();
+  }
+
+  __device__ void WaitUntilStaged() const { MbarrierWait(staged_, parity_); }
+
+  // Read and write four words of this lane, in the order of MMA accumulators: word 2 * j + h of
+  // lane l is row 8 * h + l / 4, columns 8 * j + 2 * (l % 4) and the next. The second box has the
+  // words from kBoxWords on.
+  __device__ void ReadWords(uint32_t first, uint32_t (&words)[4]) const {
+    LdMatrix<false>(WordsAddress(first), words);
+  }
+  __device__ void WriteWords(uint32_t first, const uint32_t (&words)[4]) const {
+    StMatrix(WordsAddress(first), words);
+  }
+
+  // Stores boxes to memory, side by side from `at` on. TMA skips what lies outside of the tensor.
+  __device__ void Store(const void* tensor_map, TmaCoordinates at, int num_boxes = kStagingBoxes,
+                        int first_box = 0) const {
+    FenceProxyAsyncShared();
+    __syncwarp();
+    if (ElectOne()) {
+#pragma unroll 1
+      for (int i = 0; i < num_boxes; ++i) {
+        TmaStore(tensor_map, rows_ + (first_box + i) * kHalfBytes, at);
+        at.column += kColumnBlock;
+      }
+      BulkCommitGroup();
+    }
+    __syncwarp();
+  }
+
+  __device__ void EndRound() {
+    if (ElectOne()) {
+      BulkWaitGroupRead<0>();
+      MbarrierArrive(stored_);
+    }
+    __syncwarp();
+    parity_ ^= 1;
+  }
+
+ private:
+  static constexpr uint32_t kHalfBytes = kConsumerWarps * kStagingBoxBytes;
+
+  __device__ uint32_t WordsAddress(uint32_t first) const {
+    return rows_ + first / kBoxWords * kHalfBytes + (first_vector_ ^ first % kBoxWords / 2 * 16);
+  }
+
+  const uint32_t staged_;
+  const uint32_t stored_;
+  uint32_t columns_;
+  uint32_t rows_;
+  uint32_t first_vector_;
+  uint32_t parity_ = 0;
+};
+
+}  // namespace jax_ep::sm90
+
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
