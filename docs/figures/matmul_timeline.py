@@ -1,4 +1,4 @@
-"""The timeline of the sm_90a grouped matmul: a tile with eight k-blocks, and its neighbors."""
+"""The timeline of the sm_90a grouped matmul: a weight gradient's tile and its neighbors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw() -> Figure:
         Lane(EPILOGUE, "of both warpgroups", 9.5, height=4.6),
     ]
     t = Timeline(
-        "grouped matmul on sm_90a: tile i with 8 k-blocks, in one block of a cluster",
+        "grouped matmul on sm_90a, weight gradient: tile i with 8 k-blocks, in one block",
         lanes,
         height=5.5,
         rows=61.0,
