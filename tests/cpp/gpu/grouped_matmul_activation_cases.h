@@ -107,6 +107,36 @@ inline FusedCase MakeSmallCase(uint64_t seed, int i) {
           .seed = seed};
 }
 
+// Returns cases with tiles of every height, in an odd and in an even number of columns of them, and
+// with rows past the last group.
+inline std::vector<FusedCase> MakeHeightCases(uint64_t seed, bool is_small) {
+  const Pattern every = {"every size", is_small ? std::vector{1, 65, 257} : EverySize(300)};
+  const Pattern several = {"several tiles", is_small ? std::vector{530} : SizesOfSeveralTiles()};
+  std::vector<FusedCase> cases;
+  for (int64_t f : {72, 136}) {  // an activation's tile has 64 or 128 columns
+    const bool has_options = f == 136;
+    cases.push_back({.m = Sum(every.sizes) + 70,
+                     .k = 72,
+                     .f = f,
+                     .pattern = every,
+                     .keeps = has_options,
+                     .has_weights = has_options,
+                     .has_bias = has_options,
+                     .seed = seed});
+    // Enough k-blocks for most slices of the previous tile's epilogue.
+    cases.push_back({.m = Sum(several.sizes) + 20,
+                     .k = is_small ? 72 : 520,
+                     .f = f,
+                     .pattern = several,
+                     .keeps = !has_options,
+                     .has_weights = !has_options,
+                     .has_bias = !has_options,
+                     .num_sms = 8,
+                     .seed = seed});
+  }
+  return cases;
+}
+
 }  // namespace harness
 
 #endif  // JAX_EP_TESTS_CPP_GPU_GROUPED_MATMUL_ACTIVATION_CASES_H_

@@ -4,7 +4,7 @@
 //   grouped_matmul_activation_test [MODE [CASES [SEED]]]
 //
 //   check   every check (the default). CASES of each kind, of two launches each; 44 have all shapes
-//   small   39 small launches, each buffer an allocation of its own: for compute-sanitizer
+//   small   51 small launches, each buffer an allocation of its own: for compute-sanitizer
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -19,7 +19,8 @@ int failures = 0;
 
 // Runs a case twice, without the options that its kind lacks. The second launch has other numbers
 // and the same counter, which the first must have reset to zero.
-void CheckKind(const FusedKind& kind, const std::vector<FusedCase>& cases, int launches) {
+void CheckKind(const FusedKind& kind, const std::vector<FusedCase>& cases, int launches,
+               const char* what = "") {
   FusedRunner runner(kind);
   Tally total;
   int failed = 0;
@@ -34,8 +35,8 @@ void CheckKind(const FusedKind& kind, const std::vector<FusedCase>& cases, int l
                   static_cast<long long>(tally.wrong), tally.problem.c_str());
     }
   }
-  std::printf("%s %s: %d of %zu launches; of %lld numbers %.1f %% were known to the bit\n",
-              failed == 0 ? "PASS" : "FAIL", kind.Name().c_str(),
+  std::printf("%s %s%s: %d of %zu launches; of %lld numbers %.1f %% were known to the bit\n",
+              failed == 0 ? "PASS" : "FAIL", kind.Name().c_str(), what,
               static_cast<int>(cases.size()) * launches - failed, cases.size() * launches,
               static_cast<long long>(total.numbers),
               100.0 * static_cast<double>(total.certain) /
@@ -66,6 +67,11 @@ int Main(const std::string& mode, int num_cases, uint64_t seed) {
       cases.push_back(is_small ? MakeSmallCase(case_seed, index) : MakeCase(case_seed, i));
     }
     CheckKind(kind, cases, is_small ? 1 : 2);
+  }
+  for (const FusedKind& kind : {FusedKind{false, Activation::kSwiglu, kBF16},
+                                {false, Activation::kSilu, kF16},
+                                {false, Activation::kNone, kBF16}}) {
+    CheckKind(kind, MakeHeightCases(seed << 32 | 1, is_small), 1, " every height");
   }
   std::printf("%s grouped_matmul_activation_test: %s\n", failures == 0 ? "PASS" : "FAIL",
               mode.c_str());

@@ -10,7 +10,6 @@
 //
 // Needs 12 GB of free memory for check and 20 GB for time.
 #include <cstdlib>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -199,7 +198,7 @@ void CheckUneven() {
   // More k-blocks than stages, and pairs in which one tile has a half, or nothing.
   std::vector<int32_t> uneven;
   for (int i = 0; i < 60; ++i) uneven.push_back(i % 2 ? 1 + i * 29 % 64 : 65 + i * 97 % 256);
-  const int64_t rows = std::accumulate(uneven.begin(), uneven.end(), int64_t{0});
+  const int64_t rows = Sum(uneven);
   CheckCase("uneven", Sampled(kForward, rows, 2304, 1288, uneven));
   for (const Kind& kind : {kRhsGradient, kAccumulation}) {
     CheckCase("uneven gradient", Sampled(kind, rows, 576, 1200, uneven));
@@ -209,21 +208,86 @@ void CheckUneven() {
                                      {1000, 17, 530, 1333, 64, 70, 1025, 511, 1, 0, 900}));
 }
 
+// Kinds for tiles whose rows are any number: both operations, results of 16 and of 32 bits.
+const Kind kTileKinds[] = {
+    kForward, kTransposed, {false, false, kF16, kF16, kF32}, {false, true, kF16, kF16, kF32}};
+
+// Tiles of every height, in an odd and in an even number of columns of them, and rows past the last
+// group.
+void CheckHeights(bool is_small) {
+  const std::vector<int32_t> every =
+      is_small ? std::vector{1, 17, 64, 65, 200, 257} : EverySize(300);
+  const std::vector<int32_t> several = is_small ? std::vector{530} : SizesOfSeveralTiles();
+  for (const Kind& kind : kTileKinds) {
+    for (int64_t n : {264, 392}) {  // three columns of tiles, four
+      CheckCase("every height",
+                {.kind = kind, .m = Sum(every) + 70, .k = 136, .n = n, .sizes = every});
+      CheckCase("several tiles",
+                {.kind = kind, .m = Sum(several) + 20, .k = 136, .n = n, .sizes = several});
+    }
+  }
+}
+
+// Few tiles of few rows: the launch halves them if the halves occupy more SMs. One cluster is too
+// few, and has to compute the same bits.
+void CheckHalfTiles(bool is_small) {
+  int cases = 0;
+  int failed = 0;
+  const auto check = [&](const Case& c) {
+    ++cases;
+    Runner runner(c);
+    Outcome outcome = runner.Run();
+    const std::vector<uint8_t> bits = runner.Result();
+    runner.SetNumSms(2);
+    runner.ClearOut();
+    if (!runner.Launch().ok() || runner.Result() != bits) outcome.problem += " other bits";
+    if (outcome.problem.empty() || failed++ >= 3) return;
+    std::printf("  %s: %s\n", Describe(c, "half tiles").c_str(), outcome.problem.c_str());
+  };
+  const std::vector<int64_t> columns =
+      is_small ? std::vector<int64_t>{136} : std::vector<int64_t>{8, 64, 128, 136, 200, 264, 1024};
+  const std::vector<int64_t> contracted =  // a stage has 128 k
+      is_small ? std::vector<int64_t>{72} : std::vector<int64_t>{64, 136, 1288};
+  for (const Kind& kind : kTileKinds) {
+    for (int64_t n : columns) {
+      for (int64_t k : contracted) {
+        for (int32_t rows = 1; rows <= 64; rows += is_small ? 40 : 7) {
+          check({.kind = kind, .m = 70, .k = k, .n = n, .sizes = {rows, 65 - rows}});
+        }
+      }
+    }
+    // Half tiles after whole ones in the same clusters, and more k-blocks than stages: the second
+    // consumer warpgroup, which has nothing to multiply, still has results of the whole ones. A
+    // deadlock shows in any launch.
+    check({.kind = kind, .m = 700, .k = 1288, .n = 128, .sizes = {600, 16}, .num_sms = 4});
+    if (is_small) continue;
+    for (int32_t rows : {600, 1000, 1537}) {
+      check({.kind = kind, .m = 1700, .k = 2312, .n = 512, .sizes = {rows, 16}, .num_sms = 16});
+      check({.kind = kind, .m = 1700, .k = 2312, .n = 512, .sizes = {16, rows}, .num_sms = 16});
+    }
+  }
+  Report(failed == 0, "half tiles", std::to_string(cases) + " cases");
+}
+
 // Some 10^8 tiles of one or two k-blocks, to find rare races between warps of a cluster. A deadlock
 // shows in any launch; a wrong result shows in the last launch of a round.
 void CheckManyTiles() {
   std::vector<int32_t> sizes;
   for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
-  const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  Runner runner(Sampled(kRhsGradient, rows, 2304, 2048, sizes));
-  Outcome outcome;
-  for (int round = 0; round < 20 && outcome.ok; ++round) {
-    runner.ClearOut();
-    jax_ep::Status status;
-    for (int i = 0; i < 500 && status.ok(); ++i) status = runner.Launch();
-    outcome = status.ok() ? runner.Check() : Outcome{.ok = false, .problem = status.message};
+  const int64_t rows = Sum(sizes);
+  for (const Case& c :
+       {Sampled(kRhsGradient, rows, 2304, 2048, sizes), Sampled(kForward, rows, 128, 2048, sizes),
+        Sampled(kTransposed, rows, 72, 4104, sizes)}) {
+    Runner runner(c);
+    Outcome outcome;
+    for (int round = 0; round < 20 && outcome.ok; ++round) {
+      runner.ClearOut();
+      jax_ep::Status status;
+      for (int i = 0; i < 500 && status.ok(); ++i) status = runner.Launch();
+      outcome = status.ok() ? runner.Check() : Outcome{.ok = false, .problem = status.message};
+    }
+    Report(outcome.ok, "many short tiles of " + c.kind.Name(), outcome.problem);
   }
-  Report(outcome.ok, "many short tiles", outcome.problem);
 }
 
 // More than 2^31 elements, and 4 times as many bytes, in every operand and result; then rows of
@@ -248,18 +312,21 @@ void CheckLarge() {
 
 int Main(const std::string& mode, int every) {
   const bool checks = mode == "check" || mode == "all";
-  if (!checks && mode != "small" && mode != "time") {
+  const bool is_small = mode == "small";
+  if (!checks && !is_small && mode != "time") {
     std::printf("FAIL there is no mode %s; expected check, small, time or all\n", mode.c_str());
     return 1;
   }
   if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
     Report(false, "loading", status.message);
-  } else if (mode == "small") {
+  } else if (is_small) {
     GuardedBuffer::exact = true;
     CheckPatterns(
         {{200, 72, 264, false}, {90, 72, 264, false}, {130, 33, 35, false}, {70, 40, 48, true}},
         {3}, std::max(every, 4));
     CheckEmptyShapes();
+    CheckHeights(is_small);
+    CheckHalfTiles(is_small);
   } else if (checks) {
     // Multiples of 16 bytes, with few and with many rows per group, an odd and an even number of
     // tiles both ways, the last a half or more; whole tiles; nothing even; single elements;
@@ -281,6 +348,8 @@ int Main(const std::string& mode, int every) {
     CheckDeterminism(300, 136, 272);
     CheckGraph();
     CheckUneven();
+    CheckHeights(is_small);
+    CheckHalfTiles(is_small);
     CheckManyTiles();
     CheckLarge();
   }

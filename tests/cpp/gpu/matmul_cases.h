@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,22 @@ inline std::vector<Pattern> Patterns(int64_t rows, int groups) {
   };
   for (size_t i = 0; i < patterns[11].sizes.size(); i += 3) patterns[11].sizes[i] = -7 - int(i);
   return patterns;
+}
+
+// Returns sizes for which tiles have every height: every size up to `most`.
+inline std::vector<int32_t> EverySize(int32_t most) {
+  std::vector<int32_t> sizes;
+  for (int32_t size = 1; size <= most; ++size) sizes.push_back(size);
+  return sizes;
+}
+
+// Returns sizes around multiples of the tiles' rows, which are 256 at most.
+inline std::vector<int32_t> SizesOfSeveralTiles() {
+  return {257, 264, 300, 511, 512, 513, 530, 600, 768, 769, 1000, 1025, 2100};
+}
+
+inline int64_t Sum(const std::vector<int32_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
 // The rows of each group, by the definition.

@@ -80,29 +80,6 @@ void TestOrder() {
   }
 }
 
-// A result of up to 64 rows has a pair of narrow tiles per column of tiles. Others have the same
-// pairs as without narrow tiles.
-void TestNarrow() {
-  for (int32_t rows : {0, 1, 63, 64, 65, 128, 129, 448}) {
-    for (int32_t tiles_n = 1; tiles_n <= 5; ++tiles_n) {
-      const TilePairs<kTileM, true> pairs = {rows, tiles_n};
-      const Pairs whole = {rows, tiles_n};
-      const bool is_narrow = 0 < rows && rows <= kHalfM;
-      CHECK(pairs.Count() == (is_narrow ? tiles_n : whole.Count()));
-      for (int64_t i = 0; i < pairs.Count(); ++i) {
-        for (int rank = 0; rank < 2; ++rank) {
-          const PairedTile tile = pairs.At(i, rank);
-          const PairedTile expected =
-              is_narrow ? PairedTile{SharedOperand::kANarrow, 0, static_cast<int32_t>(i), rows}
-                        : whole.At(i, rank);
-          CHECK(tile.shared == expected.shared && tile.n_tile == expected.n_tile);
-          CHECK(tile.m == expected.m && tile.num_m == expected.num_m);
-        }
-      }
-    }
-  }
-}
-
 // The most rows and columns that the kernels take.
 void TestLarge() {
   const Pairs pairs = {1 << 30, (1 << 29) / 128};
@@ -120,7 +97,6 @@ void TestLarge() {
 int main() {
   jax_ep::TestAllOnce();
   jax_ep::TestOrder();
-  jax_ep::TestNarrow();
   jax_ep::TestLarge();
   return jax_ep::testing::Finish();
 }

@@ -118,16 +118,20 @@ class SwappedConsumer {
     }
   }
 
-  // Releases the stages of a tile of which this warp has nothing to multiply.
-  __device__ void PassTile(const Tile& tile) {
+  // Releases the stages of a tile of which this warp has nothing to multiply. It still has results
+  // of the tile before, which the other warpgroup may wait for.
+  __device__ __forceinline__ void PassTile(const Tile& tile) {
     const int stage_k = tile.shared == SharedOperand::kANarrow ? kSwappedNarrowK : kTileK;
+    const int stages = CeilDivide(tile.num_k, stage_k);
 #pragma unroll 1
-    for (int k = 0; k < tile.num_k; k += stage_k) {
+    for (int k_block = 0; k_block < stages; ++k_block) {
+      if (tile.num_m > 0) epilogue_.LoadSlice(k_block);
       if (!is_full_) pipeline_.ConsumerWait(state_);
       is_full_ = false;
       __syncwarp();
       Release(state_.index);
       state_.Advance();
+      if (tile.num_m > 0) epilogue_.RunSlice(k_block);
     }
   }
 
