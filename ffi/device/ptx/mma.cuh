@@ -33,10 +33,10 @@ __device__ inline void StMatrix(uint32_t address, const uint32_t (&matrices)[4])
 
 // The same for the transposes of the matrices.
 __device__ inline void StMatrixTransposed(uint32_t address, const uint32_t (&matrices)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+      : "memory");
 }
 
 // accumulators[16x8] += a[16x16] * b[16x8]. With g = lane / 4 and t = 2 * (lane % 4), a lane holds

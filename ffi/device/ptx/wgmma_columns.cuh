@@ -73,36 +73,41 @@ __device__ void WgmmaFewColumns(float (&accumulators)[128], uint32_t a, uint32_t
   JAX_EP_WGMMA_ONE(NAME, COLUMNS, A, B, "%133", "2", "always") \
   JAX_EP_WGMMA_ONE(NAME, COLUMNS, A, B, "%134", "4", "always") \
   JAX_EP_WGMMA_ONE(NAME, COLUMNS, A, B, "%135", "6", "always")
-#define JAX_EP_WGMMA_CASE(NAME, COLUMNS)                             \
-  "ONE" #COLUMNS ":\nwgmma.fence.sync.aligned;\n" JAX_EP_WGMMA_FOUR( \
-      NAME, COLUMNS, "%128", "%129",                                 \
-      "accumulate") "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
-#define JAX_EP_WGMMA_TWO_CASE(NAME, COLUMNS) \
-  "TWO" #COLUMNS ":\nwgmma.fence.sync.aligned;\n"                  \
-  JAX_EP_WGMMA_FOUR(NAME, COLUMNS, "%128", "%129", "accumulate")   \
-  "add.u32 second_a, %128, %136;\nadd.u32 second_b, %129, %137;\n" \
-  JAX_EP_WGMMA_FOUR(NAME, COLUMNS, "second_a", "second_b", "always") \
+// clang-format off: it changes these lists anew each time
+#define JAX_EP_WGMMA_CASE(NAME, COLUMNS)                                   \
+  "ONE" #COLUMNS ":\nwgmma.fence.sync.aligned;\n"                          \
+  JAX_EP_WGMMA_FOUR(NAME, COLUMNS, "%128", "%129", "accumulate")           \
   "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
-#define JAX_EP_WGMMA_CASES(NAME)                                                                   \
-  JAX_EP_WGMMA_CASE(NAME, 8)                                                                       \
-  JAX_EP_WGMMA_CASE(NAME, 16) JAX_EP_WGMMA_CASE(NAME, 24) JAX_EP_WGMMA_CASE(NAME, 32)              \
-      JAX_EP_WGMMA_CASE(NAME, 40) JAX_EP_WGMMA_CASE(NAME, 48) JAX_EP_WGMMA_CASE(NAME, 56)          \
-          JAX_EP_WGMMA_CASE(NAME, 64) JAX_EP_WGMMA_CASE(NAME, 72) JAX_EP_WGMMA_CASE(NAME, 80)      \
-              JAX_EP_WGMMA_CASE(NAME, 88) JAX_EP_WGMMA_CASE(NAME, 96) JAX_EP_WGMMA_CASE(NAME, 104) \
-                  JAX_EP_WGMMA_CASE(NAME, 112) JAX_EP_WGMMA_CASE(NAME, 120) JAX_EP_WGMMA_CASE(     \
-                      NAME, 128) JAX_EP_WGMMA_CASE(NAME, 136) JAX_EP_WGMMA_CASE(NAME, 144)         \
-                      JAX_EP_WGMMA_CASE(NAME, 152) JAX_EP_WGMMA_CASE(NAME, 160) JAX_EP_WGMMA_CASE( \
-                          NAME, 168) JAX_EP_WGMMA_CASE(NAME, 176) JAX_EP_WGMMA_CASE(NAME, 184)     \
-                          JAX_EP_WGMMA_CASE(NAME, 192) JAX_EP_WGMMA_CASE(NAME, 200)                \
-                              JAX_EP_WGMMA_CASE(NAME, 208) JAX_EP_WGMMA_CASE(NAME, 216)            \
-                                  JAX_EP_WGMMA_CASE(NAME, 224) JAX_EP_WGMMA_CASE(NAME, 232)        \
-                                      JAX_EP_WGMMA_CASE(NAME, 240) JAX_EP_WGMMA_CASE(NAME, 248)    \
-                                          JAX_EP_WGMMA_CASE(NAME, 256)
-#define JAX_EP_WGMMA_TWO_CASES(NAME)                                                              \
-  JAX_EP_WGMMA_TWO_CASE(NAME, 8)                                                                  \
-  JAX_EP_WGMMA_TWO_CASE(NAME, 16) JAX_EP_WGMMA_TWO_CASE(NAME, 24) JAX_EP_WGMMA_TWO_CASE(NAME, 32) \
-      JAX_EP_WGMMA_TWO_CASE(NAME, 40) JAX_EP_WGMMA_TWO_CASE(NAME, 48)                             \
-          JAX_EP_WGMMA_TWO_CASE(NAME, 56) JAX_EP_WGMMA_TWO_CASE(NAME, 64)
+#define JAX_EP_WGMMA_TWO_CASE(NAME, COLUMNS)                               \
+  "TWO" #COLUMNS ":\nwgmma.fence.sync.aligned;\n"                          \
+  JAX_EP_WGMMA_FOUR(NAME, COLUMNS, "%128", "%129", "accumulate")           \
+  "add.u32 second_a, %128, %136;\nadd.u32 second_b, %129, %137;\n"         \
+  JAX_EP_WGMMA_FOUR(NAME, COLUMNS, "second_a", "second_b", "always")       \
+  "wgmma.commit_group.sync.aligned;\nbra.uni DONE;\n"
+#define JAX_EP_WGMMA_CASES(NAME)                                           \
+  JAX_EP_WGMMA_CASE(NAME, 8) JAX_EP_WGMMA_CASE(NAME, 16)                   \
+  JAX_EP_WGMMA_CASE(NAME, 24) JAX_EP_WGMMA_CASE(NAME, 32)                  \
+  JAX_EP_WGMMA_CASE(NAME, 40) JAX_EP_WGMMA_CASE(NAME, 48)                  \
+  JAX_EP_WGMMA_CASE(NAME, 56) JAX_EP_WGMMA_CASE(NAME, 64)                  \
+  JAX_EP_WGMMA_CASE(NAME, 72) JAX_EP_WGMMA_CASE(NAME, 80)                  \
+  JAX_EP_WGMMA_CASE(NAME, 88) JAX_EP_WGMMA_CASE(NAME, 96)                  \
+  JAX_EP_WGMMA_CASE(NAME, 104) JAX_EP_WGMMA_CASE(NAME, 112)                \
+  JAX_EP_WGMMA_CASE(NAME, 120) JAX_EP_WGMMA_CASE(NAME, 128)                \
+  JAX_EP_WGMMA_CASE(NAME, 136) JAX_EP_WGMMA_CASE(NAME, 144)                \
+  JAX_EP_WGMMA_CASE(NAME, 152) JAX_EP_WGMMA_CASE(NAME, 160)                \
+  JAX_EP_WGMMA_CASE(NAME, 168) JAX_EP_WGMMA_CASE(NAME, 176)                \
+  JAX_EP_WGMMA_CASE(NAME, 184) JAX_EP_WGMMA_CASE(NAME, 192)                \
+  JAX_EP_WGMMA_CASE(NAME, 200) JAX_EP_WGMMA_CASE(NAME, 208)                \
+  JAX_EP_WGMMA_CASE(NAME, 216) JAX_EP_WGMMA_CASE(NAME, 224)                \
+  JAX_EP_WGMMA_CASE(NAME, 232) JAX_EP_WGMMA_CASE(NAME, 240)                \
+  JAX_EP_WGMMA_CASE(NAME, 248) JAX_EP_WGMMA_CASE(NAME, 256)
+#define JAX_EP_WGMMA_TWO_CASES(NAME)                                       \
+  JAX_EP_WGMMA_TWO_CASE(NAME, 8) JAX_EP_WGMMA_TWO_CASE(NAME, 16)           \
+  JAX_EP_WGMMA_TWO_CASE(NAME, 24) JAX_EP_WGMMA_TWO_CASE(NAME, 32)          \
+  JAX_EP_WGMMA_TWO_CASE(NAME, 40) JAX_EP_WGMMA_TWO_CASE(NAME, 48)          \
+  JAX_EP_WGMMA_TWO_CASE(NAME, 56) JAX_EP_WGMMA_TWO_CASE(NAME, 64)
+// clang-format on
+
 #define JAX_EP_WGMMA_BEGIN                                             \
   "{\n.reg .pred accumulate, always;\n.reg .b32 second_a, second_b;\n" \
   "setp.ne.b32 accumulate, %130, 0;\nsetp.eq.b32 always, 0, 0;\n"

@@ -49,7 +49,7 @@ class SwappedActivationEpilogue {
     at_.m += warp_ * kWarpM;
     at_.num_m -= warp_ * kWarpM;
     weights_.Load(epilogue_.row_weights, at_);
-    halves_left_ = at.num_m > kSwappedStagedRows ? 2 : 1;
+    halves_left_ = at.num_m > kSwappedBufferRows ? 2 : 1;
     slice_ = FirstSlice();
     is_published_ = false;
   }
@@ -121,8 +121,8 @@ class SwappedActivationEpilogue {
         staging_.Fill(kept_);
         staging_.Publish();
         delay_ = 1;
-        at_.m += kSwappedStagedRows;
-        at_.num_m -= kSwappedStagedRows;
+        at_.m += kSwappedBufferRows;
+        at_.num_m -= kSwappedBufferRows;
         weights_.Load(epilogue_.row_weights, at_);
         --halves_left_;
         slice_ = FirstSlice();

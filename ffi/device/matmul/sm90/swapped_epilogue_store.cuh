@@ -45,7 +45,7 @@ class SwappedStoreEpilogue {
       kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
     }
     step_ = 0;
-    num_steps_ = at.num_m > kSwappedStagedRows ? 6 : 3;
+    num_steps_ = at.num_m > kSwappedBufferRows ? 6 : 3;
   }
 
   __device__ void LoadSlice(int /*k_block*/) const {}
@@ -75,8 +75,8 @@ class SwappedStoreEpilogue {
     } else if (step_ == 3) {
       staging_.Fill(kept_);
       staging_.Publish();
-      at_.m += kSwappedStagedRows;
-      at_.num_m -= kSwappedStagedRows;
+      at_.m += kSwappedBufferRows;
+      at_.num_m -= kSwappedBufferRows;
     } else if (step_ == 1 || step_ == 4) {
       staging_.WaitUntilStaged();
       if (at_.num_m > 0) staging_.Store(map_, PrefixBox(at_), num_boxes_);

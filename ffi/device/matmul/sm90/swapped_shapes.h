@@ -34,7 +34,7 @@ static_assert(2 * (kSwappedNarrowRowsBytes + kSwappedBBytes) <= kStageBytes,
 
 // The staging buffer holds so many rows of a tile in 16 bits, and of a warp's 16 columns in
 // float32.
-inline constexpr int kSwappedStagedRows = kConsumerWarps * kWarpM;
+inline constexpr int kSwappedBufferRows = kConsumerWarps * kWarpM;
 inline constexpr int kSwappedFloat32Rows = kWarpStagingBytes / (kWarpM * 4);
 
 }  // namespace jax_ep::sm90

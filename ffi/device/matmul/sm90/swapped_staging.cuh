@@ -1,5 +1,5 @@
-// Staging buffer of matmuls with swapped operands (sm_90): results on their way from the registers
-// of all consumer warps, which have 16 columns of every row, to warps that store 16 rows.
+// Staging buffer of matmuls with swapped operands (sm_90): takes results from the registers of all
+// consumer warps, which have 16 columns of every row, to warps that store 16 rows.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
 

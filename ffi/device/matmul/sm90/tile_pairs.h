@@ -13,7 +13,7 @@ enum class SharedOperand : int32_t {
   kB,        // the tiles have the same columns and different rows; the second may have no rows
   kA,        // the tiles have the same rows and adjacent columns
   kANarrow,  // the same, and the tiles are narrow
-  kNone      // the second tile may have no rows
+  kNone      // the tiles share nothing
 };
 
 struct PairedTile {
