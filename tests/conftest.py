@@ -23,10 +23,10 @@ collect_ignore = [str(path) for path in tier.FOLDER.glob("*/*_test.py") if path 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test is a failure")
     parser.addoption(
-        "--third-of-cases",
+        "--sixth-of-cases",
         type=int,
-        choices=(0, 1, 2),
-        help="of the slow tests of operations, which repeat quick ones, runs this third only",
+        choices=range(6),
+        help="of the slow tests that repeat quick ones, runs this sixth only",
     )
 
 
@@ -34,18 +34,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out tests that `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers. Marks slow tests.
 
-    Nodes' names choose thirds, so that every worker of pytest-xdist chooses the same.
+    Nodes' names choose sixths, so that every worker of pytest-xdist chooses the same.
     """
     of_tier, others = [], []
-    third = config.option.third_of_cases
+    sixth = config.option.sixth_of_cases
     for item in items:
         parts = getattr(item, "function", None), getattr(item, "cls", None)
         name = item.nodeid.removeprefix("tests/")
         is_chosen = tier.is_collected(*parts)
         if tier.slow_pattern(name):
             item.add_marker("slow")
-            if third is not None and name.startswith("operations/"):
-                is_chosen = is_chosen and zlib.crc32(name.encode()) % 3 == third
+            if sixth is not None and name.startswith(("operations/", "transformations/")):
+                is_chosen = is_chosen and zlib.crc32(name.encode()) % 6 == sixth
         (of_tier if is_chosen else others).append(item)
     if others:
         items[:] = of_tier
