@@ -23,10 +23,9 @@
 #include "ffi/device/matmul/sm90/swapped_shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/matmul/sm90/tile_scheduler.cuh"
-#include "ffi/device/ptx/cluster.cuh"
+#include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
-#include "ffi/device/ptx/wgmma.cuh"
 #include "ffi/kernels/matmul/kernels.h"
 
 namespace jax_ep::sm90 {
@@ -40,29 +39,18 @@ __global__ void __launch_bounds__(kThreads, 1)
                             const __grid_constant__ MatmulParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
-  if (threadIdx.x == 0) {
-    PrefetchTensorMap(&maps.a);
-    PrefetchTensorMap(&maps.b);
-    PrefetchTensorMap(&maps.out);
-    pipeline.InitializeBarriers();
-  }
-  __syncwarp();
-  ClusterBarrier();
-  if (threadIdx.x < kWarpgroupThreads) {
-    WarpgroupRegisterDealloc<kProducerRegisters>();
-    const int warp = WarpUniform(threadIdx.x / 32);
-    const int block_rank = WarpUniform(ClusterRank());
-    if (warp == 0) {
-      RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, params.b_column_blocks});
-    } else if (warp == 1 && block_rank == 0) {
-      RunScheduler<kKind>(params, pipeline);
-    }
-  } else {
-    WarpgroupRegisterAlloc<kConsumerRegisters>();
-    RunConsumer<T, kKind>(maps, params, pipeline);
-  }
-  __syncwarp();
-  ClusterBarrier();
+  RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
+      pipeline,
+      [&] {
+        PrefetchTensorMap(&maps.a);
+        PrefetchTensorMap(&maps.b);
+        PrefetchTensorMap(&maps.out);
+      },
+      [&](int block_rank) {
+        RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, params.b_column_blocks});
+      },
+      [&] { RunScheduler<kKind>(params, pipeline); },
+      [&] { RunConsumer<T, kKind>(maps, params, pipeline); });
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
