@@ -26,7 +26,7 @@ namespace jax_ep::sm90 {
 
 template <typename T, MatmulKind kKind>
 struct EpilogueSelector {
-  using Type = StoreEpilogue<T, kKind>;
+  using Type = StoreEpilogue<T>;
 };
 template <typename T>
 struct EpilogueSelector<T, MatmulKind::kActivationGradient> {

@@ -41,13 +41,9 @@ class ActivationGradientEpilogue {
     num_rows_ = at.num_m - row;
     num_columns_ = columns_ - at.n - column;
     uint32_t words[kStagingWords];
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) words[i] = T::Pack(accumulators + 2 * i);
+    PackHalf<T>(accumulators, 0, words);
     staging_.Replace(words);
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) {
-      kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
-    }
+    PackHalf<T>(accumulators, 1, kept_);
     slice_ = 0;
     PrefetchPreActivation();
   }

@@ -18,6 +18,16 @@ inline constexpr int kStagingWords = kWarpStagingBytes / 4 / 32;  // per lane
 inline constexpr int kBoxWords = kStagingWords / kStagingBoxes;   // per lane, in one box
 static_assert(2 * kStagingWords == kAccumulators / 2, "the buffer holds half of a warp's results");
 
+// Rounds half `half` of a lane's accumulators to words.
+template <typename T>
+__device__ inline void PackHalf(const float (&accumulators)[kAccumulators], int half,
+                                uint32_t (&words)[kStagingWords]) {
+#pragma unroll
+  for (int i = 0; i < kStagingWords; ++i) {
+    words[i] = T::Pack(accumulators + 2 * (half * kStagingWords + i));
+  }
+}
+
 // The place of one warp's rows in the result.
 struct EpilogueCoordinates {
   int32_t group;

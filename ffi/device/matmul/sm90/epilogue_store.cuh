@@ -12,7 +12,7 @@ namespace jax_ep::sm90 {
 
 // For kForward, kForwardTransposed and kRhsGradient; epilogue.cuh says when the functions are
 // called.
-template <typename T, MatmulKind kKind>
+template <typename T>
 class StoreEpilogue {
  public:
   __device__ StoreEpilogue(const MatmulParams& /*params*/, const MatmulTensorMaps& maps,
@@ -21,12 +21,11 @@ class StoreEpilogue {
 
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
                         const float (&accumulators)[kAccumulators]) {
-    const TmaCoordinates box =
-        kIsRhsGradient<kKind> ? TmaCoordinates{at.n, at.m, 0, at.group} : PrefixBox(at);
+    const TmaCoordinates box = {at.n, at.m, 0, at.group};
     if (params.out_is_float32) {
       // All columns at once, which leaves nothing for slices. Every element is in one tile only, so
       // the sum that TMA adds does not depend on an order.
-      staging_.StoreFloat32(map_, box, accumulators, kIsRhsGradient<kKind> && params.accumulates);
+      staging_.StoreFloat32(map_, box, accumulators, params.accumulates);
     } else {
       StoreRounded(box, accumulators);
     }
@@ -53,13 +52,9 @@ class StoreEpilogue {
   __device__ void StoreRounded(const TmaCoordinates& box,
                                const float (&accumulators)[kAccumulators]) {
     uint32_t words[kStagingWords];
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) words[i] = T::Pack(accumulators + 2 * i);
+    PackHalf<T>(accumulators, 0, words);
     staging_.Replace(words);
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) {
-      kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
-    }
+    PackHalf<T>(accumulators, 1, kept_);
     box_ = box;
     halves_left_ = 2;
   }

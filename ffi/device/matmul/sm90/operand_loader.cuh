@@ -11,6 +11,17 @@
 
 namespace jax_ep::sm90 {
 
+// Called by one thread. Loads a box for this block, or for all blocks of the cluster.
+template <bool kMulticast>
+__device__ inline void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t full_barrier,
+                               const TmaCoordinates& coordinates) {
+  if constexpr (kMulticast) {
+    TmaLoadMulticast(to, map, full_barrier, coordinates, (1 << kClusterBlocks) - 1);
+  } else {
+    TmaLoad(to, map, full_barrier, coordinates);
+  }
+}
+
 // The operand source of the producer warp: rows of a that are all present when the kernel starts.
 template <MatmulKind kKind, bool kHasUp = false>
 struct OperandLoader {
@@ -46,16 +57,6 @@ struct OperandLoader {
   }
 
  private:
-  template <bool kMulticast>
-  __device__ static void Load(uint32_t to, const CUtensorMap* map, uint32_t full_barrier,
-                              const TmaCoordinates& coordinates) {
-    if constexpr (kMulticast) {
-      TmaLoadMulticast(to, map, full_barrier, coordinates, (1 << kClusterBlocks) - 1);
-    } else {
-      TmaLoad(to, map, full_barrier, coordinates);
-    }
-  }
-
   // kRhsGradient: the group's rows at tile.k + k, which both operands contract.
   __device__ static TmaCoordinates ContractedRows(const Tile& tile, int k, int column,
                                                   int column_block = 0) {
@@ -68,10 +69,10 @@ struct OperandLoader {
   __device__ void LoadA(const Tile& tile, int k, int half, uint32_t stage,
                         uint32_t full_barrier) const {
     const int m = half * kWarpgroupM;
-    Load<kMulticast>(stage + half * kAHalfBytes, &maps.a, full_barrier,
-                     kIsRhsGradient<kKind>
-                         ? ContractedRows(tile, k, tile.m + m)
-                         : PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + m));
+    LoadBox<kMulticast>(stage + half * kAHalfBytes, &maps.a, full_barrier,
+                        kIsRhsGradient<kKind>
+                            ? ContractedRows(tile, k, tile.m + m)
+                            : PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + m));
   }
 
   template <bool kMulticast>
@@ -88,12 +89,13 @@ struct OperandLoader {
       return {column, tile.k + k, column_block, tile.group};
     };
     if constexpr (kHasTransposedB<kKind>) {
-      Load<kMulticast>(to, &maps.b, full_barrier, {tile.k + k, n, 0, tile.group});
+      LoadBox<kMulticast>(to, &maps.b, full_barrier, {tile.k + k, n, 0, tile.group});
     } else if (b_column_blocks > 1) {
-      Load<kMulticast>(to, &maps.b, full_barrier, coordinates(0, n / kColumnBlock));
+      LoadBox<kMulticast>(to, &maps.b, full_barrier, coordinates(0, n / kColumnBlock));
     } else {
-      Load<kMulticast>(to, &maps.b, full_barrier, coordinates(n, 0));
-      Load<kMulticast>(to + kSquareBytes, &maps.b, full_barrier, coordinates(n + kColumnBlock, 0));
+      LoadBox<kMulticast>(to, &maps.b, full_barrier, coordinates(n, 0));
+      LoadBox<kMulticast>(to + kSquareBytes, &maps.b, full_barrier,
+                          coordinates(n + kColumnBlock, 0));
     }
   }
 };

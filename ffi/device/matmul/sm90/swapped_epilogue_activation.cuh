@@ -29,7 +29,7 @@ class SwappedActivationEpilogue {
         staging_(pipeline, warp),
         warp_(warp) {}
 
-  // `at`: of the tile.
+  // Called with the tile's place.
   __device__ void Store(const MatmulParams& /*params*/, const EpilogueCoordinates& at,
                         int /*num_warpgroups*/, float (&accumulators)[kAccumulators]) {
     if (epilogue_.bias != nullptr) AddBias(at, accumulators);
@@ -38,13 +38,9 @@ class SwappedActivationEpilogue {
       MultiplyByRowWeights(at, accumulators);
     }
     uint32_t words[kStagingWords];
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) words[i] = T::Pack(accumulators + 2 * i);
+    PackHalf<T>(accumulators, 0, words);
     staging_.Fill(words);
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) {
-      kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
-    }
+    PackHalf<T>(accumulators, 1, kept_);
     at_ = at;
     at_.m += warp_ * kWarpM;
     at_.num_m -= warp_ * kWarpM;

@@ -25,7 +25,7 @@ class SwappedStoreEpilogue {
         own_staging_(pipeline.Staging(warp)),
         warp_(warp) {}
 
-  // `at`: of the tile. It has the columns of both warpgroups or of the first one.
+  // Called with the tile's place. The tile has the columns of both warpgroups or of the first one.
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
                         int num_warpgroups, const float (&accumulators)[kAccumulators]) {
     if (params.out_is_float32) {
@@ -37,13 +37,9 @@ class SwappedStoreEpilogue {
     at_.num_m -= warp_ * kWarpM;
     num_boxes_ = num_warpgroups;
     uint32_t words[kStagingWords];
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) words[i] = T::Pack(accumulators + 2 * i);
+    PackHalf<T>(accumulators, 0, words);
     staging_.Fill(words, warp_ / kWarpgroupWarps < num_warpgroups);
-#pragma unroll
-    for (int i = 0; i < kStagingWords; ++i) {
-      kept_[i] = T::Pack(accumulators + 2 * kStagingWords + 2 * i);
-    }
+    PackHalf<T>(accumulators, 1, kept_);
     step_ = 0;
     num_steps_ = at.num_m > kSwappedBufferRows ? 6 : 3;
   }

@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_
 
 #include "ffi/device/matmul/params.h"
+#include "ffi/device/matmul/sm90/operand_loader.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/prefix_maps.cuh"
 #include "ffi/device/matmul/sm90/swapped_shapes.h"
@@ -55,11 +56,10 @@ struct SwappedOperandLoader {
     MbarrierArriveExpectTx(full_barrier, kClusterBlocks * boxes * kUnitBytes +
                                              (is_half ? kSwappedBBytes : 2 * kSwappedBBytes));
     for (int box = 0; box < boxes; ++box) {
-      TmaLoadMulticast(stage + block_rank * kSwappedNarrowRowsBytes + box * kUnitBytes,
-                       &maps.a_narrow, full_barrier,
-                       PrefixCoordinates(tile.m + tile.num_m, tile.k + k + block_rank * kTileK,
-                                         tile.m + box * kSwappedNarrowBoxRows),
-                       (1 << kClusterBlocks) - 1);
+      LoadBox<true>(stage + block_rank * kSwappedNarrowRowsBytes + box * kUnitBytes, &maps.a_narrow,
+                    full_barrier,
+                    PrefixCoordinates(tile.m + tile.num_m, tile.k + k + block_rank * kTileK,
+                                      tile.m + box * kSwappedNarrowBoxRows));
     }
     const uint32_t to = stage + kClusterBlocks * kSwappedNarrowRowsBytes;
     if (is_half) {
@@ -75,13 +75,9 @@ struct SwappedOperandLoader {
   template <bool kMulticast>
   __device__ void LoadRows(const Tile& tile, int k, int box, uint32_t to,
                            uint32_t full_barrier) const {
-    const TmaCoordinates at =
-        PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + box * kSwappedBoxRows);
-    if constexpr (kMulticast) {
-      TmaLoadMulticast(to, &maps.a, full_barrier, at, (1 << kClusterBlocks) - 1);
-    } else {
-      TmaLoad(to, &maps.a, full_barrier, at);
-    }
+    LoadBox<kMulticast>(
+        to, &maps.a, full_barrier,
+        PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + box * kSwappedBoxRows));
   }
 
   // Loads 128 columns, 64 for each consumer warpgroup: in a gated activation the second one has the
