@@ -47,7 +47,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/portable/activation_gradient.cu
     ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
-    ffi/kernels/matmul/sm90/grouped_matmul.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc

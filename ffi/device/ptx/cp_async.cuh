@@ -27,6 +27,11 @@ __device__ inline void CpAsync(uint32_t to, const void* from, bool valid) {
 // Closes the group of this thread's copies.
 __device__ inline void CpAsyncCommitGroup() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Arrives at an mbarrier of sm_90 when all earlier copies of this thread are complete.
+__device__ inline void CpAsyncMbarrierArrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Waits for all groups of this thread but the latest kPending. A barrier after it covers the groups
 // of other threads.
 template <int kPending>

@@ -33,14 +33,16 @@ struct MatmulKernel {
 };
 
 #ifndef __CUDACC_RTC__
-// Returns the kernel for sm_90a. It takes aligned 16-bit operands with at least one row and column,
-// and tensor maps of both operands and of the result.
-MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind);
+// Return the kernels for sm_90a. They take aligned 16-bit operands with at least one row and
+// column, and tensor maps of both operands and of the result.
+MatmulKernel Sm90RhsGradientKernel(bool is_bfloat16);
+MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind);  // all other kinds
+inline MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
+  return kind == MatmulKind::kRhsGradient ? Sm90RhsGradientKernel(is_bfloat16)
+                                          : Sm90SwappedMatmulKernel(is_bfloat16, kind);
+}
 inline constexpr int kSm90ColumnBlock = 64;  // columns
 inline constexpr int kSm90OutBoxRows = 16;
-
-// The same for the kinds with swapped operands.
-MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind);
 
 // Return the kernels for every GPU since sm_80; they have no kActivationGradient. use_cp_async is
 // faster. It requires that both operands are aligned and have 16-bit elements.

@@ -70,7 +70,9 @@ int Main(const std::string& mode, int num_cases, uint64_t seed) {
   }
   for (const FusedKind& kind : {FusedKind{false, Activation::kSwiglu, kBF16},
                                 {false, Activation::kSilu, kF16},
-                                {false, Activation::kNone, kBF16}}) {
+                                {false, Activation::kNone, kBF16},
+                                {true, Activation::kSwiglu, kBF16},
+                                {true, Activation::kSilu, kF16}}) {
     CheckKind(kind, MakeHeightCases(seed << 32 | 1, is_small), 1, " every height");
   }
   std::printf("%s grouped_matmul_activation_test: %s\n", failures == 0 ? "PASS" : "FAIL",

@@ -2,7 +2,7 @@
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STAGING_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STAGING_CUH_
 
-#include "ffi/device/matmul/sm90/prefix_maps.cuh"
+#include "ffi/device/matmul/sm90/epilogue.cuh"
 #include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/ptx/barrier.cuh"
 #include "ffi/device/ptx/bulk_copy.cuh"
@@ -28,28 +28,19 @@ __device__ inline void PackHalf(const float (&accumulators)[kAccumulators], int 
   }
 }
 
-// The place of one warp's rows in the result.
-struct EpilogueCoordinates {
-  int32_t group;
-  int32_t m;      // first row; for kRhsGradient, within the group's matrix
-  int32_t n;      // first column
-  int32_t num_m;  // valid rows from m on; may exceed kWarpM, and may be 0 or less
-};
-
-// Returns the box in a prefix map, which keeps the warp from storing to the next group's rows.
-__device__ inline TmaCoordinates PrefixBox(const EpilogueCoordinates& at) {
-  return PrefixCoordinates(at.m + at.num_m, at.n, at.m);
-}
-
-// The staging buffer of one warp. All functions are called by the whole warp.
+// The staging buffer of one warp: kStagingBoxes boxes of 16 rows, kBoxStride bytes apart. All
+// functions are called by the whole warp.
+template <int kBoxStride = kStagingBoxBytes>
 class EpilogueStaging {
  public:
-  // `address`: kWarpStagingBytes at a multiple of 1024.
+  static_assert(kBoxStride % 1024 == 0, "swizzle atoms begin at multiples of 1024 bytes");
+
+  // `address`: of the first box, a multiple of 1024.
   __device__ explicit EpilogueStaging(uint32_t address)
       : address_(address),
         first_vector_(Vector(threadIdx.x % 16, threadIdx.x % 32 / 16) - address) {}
 
-  __device__ uint32_t Box(uint32_t box) const { return address_ + box * kStagingBoxBytes; }
+  __device__ uint32_t Box(uint32_t box) const { return address_ + box * kBoxStride; }
 
   // Returns the address of a vector of 16 bytes, with the 128-byte swizzle of TMA; `vector` runs
   // through the boxes. stmatrix writes the same vector of 8 rows at once: the XOR puts these into 8
@@ -119,7 +110,9 @@ class EpilogueStaging {
     FenceProxyAsyncShared();
     __syncwarp();
     if (ElectOne()) {
-      for (int i = 0; i < num_boxes; ++i) {
+#pragma unroll
+      for (int i = 0; i < kStagingBoxes; ++i) {
+        if (i >= num_boxes) break;
         if (adds) {
           TmaReduceAdd(tensor_map, Box(first_box + i), coordinates);
         } else {

@@ -64,7 +64,7 @@ class Fp8Epilogue {
   const MatmulParams& params_;
   const Fp8Scales& scales_;
   const void* const map_;
-  const EpilogueStaging staging_;
+  const EpilogueStaging<> staging_;
   EpilogueCoordinates at_ = {};
   bool has_second_ = false;
   typename Scales::HalfFactors factors_ = {};

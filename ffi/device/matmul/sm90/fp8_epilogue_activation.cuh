@@ -140,7 +140,7 @@ class Fp8ActivationEpilogue {
   const EpilogueParams& epilogue_;
   const Fp8Scales& scales_;
   const MatmulTensorMaps& maps_;
-  const EpilogueStaging staging_;
+  const EpilogueStaging<> staging_;
   EpilogueCoordinates at_ = {};
   bool has_results_ = false;
 };

@@ -82,20 +82,14 @@ struct OperandLoader {
     // In a gated activation the second half has the up columns of the first half's gate columns.
     const bool is_up = kHasUp && up_offset > 0 && half > 0;
     const int n = tile.n + (is_up ? up_offset : half * kHalfN);
-    const auto coordinates = [&](int column, int column_block) -> TmaCoordinates {
-      if constexpr (kIsRhsGradient<kKind>) {
-        return ContractedRows(tile, k, column, column_block);
-      }
-      return {column, tile.k + k, column_block, tile.group};
-    };
     if constexpr (kHasTransposedB<kKind>) {
       LoadBox<kMulticast>(to, &maps.b, full_barrier, {tile.k + k, n, 0, tile.group});
     } else if (b_column_blocks > 1) {
-      LoadBox<kMulticast>(to, &maps.b, full_barrier, coordinates(0, n / kColumnBlock));
+      LoadBox<kMulticast>(to, &maps.b, full_barrier, ContractedRows(tile, k, 0, n / kColumnBlock));
     } else {
-      LoadBox<kMulticast>(to, &maps.b, full_barrier, coordinates(n, 0));
+      LoadBox<kMulticast>(to, &maps.b, full_barrier, ContractedRows(tile, k, n));
       LoadBox<kMulticast>(to + kSquareBytes, &maps.b, full_barrier,
-                          coordinates(n + kColumnBlock, 0));
+                          ContractedRows(tile, k, n + kColumnBlock));
     }
   }
 };

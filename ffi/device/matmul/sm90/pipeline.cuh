@@ -70,7 +70,9 @@ inline constexpr int kTileBytes = sizeof(Tile);
 static_assert(kTileBytes == 32, "a tile is sent as two vectors of 16 bytes");
 
 inline constexpr int kTileSlots = 2;
-inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 3;
+inline constexpr int kRowWeightsBuffers = 2;
+inline constexpr int kRowWeightsBytes = kMaxTileRows * 4;
+inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 4;
 inline constexpr int kBarrierBytes = 8;
 
 // The shared memory of a block: byte offsets.
@@ -78,7 +80,8 @@ struct SharedLayout {
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kBarriers = kStaging + kConsumerWarps * kWarpStagingBytes;
   static constexpr int kTiles = kBarriers + CeilDivide(kNumBarriers * kBarrierBytes, 16) * 16;
-  static constexpr int kBytes = kTiles + kTileSlots * kTileBytes;
+  static constexpr int kRowWeights = kTiles + kTileSlots * kTileBytes;
+  static constexpr int kBytes = kRowWeights + kRowWeightsBuffers * kRowWeightsBytes;
   static_assert(kStaging % 1024 == 0 && kWarpStagingBytes % 1024 == 0,
                 "swizzle atoms begin at multiples of 1024 bytes");
   static_assert(kBytes <= 227 * 1024, "the limit per block of sm_90");
@@ -112,6 +115,13 @@ class Pipeline {
   __device__ uint32_t StagedBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 1); }
   __device__ uint32_t StoredBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 2); }
 
+  // Row weights of a tile and of the next, and the barrier that completes when all consumer threads
+  // have copied theirs: see SwappedRowWeights.
+  __device__ uint32_t RowWeightsBuffer(int buffer) const {
+    return shared_ + SharedLayout::kRowWeights + buffer * kRowWeightsBytes;
+  }
+  __device__ uint32_t RowWeightsBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 3); }
+
   // Called by one thread; a cluster barrier has to follow.
   __device__ void InitializeBarriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
@@ -125,6 +135,7 @@ class Pipeline {
     MbarrierInit(TileRequestBarrier(), 1);
     MbarrierInit(StagedBarrier(), kConsumerWarps);
     MbarrierInit(StoredBarrier(), kConsumerWarps);
+    MbarrierInit(RowWeightsBarrier(), kConsumerWarps * 32);
     FenceMbarrierInit();
   }
 

@@ -5,6 +5,7 @@
 #include "ffi/device/matmul/params.h"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/swapped_epilogue_activation.cuh"
+#include "ffi/device/matmul/sm90/swapped_epilogue_activation_gradient.cuh"
 #include "ffi/device/matmul/sm90/swapped_epilogue_store.cuh"
 #include "ffi/device/matmul/sm90/swapped_shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
@@ -21,6 +22,10 @@ struct SwappedEpilogueSelector {
 template <typename T>
 struct SwappedEpilogueSelector<T, MatmulKind::kActivation> {
   using Type = SwappedActivationEpilogue<T>;
+};
+template <typename T>
+struct SwappedEpilogueSelector<T, MatmulKind::kActivationGradient> {
+  using Type = SwappedActivationGradientEpilogue<T>;
 };
 
 template <typename T, MatmulKind kKind>
@@ -43,20 +48,20 @@ class SwappedConsumer {
       const bool is_narrow = tile.shared == SharedOperand::kANarrow;
       const int num_warpgroups = is_narrow && params_.halves_narrow_tiles ? 1 : kConsumerWarpgroups;
       previous_stage_ = -1;
-      if (tile.num_m == 0 || warp_ / kWarpgroupWarps >= num_warpgroups) {
+      epilogue_.BeginTile(tile);
+      if (warp_ / kWarpgroupWarps >= num_warpgroups) {
         PassTile(tile);
       } else if (is_narrow) {
         MultiplyTile<true>(accumulators, tile);
       } else {
         MultiplyTile<false>(accumulators, tile);
       }
-      if (tile.num_m > 0) epilogue_.Finish();
+      epilogue_.Finish();
       next = tiles.Next();
       WgmmaWaitGroup<0>();
       FenceAccumulators(accumulators);
       __syncwarp();
       if (previous_stage_ >= 0) Release(previous_stage_);
-      if (tile.num_m == 0) continue;
       const EpilogueCoordinates at = {
           .group = tile.group, .m = tile.m, .n = tile.n, .num_m = tile.num_m};
       epilogue_.Store(params_, at, num_warpgroups, accumulators);
@@ -125,13 +130,13 @@ class SwappedConsumer {
     const int stages = CeilDivide(tile.num_k, stage_k);
 #pragma unroll 1
     for (int k_block = 0; k_block < stages; ++k_block) {
-      if (tile.num_m > 0) epilogue_.LoadSlice(k_block);
+      epilogue_.LoadSlice(k_block);
       if (!is_full_) pipeline_.ConsumerWait(state_);
       is_full_ = false;
       __syncwarp();
       Release(state_.index);
       state_.Advance();
-      if (tile.num_m > 0) epilogue_.RunSlice(k_block);
+      epilogue_.RunSlice(k_block);
     }
   }
 

@@ -25,6 +25,8 @@ class SwappedStoreEpilogue {
         own_staging_(pipeline.Staging(warp)),
         warp_(warp) {}
 
+  __device__ void BeginTile(const Tile& /*tile*/) const {}
+
   // Called with the tile's place. The tile has the columns of both warpgroups or of the first one.
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
                         int num_warpgroups, const float (&accumulators)[kAccumulators]) {
@@ -59,7 +61,7 @@ class SwappedStoreEpilogue {
     num_steps_ = 0;  // tells the compiler that kept_ needs no registers from here on
   }
 
-  __device__ void Close() { EpilogueStaging::WaitUntilComplete(); }
+  __device__ void Close() { EpilogueStaging<>::WaitUntilComplete(); }
 
  private:
   // The steps of the first half of the rows are publish, store, end the round; those of the second
@@ -75,7 +77,7 @@ class SwappedStoreEpilogue {
       at_.num_m -= kSwappedBufferRows;
     } else if (step_ == 1 || step_ == 4) {
       staging_.WaitUntilStaged();
-      if (at_.num_m > 0) staging_.Store(map_, PrefixBox(at_), num_boxes_);
+      if (at_.num_m > 0) staging_.Rows().template Store<2>(map_, PrefixBox(at_), num_boxes_);
     } else {
       staging_.EndRound();
     }
@@ -93,7 +95,7 @@ class SwappedStoreEpilogue {
 #pragma unroll
     for (int first = 0; first < kSwappedRows; first += kRows) {
       if (at.num_m <= 0) return;
-      EpilogueStaging::WaitUntilRead();
+      EpilogueStaging<>::WaitUntilRead();
 #pragma unroll
       for (int j = 0; j < kRows / 8; ++j) {
 #pragma unroll

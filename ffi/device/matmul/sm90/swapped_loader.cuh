@@ -31,17 +31,16 @@ struct SwappedOperandLoader {
   // loads this block's share of it.
   __device__ void LoadKBlock(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
     if (tile.shared == SharedOperand::kANarrow) return LoadNarrow(tile, k, stage, full_barrier);
-    if (tile.num_m == 0) return MbarrierArrive(full_barrier);
     const int boxes = CeilDivide(tile.num_m, kSwappedBoxRows);
     MbarrierArriveExpectTx(full_barrier, kSwappedBBytes + boxes * kSquareBytes);
     LoadB(tile, k, stage + kSwappedRowsBytes, full_barrier);
     if (tile.shared == SharedOperand::kA) {
-      for (int box = block_rank; box < boxes; box += kClusterBlocks) {
-        LoadRows<true>(tile, k, box, stage + box * kSquareBytes, full_barrier);
-      }
+      LoadRows<true>(tile, k, block_rank, boxes, stage, full_barrier);
+      LoadRows<true>(tile, k, block_rank + kClusterBlocks, boxes, stage, full_barrier);
     } else {
-      for (int box = 0; box < boxes; ++box) {
-        LoadRows<false>(tile, k, box, stage + box * kSquareBytes, full_barrier);
+#pragma unroll
+      for (int box = 0; box < kSwappedRows / kSwappedBoxRows; ++box) {
+        LoadRows<false>(tile, k, box, boxes, stage, full_barrier);
       }
     }
   }
@@ -55,7 +54,9 @@ struct SwappedOperandLoader {
     const int boxes = CeilDivide(tile.num_m, kSwappedNarrowBoxRows);
     MbarrierArriveExpectTx(full_barrier, kClusterBlocks * boxes * kUnitBytes +
                                              (is_half ? kSwappedBBytes : 2 * kSwappedBBytes));
-    for (int box = 0; box < boxes; ++box) {
+#pragma unroll
+    for (int box = 0; box < SwappedTilePairs::kNarrowRows / kSwappedNarrowBoxRows; ++box) {
+      if (box >= boxes) break;
       LoadBox<true>(stage + block_rank * kSwappedNarrowRowsBytes + box * kUnitBytes, &maps.a_narrow,
                     full_barrier,
                     PrefixCoordinates(tile.m + tile.num_m, tile.k + k + block_rank * kTileK,
@@ -71,12 +72,13 @@ struct SwappedOperandLoader {
     }
   }
 
-  // Loads 64 rows. Those past the group's end are zeros.
+  // Loads 64 rows, if the tile has such a box. Those past the group's end are zeros.
   template <bool kMulticast>
-  __device__ void LoadRows(const Tile& tile, int k, int box, uint32_t to,
+  __device__ void LoadRows(const Tile& tile, int k, int box, int boxes, uint32_t stage,
                            uint32_t full_barrier) const {
+    if (box >= boxes) return;
     LoadBox<kMulticast>(
-        to, &maps.a, full_barrier,
+        stage + box * kSquareBytes, &maps.a, full_barrier,
         PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + box * kSwappedBoxRows));
   }
 

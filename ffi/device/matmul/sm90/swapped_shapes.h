@@ -7,16 +7,12 @@
 
 namespace jax_ep::sm90 {
 
-// Returns whether a kind has swapped operands: an MMA's rows are columns of b, and its columns the
-// rows of a.
-JAX_EP_HOST_DEVICE constexpr bool IsSwapped(MatmulKind kind) {
-  return kind == MatmulKind::kForward || kind == MatmulKind::kForwardTransposed ||
-         kind == MatmulKind::kActivation;
-}
-
+// An MMA's rows are columns of b, and its columns the rows of a.
+//
 // A block computes a tile of up to 256 rows x 128 columns, each consumer warpgroup 64 columns of
 // it. A stage has the rows first, then the columns of b.
 inline constexpr int kSwappedRows = SwappedTilePairs::kMaxRows;
+static_assert(kSwappedRows == kMaxTileRows, "a tile has room for its row weights");
 inline constexpr int kSwappedRowUnit = SwappedTilePairs::kRowUnit;
 inline constexpr int kSwappedColumns = kTileM;
 inline constexpr int kSwappedBoxRows = 64;

@@ -16,7 +16,7 @@ namespace jax_ep::sm90 {
 //   Fill             puts this warp's 16 columns of all rows there, once the round before has ended
 //   Publish          tells the other warps; may come later than Fill, where its fence costs less
 //   WaitUntilStaged  waits for the columns of all warps; then the warp has 16 rows, in two boxes
-//   Store            stores boxes
+//   Rows().Store     stores boxes
 //   EndRound         waits until TMA has read the warp's boxes
 //
 // All functions are called by whole warps. A slice or more lies between the steps of a round, so
@@ -24,17 +24,15 @@ namespace jax_ep::sm90 {
 class SwappedStaging {
  public:
   __device__ SwappedStaging(const Pipeline& pipeline, int consumer_warp)
-      : staged_(pipeline.StagedBarrier()), stored_(pipeline.StoredBarrier()) {
-    const uint32_t base = pipeline.Staging(0);
+      : staged_(pipeline.StagedBarrier()),
+        stored_(pipeline.StoredBarrier()),
+        rows_(pipeline.Staging(0) + consumer_warp * kStagingBoxBytes) {
     const int lane = threadIdx.x % 32;
     // stmatrix: four words of a lane are 16 rows of two vectors of 8 columns. The XOR puts 8 rows
     // of a vector into 8 different bank columns.
     const int vector = consumer_warp % kWarpgroupWarps * 2 + lane / 8 % 2;
-    columns_ = base + consumer_warp / kWarpgroupWarps * kHalfBytes +
+    columns_ = pipeline.Staging(0) + consumer_warp / kWarpgroupWarps * kHalfBytes +
                (lane / 16 * 8 + lane % 8) * kSwizzleBytes + (vector ^ lane % 8) * 16;
-    rows_ = base + consumer_warp * kStagingBoxBytes;
-    // ldmatrix and stmatrix of 16 rows, two vectors at a time
-    first_vector_ = lane % 16 * kSwizzleBytes + (lane / 16 ^ lane % 8) * 16;
   }
 
   // Word 2 * j + h of lane l is rows 8 * j + 2 * (l % 4) and the next, column 8 * h + l / 4.
@@ -58,31 +56,9 @@ class SwappedStaging {
 
   __device__ void WaitUntilStaged() const { MbarrierWait(staged_, parity_); }
 
-  // Read and write four words of this lane, in the order of MMA accumulators: word 2 * j + h of
-  // lane l is row 8 * h + l / 4, columns 8 * j + 2 * (l % 4) and the next. The second box has the
-  // words from kBoxWords on.
-  __device__ void ReadWords(uint32_t first, uint32_t (&words)[4]) const {
-    LdMatrix<false>(WordsAddress(first), words);
-  }
-  __device__ void WriteWords(uint32_t first, const uint32_t (&words)[4]) const {
-    StMatrix(WordsAddress(first), words);
-  }
-
-  // Stores boxes to memory, side by side from `at` on. TMA skips what lies outside of the tensor.
-  __device__ void Store(const void* tensor_map, TmaCoordinates at, int num_boxes = kStagingBoxes,
-                        int first_box = 0) const {
-    FenceProxyAsyncShared();
-    __syncwarp();
-    if (ElectOne()) {
-#pragma unroll 1
-      for (int i = 0; i < num_boxes; ++i) {
-        TmaStore(tensor_map, rows_ + (first_box + i) * kHalfBytes, at);
-        at.column += kColumnBlock;
-      }
-      BulkCommitGroup();
-    }
-    __syncwarp();
-  }
+  // The 16 rows of this warp. Their boxes lie in the two halves of the buffer.
+  using RowStaging = EpilogueStaging<kConsumerWarps * kStagingBoxBytes>;
+  __device__ const RowStaging& Rows() const { return rows_; }
 
   __device__ void EndRound() {
     if (ElectOne()) {
@@ -96,15 +72,10 @@ class SwappedStaging {
  private:
   static constexpr uint32_t kHalfBytes = kConsumerWarps * kStagingBoxBytes;
 
-  __device__ uint32_t WordsAddress(uint32_t first) const {
-    return rows_ + first / kBoxWords * kHalfBytes + (first_vector_ ^ first % kBoxWords / 2 * 16);
-  }
-
   const uint32_t staged_;
   const uint32_t stored_;
+  const RowStaging rows_;
   uint32_t columns_;
-  uint32_t rows_;
-  uint32_t first_vector_;
   uint32_t parity_ = 0;
 };
 

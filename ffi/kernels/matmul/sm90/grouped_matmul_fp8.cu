@@ -1,9 +1,9 @@
 // Grouped matmul of 8-bit operands with TMA and wgmma, for sm_90a.
 //
-// The kernel of grouped_matmul.cu with other consumers. Producer, scheduler and pipeline take two
-// 8-bit values for one 16-bit element, and b as [n, k]: 8-bit wgmma reads K-major operands only.
-// The consumers multiply by 8-bit wgmma and promote the products of every k-block to float32 sums
-// (fp8_consumer.cuh).
+// The kernel of grouped_matmul_rhs_gradient.cu with other consumers. Producer, scheduler and
+// pipeline take two 8-bit values for one 16-bit element, and b as [n, k]: 8-bit wgmma reads K-major
+// operands only. The consumers multiply by 8-bit wgmma and promote the products of every k-block to
+// float32 sums (fp8_consumer.cuh).
 #include "ffi/device/matmul/sm90/fp8_consumer.cuh"
 #include "ffi/device/matmul/sm90/fp8_epilogue.cuh"
 #include "ffi/device/matmul/sm90/fp8_epilogue_activation.cuh"
@@ -11,10 +11,9 @@
 #include "ffi/device/matmul/sm90/producer.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/matmul/sm90/tile_scheduler.cuh"
-#include "ffi/device/ptx/cluster.cuh"
+#include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
-#include "ffi/device/ptx/wgmma.cuh"
 #include "ffi/kernels/matmul/fp8_kernels.h"
 
 namespace jax_ep::sm90 {
@@ -32,29 +31,18 @@ __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& p
   constexpr int kFewRegisters = (kOfBlock - kConsumerWarpgroups * kRegisters) / 8 * 8;
   static_assert(kFewRegisters >= 24, "setmaxnreg takes 24 to 256");
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
-  if (threadIdx.x == 0) {
-    PrefetchTensorMap(&maps.a);
-    PrefetchTensorMap(&maps.b);
-    PrefetchTensorMap(&maps.out);
-    pipeline.InitializeBarriers();
-  }
-  __syncwarp();
-  ClusterBarrier();
-  if (threadIdx.x < kWarpgroupThreads) {
-    WarpgroupRegisterDealloc<kFewRegisters>();
-    const int warp = WarpUniform(threadIdx.x / 32);
-    const int block_rank = WarpUniform(ClusterRank());
-    if (warp == 0) {
-      RunProducer(pipeline, OperandLoader<kKind, true>{maps, block_rank, up_offset, 1});
-    } else if (warp == 1 && block_rank == 0) {
-      RunScheduler<kKind>(params, pipeline);
-    }
-  } else {
-    WarpgroupRegisterAlloc<kRegisters>();
-    Fp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline).Run();
-  }
-  __syncwarp();
-  ClusterBarrier();
+  RunWarpRoles<kFewRegisters, kRegisters>(
+      pipeline,
+      [&] {
+        PrefetchTensorMap(&maps.a);
+        PrefetchTensorMap(&maps.b);
+        PrefetchTensorMap(&maps.out);
+      },
+      [&](int block_rank) {
+        RunProducer(pipeline, OperandLoader<kKind, true>{maps, block_rank, up_offset, 1});
+      },
+      [&] { RunScheduler<kKind>(params, pipeline); },
+      [&] { Fp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline).Run(); });
 }
 
 // `kIsShort`: the tiles have few k-blocks.

@@ -1,10 +1,10 @@
 // Grouped matmul of 16-bit operands with TMA, wgmma and swapped operands, for sm_90a: forward, also
-// with transposed rhs, and with an activation.
+// with transposed rhs, with an activation, and with an activation's gradient.
 //
-// The kernel of grouped_matmul.cu with other tiles. Each is the transpose of a tile of the result:
-// columns of b are the rows of an MMA, and the group's rows are its columns, of which wgmma takes
-// any multiple of 8 (swap A/B). So groups of any number of rows waste next to nothing; with 64 rows
-// per MMA, groups of about 500 rows wasted 6 %.
+// The kernel of grouped_matmul_rhs_gradient.cu with other tiles. Each is the transpose of a tile of
+// the result: columns of b are the rows of an MMA, and the group's rows are its columns, of which
+// wgmma takes any multiple of 8 (swap A/B). So groups of any number of rows waste next to nothing;
+// with 64 rows per MMA, groups of about 500 rows wasted 6 %.
 //
 // Producer, scheduler, pipeline and the order of steps are the same. A cluster computes a pair of
 // tiles of up to 256 rows and 128 columns. A consumer warpgroup multiplies 64 of the columns.
@@ -53,9 +53,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 JAX_EP_INSTANTIATE(BFloat16, kForward)
 JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
 JAX_EP_INSTANTIATE(BFloat16, kActivation)
+JAX_EP_INSTANTIATE(BFloat16, kActivationGradient)
 JAX_EP_INSTANTIATE(Float16, kForward)
 JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
 JAX_EP_INSTANTIATE(Float16, kActivation)
+JAX_EP_INSTANTIATE(Float16, kActivationGradient)
 #undef JAX_EP_INSTANTIATE
 
 }  // namespace jax_ep::sm90
@@ -74,8 +76,11 @@ const void* KernelAddress(MatmulKind kind) {
     case MatmulKind::kForwardTransposed:
       return reinterpret_cast<const void*>(
           GroupedMatmulSwappedKernel<T, MatmulKind::kForwardTransposed>);
-    default:
+    case MatmulKind::kActivation:
       return reinterpret_cast<const void*>(GroupedMatmulSwappedKernel<T, MatmulKind::kActivation>);
+    default:
+      return reinterpret_cast<const void*>(
+          GroupedMatmulSwappedKernel<T, MatmulKind::kActivationGradient>);
   }
 }
 
@@ -97,7 +102,7 @@ MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
           .b_narrow_box_rows = kTileK,
           .float32_box_rows = kSwappedFloat32Rows,
           .float32_box_columns = kWarpM,
-          .has_half_tiles = kind != MatmulKind::kActivation};
+          .has_half_tiles = kind == MatmulKind::kForward || kind == MatmulKind::kForwardTransposed};
 }
 
 }  // namespace jax_ep

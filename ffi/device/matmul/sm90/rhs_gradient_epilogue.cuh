@@ -1,6 +1,7 @@
-// Store epilogue (sm_90): one warp stores 16 x 256 accumulators, in 16 bits or in float32.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STORE_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STORE_CUH_
+// Epilogue of kRhsGradient (sm_90): one warp stores 16 x 256 accumulators, in 16 bits or in
+// float32. epilogue.cuh says when its functions are called.
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_EPILOGUE_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_EPILOGUE_CUH_
 
 #include "ffi/device/matmul/params.h"
 #include "ffi/device/matmul/sm90/epilogue_staging.cuh"
@@ -10,13 +11,10 @@
 
 namespace jax_ep::sm90 {
 
-// For kForward, kForwardTransposed and kRhsGradient; epilogue.cuh says when the functions are
-// called.
 template <typename T>
-class StoreEpilogue {
+class RhsGradientEpilogue {
  public:
-  __device__ StoreEpilogue(const MatmulParams& /*params*/, const MatmulTensorMaps& maps,
-                           uint32_t staging)
+  __device__ RhsGradientEpilogue(const MatmulTensorMaps& maps, uint32_t staging)
       : map_(&maps.out), staging_(staging) {}
 
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
@@ -30,8 +28,6 @@ class StoreEpilogue {
       StoreRounded(box, accumulators);
     }
   }
-
-  __device__ void LoadSlice() const {}
 
   // Stores the two halves of the columns kStages - 1 k-blocks apart, because the second waits until
   // TMA has read the first.
@@ -68,7 +64,7 @@ class StoreEpilogue {
   }
 
   const void* const map_;
-  const EpilogueStaging staging_;
+  const EpilogueStaging<> staging_;
   int halves_left_ = 0;
   TmaCoordinates box_ = {};
   uint32_t kept_[kStagingWords] = {};
@@ -76,4 +72,4 @@ class StoreEpilogue {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STORE_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_EPILOGUE_CUH_

@@ -1,10 +1,10 @@
-// The consumer warpgroups of a block, which multiply and run the epilogue (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_CONSUMER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_CONSUMER_CUH_
+// The consumer warpgroups of kRhsGradient, which multiply and run the epilogue (sm_90).
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_CONSUMER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_CONSUMER_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/rhs_gradient_epilogue.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
@@ -13,23 +13,20 @@
 namespace jax_ep::sm90 {
 
 // Issues the MMAs of one k-block for a consumer warpgroup. `accumulate` is false for the first
-// k-block of a tile. num_k counts from this k-block on. For kRhsGradient the last k-block may have
-// fewer than kTileK; the rest of its stage is zeros.
-template <typename T, MatmulKind kKind>
+// k-block of a tile. num_k counts from this k-block on. A group's last k-block may have fewer than
+// kTileK; the rest of its stage is zeros.
+template <typename T>
 __device__ void MultiplyKBlock(float (&accumulators)[kAccumulators], uint32_t stage, int warpgroup,
                                bool accumulate, int num_k) {
-  constexpr MajorMode kAMajor = kIsRhsGradient<kKind> ? MajorMode::kMajorMN : MajorMode::kMajorK;
-  constexpr MajorMode kBMajor = kHasTransposedB<kKind> ? MajorMode::kMajorK : MajorMode::kMajorMN;
-  // Bytes from one MMA's operand to the next: 16 elements of a row if K-major, otherwise 16 rows.
-  constexpr int kAStride = kAMajor == MajorMode::kMajorK ? kMmaK * 2 : kMmaK * kSwizzleBytes;
-  constexpr int kBStride = kBMajor == MajorMode::kMajorK ? kMmaK * 2 : kMmaK * kSwizzleBytes;
+  constexpr MajorMode kMajor = MajorMode::kMajorMN;
+  constexpr int kStride = kMmaK * kSwizzleBytes;  // bytes from one MMA's operand to the next
   const uint32_t a = SharedMemoryDescriptor(stage + warpgroup * kAHalfBytes, kSquareBytes);
   const uint32_t b = SharedMemoryDescriptor(stage + kABytes, kSquareBytes);
   const auto multiply = [&](int i) {
-    Wgmma<T, kAMajor, kBMajor>(accumulators, a + i * (kAStride >> 4), b + i * (kBStride >> 4),
-                               accumulate || i > 0);
+    Wgmma<T, kMajor, kMajor>(accumulators, a + i * (kStride >> 4), b + i * (kStride >> 4),
+                             accumulate || i > 0);
   };
-  if (!kIsRhsGradient<kKind> || num_k >= kTileK) {
+  if (num_k >= kTileK) {
     WgmmaFence();
 #pragma unroll
     for (int i = 0; i < kTileK / kMmaK; ++i) multiply(i);
@@ -47,12 +44,12 @@ __device__ void MultiplyKBlock(float (&accumulators)[kAccumulators], uint32_t st
 }
 
 // Called by all consumer warps of a block.
-template <typename T, MatmulKind kKind>
-__device__ void RunConsumer(const MatmulTensorMaps& maps, const MatmulParams& params,
-                            const Pipeline& pipeline) {
+template <typename T>
+__device__ void RunRhsGradientConsumer(const MatmulTensorMaps& maps, const MatmulParams& params,
+                                       const Pipeline& pipeline) {
   const int warp = WarpUniform(threadIdx.x / 32) - kWarpgroupWarps;  // among the consumers
   const int warpgroup = warp / kWarpgroupWarps;
-  Epilogue<T, kKind> epilogue(params, maps, pipeline.Staging(warp));
+  RhsGradientEpilogue<T> epilogue(maps, pipeline.Staging(warp));
   // Lanes 0 and 1 release stages, each to the producer of one block.
   const int lane = threadIdx.x % 32;
   const uint32_t empty_barriers = MapToBlock(pipeline.EmptyBarrier(0), lane % kClusterBlocks);
@@ -72,13 +69,12 @@ __device__ void RunConsumer(const MatmulTensorMaps& maps, const MatmulParams& pa
     int previous_stage = -1;
     for (int k = 0; k < tile.num_k; k += kTileK) {
       const uint32_t stage = pipeline.Stage(state.index);
-      if (has_rows) epilogue.LoadSlice();
       if (!is_full) pipeline.ConsumerWait(state);
       const int num_k = tile.num_k - k;
       const int current_stage = state.index;
       state.Advance();
       if (has_rows) {
-        MultiplyKBlock<T, kKind>(accumulators, stage, warpgroup, k > 0, num_k);
+        MultiplyKBlock<T>(accumulators, stage, warpgroup, k > 0, num_k);
         is_full = pipeline.ConsumerTest(state);
         WgmmaWaitGroup<1>();
       } else {
@@ -110,4 +106,4 @@ __device__ void RunConsumer(const MatmulTensorMaps& maps, const MatmulParams& pa
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_CONSUMER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_CONSUMER_CUH_

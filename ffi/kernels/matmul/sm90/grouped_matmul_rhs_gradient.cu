@@ -1,5 +1,5 @@
-// Gradients of grouped matmuls of 16-bit operands with TMA and wgmma, for sm_90a; other kinds are
-// in grouped_matmul_swapped.cu.
+// Weight gradients of grouped matmuls of 16-bit operands with TMA and wgmma, for sm_90a; other
+// kinds are in grouped_matmul_swapped.cu.
 //
 // A persistent kernel in clusters of two blocks. A cluster computes a pair of tiles of 128 x 256 at
 // a time, one per block. The two tiles share an operand, which is read once and multicast.
@@ -17,10 +17,10 @@
 //
 // Order of steps: initialize the barriers, cluster barrier, reallocate registers, run the roles
 // until the scheduler sends an empty pair, cluster barrier.
-#include "ffi/device/matmul/sm90/consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/producer.cuh"
-#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/rhs_gradient_consumer.cuh"
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
@@ -33,11 +33,12 @@ namespace jax_ep::sm90 {
 static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) <= 4096,
               "the limit of kernel parameters before CUDA 12.1");
 
-template <typename T, MatmulKind kKind>
+template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    GroupedMatmulSm90Kernel(const __grid_constant__ MatmulTensorMaps maps,
-                            const __grid_constant__ MatmulParams params) {
+    GroupedMatmulRhsGradientKernel(const __grid_constant__ MatmulTensorMaps maps,
+                                   const __grid_constant__ MatmulParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr MatmulKind kKind = MatmulKind::kRhsGradient;
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
       pipeline,
@@ -50,56 +51,39 @@ __global__ void __launch_bounds__(kThreads, 1)
         RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, params.b_column_blocks});
       },
       [&] { RunScheduler<kKind>(params, pipeline); },
-      [&] { RunConsumer<T, kKind>(maps, params, pipeline); });
+      [&] { RunRhsGradientConsumer<T>(maps, params, pipeline); });
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
 }
 
-#define JAX_EP_INSTANTIATE(TYPE, KIND)                                      \
-  template __global__ void GroupedMatmulSm90Kernel<TYPE, MatmulKind::KIND>( \
-      const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams);
-JAX_EP_INSTANTIATE(BFloat16, kRhsGradient)
-JAX_EP_INSTANTIATE(BFloat16, kActivationGradient)
-JAX_EP_INSTANTIATE(Float16, kRhsGradient)
-JAX_EP_INSTANTIATE(Float16, kActivationGradient)
-#undef JAX_EP_INSTANTIATE
+template __global__ void GroupedMatmulRhsGradientKernel<BFloat16>(
+    const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams);
+template __global__ void GroupedMatmulRhsGradientKernel<Float16>(
+    const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams);
 
 }  // namespace jax_ep::sm90
 
 #ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
 
 namespace jax_ep {
-namespace sm90 {
-namespace {
-
-template <typename T>
-const void* KernelAddress(MatmulKind kind) {
-  return kind == MatmulKind::kRhsGradient
-             ? reinterpret_cast<const void*>(GroupedMatmulSm90Kernel<T, MatmulKind::kRhsGradient>)
-             : reinterpret_cast<const void*>(
-                   GroupedMatmulSm90Kernel<T, MatmulKind::kActivationGradient>);
-}
-
-}  // namespace
-}  // namespace sm90
 
 static_assert(kSm90OutBoxRows == sm90::kWarpM, "each consumer warp stores its own rows");
 static_assert(kSm90ColumnBlock == sm90::kColumnBlock, "host and device agree");
 
-MatmulKernel Sm90MatmulKernel(bool is_bfloat16, MatmulKind kind) {
+MatmulKernel Sm90RhsGradientKernel(bool is_bfloat16) {
   using namespace sm90;
-  if (IsSwapped(kind)) return Sm90SwappedMatmulKernel(is_bfloat16, kind);
-  const bool is_rhs_gradient = kind == MatmulKind::kRhsGradient;
-  return {.address = is_bfloat16 ? KernelAddress<BFloat16>(kind) : KernelAddress<Float16>(kind),
+  return {.address = is_bfloat16
+                         ? reinterpret_cast<const void*>(GroupedMatmulRhsGradientKernel<BFloat16>)
+                         : reinterpret_cast<const void*>(GroupedMatmulRhsGradientKernel<Float16>),
           .threads = kThreads,
           .cluster_blocks = kClusterBlocks,
           .shared_bytes = SharedLayout::kBytes,
           .tile_m = kTileM,
           .tile_n = kTileN,
-          .a_box_rows = is_rhs_gradient ? kTileK : kWarpgroupM,
-          .b_box_rows = is_rhs_gradient ? kTileK : kHalfN,
-          .b_box_column_blocks = is_rhs_gradient ? kHalfN / kColumnBlock : 1};
+          .a_box_rows = kTileK,
+          .b_box_rows = kTileK,
+          .b_box_column_blocks = kHalfN / kColumnBlock};
 }
 
 }  // namespace jax_ep
