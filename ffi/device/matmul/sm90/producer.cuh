@@ -17,20 +17,23 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
   const bool requests_tiles = loader.block_rank == 0;  // for both blocks
   for (Tile tile = tiles.Next(); tile.num_k > 0; tile = tiles.Next()) {
     loader.WaitForRows(tile);
-    // Requests the next pair as late as possible: a pair that waits here would start after its
-    // neighbors, which read the same operands.
-    const int stage_k = loader.StageK(tile);
-    const int request_at = max((tile.num_k - 1) / stage_k - kStages, 0) * stage_k;
+    // A loop for each way to load. Branches slow it down, and so do values for which uniform
+    // registers do not suffice. With few rows per tile the tensor cores wait for this warp.
+    loader.SelectLoad(tile, [&](int stage_k, const auto& load_stage) {
+      // Requests the next pair as late as possible: a pair that waits here would start after its
+      // neighbors, which read the same operands.
+      const int request_at = max((tile.num_k - 1) / stage_k - kStages, 0) * stage_k;
 #pragma unroll 1
-    for (int k = 0; k < tile.num_k; k += stage_k) {
-      pipeline.ProducerAcquire(state);
-      if (ElectOne()) {
-        loader.LoadKBlock(tile, k, pipeline.Stage(state.index), pipeline.FullBarrier(state.index));
-        if (requests_tiles && k == request_at) MbarrierArrive(pipeline.TileRequestBarrier());
+      for (int k = 0; k < tile.num_k; k += stage_k) {
+        pipeline.ProducerAcquire(state);
+        if (ElectOne()) {
+          load_stage(k, pipeline.Stage(state.index), pipeline.FullBarrier(state.index));
+          if (requests_tiles && k == request_at) MbarrierArrive(pipeline.TileRequestBarrier());
+        }
+        __syncwarp();
+        state.Advance();
       }
-      __syncwarp();
-      state.Advance();
-    }
+    });
   }
 }
 

@@ -22,31 +22,42 @@ struct SwappedOperandLoader {
   // Waits until the tile's rows of a may be read.
   __device__ void WaitForRows(const Tile& /*tile*/) const {}
 
-  // Returns how many k of the tile a stage holds.
-  __device__ int StageK(const Tile& tile) const {
-    return tile.shared == SharedOperand::kANarrow ? kSwappedNarrowK : kTileK;
-  }
-
-  // Called by one thread. Announces the bytes of the stage at tile.k + k to the full barrier, and
-  // loads this block's share of it.
-  __device__ void LoadKBlock(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
-    if (tile.shared == SharedOperand::kANarrow) return LoadNarrow(tile, k, stage, full_barrier);
-    const int boxes = CeilDivide(tile.num_m, kSwappedBoxRows);
-    MbarrierArriveExpectTx(full_barrier, kSwappedBBytes + boxes * kSquareBytes);
-    LoadB(tile, k, stage + kSwappedRowsBytes, full_barrier);
+  // Calls run(k per stage, load_stage) once: load_stage(k, stage, full_barrier) announces the bytes
+  // of the stage at tile.k + k to the full barrier, and loads this block's share of it. Called by
+  // one thread.
+  template <typename Function>
+  __device__ __forceinline__ void SelectLoad(const Tile& tile, const Function& run) const {
     if (tile.shared == SharedOperand::kA) {
-      LoadRows<true>(tile, k, block_rank, boxes, stage, full_barrier);
-      LoadRows<true>(tile, k, block_rank + kClusterBlocks, boxes, stage, full_barrier);
+      run(kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
+        const int boxes = CeilDivide(tile.num_m, kSwappedBoxRows);
+        Announce(boxes, full_barrier);
+        LoadB(tile, k, stage, full_barrier);
+        LoadRows<true>(tile, k, block_rank, boxes, stage, full_barrier);
+        LoadRows<true>(tile, k, block_rank + kClusterBlocks, boxes, stage, full_barrier);
+      });
+    } else if (tile.shared == SharedOperand::kANarrow) {
+      run(kSwappedNarrowK, [&](int k, uint32_t stage, uint32_t full_barrier) {
+        LoadNarrow(tile, k, stage, full_barrier);
+      });
     } else {
+      run(kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
+        const int boxes = CeilDivide(tile.num_m, kSwappedBoxRows);
+        Announce(boxes, full_barrier);
+        LoadB(tile, k, stage, full_barrier);
 #pragma unroll
-      for (int box = 0; box < kSwappedRows / kSwappedBoxRows; ++box) {
-        LoadRows<false>(tile, k, box, boxes, stage, full_barrier);
-      }
+        for (int box = 0; box < kSwappedRows / kSwappedBoxRows; ++box) {
+          LoadRows<false>(tile, k, box, boxes, stage, full_barrier);
+        }
+      });
     }
   }
 
  private:
   static constexpr int kUnitBytes = kSwappedNarrowBoxRows * kSwizzleBytes;
+
+  __device__ static void Announce(int boxes, uint32_t full_barrier) {
+    MbarrierArriveExpectTx(full_barrier, kSwappedBBytes + boxes * kSquareBytes);
+  }
 
   // Both k-blocks of a stage; each block of the cluster loads the rows of one of them for both.
   __device__ void LoadNarrow(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
@@ -84,7 +95,8 @@ struct SwappedOperandLoader {
 
   // Loads 128 columns, 64 for each consumer warpgroup: in a gated activation the second one has the
   // up columns of the first one's gate columns.
-  __device__ void LoadB(const Tile& tile, int k, uint32_t to, uint32_t full_barrier) const {
+  __device__ void LoadB(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
+    const uint32_t to = stage + kSwappedRowsBytes;
     if constexpr (kHasTransposedB<kKind>) {
       TmaLoad(to, &maps.b, full_barrier, {tile.k + k, tile.n, 0, tile.group});
     } else if (!kIsActivation<kKind> && params.b_column_blocks > 1) {
