@@ -33,31 +33,31 @@ struct OperandLoader {
   // Waits until the tile's rows of a may be read.
   __device__ void WaitForRows(const Tile& /*tile*/) const {}
 
-  // Calls run(k per stage, load_stage) once: load_stage(k, stage, full_barrier) announces the bytes
-  // of the k-block at tile.k + k to the full barrier, and loads this block's share of it. Called by
-  // one thread.
+  // Calls run(k per stage, load_stage) once: load_stage(k, stage, full_barrier) is LoadKBlock.
   template <typename Function>
   __device__ __forceinline__ void SelectLoad(const Tile& tile, const Function& run) const {
+    run(kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
+      LoadKBlock(tile, k, stage, full_barrier);
+    });
+  }
+
+  // Called by one thread. Announces the bytes of the k-block at tile.k + k to the full barrier, and
+  // loads this block's share of it.
+  __device__ void LoadKBlock(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
     // A consumer warpgroup without rows gets no half of a.
     const bool has_first_half = tile.num_m > 0;
     const bool has_both_halves = tile.num_m > kWarpgroupM;
-    const int bytes = kBBytes + (has_both_halves ? kABytes : has_first_half ? kAHalfBytes : 0);
+    MbarrierArriveExpectTx(full_barrier, kBBytes + (has_both_halves  ? kABytes
+                                                    : has_first_half ? kAHalfBytes
+                                                                     : 0));
     if (tile.shared == SharedOperand::kB) {
-      run(kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
-        MbarrierArriveExpectTx(full_barrier, bytes);
-        LoadB<true>(tile, k, block_rank, stage, full_barrier);
-        if (has_first_half) LoadA<false>(tile, k, 0, stage, full_barrier);
-        if (has_both_halves) LoadA<false>(tile, k, 1, stage, full_barrier);
-      });
+      LoadB<true>(tile, k, block_rank, stage, full_barrier);
+      if (has_first_half) LoadA<false>(tile, k, 0, stage, full_barrier);
+      if (has_both_halves) LoadA<false>(tile, k, 1, stage, full_barrier);
     } else {
-      run(kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
-        MbarrierArriveExpectTx(full_barrier, bytes);
-        if (has_both_halves || block_rank == 0) {
-          LoadA<true>(tile, k, block_rank, stage, full_barrier);
-        }
-        LoadB<false>(tile, k, 0, stage, full_barrier);
-        LoadB<false>(tile, k, 1, stage, full_barrier);
-      });
+      if (has_both_halves || block_rank == 0) LoadA<true>(tile, k, block_rank, stage, full_barrier);
+      LoadB<false>(tile, k, 0, stage, full_barrier);
+      LoadB<false>(tile, k, 1, stage, full_barrier);
     }
   }
 
