@@ -21,11 +21,11 @@ example: environment  ## train a mixture-of-experts language model on this machi
 whole := $(filter tests,$(TESTS))
 
 test: environment $(if $(whole),cc_test)  ## run the tests (TESTS=one/file.py, JOBS=processes, ARGS=for pytest)
-	.venv/bin/pytest $(TESTS) -n $(JOBS) $(if $(whole),-m "not slow") $(ARGS)
+	.venv/bin/pytest $(TESTS) -n $(JOBS) --dist worksteal $(if $(whole),-m "not slow") $(ARGS)
 
 slow_test: environment cc_build  ## run the tests that `make test` leaves to CI, twice as long
 	.venv/bin/ctest --test-dir build/cc_test -L slow -j $(JOBS) --output-on-failure
-	.venv/bin/pytest tests -n $(JOBS) -m slow $(ARGS)
+	.venv/bin/pytest tests -n $(JOBS) --dist worksteal -m slow $(ARGS)
 
 cc_test: environment cc_build  ## run the C++ tests alone
 	.venv/bin/ctest --test-dir build/cc_test -LE slow -j $(JOBS) --output-on-failure

@@ -27,6 +27,8 @@ if(JAX_EP_WITH_CUDA)
 
   add_library(
     jax_ep_cuda STATIC
+    # Takes longest by far: first, so that no core waits for it at the end.
+    ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
     ffi/handlers/bulk_copy_ceiling.cc
     ffi/handlers/call.cc
     ffi/handlers/combine.cc
@@ -45,7 +47,6 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/grouped_matmul_fp8.cc
     ffi/kernels/matmul/launch.cc
     ffi/kernels/matmul/portable/activation_gradient.cu
-    ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu

@@ -38,13 +38,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     of_tier, others = [], []
     sixth = config.option.sixth_of_cases
+    # The longest tests come first, so that no worker waits for one at the end.
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/processes/", "tests/tools/")))
     for item in items:
         parts = getattr(item, "function", None), getattr(item, "cls", None)
         name = item.nodeid.removeprefix("tests/")
         is_chosen = tier.is_collected(*parts)
         if tier.slow_pattern(name):
             item.add_marker("slow")
-            if sixth is not None and name.startswith(("operations/", "transformations/")):
+            if sixth is not None and name.startswith(tier.REPETITIONS):
                 is_chosen = is_chosen and zlib.crc32(name.encode()) % 6 == sixth
         (of_tier if is_chosen else others).append(item)
     if others:

@@ -39,6 +39,8 @@ SLOW = {
     "operations/combine_test.py::*": 3,
     "operations/dispatch_test.py::CapacityTest::*": 3,
     "operations/grouped_matmul_activation_test.py::*::test_tiles": 4,
+    "operations/grouped_matmul_activation_test.py::*::test_master_*": 2,
+    "operations/grouped_matmul_rhs_gradient_test.py::*::test_tiles": 4,
     "operations/grouped_matmul_test.py::ValuesTest::*": 3,
     "operations/grouped_mlp_test.py::*::test_agrees_with_the_named": 2,
     "operations/moe_mlp_test.py::*": 2,
@@ -47,6 +49,8 @@ SLOW = {
     "operations/quantized_mlp_test.py::ModulesTest::*": 0,
     "operations/quantized_mlp_test.py::ShardedModulesTest::test_they_*": 1,
     "operations/quantized_mlp_test.py::ShardedModulesTest::test_an_explicit_*": 0,
+    "operations/quant_test.py::QuantizeTest::test_rows": 5,
+    "operations/quantize_weights_test.py::*::test_against_numpy": 2,
     "operations/layer_stack_test.py::*": 1,
     "operations/module_stack_test.py::NnxTest::*": 1,
     "operations/module_stack_test.py::LinenTest::*": 0,
@@ -57,6 +61,8 @@ SLOW = {
     "operations/nnx_*_test.py::*": 1,
     "processes/layouts_test.py::LayoutsTest::*": 1,
     "processes/programs_test.py::*": 0,
+    "tools/bench_programs_test.py::*::test_all_calls_*": 3,
+    "tools/bench_transfer_test.py::*::test_ours_is_checked": 6,
     "tools/bench_transfer_test.py::CommandTest::*": 0,
     "tools/mutation_test.py::*": 2,
     "tools/protocol_test.py::*::test_a_broken_protocol_fails": 0,
@@ -76,6 +82,14 @@ SLOW = {
     "tools/train_test.py::*::test_two_processes_*": 0,
     "transformations/*": 1,
 }
+
+# Where slow tests repeat quick ones with other parameters. CI runs a sixth of these.
+REPETITIONS = (
+    "operations/",
+    "transformations/",
+    "tools/bench_programs_test",
+    "tools/bench_transfer_test.py::Providers",
+)
 
 # Compilation takes most of a test's time on CPU devices, and LLVM most of that. jax_ep's own results do not depend on these
 # settings; `fully_optimized` is for tests that do.

@@ -72,7 +72,7 @@ class ValuesTest(parameterized.TestCase):
             self.assertEqual(got.dtype, dtype)
             testing.assert_close(got, expected, kind)
 
-    @parameterized.product(transpose_rhs=[False, True], dtype=testing.ROW_DTYPES)
+    @parameterized.product(dtype=testing.ROW_DTYPES, transpose_rhs=[False, True])
     def test_tiles(self, transpose_rhs, dtype):
         """Sizes on both sides of the kernels' tiles, with empty groups between."""
         sizes = [130, 0, 1, 256, 0, 65, 128, 0]

@@ -63,7 +63,7 @@ def assert_quantized_by(quantize, got, message=""):
 
 
 class QuantizeTest(parameterized.TestCase):
-    @parameterized.product(format=FORMATS, dtype=testing.ROW_DTYPES)
+    @parameterized.product(dtype=testing.ROW_DTYPES, format=FORMATS)
     def test_rows(self, format, dtype):
         for shape in SHAPES:
             x = np.clip(values_of(shape), -6e4, 6e4).astype(dtype)

@@ -48,7 +48,7 @@ def assert_layouts(got, w, recipe, message=""):
 
 
 class LayoutsTest(parameterized.TestCase):
-    @parameterized.product(recipe=RECIPES, dtype=testing.ROW_DTYPES)
+    @parameterized.product(dtype=testing.ROW_DTYPES, recipe=RECIPES)
     def test_against_numpy(self, recipe, dtype):
         for seed, shape in enumerate(SHAPES):
             w = weights_of((3, *shape), dtype, seed)

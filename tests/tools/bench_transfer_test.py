@@ -153,7 +153,7 @@ class RaggedTest(parameterized.TestCase):
 
 
 class ProvidersTest(parameterized.TestCase):
-    @parameterized.product(ranks=(1, 4), operation=providers.OPERATIONS, chained=(1, 3))
+    @parameterized.product(ranks=(4, 1), operation=providers.OPERATIONS, chained=(1, 3))
     def test_ours_is_checked(self, ranks, operation, chained):
         case = dataclasses.replace(CASES[operation], chained=chained)
         started = Ours(num_sms=4).start(case, transfer_problem_of(ranks))

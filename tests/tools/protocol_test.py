@@ -83,7 +83,7 @@ class ProtocolTest(parameterized.TestCase):
 
     @parameterized.named_parameters(*SETTINGS)
     def test_the_protocol_holds(self, name, settings):
-        printed = self.check(name, settings, "-O1")
+        printed = self.check(name, settings, "-Og")
         self.assertIn("errors: 0", printed)
         self.assertNotIn("max search depth too small", printed)
         self.assertNotIn("out of memory", printed)
