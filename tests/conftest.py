@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sixth-of-cases",
         type=int,
         choices=range(6),
-        help="of the slow tests that repeat quick ones, runs this sixth only",
+        help="of the slow tests in `tier.REPETITIONS`, runs this sixth only",
     )
 
 

@@ -83,12 +83,14 @@ SLOW = {
     "transformations/*": 1,
 }
 
-# Where slow tests repeat quick ones with other parameters. CI runs a sixth of these.
+# Where slow tests repeat quick ones with other parameters, or check models that no change of the library affects. CI runs a
+# sixth of these.
 REPETITIONS = (
     "operations/",
     "transformations/",
     "tools/bench_programs_test",
     "tools/bench_transfer_test.py::Providers",
+    "tools/protocol_test",
 )
 
 # Compilation takes most of a test's time on CPU devices, and LLVM most of that. jax_ep's own results do not depend on these
