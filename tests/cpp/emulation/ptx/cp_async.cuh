@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ffi/device/common/integers.h"
+#include "tests/cpp/emulation/ptx/mbarrier.cuh"
 
 namespace jax_ep {
 
@@ -25,8 +26,8 @@ struct EmulatedCopies {
   }
 
   static EmulatedCopies& OfThread() {
-    static thread_local EmulatedCopies copies[1024];
-    return copies[threadIdx.x];
+    static thread_local EmulatedCopies copies[emulation::kMaxFibers];
+    return copies[emulation::Here().number];
   }
 };
 template <int kBytes>
@@ -50,6 +51,16 @@ void CpAsync(uint32_t to, const void* from, bool valid) {
 inline void CpAsyncCommitGroup() {
   EmulatedCopies& copies = EmulatedCopies::OfThread();
   copies.batches.push_back(std::exchange(copies.open, {}));
+}
+// The open copies run before it arrives, at some later time.
+inline void CpAsyncMbarrierArrive(uint32_t barrier) {
+  EmulatedBarrier* const complete = EmulatedBarrier::At(barrier);
+  const auto finish = [complete, copies = std::exchange(EmulatedCopies::OfThread().open, {})] {
+    for (const auto& copy : copies) copy();
+    complete->Arrive();
+  };
+  if (EmulatedCopies::OfThread().IsEarly()) return finish();
+  emulation::RunLater(finish);
 }
 template <int kPending>
 void CpAsyncWaitGroup() {
