@@ -1,7 +1,9 @@
 // Checks of tests/cpp/gpu/grouped_matmul_test.cu on a CPU: emulator.h runs the unchanged kernels
 // for sm_90a.
 //
-//   grouped_matmul_test [SEED]
+//   grouped_matmul_test [SEED [all]]
+//
+//   all   every kind of 16-bit operands; otherwise some of them
 #include "tests/cpp/emulation/for_each.h"
 
 #define JAX_EP_EMULATION
@@ -44,14 +46,17 @@ int main(int argc, char** argv) {
   emulation::settings.num_sms = 8;
   emulation::settings.resident_blocks = 4;
   emulation::settings.seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  for (const Kind& kind : {kForward,
-                           kTransposed,
-                           kRhsGradient,
-                           kAccumulation,
-                           {true, true, kF16, kF16, kF32},
-                           {false, false, kBF16, kBF16, kF32}}) {
-    CheckEmulated(kind);
+  std::vector<Kind> kinds = {kForward,
+                             kTransposed,
+                             kRhsGradient,
+                             kAccumulation,
+                             {true, true, kF16, kF16, kF32},
+                             {false, false, kBF16, kBF16, kF32}};
+  if (argc > 2) {
+    kinds = Kinds();
+    std::erase_if(kinds, [](const Kind& k) { return k.lhs == kF32 || k.right != k.lhs; });
   }
+  for (const Kind& kind : kinds) CheckEmulated(kind);
   CheckHeights(true);
   CheckHalfTiles(true);
   return failures == 0 ? 0 : 1;

@@ -18,12 +18,6 @@ namespace jax_ep {
 struct EmulatedCopies {
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> batches;
-  uint64_t random = emulation::settings.seed;
-
-  bool IsEarly() {
-    random = random * 6364136223846793005ull + 1442695040888963407ull;
-    return random >> 63 != 0;
-  }
 
   static EmulatedCopies& OfThread() {
     static thread_local EmulatedCopies copies[emulation::kMaxFibers];
@@ -45,7 +39,7 @@ void CpAsync(uint32_t to, const void* from, bool valid) {
     }
   };
   EmulatedCopies& copies = EmulatedCopies::OfThread();
-  if (copies.IsEarly()) return copy();
+  if (emulation::Random() % 2 == 0) return copy();
   copies.open.push_back(copy);
 }
 inline void CpAsyncCommitGroup() {
@@ -59,7 +53,7 @@ inline void CpAsyncMbarrierArrive(uint32_t barrier) {
     for (const auto& copy : copies) copy();
     complete->Arrive();
   };
-  if (EmulatedCopies::OfThread().IsEarly()) return finish();
+  if (emulation::Random() % 2 == 0) return finish();
   emulation::RunLater(finish);
 }
 template <int kPending>
