@@ -36,7 +36,7 @@ std::vector<FusedCase> EmulatedCases(uint64_t seed) {
   add({"all heights", kAllHeights}, 64, 136, 7);
   add({"all heights", kAllHeights}, 200, 72, 0);
   add({"few rows", kFewRows}, 264, 200, 6);
-  add({"one tile after another", {257, 40}}, 1096, 136, 5);
+  add({"one tile after another", {530, 40}}, 1096, 136, 5);
   return cases;
 }
 
