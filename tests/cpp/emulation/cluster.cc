@@ -1,7 +1,6 @@
 #include "tests/cpp/emulation/cluster.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -72,7 +71,6 @@ void Cluster::RunSomeCopies() {
 
 // No fiber can go on, and no copy is left. Says what the first thread of each warp waits for.
 void Cluster::FailDeadlock() const {
-  std::printf("FAIL a deadlock: all threads of a cluster wait\n");
   for (const auto& fiber : fibers_) {
     const Place& place = fiber->place;
     if (fiber->has_ended || place.thread.x % kWarp != 0) continue;
@@ -86,8 +84,7 @@ void Cluster::FailDeadlock() const {
       std::printf("other threads, or a copy\n");
     }
   }
-  std::fflush(stdout);
-  std::_Exit(1);
+  Fail("a deadlock: all threads of a cluster wait");
 }
 
 // Waits for other blocks take turns, too. A fiber that waits reads its clock every few turns.
@@ -140,7 +137,7 @@ void Cluster::Run() {
     turns_of_clusters.erase(turns);
   }
   *turns = UINT64_MAX;
-  while (!copies.empty()) RunSomeCopies();
+  if (!copies.empty()) Fail("a block has ended before its asynchronous copies");
   --running_clusters;
   cluster = nullptr;
   const std::lock_guard lock(stacks_mutex);

@@ -1,3 +1,5 @@
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -44,6 +46,12 @@ void Pass(Barrier& barrier, unsigned count) {
 }
 
 }  // namespace
+
+void Fail(const std::string& what) {
+  std::printf("FAIL %s\n", what.c_str());
+  std::fflush(stdout);
+  std::_Exit(1);
+}
 
 const Place& Here() { return cluster->current().place; }
 

@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <type_traits>
 
 #define __CUDACC__ 1
@@ -59,6 +60,9 @@ struct Place {
 };
 inline constexpr unsigned kMaxFibers = 1024;
 const Place& Here();
+
+// Ends the program: a kernel does what a GPU does not permit.
+[[noreturn]] void Fail(const std::string& what);
 
 // Lets other fibers run.
 void Yield();

@@ -2,8 +2,6 @@
 #ifndef JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 #define JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -47,8 +45,7 @@ void BulkWaitGroup() {
 
 inline void CheckBulk(uint64_t a, uint64_t b, uint32_t bytes) {
   if ((a | b | bytes) % 16 == 0 && bytes > 0) return;
-  std::printf("FAIL a bulk copy of %u bytes is not of multiples of 16\n", bytes);
-  std::_Exit(1);
+  emulation::Fail("a bulk copy of " + std::to_string(bytes) + " bytes is not of multiples of 16");
 }
 
 inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

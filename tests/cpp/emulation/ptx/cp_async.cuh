@@ -3,8 +3,6 @@
 #ifndef JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 #define JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 
-#include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -27,8 +25,7 @@ struct EmulatedCopies {
 template <int kBytes>
 void CpAsync(uint32_t to, const void* from, bool valid) {
   if ((to | reinterpret_cast<uint64_t>(from)) % kBytes != 0) {
-    std::printf("FAIL an asynchronous copy of %d bytes is not aligned\n", kBytes);
-    std::_Exit(1);
+    emulation::Fail("an asynchronous copy of " + std::to_string(kBytes) + " bytes is not aligned");
   }
   uint8_t* const shared = emulation::SharedMemory() + to;
   const auto copy = [=] {

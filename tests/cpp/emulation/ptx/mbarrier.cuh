@@ -2,9 +2,6 @@
 #ifndef JAX_EP_DEVICE_PTX_MBARRIER_CUH_
 #define JAX_EP_DEVICE_PTX_MBARRIER_CUH_
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "ffi/device/common/integers.h"
 #include "tests/cpp/emulation/ptx/shared_memory.cuh"
 
@@ -21,11 +18,7 @@ struct EmulatedBarrier {
     return reinterpret_cast<EmulatedBarrier*>(SharedPointer(address));
   }
   void Arrive() {
-    if (left == 0) {
-      std::printf("FAIL an mbarrier has more arrivals than it expects\n");
-      std::fflush(stdout);
-      std::_Exit(1);
-    }
+    if (left == 0) emulation::Fail("an mbarrier has more arrivals than it expects");
     --left;
     Update();
   }
@@ -53,12 +46,13 @@ inline void MbarrierArriveExpectTx(uint32_t barrier, uint32_t bytes) {
   b->bytes += static_cast<int32_t>(bytes);
   b->Arrive();
 }
-inline bool MbarrierTestWait(uint32_t barrier, uint32_t parity) {
-  return EmulatedBarrier::At(barrier)->parity != parity;
-}
 inline void MbarrierWait(uint32_t barrier, uint32_t parity) {
-  const auto* const word = reinterpret_cast<const uint64_t*>(EmulatedBarrier::At(barrier));
-  while (!MbarrierTestWait(barrier, parity)) emulation::AwaitChange(word, *word);
+  const EmulatedBarrier* const b = EmulatedBarrier::At(barrier);
+  const auto* const word = reinterpret_cast<const uint64_t*>(b);
+  while (b->parity == parity) emulation::AwaitChange(word, *word);
+}
+inline bool MbarrierTestWait(uint32_t barrier, uint32_t parity) {
+  return EmulatedBarrier::At(barrier)->parity != parity && emulation::Random() % 4 != 0;
 }
 
 }  // namespace jax_ep

@@ -60,9 +60,7 @@ struct EmulatedBox {
 inline constexpr int kEmulatedLineBytes = 128;
 
 inline void CheckTma(uint32_t address) {
-  if (address % 128 == 0) return;
-  std::printf("FAIL a box of TMA is not aligned in shared memory\n");
-  std::_Exit(1);
+  if (address % 128 != 0) emulation::Fail("a box of TMA is not aligned in shared memory");
 }
 
 // `shared`: the memory of the block that `to` is an address of.

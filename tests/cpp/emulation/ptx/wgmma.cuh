@@ -4,8 +4,6 @@
 #ifndef JAX_EP_DEVICE_PTX_WGMMA_CUH_
 #define JAX_EP_DEVICE_PTX_WGMMA_CUH_
 
-#include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <utility>
 #include <vector>

@@ -11,8 +11,7 @@ template <typename T, MajorMode kMajorA>
 void EmulatedKBlock(float* accumulators, uint32_t a, uint32_t b, bool accumulate, int index,
                     int most) {
   if (index < 0 || index >= most / 8) {
-    std::printf("FAIL an MMA of %d columns\n", 8 * (index + 1));
-    std::_Exit(1);
+    emulation::Fail("an MMA of " + std::to_string(8 * (index + 1)) + " columns");
   }
   constexpr uint32_t kStep = kMajorA == MajorMode::kMajorK ? 2 : 128;
   for (uint32_t i = 0; i < 4; ++i) {
