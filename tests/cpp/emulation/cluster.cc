@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -114,9 +115,13 @@ void Cluster::Run() {
   size_t left = fibers_.size();
   while (left > 0) {
     bool runs = false, works = false, went_on = false;
-    const size_t first = random() % fibers_.size();
-    for (size_t i = 0; i < fibers_.size(); ++i) {
-      Fiber& fiber = *fibers_[(first + i) % fibers_.size()];
+    // Each turn has another order, in which the lanes of a warp do not follow each other.
+    const size_t count = fibers_.size();
+    size_t next = random() % count;
+    size_t step = 1 + random() % count;
+    while (std::gcd(step, count) != 1) ++step;
+    for (size_t i = 0; i < count; ++i, next = (next + step) % count) {
+      Fiber& fiber = *fibers_[next];
       if (fiber.has_ended) continue;
       if (fiber.awaited != nullptr && *fiber.awaited == fiber.value) continue;
       works |= *turns > fiber.turn_of_clock + kTurnsOfWait;
