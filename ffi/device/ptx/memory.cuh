@@ -188,6 +188,21 @@ __device__ inline float LoadGlobalNoAllocate(const float* address) {
   return value;
 }
 
+// Loads 16 bytes. Volatile: the compiler does not move the load down to where the words are used.
+__device__ inline void LoadGlobal(const void* address, uint32_t (&words)[4]) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(address)
+               : "memory");
+}
+
+__device__ inline void PrefetchToL1(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address) : "memory");
+}
+__device__ inline void PrefetchToL2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
 // Returns the time in nanoseconds.
 __device__ inline uint64_t GlobalTimer() {
   uint64_t now;

@@ -292,17 +292,30 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cud
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                 void** arguments) {
-  return cudaLaunchKernel(kernel, config->grid, config->block, arguments, config->shared_bytes,
-                          config->stream);
+  const auto found = emulation::Kernels().find(kernel);
+  if (found == emulation::Kernels().end()) return cudaErrorInvalidValue;
+  const cudaStream_t stream = config->stream;
+  const int device = stream == nullptr ? emulation::current_device : stream->device;
+  if (device == emulation::faults.unlaunchable_device) return cudaErrorInvalidValue;
+  if (emulation::ErrorOf(device) != cudaSuccess) return cudaSuccess;  // and does not run
+  emulation::Grid grid = {config->gridDim.x, config->blockDim.x, config->dynamicSmemBytes,
+                          found->second(arguments)};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      grid.cluster_blocks = config->attrs[i].val.clusterDim.x;
+    }
+  }
+  const auto run = [=] { emulation::RunGrid(device, grid); };
+  if (stream == nullptr) {  // a call of the default stream ends with its work
+    run();
+  } else {
+    stream->Add(run);
+  }
+  return cudaSuccess;
 }
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                              size_t shared_bytes, cudaStream_t stream) {
-  const auto found = emulation::Kernels().find(kernel);
-  if (found == emulation::Kernels().end()) return cudaErrorInvalidValue;
-  if (stream->device == emulation::faults.unlaunchable_device) return cudaErrorInvalidValue;
-  if (emulation::ErrorOf(stream->device) != cudaSuccess) return cudaSuccess;  // and does not run
-  stream->Add([bound = found->second(arguments), device = stream->device, grid, block,
-               shared_bytes] { emulation::RunGrid(device, grid.x, block.x, shared_bytes, bound); });
-  return cudaSuccess;
+  const cudaLaunchConfig_t config = {grid, block, shared_bytes, stream, nullptr, 0};
+  return cudaLaunchKernelExC(&config, kernel, arguments);
 }

@@ -1,10 +1,12 @@
-// The part of the CUDA runtime that the transfers and their tests use. Streams are threads, device
+// The part of the CUDA runtime that the kernels and their tests use. Streams are threads, device
 // memory is host memory, and emulator.h runs the kernels. Freed memory cannot be accessed: a kernel
 // that does crashes.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
 #define JAX_EP_TESTS_CPP_EMULATION_CUDA_RUNTIME_API_H_
 
 #include <cstddef>
+#include <tuple>
+#include <utility>
 
 #include "tests/cpp/emulation/emulator.h"
 
@@ -27,7 +29,7 @@ enum cudaError_t {
   cudaErrorLaunchFailure
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
@@ -118,26 +120,37 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                              size_t shared_bytes, cudaStream_t stream);
 
-struct cudaLaunchAttribute {};
+enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore, cudaLaunchAttributeClusterDimension };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
+  } val;
+};
 struct cudaLaunchConfig_t {
-  dim3 grid, block;
-  size_t shared_bytes;
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
   cudaStream_t stream;
-  cudaLaunchAttribute* attributes;
-  unsigned num_attributes;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
 };
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                 void** arguments);
 
 namespace emulation {
 
-// Registers a kernel of one argument, before its first launch.
+// Registers a kernel, before its first launch.
 void Register(const void* address,
               std::function<std::function<void()>(void** arguments)> bind_arguments);
-template <typename Stage>
-void Register(const void* address, void (*kernel)(Stage)) {
+template <typename... Arguments>
+void Register(const void* address, void (*kernel)(Arguments...)) {
   Register(address, [kernel](void** arguments) -> std::function<void()> {
-    return [kernel, stage = *static_cast<const Stage*>(arguments[0])] { kernel(stage); };
+    return [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+      return [kernel, values = std::tuple<Arguments...>(*static_cast<const Arguments*>(
+                          arguments[kIndices])...)] { std::apply(kernel, values); };
+    }(std::index_sequence_for<Arguments...>());
   });
 }
 

@@ -1,10 +1,11 @@
-// Runs CUDA C++ on a CPU: the transfer kernels, and those that quantize. It shows what a kernel
-// computes, but neither its speed nor errors of weak memory orders.
+// Runs CUDA C++ on a CPU: the transfer kernels, those that quantize, and matmuls. It shows what a
+// kernel computes, but neither its speed nor errors of weak memory orders.
 //
-// A block is an operating system thread, and its CUDA threads are fibers in it: `__shared__` is
-// `thread_local`. Blocks, kernels of several ranks and bulk copies run in any order that barriers
-// and flags permit. This header comes before all others (-include). At its end it replaces the
-// headers of ffi/device/ptx, by defining their guards.
+// A block, or a cluster of blocks, is an operating system thread, and its CUDA threads are fibers
+// in it: `__shared__` is `thread_local`. Blocks, kernels of several ranks, asynchronous copies and
+// matrix instructions run in any order that barriers and flags permit. This header comes before all
+// others (-include). At its end it replaces the headers of ffi/device/ptx, by defining their
+// guards.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_
 #define JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_
 
@@ -15,8 +16,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <type_traits>
 
 #define __CUDACC__ 1
@@ -26,11 +29,13 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __noinline__
+#define __forceinline__ inline
+#define __trap() std::abort()
 #define __shared__ static thread_local
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
-  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 struct int2 {
   int x, y;
@@ -50,8 +55,14 @@ namespace emulation {
 // The running fiber's.
 struct Place {
   dim3 thread, block, block_size, grid;
+  unsigned rank;    // the block's in its cluster
+  unsigned number;  // among the fibers of its cluster
 };
+inline constexpr unsigned kMaxFibers = 1024;
 const Place& Here();
+
+// Ends the program: a kernel does what a GPU does not permit.
+[[noreturn]] void Fail(const std::string& what);
 
 // Lets other fibers run.
 void Yield();
@@ -68,9 +79,14 @@ void BarrierOfSome(int number, unsigned threads);
 // The values of all 32 lanes, until the warp's next exchange but one.
 const uint64_t* Exchange(uint64_t value);
 
-uint8_t* SharedMemory();  // the block's dynamic shared memory
+void BarrierOfCluster();
 
-// Runs an asynchronous copy at some later time, on the block's thread.
+uint8_t* SharedMemory();               // the block's dynamic shared memory
+uint8_t* SharedMemory(unsigned rank);  // the same of a block of the cluster
+
+uint64_t Random();  // a number of the cluster's sequence
+
+// Runs an asynchronous copy at some later time, on the cluster's thread.
 void RunLater(std::function<void()> copy);
 
 template <typename T>
@@ -87,10 +103,16 @@ T FromWord(uint64_t word) {
   return value;
 }
 
-// Runs blocks of `threads` threads, some of them at the same time, until all have ended. Each takes
-// an SM of the device: a block waits until there is one that no other kernel's block has.
-void RunGrid(int device, unsigned blocks, unsigned threads, size_t shared_bytes,
-             const std::function<void()>& kernel);
+struct Grid {
+  unsigned blocks;
+  unsigned threads;  // per block
+  size_t shared_bytes;
+  std::function<void()> kernel;
+  unsigned cluster_blocks = 1;
+};
+// Runs clusters of blocks, some of them at the same time, until all have ended. Each block takes an
+// SM of the device: a cluster waits until there are some that no other kernel's blocks have.
+void RunGrid(int device, const Grid& grid);
 
 // The blocks that have an SM of the device.
 unsigned ResidentBlocks(int device);
@@ -113,10 +135,8 @@ extern Hooks hooks;
 
 }  // namespace emulation
 
-#define threadIdx (::emulation::Here().thread)
-#define blockIdx (::emulation::Here().block)
-#define blockDim (::emulation::Here().block_size)
-#define gridDim (::emulation::Here().grid)
+// The running fiber's place.
+inline thread_local constinit dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 inline void __syncthreads() { ::emulation::BarrierOfBlock(); }
 inline int __syncthreads_or(int value) { return ::emulation::BarrierOfBlock(value != 0); }
@@ -195,7 +215,7 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __frcp_rn(float a) { return 1 / a; }
 
 template <typename T>
-T atomicAdd(T* address, T value) {
+T atomicAdd(T* address, std::type_identity_t<T> value) {
   return std::atomic_ref<T>(*address).fetch_add(value);
 }
 template <typename T>
@@ -219,11 +239,16 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 
 #include "tests/cpp/emulation/ptx/barrier.cuh"
 #include "tests/cpp/emulation/ptx/bulk_copy.cuh"
+#include "tests/cpp/emulation/ptx/cluster.cuh"
 #include "tests/cpp/emulation/ptx/cp_async.cuh"
 #include "tests/cpp/emulation/ptx/element_types.cuh"
 #include "tests/cpp/emulation/ptx/math.cuh"
 #include "tests/cpp/emulation/ptx/mbarrier.cuh"
 #include "tests/cpp/emulation/ptx/memory.cuh"
+#include "tests/cpp/emulation/ptx/mma.cuh"
 #include "tests/cpp/emulation/ptx/shared_memory.cuh"
+#include "tests/cpp/emulation/ptx/tma.cuh"
+#include "tests/cpp/emulation/ptx/wgmma.cuh"
+#include "tests/cpp/emulation/ptx/wgmma_columns.cuh"
 
 #endif  // JAX_EP_TESTS_CPP_EMULATION_EMULATOR_H_

@@ -44,7 +44,7 @@ template <MatmulKind kKind>
 void CheckSearch(const MatmulParams& params, int64_t stride) {
   const std::vector<GroupItem> items = AllItems(kIsRhsGradient<kKind>, params);
   const auto num_items = static_cast<int64_t>(items.size());
-  emulation::RunGrid(0, 1, 32, 0, [&] {
+  const auto search_all = [&] {
     GroupSearch<kKind, Raster> search(params);
     int64_t index = 0;
     GroupItem found;
@@ -55,7 +55,8 @@ void CheckSearch(const MatmulParams& params, int64_t stride) {
       CHECK(found.first_row == expected.first_row && found.end_row == expected.end_row);
     }
     CHECK(index >= num_items && index < num_items + stride);
-  });
+  };
+  emulation::RunGrid(0, {.blocks = 1, .threads = 32, .shared_bytes = 0, .kernel = search_all});
 }
 
 void CheckSizes(const std::vector<int32_t>& sizes, int32_t num_rows) {

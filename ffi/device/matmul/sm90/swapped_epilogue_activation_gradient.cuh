@@ -16,6 +16,7 @@
 #include "ffi/device/matmul/sm90/swapped_epilogue_slices.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
+#include "ffi/device/ptx/memory.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 
 namespace jax_ep::sm90 {
@@ -80,8 +81,8 @@ class SwappedActivationGradientEpilogue
     index_ = int64_t{m} * pre_columns_ + column;
     const uint16_t* const from = PreActivation() + index_;
     PrefetchNextSlice(row, from);
-    LoadWords(from, gate_words_);
-    if (epilogue_.activation.is_gated) LoadWords(from + columns_, up_words_);
+    LoadGlobal(from, gate_words_);
+    if (epilogue_.activation.is_gated) LoadGlobal(from + columns_, up_words_);
     if (epilogue_.row_weights != nullptr) weight_ = epilogue_.row_weights[m];
   }
 
@@ -110,7 +111,7 @@ class SwappedActivationGradientEpilogue
     if (n >= columns_ || row >= at_.num_m) return;
     for (int half = 0; half < (epilogue_.activation.is_gated ? 2 : 1); ++half) {
       const int64_t index = int64_t{at_.m + row} * pre_columns_ + half * columns_ + n;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(PreActivation() + index) : "memory");
+      PrefetchToL2(PreActivation() + index);
     }
   }
 
@@ -121,10 +122,8 @@ class SwappedActivationGradientEpilogue
     if (!has_same_rows && row + kSliceRows >= at_.num_m) return;
     from += has_same_rows ? int64_t{kColumnBlock}
                           : int64_t{kSliceRows} * pre_columns_ - Box() * kColumnBlock;
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(from) : "memory");
-    if (epilogue_.activation.is_gated) {
-      asm volatile("prefetch.global.L1 [%0];" ::"l"(from + columns_) : "memory");
-    }
+    PrefetchToL1(from);
+    if (epilogue_.activation.is_gated) PrefetchToL1(from + columns_);
   }
 
   // Replaces d in the staging buffer by weighted activations, and stores the gradients and dots.
@@ -180,14 +179,6 @@ class SwappedActivationGradientEpilogue
       const int num_dots = CeilDivide(columns_, kColumnsPerDot);
       epilogue_.row_dots[int64_t{at_.m + row} * num_dots + at_.n / kColumnsPerDot] = dot;
     }
-  }
-
-  // Volatile, so that the compiler does not move the load down to where the words are used.
-  __device__ static void LoadWords(const uint16_t* from, uint32_t (&words)[kLaneWords]) {
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "l"(from)
-                 : "memory");
   }
 
   __device__ static void StoreWords(uint16_t* to, const uint32_t (&words)[kLaneWords]) {

@@ -6,6 +6,7 @@
 
 namespace jax_ep {
 
+inline bool ElectOne() { return threadIdx.x % 32 == 0; }
 inline void NamedBarrier(int number, int threads) {
   emulation::BarrierOfSome(number, static_cast<unsigned>(threads));
 }

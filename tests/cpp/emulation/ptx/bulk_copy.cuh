@@ -2,8 +2,6 @@
 #ifndef JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 #define JAX_EP_DEVICE_PTX_BULK_COPY_CUH_
 
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -16,11 +14,11 @@ namespace jax_ep {
 struct EmulatedStores {
   std::vector<std::function<void()>> open;
   std::vector<bool> has_run;  // indexed by group
-  size_t done = 0;
+  uint64_t done = 0;
 
   static EmulatedStores& OfThread() {
-    static thread_local EmulatedStores stores[1024];
-    return stores[threadIdx.x];
+    static thread_local EmulatedStores stores[emulation::kMaxFibers];
+    return stores[emulation::Here().number];
   }
 };
 inline void BulkCommitGroup() {
@@ -36,7 +34,9 @@ inline void BulkCommitGroup() {
 template <int kPending>
 void BulkWaitGroupRead() {
   const EmulatedStores& stores = EmulatedStores::OfThread();
-  while (stores.has_run.size() - stores.done > kPending) emulation::Yield();
+  while (stores.has_run.size() - stores.done > kPending) {
+    emulation::AwaitChange(&stores.done, stores.done);
+  }
 }
 template <int kPending>
 void BulkWaitGroup() {
@@ -45,25 +45,23 @@ void BulkWaitGroup() {
 
 inline void CheckBulk(uint64_t a, uint64_t b, uint32_t bytes) {
   if ((a | b | bytes) % 16 == 0 && bytes > 0) return;
-  std::printf("FAIL a bulk copy of %u bytes is not of multiples of 16\n", bytes);
-  std::_Exit(1);
+  emulation::Fail("a bulk copy of " + std::to_string(bytes) + " bytes is not of multiples of 16");
 }
 
 inline void BulkLoad(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   CheckBulk(to, reinterpret_cast<uint64_t>(from), bytes);
-  uint8_t* const shared = emulation::SharedMemory();
+  uint8_t* const shared = SharedPointer(to);
+  EmulatedBarrier* const complete = EmulatedBarrier::At(barrier);
   emulation::RunLater([=] {
-    std::memcpy(shared + to, from, bytes);
-    auto* const state = reinterpret_cast<EmulatedBarrier*>(shared + barrier);
-    state->bytes -= static_cast<int32_t>(bytes);
-    state->Update();
+    std::memcpy(shared, from, bytes);
+    complete->Complete(static_cast<int32_t>(bytes));
   });
 }
 
 inline void BulkStore(void* to, uint32_t from, uint32_t bytes) {
   CheckBulk(reinterpret_cast<uint64_t>(to), from, bytes);
-  const uint8_t* const shared = emulation::SharedMemory();
-  EmulatedStores::OfThread().open.push_back([=] { std::memcpy(to, shared + from, bytes); });
+  const uint8_t* const shared = SharedPointer(from);
+  EmulatedStores::OfThread().open.push_back([=] { std::memcpy(to, shared, bytes); });
 }
 
 inline void FenceProxyAsync() {}

@@ -3,13 +3,12 @@
 #ifndef JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 #define JAX_EP_DEVICE_PTX_CP_ASYNC_CUH_
 
-#include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <utility>
 #include <vector>
 
 #include "ffi/device/common/integers.h"
+#include "tests/cpp/emulation/ptx/mbarrier.cuh"
 
 namespace jax_ep {
 
@@ -17,23 +16,16 @@ namespace jax_ep {
 struct EmulatedCopies {
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> batches;
-  uint64_t random = emulation::settings.seed;
-
-  bool IsEarly() {
-    random = random * 6364136223846793005ull + 1442695040888963407ull;
-    return random >> 63 != 0;
-  }
 
   static EmulatedCopies& OfThread() {
-    static thread_local EmulatedCopies copies[1024];
-    return copies[threadIdx.x];
+    static thread_local EmulatedCopies copies[emulation::kMaxFibers];
+    return copies[emulation::Here().number];
   }
 };
 template <int kBytes>
 void CpAsync(uint32_t to, const void* from, bool valid) {
   if ((to | reinterpret_cast<uint64_t>(from)) % kBytes != 0) {
-    std::printf("FAIL an asynchronous copy of %d bytes is not aligned\n", kBytes);
-    std::_Exit(1);
+    emulation::Fail("an asynchronous copy of " + std::to_string(kBytes) + " bytes is not aligned");
   }
   uint8_t* const shared = emulation::SharedMemory() + to;
   const auto copy = [=] {
@@ -44,12 +36,22 @@ void CpAsync(uint32_t to, const void* from, bool valid) {
     }
   };
   EmulatedCopies& copies = EmulatedCopies::OfThread();
-  if (copies.IsEarly()) return copy();
+  if (emulation::Random() % 2 == 0) return copy();
   copies.open.push_back(copy);
 }
 inline void CpAsyncCommitGroup() {
   EmulatedCopies& copies = EmulatedCopies::OfThread();
   copies.batches.push_back(std::exchange(copies.open, {}));
+}
+// The open copies run before it arrives, at some later time.
+inline void CpAsyncMbarrierArrive(uint32_t barrier) {
+  EmulatedBarrier* const complete = EmulatedBarrier::At(barrier);
+  const auto finish = [complete, copies = std::exchange(EmulatedCopies::OfThread().open, {})] {
+    for (const auto& copy : copies) copy();
+    complete->Arrive();
+  };
+  if (emulation::Random() % 2 == 0) return finish();
+  emulation::RunLater(finish);
 }
 template <int kPending>
 void CpAsyncWaitGroup() {

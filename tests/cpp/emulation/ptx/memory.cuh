@@ -76,6 +76,12 @@ inline int2 LoadGlobalNoAllocate(const int2* address) { return *address; }
 inline int32_t LoadGlobalNoAllocate(const int32_t* address) { return *address; }
 inline float LoadGlobalNoAllocate(const float* address) { return *address; }
 
+inline void LoadGlobal(const void* address, uint32_t (&words)[4]) {
+  std::memcpy(words, address, sizeof words);
+}
+inline void PrefetchToL1(const void*) {}
+inline void PrefetchToL2(const void*) {}
+
 inline uint64_t GlobalTimer() { return emulation::Clock(); }
 
 }  // namespace jax_ep

@@ -1,0 +1,64 @@
+// Checks of tests/cpp/gpu/grouped_matmul_test.cu on a CPU: emulator.h runs the unchanged kernels
+// for sm_90a.
+//
+//   grouped_matmul_test [SEED [all]]
+//
+//   all   every kind of 16-bit operands, and more heights; otherwise some of the kinds
+#include "tests/cpp/emulation/for_each.h"
+
+#define JAX_EP_EMULATION
+#define main main_of_matmul_test
+#include "tests/cpp/gpu/grouped_matmul_test.cu"
+#undef main
+
+#include "tests/cpp/emulation/matmul_sizes.h"
+#include "tests/cpp/emulation/register_matmuls.h"
+
+namespace harness {
+namespace {
+
+// Odd and even numbers of columns of tiles, which have 128 columns, or 256 in weight gradients.
+// k-blocks, of 64: one; several; more than the steps of an epilogue.
+void CheckEmulated(const Kind& kind) {
+  const auto check = [&](const std::vector<int32_t>& sizes, int64_t k, int64_t n, bool zero_tail) {
+    const Case c = {.kind = kind,
+                    .m = Sum(sizes) + 70,
+                    .k = k,
+                    .n = n,
+                    .sizes = sizes,
+                    .zero_tail = zero_tail || kind.is_gradient,
+                    .num_sms = zero_tail ? 2 : 4,
+                    .tile_counter = zero_tail ? 1 : -1};
+    CheckCase(Describe(c, "").c_str(), c);
+  };
+  check(kAllHeights, 64, 136, true);
+  check(kAllHeights, 200, 264, false);
+  check(kFewRows, 264, 392, true);
+  check({530, 40}, 712, 128, false);
+}
+
+}  // namespace
+}  // namespace harness
+
+int main(int argc, char** argv) {
+  using namespace harness;
+  RegisterMatmuls();
+  emulation::settings.num_sms = 8;
+  emulation::settings.resident_blocks = 4;
+  emulation::settings.seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  std::vector<Kind> kinds = {kForward,
+                             kTransposed,
+                             kRhsGradient,
+                             kAccumulation,
+                             {true, true, kF16, kF16, kF32},
+                             {false, false, kBF16, kBF16, kF32}};
+  const bool all = argc > 2;
+  if (all) {
+    kinds = Kinds();
+    std::erase_if(kinds, [](const Kind& k) { return k.lhs == kF32 || k.right != k.lhs; });
+  }
+  for (const Kind& kind : kinds) CheckEmulated(kind);
+  if (all) CheckHeights(true);
+  CheckHalfTiles(true);
+  return failures == 0 ? 0 : 1;
+}
