@@ -238,13 +238,7 @@ void Connections::ReceiveFrom(uint64_t process, const Connection& connection) {
   } else if (!Decode(std::move(message), &frame)) {
     status = FailedPrecondition("cannot be understood: it has sent half a message");
   }
-  if (!status.ok()) {
-    {
-      const std::lock_guard lock(mutex_);
-      connections_.erase(process);
-    }
-    return End(process, status);
-  }
+  if (!status.ok()) return End(process, status);
   // A process that leaves comes no more, though its exit may take long. Its connection stays: who
   // closed one would seem to have died.
   if (frame.header.kind == Frame::Kind::kLeave) return End(process, {});
@@ -256,6 +250,7 @@ void Connections::End(uint64_t process, const Status& end) {
   const std::lock_guard delivery(delivery_);
   {
     const std::lock_guard lock(mutex_);
+    if (!end.ok()) connections_.erase(process);
     if (!ended_.try_emplace(process, end).second) return;
     changed_.notify_all();
   }

@@ -97,7 +97,13 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
   const Status mapped = peers.Gather(PeerGroup::Step::kMapped, Encode(offer, status), {}, &all);
   Debug("generation ", *number, ": exported in ", export_time, ", all allocated ", exchange_time,
         " later, mapped in ", import_time, ", by all ", stopwatch.Lap(), " later");
-  return mapped.ok() ? Compare(peers, all, number, failure) : mapped;
+  if (!mapped.ok()) return mapped;
+  status = Compare(peers, all, number, failure);
+  if (!failure->memory) return status;
+  // CUDA IPC cannot map the memory of a process that has died, maybe after the step above. Then
+  // another step fails, with an error that says so.
+  const Status alive = peers.Gather(PeerGroup::Step::kMapped, "", {}, &all);
+  return alive.ok() ? status : alive;
 }
 
 }  // namespace jax_ep

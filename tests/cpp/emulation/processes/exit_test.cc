@@ -6,8 +6,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <thread>
+#include <vector>
 
 #include "tests/cpp/emulation/obstacle.h"
+#include "tests/cpp/emulation/processes/delayed_ends.h"
 #include "tests/cpp/emulation/processes/process.h"
 
 namespace jax_ep::testing {
@@ -61,6 +63,43 @@ void TestForkOutlives() {
   forks.Await(15, 1);
 }
 
+// A peer ends a call before this process knows that a third one has died. jax_ep.check() waits for
+// the reason.
+void TestEndedByPeer() {
+  auto* const num_launched = SharedBetweenForks<std::atomic<int>>();
+  auto* const is_over = SharedBetweenForks<std::atomic<bool>>();
+  SharedExchange exchange;
+  Forks forks(3, [&](int index) {
+    auto* const ends = index == 0 ? new DelayedEnds : nullptr;
+    Process process({3, 1}, index, &exchange, 1);
+    DispatchProgram program = process.Dispatch(6, false);
+    program.Check();
+    if (index == 2) {
+      while (*num_launched < 2) std::this_thread::yield();
+      raise(SIGKILL);
+    }
+    CHECK_OK(program.Launch(index));
+    ++*num_launched;
+    program.Synchronize();
+    CHECK(program.IsSafe(index));
+    if (index == 1) {
+      while (!*is_over) std::this_thread::yield();
+      return;
+    }
+    ends->Tell();
+    Groups::OfProcess().PostReports(ProcessMailbox());
+    const std::vector<TimeoutReport> reports = ProcessMailbox().Take();
+    CHECK(reports.size() == 1);
+    for (const TimeoutReport& report : reports) {
+      CHECK(Contains(report.message, "rank 2 in process 2"));
+      CHECK(Contains(report.message, "has died"));
+    }
+    for (const Status& status : program.Run()) CHECK_FAILS(status, "has died");
+    *is_over = true;
+  });
+  forks.Await(15, 2);
+}
+
 // A kernel that waits for the dead process, as a collective of XLA, is never removed.
 void TestBlockedProcessEnds() {
   SharedExchange exchange;
@@ -95,6 +134,7 @@ int main(int argc, char** argv) {
   Obstacle::Register();
   return RunCases({{"an exit in order", TestOrderlyExit},
                    {"a fork outlives its parent", TestForkOutlives},
+                   {"a peer ends a call", TestEndedByPeer},
                    {"a blocked process ends", TestBlockedProcessEnds}},
                   argc, argv);
 }

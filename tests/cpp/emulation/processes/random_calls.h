@@ -15,6 +15,8 @@ namespace jax_ep::testing {
 // Calls that all processes make in the same random order, of random shapes. Workspaces grow.
 class RandomCalls {
  public:
+  static constexpr int kNumLanes = 2;
+
   RandomCalls(Process* process, Layout layout, uint64_t seed)
       : layout_(layout), local_(process->local()), random_(seed) {}
 
@@ -26,7 +28,7 @@ class RandomCalls {
       if (Status status = Run(*call); !status.ok()) return status;
     }
     num_calls += calls_.size();
-    for (int i = 0; i < local_.count; ++i) cudaStreamSynchronize(StreamOf(i, lane_));
+    Synchronize();
     Status status;
     for (const auto& call : calls_) {
       for (int i = 0; i < local_.count; ++i) {
@@ -47,10 +49,15 @@ class RandomCalls {
   static constexpr int kRoundsOfAProgram = 4;
   static constexpr GroupKernels kKernels = {&LoadTransferKernels, &LaunchStartGeneration};
 
+  void Synchronize() const {
+    for (int i = 0; i < local_.count; ++i) cudaStreamSynchronize(StreamOf(i, lane_));
+  }
+
   void MakeProgram() {
     const harness::Options options = {.tiny = true};
+    Synchronize();  // calls that come before one with an error may still run
     calls_.clear();
-    lane_ = Uniform(random_, 0, 1);
+    lane_ = Uniform(random_, 0, kNumLanes - 1);
     auto dispatch = std::make_unique<RandomDispatch>(
         harness::RandomShape(random_, layout_.num_ranks(), options), lane_, kKernels, local_);
     RandomDispatch* const of = dispatch.get();

@@ -1,4 +1,12 @@
 // Tests memory that two processes share: failures to allocate or map it, and its next kind.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "tests/cpp/emulation/processes/delayed_ends.h"
 #include "tests/cpp/emulation/processes/process.h"
 
 namespace jax_ep::testing {
@@ -73,6 +81,32 @@ void TestNoKindOfMemory() {
   });
 }
 
+// A process dies when it has mapped the memory of the other one, whose own mapping then fails. The
+// error says why, though the other process learns it later.
+void TestMemoryOfDead() {
+  auto* const killed = SharedBetweenForks<std::atomic<pid_t>>();
+  SharedExchange exchange;
+  Forks forks(2, [&](int index) {
+    if (index == 1) *killed = getpid();
+    auto* const ends = index == 0 ? new DelayedEnds : nullptr;
+    Process process({2, 1}, index, &exchange, 1);
+    process.transport.memories = {&process.memory};
+    if (index == 0) {
+      process.memory.before_import = [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the other one maps
+        kill(*killed, SIGKILL);
+        process.memory.fails_import = true;
+        ends->Tell();
+      };
+    }
+    for (const Status& status : process.Dispatch(6, false).Run()) {
+      CHECK_FAILS(status, "rank 1 in process 1");
+      CHECK_FAILS(status, "has died");
+    }
+  });
+  forks.Await(15, 1);
+}
+
 }  // namespace
 }  // namespace jax_ep::testing
 
@@ -81,6 +115,7 @@ int main(int argc, char** argv) {
   RegisterKernels();
   return RunCases({{"memory failures", TestMemoryFailures},
                    {"the next kind of memory", TestNextKindOfMemory},
-                   {"no kind of memory", TestNoKindOfMemory}},
+                   {"no kind of memory", TestNoKindOfMemory},
+                   {"the memory of a dead process", TestMemoryOfDead}},
                   argc, argv);
 }

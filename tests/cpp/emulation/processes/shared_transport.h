@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <new>
 #include <thread>
 
@@ -91,6 +92,7 @@ class SharedMemory : public PeerMemory {
   }
 
   Status Import(const std::vector<int>&, int descriptor, size_t bytes, Mapping* mapping) override {
+    if (before_import) before_import();
     if (fails_import) return FailedPrecondition("importing its workspace: no luck");
     return Map(fcntl(descriptor, F_DUPFD_CLOEXEC, 0), bytes, mapping);
   }
@@ -105,6 +107,7 @@ class SharedMemory : public PeerMemory {
   int fails_device = -1;
   size_t free_bytes = 0;
   bool fails_import = false;
+  std::function<void()> before_import;
 
  private:
   // Keeps the descriptor as the handle, plus 1: 0 is none.
