@@ -33,6 +33,7 @@ std::unique_ptr<char[]> TakeStack() {
 void RunFiber() {
   cluster->kernel();
   cluster->current().has_ended = true;
+  --cluster->block().threads_left;
   cluster->SwitchToScheduler();
 }
 
@@ -42,6 +43,8 @@ Cluster::Cluster(const Grid& grid, unsigned index, uint64_t seed)
     : kernel(grid.kernel), random(seed) {
   for (unsigned rank = 0; rank < grid.cluster_blocks; ++rank) {
     blocks.emplace_back(grid.shared_bytes, grid.threads, random);
+    // Blocks of a cluster do not begin together.
+    if (grid.cluster_blocks > 1) blocks.back().first_turn = random() % 64;
     for (unsigned thread = 0; thread < grid.threads; ++thread) {
       auto fiber = std::make_unique<Fiber>();
       fiber->stack = TakeStack();
@@ -123,6 +126,10 @@ void Cluster::Run() {
     for (size_t i = 0; i < count; ++i, next = (next + step) % count) {
       Fiber& fiber = *fibers_[next];
       if (fiber.has_ended) continue;
+      if (*turns < blocks[fiber.place.rank].first_turn) {
+        runs = true;
+        continue;
+      }
       if (fiber.awaited != nullptr && *fiber.awaited == fiber.value) continue;
       works |= *turns > fiber.turn_of_clock + kTurnsOfWait;
       went_on |= fiber.awaited != nullptr;

@@ -41,19 +41,24 @@ struct Fiber {
   uint64_t value = 0;
   uint64_t clock = uint64_t{1} << 60;
   int clock_reads = 0;
-  uint64_t turn_of_clock = 0;  // when it last read its clock
+  uint64_t turn_of_clock = 0;       // when it last read its clock
+  uint64_t cluster_generation = 0;  // of the cluster's barrier, when it arrived there
 };
 
 // Shared by the threads of a block.
 struct Block {
   explicit Block(size_t shared_bytes, unsigned threads, std::mt19937_64& random)
-      : warps((threads + kWarp - 1) / kWarp), shared(shared_bytes / 8 + 1024 / 8) {
+      : threads_left(threads),
+        warps((threads + kWarp - 1) / kWarp),
+        shared(shared_bytes / 8 + 1024 / 8) {
     // Not zeros: shared memory is uninitialized.
     for (uint64_t& word : shared) word = random();
     const auto begin = reinterpret_cast<uintptr_t>(shared.data());
     shared_begin = reinterpret_cast<uint8_t*>((begin + 1023) / 1024 * 1024);
   }
 
+  unsigned threads_left;    // that have not ended
+  uint64_t first_turn = 0;  // in which its threads begin
   std::vector<Warp> warps;
   Barrier barrier;
   Barrier named[16];

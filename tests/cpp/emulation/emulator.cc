@@ -96,14 +96,26 @@ const uint64_t* Exchange(uint64_t value) {
   return values;
 }
 
-void BarrierOfCluster() {
-  const Place& place = Here();
-  const auto blocks = static_cast<unsigned>(cluster->blocks.size());
-  Pass(cluster->barrier, blocks * place.block_size.x);
+void ArriveAtCluster() {
+  Barrier& barrier = cluster->barrier;
+  cluster->current().cluster_generation = barrier.generation;
+  if (++barrier.arrived < cluster->blocks.size() * Here().block_size.x) return;
+  barrier.arrived = 0;
+  ++barrier.generation;
+}
+void WaitForCluster() {
+  const uint64_t generation = cluster->current().cluster_generation;
+  while (cluster->barrier.generation == generation) {
+    AwaitChange(&cluster->barrier.generation, generation);
+  }
 }
 
 uint8_t* SharedMemory() { return cluster->block().shared_begin; }
-uint8_t* SharedMemory(unsigned rank) { return cluster->blocks[rank].shared_begin; }
+uint8_t* SharedMemory(unsigned rank) {
+  const Block& block = cluster->blocks[rank];
+  if (block.threads_left == 0) Fail("a block accesses shared memory of a block that has ended");
+  return block.shared_begin;
+}
 
 uint64_t Random() { return cluster->random(); }
 

@@ -79,7 +79,9 @@ void BarrierOfSome(int number, unsigned threads);
 // The values of all 32 lanes, until the warp's next exchange but one.
 const uint64_t* Exchange(uint64_t value);
 
-void BarrierOfCluster();
+// The barrier of all threads of the cluster, in two steps.
+void ArriveAtCluster();
+void WaitForCluster();
 
 uint8_t* SharedMemory();               // the block's dynamic shared memory
 uint8_t* SharedMemory(unsigned rank);  // the same of a block of the cluster

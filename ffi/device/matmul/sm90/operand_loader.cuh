@@ -22,16 +22,13 @@ __device__ inline void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t ful
   }
 }
 
-// The operand source of the producer warp: rows of a that are all present when the kernel starts.
+// Loads the k-blocks of both operands for the producer warp.
 template <MatmulKind kKind, bool kHasUp = false>
 struct OperandLoader {
   const MatmulTensorMaps& maps;
   const int block_rank;       // in the cluster
   const int up_offset;        // columns of b from gate to up, or 0
   const int b_column_blocks;  // in a box of b
-
-  // Waits until the tile's rows of a may be read.
-  __device__ void WaitForRows(const Tile& /*tile*/) const {}
 
   // Calls run(k per stage, load_stage) once: load_stage(k, stage, full_barrier) is LoadKBlock.
   template <typename Function>

@@ -20,12 +20,15 @@
 // phase before it. For the same reason no warp is two phases ahead of a warp that waits for a
 // parity.
 //
-// The last pair is an empty one, which all warps of both blocks receive. Cluster barriers at both
-// ends of the kernel keep each block's shared memory alive while the other block may access it.
+// The last pair is an empty one, which all warps of both blocks receive. A block's shared memory
+// has to be there while the other block may access it. At the beginning the cluster barrier sees to
+// that. At the end the producer waits until all stages are released, and the scheduler until all
+// tile slots are; all other accesses of the other block complete a barrier that consumers wait for.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_PIPELINE_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_PIPELINE_CUH_
 
 #include "ffi/device/matmul/sm90/shapes.h"
+#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
 #include "ffi/device/matmul/sm90/tile_pairs.h"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
@@ -71,7 +74,7 @@ static_assert(kTileBytes == 32, "a tile is sent as two vectors of 16 bytes");
 
 inline constexpr int kTileSlots = 2;
 inline constexpr int kRowWeightsBuffers = 2;
-inline constexpr int kRowWeightsBytes = kMaxTileRows * 4;
+inline constexpr int kRowWeightsBytes = SwappedTilePairs::kMaxRows * 4;
 inline constexpr int kNumBarriers = 2 * (kStages + kTileSlots) + 4;
 inline constexpr int kBarrierBytes = 8;
 
@@ -153,6 +156,19 @@ class Pipeline {
   // Returns whether they have arrived, without waiting; may miss that they just did.
   __device__ bool ConsumerTest(const PipelineState<kStages>& state) const {
     return MbarrierTestWait(FullBarrier(state.index), state.parity);
+  }
+
+  // Used in block 0 only: waits until all warps of both blocks have read the tile in the slot.
+  // Before the first use of a slot the wait is for the phase before the first.
+  __device__ void SchedulerAcquire(const PipelineState<kTileSlots>& slot) const {
+    MbarrierWait(TileEmptyBarrier(slot.index), slot.parity ^ 1);
+  }
+
+  // Writes a tile to a slot of this block.
+  __device__ void StoreTile(int slot, const Tile& tile) const {
+    StoreShared(TileSlot(slot), make_uint4(tile.group, tile.m, tile.n, tile.num_m));
+    StoreShared(TileSlot(slot) + 16,
+                make_uint4(tile.k, tile.num_k, static_cast<uint32_t>(tile.shared), 0));
   }
 
   // Writes a tile to a slot of the given block and completes its full barrier.

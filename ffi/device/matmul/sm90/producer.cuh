@@ -16,7 +16,6 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
   TileReader tiles(pipeline);
   const bool requests_tiles = loader.block_rank == 0;  // for both blocks
   for (Tile tile = tiles.Next(); tile.num_k > 0; tile = tiles.Next()) {
-    loader.WaitForRows(tile);
     // A loop for each way to load. Branches slow it down, and so do values for which uniform
     // registers do not suffice. With few rows per tile the tensor cores wait for this warp.
     loader.SelectLoad(tile, [&](int stage_k, const auto& load_stage) {
@@ -35,6 +34,8 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
       }
     });
   }
+  // The other block may still release stages here.
+  for (int i = 0; i < kStages; ++i, state.Advance()) pipeline.ProducerAcquire(state);
 }
 
 }  // namespace jax_ep::sm90

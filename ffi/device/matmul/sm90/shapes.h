@@ -31,7 +31,6 @@ inline constexpr int kTileK = 64;
 inline constexpr int kWarpgroupM = kTileM / kConsumerWarpgroups;
 inline constexpr int kWarpM = kWarpgroupM / kWarpgroupWarps;
 inline constexpr int kHalfN = kTileN / 2;
-inline constexpr int kMaxTileRows = 256;  // with swapped operands
 static_assert(kWarpgroupM == 64 && kTileN == 256, "wgmma computes 64 x 256");
 
 // Each thread of a consumer warpgroup has kAccumulators of them.

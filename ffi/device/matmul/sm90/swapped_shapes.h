@@ -12,7 +12,6 @@ namespace jax_ep::sm90 {
 // A block computes a tile of up to 256 rows x 128 columns, each consumer warpgroup 64 columns of
 // it. A stage has the rows first, then the columns of b.
 inline constexpr int kSwappedRows = SwappedTilePairs::kMaxRows;
-static_assert(kSwappedRows == kMaxTileRows, "a tile has room for its row weights");
 inline constexpr int kSwappedRowUnit = SwappedTilePairs::kRowUnit;
 inline constexpr int kSwappedColumns = kTileM;
 inline constexpr int kSwappedBoxRows = 64;

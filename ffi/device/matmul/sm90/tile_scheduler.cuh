@@ -103,29 +103,45 @@ class PairSearch {
   GroupSearch<kKind, Raster> groups_;
 };
 
-// Called by the scheduler warp, in block 0 of a cluster. A search takes about a microsecond; a warp
-// of its own runs it ahead of the producers and consumers.
+// Finds the cluster's first pair, and writes this block's tile to the block's first slot. Called by
+// the scheduler warps of both blocks while these meet, which takes about as long.
 template <MatmulKind kKind, typename Raster = TilePairs<kTileM>>
-__device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipeline) {
+__device__ void FindFirstTile(const MatmulParams& params, const Pipeline& pipeline) {
+  const Tile tile = PairSearch<kKind, Raster>(params).Find(blockIdx.x / kClusterBlocks);
+  if (threadIdx.x % 32 == ClusterRank()) pipeline.StoreTile(0, tile);
+  __syncwarp();
+}
+
+// Called by the scheduler warps of both blocks of a cluster. Both hand out the first tile, and
+// block 0's finds all later pairs. A search takes about a microsecond; a warp of its own runs it
+// ahead of the producers and consumers.
+template <MatmulKind kKind, typename Raster = TilePairs<kTileM>>
+__device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipeline, int block_rank) {
   const int lane = threadIdx.x % 32;
+  PipelineState<kTileSlots> slot;
+  bool is_last = pipeline.LoadTile(slot.index).num_k == 0;
+  // This lane has written the tile, so its arrival tells of it.
+  if (lane == block_rank) MbarrierArrive(pipeline.TileFullBarrier(slot.index));
+  if (block_rank != 0) return;
   PairSearch<kKind, Raster> pairs(params);
   DynamicTileScheduler scheduler(params.tile_counter, blockIdx.x / kClusterBlocks,
                                  gridDim.x / kClusterBlocks);
-  PipelineState<kTileSlots> slot;
   PipelineState<1> request;
-  while (true) {
-    const Tile tile = pairs.Find(__shfl_sync(0xffffffffu, scheduler.index(), 0));
-    // In the first round the slots are empty, and the wait is for the phase before the first.
-    MbarrierWait(pipeline.TileEmptyBarrier(slot.index), slot.parity ^ 1);
-    if (lane < kClusterBlocks) pipeline.SendTile(slot.index, tile, lane);
-    __syncwarp();
-    if (tile.num_k == 0) break;
+  slot.Advance();
+  while (!is_last) {
     MbarrierWait(pipeline.TileRequestBarrier(), request.parity);
     if (lane == 0) scheduler.Advance();
+    const Tile tile = pairs.Find(__shfl_sync(0xffffffffu, scheduler.index(), 0));
+    pipeline.SchedulerAcquire(slot);
+    if (lane < kClusterBlocks) pipeline.SendTile(slot.index, tile, lane);
+    __syncwarp();
+    is_last = tile.num_k == 0;
     slot.Advance();
     request.Advance();
   }
   if (lane == 0) scheduler.Finish();
+  // The other block may still read its last tiles.
+  for (int i = 0; i < kTileSlots; ++i, slot.Advance()) pipeline.SchedulerAcquire(slot);
 }
 
 }  // namespace jax_ep::sm90

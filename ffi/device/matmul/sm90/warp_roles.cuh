@@ -9,36 +9,37 @@
 
 namespace jax_ep::sm90 {
 
-// Called by all threads of a block. One thread calls prefetch(), the producer warp
-// produce(block_rank), the scheduler warp of the cluster schedule(), and the consumer warps
-// consume(). A thread of the producer's warpgroup has kProducer registers, and one of a consumer's
-// kConsumer.
-template <int kProducer, int kConsumer, typename Prefetch, typename Produce, typename Schedule,
-          typename Consume>
+// Called by all threads of a block. While the blocks of the cluster meet, one thread calls
+// prefetch(), and the scheduler warp find_first_tile(). Then the producer warp calls
+// produce(block_rank), the scheduler warp schedule(block_rank), and the consumer warps consume(). A
+// thread of the producer's warpgroup has kProducer registers, and one of a consumer's kConsumer.
+template <int kProducer, int kConsumer, typename Prefetch, typename FindFirst, typename Produce,
+          typename Schedule, typename Consume>
 __device__ __forceinline__ void RunWarpRoles(const Pipeline& pipeline, const Prefetch& prefetch,
+                                             const FindFirst& find_first_tile,
                                              const Produce& produce, const Schedule& schedule,
                                              const Consume& consume) {
   if (threadIdx.x == 0) {
-    prefetch();
     pipeline.InitializeBarriers();
+    prefetch();
   }
   __syncwarp();
-  ClusterBarrier();
+  ClusterArrive();
+  const int warp = WarpUniform(threadIdx.x / 32);
+  if (warp == 1) find_first_tile();
+  ClusterWait();
   if (threadIdx.x < kWarpgroupThreads) {
     WarpgroupRegisterDealloc<kProducer>();
-    const int warp = WarpUniform(threadIdx.x / 32);
     const int block_rank = WarpUniform(ClusterRank());
     if (warp == 0) {
       produce(block_rank);
-    } else if (warp == 1 && block_rank == 0) {
-      schedule();
+    } else if (warp == 1) {
+      schedule(block_rank);
     }
   } else {
     WarpgroupRegisterAlloc<kConsumer>();
     consume();
   }
-  __syncwarp();
-  ClusterBarrier();
 }
 
 }  // namespace jax_ep::sm90

@@ -38,10 +38,11 @@ __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& p
         PrefetchTensorMap(&maps.b);
         PrefetchTensorMap(&maps.out);
       },
+      [&] { FindFirstTile<kKind>(params, pipeline); },
       [&](int block_rank) {
         RunProducer(pipeline, OperandLoader<kKind, true>{maps, block_rank, up_offset, 1});
       },
-      [&] { RunScheduler<kKind>(params, pipeline); },
+      [&](int block_rank) { RunScheduler<kKind>(params, pipeline, block_rank); },
       [&] { Fp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline).Run(); });
 }
 

@@ -47,10 +47,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         PrefetchTensorMap(&maps.b);
         PrefetchTensorMap(&maps.out);
       },
+      [&] { FindFirstTile<kKind>(params, pipeline); },
       [&](int block_rank) {
         RunProducer(pipeline, OperandLoader<kKind>{maps, block_rank, 0, params.b_column_blocks});
       },
-      [&] { RunScheduler<kKind>(params, pipeline); },
+      [&](int block_rank) { RunScheduler<kKind>(params, pipeline, block_rank); },
       [&] { RunRhsGradientConsumer<T>(maps, params, pipeline); });
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a

@@ -37,10 +37,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         PrefetchTensorMap(&maps.b_narrow);
         PrefetchTensorMap(&maps.out);
       },
+      [&] { FindFirstTile<kKind, SwappedTilePairs>(params, pipeline); },
       [&](int block_rank) {
         RunProducer(pipeline, SwappedOperandLoader<kKind>{maps, params, block_rank});
       },
-      [&] { RunScheduler<kKind, SwappedTilePairs>(params, pipeline); },
+      [&](int block_rank) { RunScheduler<kKind, SwappedTilePairs>(params, pipeline, block_rank); },
       [&] { SwappedConsumer<T, kKind>(maps, params, pipeline).Run(); });
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a

@@ -9,7 +9,8 @@
 namespace jax_ep {
 
 inline int ClusterRank() { return static_cast<int>(emulation::Here().rank); }
-inline void ClusterBarrier() { emulation::BarrierOfCluster(); }
+inline void ClusterArrive() { emulation::ArriveAtCluster(); }
+inline void ClusterWait() { emulation::WaitForCluster(); }
 inline uint32_t MapToBlock(uint32_t address, int rank) {
   return address | static_cast<uint32_t>(rank + 1) << kEmulatedRankShift;
 }
