@@ -28,6 +28,18 @@ __device__ inline void TmaLoad(uint32_t to, const void* tensor_map, uint32_t bar
       : "memory");
 }
 
+// TmaLoad of what will not be read again: the L2 cache evicts it first.
+__device__ inline void TmaLoadEvictFirst(uint32_t to, const void* tensor_map, uint32_t barrier,
+                                         const TmaCoordinates& at) {
+  asm volatile(
+      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], policy;\n}" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.block), "r"(at.matrix),
+      "r"(at.round)
+      : "memory");
+}
+
 // Called by one thread. Copies a box to global memory, except elements outside of the tensor.
 __device__ inline void TmaStore(const void* tensor_map, uint32_t from, const TmaCoordinates& at) {
   asm volatile(

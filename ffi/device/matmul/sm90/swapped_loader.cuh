@@ -19,9 +19,6 @@ struct SwappedOperandLoader {
   const MatmulParams& params;
   const int block_rank;  // in the cluster
 
-  // Waits until the tile's rows of a may be read.
-  __device__ void WaitForRows(const Tile& /*tile*/) const {}
-
   // Calls run(k per stage, load_stage) once: load_stage(k, stage, full_barrier) announces the bytes
   // of the stage at tile.k + k to the full barrier, and loads this block's share of it. Called by
   // one thread.
@@ -75,11 +72,11 @@ struct SwappedOperandLoader {
     }
     const uint32_t to = stage + kClusterBlocks * kSwappedNarrowRowsBytes;
     if (is_half) {
-      LoadSquare(&maps.b_narrow, tile.n, tile, k, to, full_barrier);
-      LoadSquare(&maps.b_narrow, tile.n, tile, k + kTileK, to + kSquareBytes, full_barrier);
+      LoadSquare<true>(tile.n, tile, k, to, full_barrier);
+      LoadSquare<true>(tile.n, tile, k + kTileK, to + kSquareBytes, full_barrier);
     } else {
-      LoadSquares(&maps.b_narrow, tile, k, to, full_barrier);
-      LoadSquares(&maps.b_narrow, tile, k + kTileK, to + kSwappedBBytes, full_barrier);
+      LoadSquares<true>(tile, k, to, full_barrier);
+      LoadSquares<true>(tile, k + kTileK, to + kSwappedBBytes, full_barrier);
     }
   }
 
@@ -102,25 +99,28 @@ struct SwappedOperandLoader {
     } else if (!kIsActivation<kKind> && params.b_column_blocks > 1) {
       TmaLoad(to, &maps.b, full_barrier, {0, tile.k + k, tile.n / kColumnBlock, tile.group});
     } else {
-      LoadSquares(&maps.b, tile, k, to, full_barrier);
+      LoadSquares<false>(tile, k, to, full_barrier);
     }
   }
 
-  __device__ void LoadSquares(const CUtensorMap* map, const Tile& tile, int k, uint32_t to,
-                              uint32_t full_barrier) const {
+  template <bool kIsNarrow>
+  __device__ void LoadSquares(const Tile& tile, int k, uint32_t to, uint32_t full_barrier) const {
     const bool is_gated = kIsActivation<kKind> && params.epilogue.activation.is_gated;
     const int second = tile.n + (is_gated ? params.shape_n : kColumnBlock);
-    LoadSquare(map, tile.n, tile, k, to, full_barrier);
-    LoadSquare(map, second, tile, k, to + kSquareBytes, full_barrier);
+    LoadSquare<kIsNarrow>(tile.n, tile, k, to, full_barrier);
+    LoadSquare<kIsNarrow>(second, tile, k, to + kSquareBytes, full_barrier);
   }
 
-  // Loads 64 columns.
-  __device__ void LoadSquare(const CUtensorMap* map, int n, const Tile& tile, int k, uint32_t to,
+  // Loads 64 columns. No other tile reads those of a narrow one.
+  template <bool kIsNarrow>
+  __device__ void LoadSquare(int n, const Tile& tile, int k, uint32_t to,
                              uint32_t full_barrier) const {
-    if constexpr (kHasTransposedB<kKind>) {
-      TmaLoad(to, map, full_barrier, {tile.k + k, n, 0, tile.group});
+    const TmaCoordinates at = kHasTransposedB<kKind> ? TmaCoordinates{tile.k + k, n, 0, tile.group}
+                                                     : TmaCoordinates{n, tile.k + k, 0, tile.group};
+    if constexpr (kIsNarrow) {
+      TmaLoadEvictFirst(to, &maps.b_narrow, full_barrier, at);
     } else {
-      TmaLoad(to, map, full_barrier, {n, tile.k + k, 0, tile.group});
+      TmaLoad(to, &maps.b, full_barrier, at);
     }
   }
 };

@@ -82,6 +82,10 @@ inline void TmaLoad(uint32_t to, const void* tensor_map, uint32_t barrier,
                     const TmaCoordinates& at) {
   EmulatedLoad({tensor_map, at}, emulation::SharedMemory(), to, barrier);
 }
+inline void TmaLoadEvictFirst(uint32_t to, const void* tensor_map, uint32_t barrier,
+                              const TmaCoordinates& at) {
+  TmaLoad(to, tensor_map, barrier, at);
+}
 inline void TmaLoadMulticast(uint32_t to, const void* tensor_map, uint32_t barrier,
                              const TmaCoordinates& at, uint16_t blocks) {
   for (unsigned rank = 0; rank < 16; ++rank) {
