@@ -58,17 +58,20 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   }
 
   // Slice 0 stores the pre-activation, if it is kept. The others compute kSliceWords words of
-  // activations each.
+  // activations each. A warp whose rows the tile does not have takes none.
   __device__ bool KeepsPreActivation() const { return epilogue_.pre_activation != nullptr; }
   __device__ int FirstSlice() const {
     return KeepsPreActivation() || epilogue_.activation.is_identity ? 0 : 1;
   }
-  __device__ int EndSlice() const {
-    const ActivationFunction& f = epilogue_.activation;
-    return f.is_identity ? 1 : 1 + (f.is_gated ? kBoxWords : kStagingWords) / kSliceWords;
-  }
+  __device__ int EndSlice() const { return end_slice_; }
 
-  __device__ void BeginHalf() { weights_.Load(epilogue_.row_weights, at_); }
+  __device__ void BeginHalf() {
+    weights_.Load(epilogue_.row_weights, at_);
+    const ActivationFunction& f = epilogue_.activation;
+    end_slice_ = at_.num_m <= 0  ? FirstSlice()
+                 : f.is_identity ? 1
+                                 : 1 + (f.is_gated ? kBoxWords : kStagingWords) / kSliceWords;
+  }
 
   __device__ void Load() {
     if (slice_ == 0) return;
@@ -98,7 +101,6 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   }
 
   __device__ void StorePreActivation() const {
-    if (at_.num_m <= 0) return;
     const TmaCoordinates box = PrefixBox(at_);
     if (!epilogue_.activation.is_gated)
       return staging_.Rows().template Store<2>(maps_.pre_activation, box);
@@ -150,6 +152,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   const int columns_;
   const MatmulTensorMaps& maps_;
   SwappedRowWeights accumulator_weights_;
+  int end_slice_ = 0;
   RowWeights weights_ = {};
   uint32_t words_[kSliceWords] = {};
   uint32_t up_words_[kSliceWords] = {};

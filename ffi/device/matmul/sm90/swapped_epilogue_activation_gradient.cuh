@@ -119,7 +119,9 @@ class SwappedActivationGradientEpilogue
   __device__ void PrefetchNextSlice(int row, const uint16_t* from) const {
     const bool has_same_rows = Box() + 1 < kStagingBoxes;
     if (threadIdx.x % kRowLanes != 0) return;  // one lane per cache line
-    if (!has_same_rows && row + kSliceRows >= at_.num_m) return;
+    const bool is_inside =
+        has_same_rows ? at_.n + kColumnBlock < columns_ : row + kSliceRows < at_.num_m;
+    if (!is_inside) return;
     from += has_same_rows ? int64_t{kColumnBlock}
                           : int64_t{kSliceRows} * pre_columns_ - Box() * kColumnBlock;
     PrefetchToL1(from);

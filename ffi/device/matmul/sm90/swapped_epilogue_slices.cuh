@@ -10,7 +10,8 @@ namespace jax_ep::sm90 {
 // At the end of a tile its accumulators are rounded to 16 bits, 128 rows of them into the staging
 // buffer and the rest into registers. There each warp takes 16 rows, at_, in slices. Then the other
 // half of the tile's rows follows. Slices of a half are numbered from FirstSlice() on, and
-// EndSlice() is past the last one. Two more end the round and stage the next half.
+// EndSlice() is past the last one; a warp without rows has none. Two more end the round and stage
+// the next half.
 //
 // Epilogue, the derived class, has
 //
@@ -72,8 +73,7 @@ class SwappedEpilogueSlices {
   SwappedStaging staging_;
   const int warp_;
   EpilogueCoordinates at_ = {};  // this warp's rows of the half
-  int halves_left_ = 0;
-  int slice_ = 0;  // next one of this half
+  int slice_ = 0;                // next one of this half
 
  private:
   __device__ Epilogue& Derived() { return static_cast<Epilogue&>(*this); }
@@ -100,7 +100,7 @@ class SwappedEpilogueSlices {
       Derived().Run();
       if (++slice_ < end) return;
       Delay(2);
-      if (at_.num_m > 0) Derived().StoreRows();
+      Derived().StoreRows();
     } else if (slice_ == end) {
       staging_.EndRound();
       ++slice_;
@@ -116,6 +116,7 @@ class SwappedEpilogueSlices {
     }
   }
 
+  int halves_left_ = 0;
   int delay_ = 0;  // k-blocks until the next slice
   bool is_published_ = false;
   uint32_t kept_[kStagingWords] = {};  // the second half of the rows
