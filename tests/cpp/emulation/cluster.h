@@ -42,7 +42,7 @@ struct Fiber {
   uint64_t clock = uint64_t{1} << 60;
   int clock_reads = 0;
   uint64_t turn_of_clock = 0;       // when it last read its clock
-  uint64_t cluster_generation = 0;  // of the cluster's barrier, when it arrived there
+  uint64_t cluster_generation = 0;  // at its arrival at the cluster's barrier
 };
 
 // Shared by the threads of a block.
@@ -57,7 +57,7 @@ struct Block {
     shared_begin = reinterpret_cast<uint8_t*>((begin + 1023) / 1024 * 1024);
   }
 
-  unsigned threads_left;    // that have not ended
+  unsigned threads_left;    // without those that have ended
   uint64_t first_turn = 0;  // in which its threads begin
   std::vector<Warp> warps;
   Barrier barrier;
