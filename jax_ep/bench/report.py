@@ -8,6 +8,8 @@ import json
 import pathlib
 import platform
 import statistics
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -44,6 +46,7 @@ PACKAGES = (
     "triton",
 )
 MIN_SWEEP = 3  # values of a size, from which on a line is drawn over them
+LABEL_CHARACTERS = 14  # per line, below bars
 
 Record = dict[str, Any]
 
@@ -239,8 +242,13 @@ def draw_bars(panel: Axes, records: list[Record], names: list[str], figure: Figu
         heights = [r["measurements"].get(name, {}).get(figure.key) or 0.0 for r in records]
         positions = np.arange(len(records)) + (index - (len(names) - 1) / 2) * width
         panel.bar(positions, heights, width, label=name, color=f"C{index}")
-    labels = [r["key"].partition("/")[2].replace("/", "\n") for r in records]
+    labels = ["\n".join(_wrapped(r["key"].partition("/")[2])) for r in records]
     panel.set_xticks(range(len(records)), labels, fontsize=8)
+
+
+def _wrapped(key: str) -> Iterator[str]:
+    for part in key.split("/"):
+        yield from textwrap.wrap(part, LABEL_CHARACTERS)
 
 
 def draw_lines(
