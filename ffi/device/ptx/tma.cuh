@@ -3,18 +3,9 @@
 #define JAX_EP_DEVICE_PTX_TMA_CUH_
 
 #include "ffi/device/common/integers.h"
+#include "ffi/device/ptx/tma_coordinates.cuh"
 
 namespace jax_ep {
-
-// The first element of a box; `column` is innermost. In maps whose boxes hold several blocks of
-// columns side by side, `block` is the index of the first one, else 0.
-struct TmaCoordinates {
-  int column;
-  int row;
-  int block;
-  int matrix;
-  int round = 0;  // kPrefixRows in a prefix map, which moves addresses back by as many rows
-};
 
 // Called by one thread. Copies a box to shared memory; elements outside of the tensor are zero, and
 // count as bytes at the barrier.

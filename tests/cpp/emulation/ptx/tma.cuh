@@ -4,19 +4,12 @@
 
 #include "cuda.h"
 #include "ffi/device/common/integers.h"
+#include "ffi/device/ptx/tma_coordinates.cuh"
 #include "tests/cpp/emulation/ptx/bulk_copy.cuh"
 #include "tests/cpp/emulation/ptx/mbarrier.cuh"
 #include "tests/cpp/emulation/ptx/shared_memory.cuh"
 
 namespace jax_ep {
-
-struct TmaCoordinates {
-  int column;
-  int row;
-  int block;
-  int matrix;
-  int round = 0;
-};
 
 // A box of a tensor map, which is copied line by line: lines are contiguous in memory.
 struct EmulatedBox {
