@@ -36,14 +36,21 @@ void ReturnSms(int device, unsigned count) {
   taken_sms[device].notify_all();
 }
 
-void Pass(Barrier& barrier, unsigned count) {
+// Returns the generation that is awaited, which has ended if this is the last thread to arrive.
+uint64_t Arrive(Barrier& barrier, size_t count) {
+  const uint64_t generation = barrier.generation;
   if (++barrier.arrived == count) {
     barrier.arrived = 0;
     ++barrier.generation;
-  } else {
-    AwaitChange(&barrier.generation, barrier.generation);
   }
+  return generation;
 }
+
+void Await(const Barrier& barrier, uint64_t generation) {
+  if (barrier.generation == generation) AwaitChange(&barrier.generation, generation);
+}
+
+void Pass(Barrier& barrier, size_t count) { Await(barrier, Arrive(barrier, count)); }
 
 }  // namespace
 
@@ -97,18 +104,10 @@ const uint64_t* Exchange(uint64_t value) {
 }
 
 void ArriveAtCluster() {
-  Barrier& barrier = cluster->barrier;
-  cluster->current().cluster_generation = barrier.generation;
-  if (++barrier.arrived < cluster->blocks.size() * Here().block_size.x) return;
-  barrier.arrived = 0;
-  ++barrier.generation;
+  cluster->current().cluster_generation =
+      Arrive(cluster->barrier, cluster->blocks.size() * Here().block_size.x);
 }
-void WaitForCluster() {
-  const uint64_t generation = cluster->current().cluster_generation;
-  while (cluster->barrier.generation == generation) {
-    AwaitChange(&cluster->barrier.generation, generation);
-  }
-}
+void WaitForCluster() { Await(cluster->barrier, cluster->current().cluster_generation); }
 
 uint8_t* SharedMemory() { return cluster->block().shared_begin; }
 uint8_t* SharedMemory(unsigned rank) {

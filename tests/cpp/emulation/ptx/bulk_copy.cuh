@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/cpp/emulation/ptx/mbarrier.cuh"
+#include "tests/cpp/emulation/ptx/thread_groups.h"
 
 namespace jax_ep {
 
@@ -16,10 +17,7 @@ struct EmulatedStores {
   std::vector<bool> has_run;  // indexed by group
   uint64_t done = 0;
 
-  static EmulatedStores& OfThread() {
-    static thread_local EmulatedStores stores[emulation::kMaxFibers];
-    return stores[emulation::Here().number];
-  }
+  static EmulatedStores& OfThread() { return EmulatedOfThread<EmulatedStores>(); }
 };
 inline void BulkCommitGroup() {
   EmulatedStores* const stores = &EmulatedStores::OfThread();

@@ -4,42 +4,21 @@
 #ifndef JAX_EP_DEVICE_PTX_WGMMA_CUH_
 #define JAX_EP_DEVICE_PTX_WGMMA_CUH_
 
-#include <deque>
-#include <utility>
-#include <vector>
-
 #include "ffi/device/ptx/element_types.cuh"
+#include "ffi/device/ptx/wgmma_operand.cuh"
 #include "tests/cpp/emulation/ptx/shared_memory.cuh"
+#include "tests/cpp/emulation/ptx/thread_groups.h"
 
 namespace jax_ep {
 
-enum class MajorMode { kMajorK, kMajorMN };
-
-inline uint32_t SharedMemoryDescriptor(uint32_t address, uint32_t block_bytes) {
-  return block_bytes >> 4 << 16 | (address & 0x3ffff) >> 4;
-}
-
-// A thread's groups of MMAs, the open one last.
-struct EmulatedMmas {
-  using Group = std::vector<std::function<void()>>;
-  Group open;
-  std::deque<Group> groups;
-
-  static EmulatedMmas& OfThread() {
-    static thread_local EmulatedMmas mmas[emulation::kMaxFibers];
-    return mmas[emulation::Here().number];
-  }
-  void Run(size_t pending) {
-    for (; groups.size() > pending; groups.pop_front()) {
-      for (const auto& mma : groups.front()) mma();
-    }
-  }
+struct EmulatedMmas : EmulatedGroups {
+  static EmulatedMmas& OfThread() { return EmulatedOfThread<EmulatedMmas>(); }
 };
 
 inline void WgmmaFence() {}
 inline void WgmmaCommitGroup() {
   EmulatedMmas& mmas = EmulatedMmas::OfThread();
-  mmas.groups.push_back(std::exchange(mmas.open, {}));
+  mmas.Commit();
   if (emulation::Random() % 2 == 0) mmas.Run(0);
 }
 // Some threads wait long, so that others overtake them.
