@@ -87,8 +87,7 @@ void TestEndedByPeer() {
       return;
     }
     ends->Tell();
-    Groups::OfProcess().PostReports(ProcessMailbox());
-    const std::vector<TimeoutReport> reports = ProcessMailbox().Take();
+    const std::vector<TimeoutReport> reports = TakeReports();
     CHECK(reports.size() == 1);
     for (const TimeoutReport& report : reports) {
       CHECK(Contains(report.message, "rank 2 in process 2"));

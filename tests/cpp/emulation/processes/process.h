@@ -12,6 +12,7 @@
 #include "tests/cpp/emulation/processes/forks.h"
 #include "tests/cpp/emulation/processes/shared_transport.h"
 #include "tests/cpp/emulation/register_kernels.h"
+#include "tests/cpp/emulation/reports.h"
 #include "tests/cpp/emulation/streams.h"
 #include "tests/cpp/unit/check.h"
 

@@ -50,8 +50,7 @@ void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_i
 
 // Checks that jax_ep.check() says who has died. Returns the number of new reports.
 size_t CheckReports() {
-  Groups::OfProcess().PostReports(ProcessMailbox());
-  const std::vector<TimeoutReport> reports = ProcessMailbox().Take();
+  const std::vector<TimeoutReport> reports = TakeReports();
   for (const TimeoutReport& report : reports) CHECK(Contains(report.message, "has died"));
   return reports.size();
 }

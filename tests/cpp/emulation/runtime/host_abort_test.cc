@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/cpp/emulation/obstacle.h"
+#include "tests/cpp/emulation/reports.h"
 #include "tests/cpp/emulation/runtime/fixture.h"
 
 namespace jax_ep::testing {
@@ -11,9 +12,8 @@ namespace {
 
 // Whether the host has reported the end of a call, in a message that contains `part`.
 bool Reported(const char* part) {
-  Groups::OfProcess().PostReports(ProcessMailbox());
   bool found = false;
-  for (const TimeoutReport& report : ProcessMailbox().Take()) {
+  for (const TimeoutReport& report : TakeReports()) {
     found |= report.phase == "host" && Contains(report.message, part);
   }
   return found;
