@@ -18,7 +18,8 @@ struct GroupItem {
 };
 
 // A Raster is made from {rows of a group's result, tiles along n}. Its Count() is the number of
-// work items in that result.
+// work items in that result. If it has IsTall(), and the call has few pairs, groups whose items are
+// tall come first.
 template <MatmulKind kKind, typename Raster>
 class GroupSearch {
  public:
@@ -32,6 +33,29 @@ class GroupSearch {
   // Called by all lanes of a warp, with indices that never decrease. Returns false if there is no
   // item with this index, and then none with a higher one.
   __device__ bool Find(int64_t index, GroupItem* item) {
+    if (FindInPass(index, item)) return true;
+    if constexpr (kHasTall) {
+      if (!params_.has_few_pairs || !is_tall_) return false;
+      is_tall_ = false;
+      first_group_ = 0;
+      rows_before_ = 0;
+      return FindInPass(index, item);
+    }
+    return false;
+  }
+
+  // Returns the number of items. No call of Find may follow.
+  __device__ int64_t Count() {
+    GroupItem item;
+    Find(INT64_MAX, &item);
+    return items_before_;
+  }
+
+ private:
+  static constexpr uint32_t kAllLanes = 0xffffffffu;
+  static constexpr bool kHasTall = requires(Raster raster) { raster.IsTall(); };
+
+  __device__ bool FindInPass(int64_t index, GroupItem* item) {
     const RowGroups& groups = params_.groups;
     const int32_t num_entries = groups.num_groups + (groups.zero_tail ? 1 : 0);
     const int lane = threadIdx.x % 32;
@@ -49,7 +73,7 @@ class GroupSearch {
       uint32_t begin = __shfl_up_sync(kAllLanes, end, 1);
       if (lane == 0) begin = rows_before_;
 
-      const int64_t items = group < num_entries ? MakeRaster(end - begin).Count() : 0;
+      const int64_t items = group < num_entries ? CountInPass(MakeRaster(end - begin)) : 0;
       int64_t items_end = (lane == 0 ? items_before_ : 0) + items;
       for (int distance = 1; distance < 32; distance *= 2) {
         const int64_t lower = __shfl_up_sync(kAllLanes, items_end, distance);
@@ -71,8 +95,12 @@ class GroupSearch {
     return false;
   }
 
- private:
-  static constexpr uint32_t kAllLanes = 0xffffffffu;
+  __device__ int64_t CountInPass(const Raster& raster) const {
+    if constexpr (kHasTall) {
+      if (params_.has_few_pairs && raster.IsTall() != is_tall_) return 0;
+    }
+    return raster.Count();
+  }
 
   // Clips to [0, num_rows], because the sum of two sizes must fit 32 bits.
   __device__ uint32_t ClippedSize(int32_t group) const {
@@ -118,6 +146,7 @@ class GroupSearch {
   int32_t first_group_ = 0;  // the first of the 32 groups that the lanes hold
   uint32_t rows_before_ = 0;
   int64_t items_before_ = 0;
+  bool is_tall_ = true;  // the pass: groups with tall items, or all others
 };
 
 }  // namespace jax_ep

@@ -26,6 +26,7 @@ struct MatmulKernel {
 
   // For kernels with swapped operands. Boxes of narrow tiles have one column block.
   int a_narrow_box_rows = 0;  // 0: there are no narrow tiles
+  int narrow_rows = 0;        // of a group whose tiles are narrow, at most
   int b_narrow_box_rows = 0;
   int float32_box_rows = 0;  // boxes of float32 results; 0: as of 16-bit ones
   int float32_box_columns = 0;

@@ -204,7 +204,12 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
       params.groups.num_groups * CeilDivide(int64_t{params.shape_n}, params.out_tile_n) <=
           num_sms / kernel.cluster_blocks;
 
+  // With many waves of tiles the last one matters little. With few rows per group reading memory
+  // bounds all tiles alike.
+  constexpr int64_t kFewWaves = 16;
   const int64_t tiles = MaxTiles(kind, kernel, params);
+  params.has_few_pairs = kernel.a_narrow_box_rows > 0 && tiles <= kFewWaves * num_sms &&
+                         params.groups.num_rows > kernel.narrow_rows * params.groups.num_groups;
   if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
   void* maps_and_params[] = {&maps, &params};
   void* only_params[] = {&params};

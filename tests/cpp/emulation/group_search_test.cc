@@ -19,6 +19,11 @@ struct Raster {
   int64_t Count() const { return int64_t{CeilDivide(rows, kTileRows)} * tiles_n; }
 };
 
+// Has groups whose items come first, if a call has few pairs.
+struct TallRaster : Raster {
+  bool IsTall() const { return rows > 2 * kTileRows; }
+};
+
 // Returns all items in their order.
 std::vector<GroupItem> AllItems(bool is_rhs_gradient, const MatmulParams& params) {
   const RowGroups& groups = params.groups;
@@ -39,10 +44,15 @@ std::vector<GroupItem> AllItems(bool is_rhs_gradient, const MatmulParams& params
   return items;
 }
 
-// Finds every `stride`-th item.
-template <MatmulKind kKind>
+// Finds every `stride`-th item, and counts all of them.
+template <MatmulKind kKind, typename Raster = Raster>
 void CheckSearch(const MatmulParams& params, int64_t stride) {
-  const std::vector<GroupItem> items = AllItems(kIsRhsGradient<kKind>, params);
+  std::vector<GroupItem> items = AllItems(kIsRhsGradient<kKind>, params);
+  if (params.has_few_pairs) {
+    std::stable_partition(items.begin(), items.end(), [](const GroupItem& item) {
+      return TallRaster{{item.end_row - item.first_row}}.IsTall();
+    });
+  }
   const auto num_items = static_cast<int64_t>(items.size());
   const auto search_all = [&] {
     GroupSearch<kKind, Raster> search(params);
@@ -55,6 +65,7 @@ void CheckSearch(const MatmulParams& params, int64_t stride) {
       CHECK(found.first_row == expected.first_row && found.end_row == expected.end_row);
     }
     CHECK(index >= num_items && index < num_items + stride);
+    CHECK((GroupSearch<kKind, Raster>(params).Count()) == num_items);
   };
   emulation::RunGrid(0, {.blocks = 1, .threads = 32, .shared_bytes = 0, .kernel = search_all});
 }
@@ -69,6 +80,9 @@ void CheckSizes(const std::vector<int32_t>& sizes, int32_t num_rows) {
     for (bool zero_tail : {false, true}) {
       params.groups.zero_tail = zero_tail;
       CheckSearch<MatmulKind::kForward>(params, stride);
+      params.has_few_pairs = true;
+      CheckSearch<MatmulKind::kForward, TallRaster>(params, stride);
+      params.has_few_pairs = false;
     }
     params.groups.zero_tail = false;
     for (bool accumulates : {false, true}) {

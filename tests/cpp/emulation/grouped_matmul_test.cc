@@ -35,6 +35,7 @@ void CheckEmulated(const Kind& kind) {
   check(kAllHeights, 200, 264, false);
   check(kFewRows, 264, 392, true);
   check({530, 40}, 712, 128, false);
+  check({700}, 136, 256, false);  // three pairs for two clusters: the last one is cut
 }
 
 }  // namespace

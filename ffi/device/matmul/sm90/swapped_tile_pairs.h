@@ -33,6 +33,9 @@ struct SwappedTilePairs {
     return int64_t{tiles_n / 2} * tiles_m + tiles_n % 2 * CeilDivide(tiles_m, 2);
   }
 
+  // Returns whether tiles have so many rows that they take longer than most.
+  JAX_EP_HOST_DEVICE bool IsTall() const { return num_m > kMaxRows / 4 * 3 * TilesM(); }
+
   // Returns the tile of the given block of a cluster. Pairs go through bands of at most kBandTiles
   // tiles along m, column by column.
   JAX_EP_HOST_DEVICE PairedTile At(int64_t index, int block_rank) const {

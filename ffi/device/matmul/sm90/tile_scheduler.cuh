@@ -5,6 +5,7 @@
 
 #include "ffi/device/matmul/group_search.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/swapped_shapes.h"
 #include "ffi/device/ptx/mbarrier.cuh"
 
 namespace jax_ep::sm90 {
@@ -98,6 +99,9 @@ class PairSearch {
     return tile;
   }
 
+  // Returns the number of pairs. Called by whole warps.
+  __device__ int64_t Count() const { return GroupSearch<kKind, Raster>(params_).Count(); }
+
  private:
   const MatmulParams& params_;
   GroupSearch<kKind, Raster> groups_;
@@ -112,9 +116,43 @@ __device__ void FindFirstTile(const MatmulParams& params, const Pipeline& pipeli
   __syncwarp();
 }
 
+// The pairs that are left when every cluster has had the same number of them. If each of two
+// clusters can have a half of one, their tiles are cut into halves of their rows: all clusters end
+// earlier.
+class LastWave {
+ public:
+  // `num_pairs` of 0: there is none.
+  __device__ LastWave(int64_t num_pairs, int64_t num_clusters)
+      : first_(num_pairs / num_clusters * num_clusters),
+        halves_(first_ > 0 && 2 * (num_pairs - first_) <= num_clusters) {}
+
+  __device__ bool Has(int64_t index) const { return halves_ && index >= first_; }
+  __device__ int64_t Pair(int64_t index) const {
+    return Has(index) ? first_ + (index - first_) / 2 : index;
+  }
+
+  // Makes the pair's tile that of an index. Returns false if there is none: the tile stays whole.
+  __device__ bool Cut(int64_t index, Tile* tile) const {
+    constexpr int32_t kMinRows = 128;
+    if (!Has(index) || tile->num_k == 0) return true;
+    const bool is_second = (index - first_) % 2 == 1;
+    if (tile->shared != SharedOperand::kA || tile->num_m < kMinRows) return !is_second;
+    const int32_t middle = CeilDivide(tile->num_m, 2 * kSwappedRowUnit) * kSwappedRowUnit;
+    if (is_second) tile->m += middle;
+    tile->num_m = is_second ? tile->num_m - middle : middle;
+    return true;
+  }
+
+ private:
+  const int64_t first_;
+  const bool halves_;
+};
+
 // Called by the scheduler warps of both blocks of a cluster. Both hand out the first tile, and
 // block 0's finds all later pairs. A search takes about a microsecond; a warp of its own runs it
 // ahead of the producers and consumers.
+//
+// If a call has few pairs, clusters that end early are a loss: see LastWave and GroupSearch.
 template <MatmulKind kKind, typename Raster = TilePairs<kTileM>>
 __device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipeline, int block_rank) {
   const int lane = threadIdx.x % 32;
@@ -123,15 +161,22 @@ __device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipelin
   // This lane has written the tile, so its arrival tells of it.
   if (lane == block_rank) MbarrierArrive(pipeline.TileFullBarrier(slot.index));
   if (block_rank != 0) return;
+  const uint32_t num_clusters = gridDim.x / kClusterBlocks;
   PairSearch<kKind, Raster> pairs(params);
-  DynamicTileScheduler scheduler(params.tile_counter, blockIdx.x / kClusterBlocks,
-                                 gridDim.x / kClusterBlocks);
+  constexpr bool kCutsTiles = requires(Raster raster) { raster.IsTall(); };
+  const LastWave last_wave(kCutsTiles && params.has_few_pairs ? pairs.Count() : 0, num_clusters);
+  DynamicTileScheduler scheduler(params.tile_counter, blockIdx.x / kClusterBlocks, num_clusters);
   PipelineState<1> request;
   slot.Advance();
   while (!is_last) {
     MbarrierWait(pipeline.TileRequestBarrier(), request.parity);
-    if (lane == 0) scheduler.Advance();
-    const Tile tile = pairs.Find(__shfl_sync(0xffffffffu, scheduler.index(), 0));
+    Tile tile;
+    int64_t index;
+    do {
+      if (lane == 0) scheduler.Advance();
+      index = __shfl_sync(0xffffffffu, scheduler.index(), 0);
+      tile = pairs.Find(last_wave.Pair(index));
+    } while (!last_wave.Cut(index, &tile));
     pipeline.SchedulerAcquire(slot);
     if (lane < kClusterBlocks) pipeline.SendTile(slot.index, tile, lane);
     __syncwarp();

@@ -100,6 +100,7 @@ MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
           .b_box_rows = HasTransposedB(kind) ? kSwappedColumns : kTileK,
           .b_box_column_blocks = kind == MatmulKind::kForward ? kSwappedColumns / kColumnBlock : 1,
           .a_narrow_box_rows = kSwappedNarrowBoxRows,
+          .narrow_rows = SwappedTilePairs::kNarrowRows,
           .b_narrow_box_rows = kTileK,
           .float32_box_rows = kSwappedFloat32Rows,
           .float32_box_columns = kWarpM,
