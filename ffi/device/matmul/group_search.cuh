@@ -33,22 +33,32 @@ class GroupSearch {
   // Called by all lanes of a warp, with indices that never decrease. Returns false if there is no
   // item with this index, and then none with a higher one.
   __device__ bool Find(int64_t index, GroupItem* item) {
-    if (FindInPass(index, item)) return true;
-    if constexpr (kHasTall) {
-      if (!params_.has_few_pairs || !is_tall_) return false;
+    while (!FindInPass(index, item)) {
+      if (!kHasTall || !params_.has_few_pairs || !is_tall_) return false;
       is_tall_ = false;
       first_group_ = 0;
       rows_before_ = 0;
-      return FindInPass(index, item);
     }
-    return false;
+    return true;
   }
 
-  // Returns the number of items. No call of Find may follow.
-  __device__ int64_t Count() {
-    GroupItem item;
-    Find(INT64_MAX, &item);
-    return items_before_;
+  // Called by all lanes of a warp. Returns the number of items, if the sizes do not add up to more
+  // rows than there are.
+  __device__ uint32_t Count() const {
+    uint32_t items = 0;
+    uint32_t rows = 0;
+    for (int32_t group = threadIdx.x % 32; group < params_.groups.num_groups; group += 32) {
+      const uint32_t size = ClippedSize(group);
+      rows += size;
+      items += static_cast<uint32_t>(MakeRaster(size).Count());
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      items += __shfl_xor_sync(kAllLanes, items, lanes);
+      rows += __shfl_xor_sync(kAllLanes, rows, lanes);
+    }
+    const auto num_rows = static_cast<uint32_t>(params_.groups.num_rows);
+    if (!params_.groups.zero_tail || rows >= num_rows) return items;
+    return items + static_cast<uint32_t>(MakeRaster(num_rows - rows).Count());
   }
 
  private:

@@ -46,6 +46,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
  private:
   friend Slices;
   using Slices::at_;
+  using Slices::end_slice_;
   using Slices::slice_;
   using Slices::staging_;
   using Slices::warp_;
@@ -63,7 +64,6 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   __device__ int FirstSlice() const {
     return KeepsPreActivation() || epilogue_.activation.is_identity ? 0 : 1;
   }
-  __device__ int EndSlice() const { return end_slice_; }
 
   __device__ void BeginHalf() {
     weights_.Load(epilogue_.row_weights, at_);
@@ -152,7 +152,6 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   const int columns_;
   const MatmulTensorMaps& maps_;
   SwappedRowWeights accumulator_weights_;
-  int end_slice_ = 0;
   RowWeights weights_ = {};
   uint32_t words_[kSliceWords] = {};
   uint32_t up_words_[kSliceWords] = {};

@@ -47,6 +47,7 @@ class SwappedActivationGradientEpilogue
  private:
   friend Slices;
   using Slices::at_;
+  using Slices::end_slice_;
   using Slices::slice_;
   using Slices::staging_;
 
@@ -59,7 +60,6 @@ class SwappedActivationGradientEpilogue
   static constexpr int kSliceRows = 32 / kRowLanes;
 
   __device__ static int FirstSlice() { return 0; }
-  __device__ int EndSlice() const { return end_slice_; }
   __device__ int Box() const { return slice_ % kStagingBoxes; }
   __device__ int SliceRow() const { return slice_ / kStagingBoxes * kSliceRows; }
   __device__ int LaneRow() const { return SliceRow() + threadIdx.x % 32 / kRowLanes; }
@@ -191,7 +191,6 @@ class SwappedActivationGradientEpilogue
   const int columns_;
   const int pre_columns_;  // columns of the pre-activation
   const void* const out_map_;
-  int end_slice_ = 0;
   bool is_inside_ = false;  // the slice has valid elements for this lane
   int64_t index_ = 0;       // this lane's first element of the slice's pre-activation
   uint32_t gate_words_[kLaneWords] = {};

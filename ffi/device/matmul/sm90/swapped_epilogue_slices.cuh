@@ -10,13 +10,13 @@ namespace jax_ep::sm90 {
 // At the end of a tile its accumulators are rounded to 16 bits, 128 rows of them into the staging
 // buffer and the rest into registers. There each warp takes 16 rows, at_, in slices. Then the other
 // half of the tile's rows follows. Slices of a half are numbered from FirstSlice() on, and
-// EndSlice() is past the last one; a warp without rows has none. Two more end the round and stage
+// end_slice_ is past the last one; a warp without rows has none. Two more end the round and stage
 // the next half.
 //
 // Epilogue, the derived class, has
 //
-//   FirstSlice, EndSlice
-//   BeginHalf            called when the rows of a half are known
+//   FirstSlice
+//   BeginHalf            called when the rows of a half are known: sets end_slice_
 //   Load, Run            called for each slice: see LoadSlice and RunSlice in epilogue.cuh
 //   StoreRows            called after the last slice of a half: stores the warp's rows
 template <typename T, typename Epilogue>
@@ -74,6 +74,7 @@ class SwappedEpilogueSlices {
   const int warp_;
   EpilogueCoordinates at_ = {};  // this warp's rows of the half
   int slice_ = 0;                // next one of this half
+  int end_slice_ = 0;
 
  private:
   __device__ Epilogue& Derived() { return static_cast<Epilogue&>(*this); }
@@ -90,18 +91,17 @@ class SwappedEpilogueSlices {
   }
 
   __device__ void LoadSlice() {
-    if (halves_left_ > 0 && slice_ < Derived().EndSlice()) Derived().Load();
+    if (halves_left_ > 0 && slice_ < end_slice_) Derived().Load();
   }
 
   __device__ void RunSlice() {
     if (halves_left_ == 0) return;
-    const int end = Derived().EndSlice();
-    if (slice_ < end) {
+    if (slice_ < end_slice_) {
       Derived().Run();
-      if (++slice_ < end) return;
+      if (++slice_ < end_slice_) return;
       Delay(2);
       Derived().StoreRows();
-    } else if (slice_ == end) {
+    } else if (slice_ == end_slice_) {
       staging_.EndRound();
       ++slice_;
       if (halves_left_ == 1) halves_left_ = 0;

@@ -99,8 +99,8 @@ class PairSearch {
     return tile;
   }
 
-  // Returns the number of pairs. Called by whole warps.
-  __device__ int64_t Count() const { return GroupSearch<kKind, Raster>(params_).Count(); }
+  // See GroupSearch.
+  __device__ uint32_t Count() const { return groups_.Count(); }
 
  private:
   const MatmulParams& params_;
@@ -121,7 +121,8 @@ __device__ void FindFirstTile(const MatmulParams& params, const Pipeline& pipeli
 // earlier.
 class LastWave {
  public:
-  // `num_pairs` of 0: there is none.
+  // `num_pairs` of 0: there is none. Results are right with any number, if all clusters have the
+  // same one.
   __device__ LastWave(int64_t num_pairs, int64_t num_clusters)
       : first_(num_pairs / num_clusters * num_clusters),
         halves_(first_ > 0 && 2 * (num_pairs - first_) <= num_clusters) {}
