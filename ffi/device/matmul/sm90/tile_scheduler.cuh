@@ -123,8 +123,8 @@ class LastWave {
  public:
   // `num_pairs` of 0: there is none. Results are right with any number, if all clusters have the
   // same one.
-  __device__ LastWave(int64_t num_pairs, int64_t num_clusters)
-      : first_(num_pairs / num_clusters * num_clusters),
+  __device__ LastWave(uint32_t num_pairs, uint32_t num_clusters)
+      : first_(num_pairs - num_pairs % num_clusters),
         halves_(first_ > 0 && 2 * (num_pairs - first_) <= num_clusters) {}
 
   __device__ bool Has(int64_t index) const { return halves_ && index >= first_; }
@@ -145,7 +145,7 @@ class LastWave {
   }
 
  private:
-  const int64_t first_;
+  const uint32_t first_;
   const bool halves_;
 };
 
