@@ -12,7 +12,8 @@ is a time over that of all parts, "/ dense sum" over that of transfers, casts an
 "/ dense matmuls" over the same without SwiGLU. With up to 64 tokens "/ reading" is a time over that
 of the transfers and of reading once, at the rate of a copy, the weights of experts that have rows.
 All run in short rounds, in changing order; the first does not count, and a ratio is the median over
-the others. Calls with few tokens are chained in one program, which XLA captures in a CUDA graph.
+the others. Calls with few tokens, and all on several GPUs, are chained in one program, which XLA
+captures in a CUDA graph.
 Peak memory is what the compiler allocates; "/ plain peak" is that of jax_ep over the least of the
 layers in plain JAX, which have the same capacity.
 """
@@ -165,12 +166,13 @@ class LayerBenchmark(Benchmark):
         return make_problem(self.mesh, shape, variant, rotated_bytes, backward=self.backward)
 
     def chains(self, shape: Shape) -> tuple[int, ...]:
-        """Launching from the host may take longer than a transfer of few tokens."""
+        """Launching may take longer than a transfer of few tokens, or of many on several GPUs."""
         if self.smoke:
             return (SMOKE_CHAINED,)
         if shape.tokens <= FEW_TOKENS:
             return (CHAINED_OF_FEW,)
-        return (CHAINED_OF_SOME,) if shape.tokens <= SOME_TOKENS else (1,)
+        is_launched_late = shape.tokens <= SOME_TOKENS or self.mesh.size > 1
+        return (CHAINED_OF_SOME,) if is_launched_late else (1,)
 
     def applies(self, provider: Provider, case: Case) -> bool:
         """Asks the provider."""

@@ -22,6 +22,7 @@ Layer = Callable[..., jax.Array]
 
 CAPACITY_FACTOR = 1.25
 SEQUENCE = 1024  # tokens that share the capacity of the einsum form
+ROW_TILING = 128
 
 
 def mlp(
@@ -100,9 +101,14 @@ def einsum(problem: Problem, matmul: GroupedMatmul, factor: float = CAPACITY_FAC
 # ---- several GPUs
 
 
+def capacity(problem: Problem) -> int:
+    """Returns the rows of a rank: jax_ep's capacity, and what tokamax's Mosaic kernels can tile."""
+    return math.ceil(problem.routes.recv_capacity / ROW_TILING) * ROW_TILING
+
+
 def gather_scatter(problem: Problem, matmul: GroupedMatmul) -> Layer:
     """Gathers all tokens on every rank, which computes its experts; psum_scatter sums."""
-    num_rows = problem.routes.recv_capacity
+    num_rows = capacity(problem)
 
     def layer(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
         x, ids, weights = (lax.all_gather(a, AXIS, tiled=True) for a in (x, ids, weights))
@@ -112,10 +118,11 @@ def gather_scatter(problem: Problem, matmul: GroupedMatmul) -> Layer:
         order = jnp.argsort(jnp.where(is_local, local, num_local), stable=True)[:num_rows]
         tokens = order // top_k
         sizes = count(jnp.where(is_local, local, num_local), num_local + 1)[:-1]
-        y = mlp(matmul, x[tokens], sizes, w_up, w_down)
-        in_group = jnp.arange(num_rows) < sizes.sum()
+        # Rows past the last group are unspecified in results of matmuls, and so in gradients.
+        in_group = jnp.arange(order.size)[:, None] < sizes.sum()
+        y = mlp(matmul, jnp.where(in_group, x[tokens], 0), sizes, w_up, w_down)
         weighted = y.astype(jnp.float32) * weights.ravel()[order][:, None]
-        weighted = jnp.where(in_group[:, None], weighted, 0)
+        weighted = jnp.where(in_group, weighted, 0)
         sums = jnp.zeros(x.shape, jnp.float32).at[tokens].add(weighted).astype(x.dtype)
         return lax.psum_scatter(sums, AXIS, tiled=True)
 
@@ -124,7 +131,7 @@ def gather_scatter(problem: Problem, matmul: GroupedMatmul) -> Layer:
 
 def ragged_all_to_all(problem: Problem, matmul: GroupedMatmul) -> Layer:
     """Sends each expert's rows to their place among that expert's rows, and back."""
-    num_rows = problem.routes.recv_capacity
+    num_rows = capacity(problem)
 
     def layer(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
         num_local, top_k = w_up.shape[0], ids.shape[1]
