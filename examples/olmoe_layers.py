@@ -47,16 +47,20 @@ def plain(matmul: GroupedMatmul) -> Experts:
         local = jnp.where((local >= 0) & (local < num_local), local, num_local)
         order = jnp.argsort(local, stable=True)[:num_rows]
         sizes = jnp.bincount(local[order], length=num_local + 1)[:-1].astype(jnp.int32)
-        gate, up = jnp.split(matmul(x[order // top_k], w_up, sizes), 2, axis=-1)
+        rows = x[order // top_k]
+        if num_ranks > 1:
+            # A matmul leaves rows past the last group unspecified, also in gradients. They may be
+            # NaN, and NaN times zero is NaN.
+            in_group = (jnp.arange(num_rows) < sizes.sum())[:, None]
+            rows = jnp.where(in_group, rows, 0)
+        gate, up = jnp.split(matmul(rows, w_up, sizes), 2, axis=-1)
         y = matmul(jax.nn.silu(gate) * up, w_down, sizes)
         if num_ranks == 1:
             by_token = y[jnp.argsort(order)].reshape(num_tokens, top_k, -1).astype(jnp.float32)
             return (by_token * weights[..., None]).sum(1).astype(x.dtype)
-        # Rows past the last group are not defined, and NaN times zero is NaN.
-        is_row = (jnp.arange(num_rows) < sizes.sum())[:, None]
-        weighted = y.astype(jnp.float32) * weights.ravel()[order][:, None]
+        y = jnp.where(in_group, y, 0).astype(jnp.float32)
         sums = jnp.zeros(x.shape, jnp.float32)
-        sums = sums.at[order // top_k].add(jnp.where(is_row, weighted, 0))
+        sums = sums.at[order // top_k].add(y * weights.ravel()[order][:, None])
         return lax.psum_scatter(sums.astype(x.dtype), "expert", tiled=True)
 
     return layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import statistics
 
@@ -55,12 +56,13 @@ def read(folder: pathlib.Path) -> list[Run]:
 
 
 def largest_difference(runs: list[Run]) -> float:
-    """Returns the largest distance of two loss curves; these are means of ten steps."""
+    """Returns the largest distance of two loss curves, means of ten steps; of NaN infinity."""
     found = [0.0]
     for one, other in itertools.combinations(runs, 2):
         pairs = list(zip(one.losses, other.losses, strict=False))
         for start in range(0, max(1, len(pairs) - 9), 10):
-            found.append(abs(statistics.fmean(a - b for a, b in pairs[start : start + 10])))
+            distance = abs(statistics.fmean(a - b for a, b in pairs[start : start + 10]))
+            found.append(math.inf if math.isnan(distance) else distance)
     return max(found)
 
 

@@ -121,8 +121,8 @@ def gather_scatter(problem: Problem, matmul: GroupedMatmul) -> Layer:
         # Rows past the last group are unspecified in results of matmuls, and so in gradients.
         in_group = jnp.arange(order.size)[:, None] < sizes.sum()
         y = mlp(matmul, jnp.where(in_group, x[tokens], 0), sizes, w_up, w_down)
-        weighted = y.astype(jnp.float32) * weights.ravel()[order][:, None]
-        weighted = jnp.where(in_group, weighted, 0)
+        y = jnp.where(in_group, y, 0).astype(jnp.float32)
+        weighted = y * weights.ravel()[order][:, None]
         sums = jnp.zeros(x.shape, jnp.float32).at[tokens].add(weighted).astype(x.dtype)
         return lax.psum_scatter(sums, AXIS, tiled=True)
 

@@ -12,6 +12,7 @@ import testing  # isort: skip  # noqa: F401  sets the devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+import unspecified_rows
 from absl.testing import absltest, parameterized
 from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
@@ -139,27 +140,8 @@ class LayersTest(parameterized.TestCase):
 
     def test_unspecified_rows(self):
         """Rows past the last group, which some grouped matmuls leave unspecified, change nothing."""
-
-        def in_groups(rows, sizes):
-            return jnp.where(jnp.arange(len(rows))[:, None] < sizes.sum(), rows, 1000)
-
-        @jax.custom_vjp
-        def matmul(lhs, rhs, sizes):
-            return in_groups(jax.lax.ragged_dot(lhs, rhs, sizes), sizes)
-
-        def forward(lhs, rhs, sizes):
-            return matmul(lhs, rhs, sizes), (lhs, rhs, sizes)
-
-        def backward(residuals, out_bar):
-            lhs, rhs, sizes = residuals
-            lhs_bar, rhs_bar = jax.vjp(lambda *a: jax.lax.ragged_dot(*a, sizes), lhs, rhs)[1](
-                out_bar
-            )
-            return in_groups(lhs_bar, sizes), rhs_bar, None
-
-        matmul.defvjp(forward, backward)
         problem = problem_of(4, "float32")
-        layer = layer_baselines.gather_scatter(problem, matmul)
+        layer = layer_baselines.gather_scatter(problem, unspecified_rows.ragged_dot)
         arguments = layer_passes.arguments_of("both", problem.sets[0])
         compute = sharded(layer_passes.pass_of("both", layer), problem.mesh, check_vma=False)
         found = [np.asarray(a, np.float64) for a in jax.tree.leaves(jax.jit(compute)(*arguments))]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import unspecified_rows
 from absl.testing import absltest
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -47,6 +48,27 @@ class ModelTest(absltest.TestCase):
         ]
         for result in results[1:]:
             np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-4)
+
+    def test_unspecified_rows(self):
+        """Rows past the last group, NaN in a matmul's results and gradients, reach no gradient."""
+        random = np.random.default_rng(0)
+        x, w_up, w_down = (
+            random.normal(size=s).astype(np.float32) for s in ((32, 8), (8, 8, 12), (8, 6, 8))
+        )
+        ids = np.argsort(random.random((32, 8)), axis=1)[:, :2].astype(np.int32)
+        weights = random.random((32, 2)).astype(np.float32)
+
+        def gradients(layer):
+            mapped = olmoe_layers.sharded(layer, testing.expert_mesh(2))
+
+            def loss(x, weights, w_up, w_down):
+                return jnp.square(mapped(x, ids, weights, w_up, w_down)).sum()
+
+            return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(x, weights, w_up, w_down)
+
+        layer = olmoe_layers.plain(unspecified_rows.ragged_dot)
+        for found, expected in zip(gradients(layer), gradients(olmoe_layers.ours), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 class OptimizerTest(absltest.TestCase):
@@ -127,6 +149,13 @@ class OptimizerTest(absltest.TestCase):
 
 
 class ReportTest(absltest.TestCase):
+    def test_nan_does_not_coincide(self):
+        runs = [
+            olmoe_report.Run(name, "a device", 8, 0.0, losses, [1.0] * 12)
+            for name, losses in (("a", [3.0] * 12), ("b", [3.0] * 4 + [float("nan")] * 8))
+        ]
+        self.assertEqual(olmoe_report.largest_difference(runs), float("inf"))
+
     def test_difference(self):
         runs = [
             olmoe_report.Run(name, "a device", 8, 0.0, losses, [1.0] * len(losses))
