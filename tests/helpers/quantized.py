@@ -18,6 +18,12 @@ TENSOR_CORE_ERROR = 2**-10
 LARGEST = {jnp.dtype(jnp.float8_e4m3fn): 448.0, jnp.dtype(jnp.float8_e5m2): 57344.0}
 
 
+def norm(result, expected) -> float:
+    """The relative norm of the difference."""
+    result, expected = (np.asarray(a, np.float64) for a in (result, expected))
+    return np.linalg.norm(result - expected) / np.linalg.norm(expected)
+
+
 def is_blocked(format):
     return isinstance(format, quant.Fp8Block128)
 

@@ -27,7 +27,8 @@ ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
     "grouped_mlp", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_parts", "quantized_dispatch",
-    "quantized_mlp", "nnx", "nnx_options", "plan", "property", "quant", "quantize_weights", "reference", "transformations",
+    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "plan", "property", "quant", "quantize_weights", "reference",
+    "transformations",
 )  # fmt: skip
 
 # Tests that `make test` leaves to `make slow_test`. Each is a pattern of names, FILE::CLASS::TEST without the number of a
@@ -46,9 +47,9 @@ SLOW = {
     "operations/moe_mlp_test.py::*": 2,
     "operations/moe_mlp_parts_test.py::ReferenceTest::*": 1,
     "operations/quantized_mlp_test.py::MoeMlpTest::*": 1,
-    "operations/quantized_mlp_test.py::ModulesTest::*": 0,
-    "operations/quantized_mlp_test.py::ShardedModulesTest::test_they_*": 1,
-    "operations/quantized_mlp_test.py::ShardedModulesTest::test_an_explicit_*": 0,
+    "operations/quantized_modules_test.py::ModulesTest::*": 0,
+    "operations/quantized_modules_test.py::ShardedModulesTest::test_they_*": 1,
+    "operations/quantized_modules_test.py::ShardedModulesTest::test_an_explicit_*": 0,
     "operations/quant_test.py::QuantizeTest::test_rows": 5,
     "operations/quantize_weights_test.py::*::test_against_numpy": 2,
     "operations/layer_stack_test.py::*": 1,
