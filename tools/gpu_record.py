@@ -38,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import machine_code
+from cubin import NoMachineCodeError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
@@ -70,14 +71,14 @@ def installed_machine_code() -> dict[str, str]:
     """Returns the digest and the compiler of the installed module's kernels.
 
     Raises:
-      machine_code.NoMachineCodeError: the digest cannot be computed here, and no file has it.
+      NoMachineCodeError: the digest cannot be computed here, and no file has it.
     """
     from jax_ep import _ffi
 
     library = pathlib.Path(_ffi.__file__)
     try:
         found = machine_code.describe(library)
-    except machine_code.NoMachineCodeError as error:
+    except NoMachineCodeError as error:
         found = _carried_machine_code(library, error)
     return {"digest": found["digest"], "compiler": found["compiler"]}
 
@@ -86,10 +87,10 @@ def _carried_machine_code(library: pathlib.Path, reason: Exception) -> dict[str,
     carried = pathlib.Path(os.environ.get("MACHINE_CODE", ROOT / "dist" / "machine_code.json"))
     remedy = "write it where the wheel was built: tools/machine_code.py digest BUILD --write FILE"
     if not carried.exists():
-        raise machine_code.NoMachineCodeError(f"{reason}. {carried} does not exist; {remedy}")
+        raise NoMachineCodeError(f"{reason}. {carried} does not exist; {remedy}")
     found: dict[str, str] = json.loads(carried.read_text())
     if found["library"] != hashlib.sha256(library.read_bytes()).hexdigest():
-        raise machine_code.NoMachineCodeError(f"{carried} is not of {library}; {remedy}")
+        raise NoMachineCodeError(f"{carried} is not of {library}; {remedy}")
     return found
 
 
@@ -223,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "check":
             return check(machine_code.describe(options.build))
         print(nvcc_constraints() if options.command == "nvcc" else json.dumps(machine(), indent=2))
-    except machine_code.NoMachineCodeError as error:
+    except NoMachineCodeError as error:
         print(error, file=sys.stderr)
         return 2
     return 0

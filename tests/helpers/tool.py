@@ -8,6 +8,7 @@ import sys
 import types
 
 TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+sys.path.append(str(TOOLS))  # they import each other
 
 
 def load(name: str) -> types.ModuleType:

@@ -23,7 +23,7 @@ from jax_ep import quant
 BLOCKS = quant.Recipe()
 ROWS = quant.Recipe(quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2))
 H, F = 144, 128
-TOKENS = 64  # of all ranks
+TOKENS = 64  # all ranks have these together
 
 
 class ModulesTest(absltest.TestCase):
