@@ -24,6 +24,7 @@ from jax_ep._src.activations import Activation
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.config import (
+    BATCH_AXES,
     BIAS_INIT,
     KERNEL_INIT,
     Config,
@@ -61,7 +62,7 @@ class MoE(nn.Module):
     top_k: int
     mesh: Mesh | AbstractMesh | None = None
     expert_axis: AxisName | None = "expert"
-    batch_axes: tuple[str, ...] = ("data", "expert")
+    batch_axes: tuple[str, ...] = BATCH_AXES
     sequence_axes: tuple[str, ...] = ()
     fsdp_axis: str | None = None
     tensor_axis: str | None = None
@@ -97,7 +98,7 @@ class MoE(nn.Module):
 
         Args:
           x: [..., H], as in `jax_ep.nnx.MoE`.
-          token_mask: bool[...], False for tokens that are not routed (padding), or None.
+          token_mask: bool[...] or integers, False for padding, which is not routed; or None.
           quantized_weights: those of `quantize_weights`, or of a checkpoint, or None, as in
             `jax_ep.nnx.MoE`.
 

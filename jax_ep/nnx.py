@@ -20,6 +20,7 @@ from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.activations import Activation
 from jax_ep._src.mesh import AxisName
 from jax_ep._src.moe_layer.config import (
+    BATCH_AXES,
     BIAS_INIT,
     KERNEL_INIT,
     Config,
@@ -89,7 +90,7 @@ class MoE(nnx.Module):
         *,
         mesh: Mesh | AbstractMesh | None = None,
         expert_axis: AxisName | None = "expert",
-        batch_axes: tuple[str, ...] = ("data", "expert"),
+        batch_axes: tuple[str, ...] = BATCH_AXES,
         sequence_axes: tuple[str, ...] = (),
         fsdp_axis: str | None = None,
         tensor_axis: str | None = None,
@@ -124,9 +125,10 @@ class MoE(nnx.Module):
           mesh: the mesh to run on; None takes it from the context or the shardings, see `MoE`.
           expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
             experts on every rank.
-          batch_axes: the mesh axes that the leading dimension of x is sharded over. Those that the
-            mesh lacks are ignored. The expert axis and `fsdp_axis` count among them, unless they
-            are among `sequence_axes`.
+          batch_axes: the mesh axes that the leading dimension of x is sharded over. The expert axis
+            and `fsdp_axis` count among them, unless they are among `sequence_axes`. Of the default
+            those that the mesh lacks are ignored. Ranks along an axis that no option names repeat
+            each other's work.
           sequence_axes: the mesh axes that the second dimension of x is sharded over, if it has one
             before H.
           fsdp_axis: the mesh axis that the weights' H is sharded over too. They are gathered for
@@ -231,15 +233,16 @@ class MoE(nnx.Module):
           x: [..., H] with at least one dimension before H. The first one is sharded over the batch
             axes, the second one over the sequence axes. Where sizes do not divide, all tokens are
             flattened, padded by masked ones, and sharded over both.
-          token_mask: bool[...], False for tokens that are not routed (padding): their y is zero,
-            and losses and loads leave them out.
+          token_mask: bool[...] or integers, False for tokens that are not routed (padding): their y
+            is zero, and losses and loads leave them out.
           quantized_weights: those of `quantize_weights`, or of a checkpoint
             (`jax_ep.quant.experts_from_checkpoint`), or None. FSDP and
             tensor axes shard them as they do the matrices; blocks of 128 x 128 must be whole on
             each rank.
 
         Returns:
-          y, of x's shape, in `dtype`, and `MoEStats`. With Explicit axes y is sharded as x is.
+          y, of x's shape (but of the size that `experts_fn` returns), in `dtype`, and `MoEStats`.
+          With Explicit axes y is sharded as x is.
 
         Raises:
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh

@@ -136,6 +136,7 @@ def select(
 
     Raises:
       ArgumentError: K, `num_groups` and `top_groups` do not fit the number of experts.
+      DtypeError: K is no int.
     """
     checks.array("routing", "scores", scores)
     num_experts = scores.shape[-1]
@@ -260,6 +261,7 @@ def _check_selection(num_experts: int, top_k: int, num_groups: int, top_groups: 
             f"{num_experts} experts. num_groups must divide the number of experts, and top_groups "
             "be between 1 and num_groups."
         )
+    checks.integer("routing", "top_k", top_k, least=0)
     num_candidates = num_experts // num_groups * top_groups
     if not 1 <= top_k <= num_candidates:
         raise ArgumentError(

@@ -49,6 +49,11 @@ def kind_of(activation: Activation) -> str:
 
 def check_down(operation: str, w_down: jax.Array, hidden: int) -> None:
     checks.array(operation, "w_down", w_down)
+    if w_down.ndim == 4:
+        raise ArgumentError(
+            f"jax_ep.{operation}: w_down has shape {w_down.shape}; expected [local experts, "
+            f"intermediate size, {hidden}]. Give layer= to use one layer of a stack."
+        )
     if w_down.ndim == 3 and w_down.shape[2] != hidden and w_down.shape[1] == hidden:
         raise ArgumentError(
             f"jax_ep.{operation}: w_down has shape {w_down.shape}; expected [local experts, "
@@ -65,8 +70,12 @@ def check_forms(
     size: int,
     is_gated: bool | None,
     kind: str,
+    down: str = "w_down",
 ) -> tuple[tuple[jax.Array, ...], bool]:
-    """The arrays in the form in which they are given, and whether they are gated."""
+    """The arrays in the form in which they are given, and whether they are gated.
+
+    `down` is the name of the matrices that decide about F, which is `size`.
+    """
     arrays = tuple(given) if isinstance(given, tuple | list) else (given,)
     for array in arrays:
         checks.array(operation, name, array)
@@ -81,7 +90,7 @@ def check_forms(
         plain = f"[{_sizes(*lead, size)}]"
         forms = {True: gated, False: plain, None: f"{plain} or gated {gated}"}[is_gated]
         raise ArgumentError(
-            f"jax_ep.{operation}: {name} has shape {_shapes(shapes)} with {kind}, and w_down has "
+            f"jax_ep.{operation}: {name} has shape {_shapes(shapes)} with {kind}, and {down} has "
             f"F={size}; expected {forms}. {_advice(name, shapes, lead, size, found)}"
         )
     return arrays, found

@@ -22,7 +22,8 @@ def check_stacks(operation: str, stacks: dict[str, Any]) -> int:
     for name, stack in stacks.items():
         checks.array(operation, name, stack)
     counts = {stack.shape[:1] for stack in stacks.values()}
-    if len(counts) != 1 or counts == {()}:
+    are_stacks = all(s.ndim >= (3 if name[:2] == "b_" else 4) for name, s in stacks.items())
+    if len(counts) != 1 or not are_stacks:
         shapes = ", ".join(f"{name} {stack.shape}" for name, stack in stacks.items())
         raise ArgumentError(
             f"jax_ep.{operation}: layer is given, and the shapes are {shapes}; expected stacks of "

@@ -77,7 +77,7 @@ def memory(
 
     Raises:
       ArgumentError (a ValueError): sizes or options that do not fit each other.
-      DtypeError (a TypeError): a size that is not an int.
+      DtypeError (a TypeError): a size that is not an int, or a dtype that is no float.
     """
     operation = "memory"
     checks.capacity(operation, recv_capacity, capacity_factor)
@@ -85,7 +85,7 @@ def memory(
     checks.remat(operation, remat)
     checks.integer(operation, "intermediate_size", intermediate_size)
     checks.integer(operation, "shared_intermediate_size", shared_intermediate_size, least=0)
-    itemsize = jnp.dtype(dtype).itemsize
+    itemsize = checks.float_dtype(operation, "dtype", dtype).itemsize
     tokens = num_tokens // num_chunks
     try:
         workspace = runtime.workspace_buffers(

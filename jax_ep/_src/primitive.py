@@ -172,7 +172,7 @@ def _check_one_platform(operation: str, platforms: Sequence[str]) -> None:
         raise UnavailableError(
             f"jax_ep.{operation}: one program is lowered for {' and '.join(platforms)}; expected "
             "one platform, since each compiles what is for the others, too. Export once for each: "
-            "jax.export.export(..., platforms=['cuda'])."
+            "jax.export.export(..., platforms=['cuda'], disabled_checks=jax_ep.export_checks())."
         )
 
 

@@ -37,7 +37,7 @@ class ErrorTest(parameterized.TestCase):
                 layer(jnp.zeros(shape))
 
     def test_mesh_without_any_of_the_axes(self):
-        layer = make_layer(expert_axis=None, batch_axes=("data",))
+        layer = make_layer(expert_axis=None)
         message = "name the mesh's in batch_axes"
         mesh = testing.mesh_of((8,), ("model",))
         with jax.set_mesh(mesh), self.assertRaisesRegex(errors.ArgumentError, message):

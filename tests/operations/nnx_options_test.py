@@ -229,6 +229,17 @@ class ExpertsFunctionTest(absltest.TestCase):
             layer = make_layer("expert", experts_fn=experts)
             assert_close(results(layer, tokens(8, 2)), expected)
 
+    def test_results_of_another_size(self):
+        """Tokens that divide over the ranks, and tokens that are padded."""
+        with jax.set_mesh(make_mesh("expert")):
+            for x in tokens(8, 2), tokens(3):
+                whole, part = (
+                    make_layer("expert", experts_fn=lambda rows, *_, n=n: rows[:, :n])(x)[0]
+                    for n in (HIDDEN, 5)
+                )
+                self.assertEqual(part.shape, (*x.shape[:-1], 5))
+                testing.assert_bitwise(part, whole[..., :5])
+
     def test_is_called_each_time(self):
         """It may close over state: no trace of an eager call is kept."""
         scale = 1.0

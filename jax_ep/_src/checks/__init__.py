@@ -27,6 +27,7 @@ from jax_ep._src.checks.context import (
 from jax_ep._src.checks.values import (
     capacity,
     dtype,
+    float_dtype,
     integer,
     num_chunks,
     num_experts,
@@ -41,6 +42,7 @@ __all__ = [
     "capacity",
     "dtype",
     "expert_axis",
+    "float_dtype",
     "group_sizes",
     "implementation",
     "integer",

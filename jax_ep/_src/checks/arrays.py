@@ -152,9 +152,10 @@ def out_dtype(operation: str, lhs: jax.Array, preferred_element_type: Any) -> np
     wanted = lhs.dtype if preferred_element_type is None else preferred_element_type
     result = dtype(operation, "preferred_element_type", wanted)
     if result not in (lhs.dtype, jnp.float32):
+        expected = " or ".join(dict.fromkeys((str(lhs.dtype), "float32")))
         raise DtypeError(
             f"jax_ep.{operation}: preferred_element_type={result} with lhs in {lhs.dtype}; "
-            f"expected {lhs.dtype} or float32. Cast the result instead."
+            f"expected {expected}. Cast the result instead."
         )
     return result
 

@@ -18,7 +18,9 @@ IMPLEMENTATIONS = ("cuda", "xla")
 def expert_axis(operation: str, axis_name: AxisName) -> ExpertAxis:
     """The expert axis named `axis_name` in the `shard_map` that is being traced."""
     mesh = jax.sharding.get_abstract_mesh()
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    names = (axis_name,) if isinstance(axis_name, str) else ()
+    if isinstance(axis_name, tuple | list):
+        names = tuple(axis_name)
     if not names or len(set(names)) != len(names):
         raise ArgumentError(
             f"jax_ep.{operation}: axis_name={axis_name!r} names no axis or one axis twice. "

@@ -13,7 +13,9 @@ from jax_ep._src import plan
 from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.mesh import ExpertAxis
 
+MAX_ROWS = 2**31 - 1
 ADVICE = {
+    "layer": "Layers are counted from 0: give an int, or an integer scalar on the device.",
     "num_sms": "Use None to let jax_ep choose.",
     "num_comm_sms": "Use None to let jax_ep choose.",
     "row_align": "Use 1 for no padding.",
@@ -49,6 +51,17 @@ def dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
             f"jax_ep.{operation}: {name}={value!r}; expected a dtype. Give one such as "
             "jnp.bfloat16."
         ) from error
+
+
+def float_dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
+    """A dtype that rows and matrices may have before they are quantized."""
+    found = dtype(operation, name, value)
+    if not jnp.issubdtype(found, jnp.floating) or found.itemsize < 2:
+        raise DtypeError(
+            f"jax_ep.{operation}: {name}={found}; expected a float dtype of 16 bits or more. For "
+            "eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
+        )
+    return found
 
 
 def num_sms(operation: str, value: int | None, name: str = "num_sms") -> int:
@@ -100,8 +113,13 @@ def capacity(
             f"{capacity_factor!r} are both given; expected at most one. Give the rows of a rank, "
             "or a multiple of T * K."
         )
-    if recv_capacity is not None:
-        integer(operation, "recv_capacity", recv_capacity)
+    if recv_capacity is not None and (
+        integer(operation, "recv_capacity", recv_capacity) > MAX_ROWS
+    ):
+        raise ArgumentError(
+            f"jax_ep.{operation}: recv_capacity={recv_capacity}; expected at most {MAX_ROWS}, "
+            f"as rows have int32 numbers. {ADVICE['recv_capacity']}"
+        )
     if capacity_factor is None:
         return
     is_number = isinstance(capacity_factor, int | float | np.number)

@@ -24,6 +24,7 @@ from jax_ep._src.recipe import Recipe, check_recipe
 from jax_ep._src.users_experts import ExpertsFunction
 
 KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
+BATCH_AXES = ("data", "expert")
 BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
@@ -71,7 +72,7 @@ class Config:
     top_k: int
     mesh: Mesh | AbstractMesh | None = None
     expert_axis: AxisName | None = "expert"
-    batch_axes: tuple[str, ...] = ("data", "expert")
+    batch_axes: tuple[str, ...] = BATCH_AXES
     sequence_axes: tuple[str, ...] = ()
     fsdp_axis: str | None = None
     tensor_axis: str | None = None
@@ -105,12 +106,9 @@ class Config:
                 f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
                 "at most one assignment per expert. Give a smaller top_k, or more experts."
             )
-        param_dtype = checks.dtype(LAYER, "param_dtype", self.param_dtype)
-        if not jnp.issubdtype(param_dtype, jnp.floating) or param_dtype.itemsize < 2:
-            raise DtypeError(
-                f"jax_ep.{LAYER}: param_dtype={param_dtype}; expected a float dtype of 16 bits or "
-                "more. For eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
-            )
+        checks.float_dtype(LAYER, "param_dtype", self.param_dtype)
+        if self.dtype is not None:
+            checks.float_dtype(LAYER, "dtype", self.dtype)
         check_activation(LAYER, self.activation)
         checks.capacity(LAYER, capacity_factor=self.capacity_factor)
         checks.integer(LAYER, "num_chunks", self.num_chunks)
@@ -180,14 +178,17 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
             f"{spec_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one "
             "with expert_axis=, or give expert_axis=None if every rank is to hold all experts."
         )
-    for name in ("fsdp_axis", "tensor_axis"):
-        axis = getattr(config, name)
-        if axis is not None and axis not in mesh.axis_names:
-            raise ArgumentError(
-                f"jax_ep.{LAYER}: {name}={axis!r} is no axis of the mesh, which has "
-                f"{mesh.axis_names}; expected one of these. Give the mesh this axis, of size 1 if "
-                f"need be, or leave {name} out."
-            )
+    for name in ("batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
+        given = getattr(config, name)
+        if given is None or given == BATCH_AXES:
+            continue
+        for axis in _names(given):
+            if axis not in mesh.axis_names:
+                raise ArgumentError(
+                    f"jax_ep.{LAYER}: {name}={given!r} has {axis!r}, which is no axis of the mesh "
+                    f"{mesh.axis_names}; expected one of these. Give the mesh this axis, of size "
+                    f"1 if need be, or leave it out of {name}."
+                )
     if not (axes.tokens or config.local_only):
         raise ArgumentError(
             f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected one or several of "
@@ -219,3 +220,9 @@ def check_input(config: Config, x: Any, token_mask: Any) -> None:
         )
     if token_mask is not None:
         checks.shape(LAYER, "token_mask", token_mask, x.shape[:-1])
+        if not (token_mask.dtype == jnp.bool_ or jnp.issubdtype(token_mask.dtype, jnp.integer)):
+            raise DtypeError(
+                f"jax_ep.{LAYER}: token_mask has dtype {token_mask.dtype}; expected bool, True for "
+                "tokens. Compare it: token_mask > 0, or token_mask == 0 for one that is added to "
+                "logits."
+            )

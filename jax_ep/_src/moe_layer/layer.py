@@ -151,7 +151,7 @@ def _run(
     )
     y, stats, sums = sharded_layer(*operands)
     if is_padded:
-        y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(given.shape)
+        y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(*given.shape[:-1], y.shape[-1])
     return to_spec(jax.typeof(given).sharding.spec, y), stats, sums
 
 
@@ -213,7 +213,7 @@ def _local_layer(
         expert_load=routing.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
         num_dropped=num_dropped,
     )
-    return y[:num_tokens].reshape(x.shape), stats, sums
+    return y[:num_tokens].reshape(*x.shape[:-1], y.shape[-1]), stats, sums
 
 
 def _experts(
