@@ -208,8 +208,9 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   // bounds all tiles alike.
   constexpr int64_t kFewWaves = 16;
   const int64_t tiles = MaxTiles(kind, kernel, params);
-  params.has_few_pairs = kernel.a_narrow_box_rows > 0 && tiles <= kFewWaves * num_sms &&
-                         params.groups.num_rows > kernel.narrow_rows * params.groups.num_groups;
+  params.has_few_pairs =
+      kernel.a_narrow_box_rows > 0 && tiles <= kFewWaves * std::min<int64_t>(num_sms, kMaxItems) &&
+      params.groups.num_rows > int64_t{kernel.narrow_rows} * params.groups.num_groups;
   if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
   void* maps_and_params[] = {&maps, &params};
   void* only_params[] = {&params};

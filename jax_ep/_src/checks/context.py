@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("cuda", "xla")
 def expert_axis(operation: str, axis_name: AxisName) -> ExpertAxis:
     """The expert axis named `axis_name` in the `shard_map` that is being traced."""
     mesh = jax.sharding.get_abstract_mesh()
-    names = (axis_name,) if isinstance(axis_name, str) else ()
+    names: tuple[str, ...] = (axis_name,) if isinstance(axis_name, str) else ()
     if isinstance(axis_name, tuple | list):
         names = tuple(axis_name)
     if not names or len(set(names)) != len(names):

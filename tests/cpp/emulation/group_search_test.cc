@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {
@@ -98,6 +99,26 @@ void CheckSizes(const std::vector<int32_t>& sizes, int32_t num_rows) {
   }
 }
 
+// Checks that every pair's rows are handed out once, also if `counted` is wrong. If it is right,
+// pairs of the last wave are cut where each of two clusters can have a half of one.
+void CheckLastWave(uint32_t pairs, uint32_t counted, uint32_t clusters, int32_t num_m) {
+  const sm90::LastWave wave(counted, clusters);
+  std::vector<int32_t> rows(pairs);
+  for (int64_t index = 0;; ++index) {
+    const int64_t pair = wave.Pair(index);
+    if (pair >= pairs) break;
+    CHECK(index >= clusters || pair == index);  // FindFirstTile knows no halves
+    sm90::Tile tile = {.num_m = num_m, .num_k = 1, .shared = SharedOperand::kA};
+    if (!wave.Cut(index, &tile)) continue;
+    CHECK(tile.m == rows[pair] && tile.num_m > 0);
+    rows[pair] += tile.num_m;
+    const uint32_t left = pairs % clusters;
+    const bool is_cut = pairs > clusters && 2 * left <= clusters && pair >= pairs - left;
+    if (counted == pairs) CHECK((tile.num_m < num_m) == (is_cut && num_m >= 128));
+  }
+  for (int32_t count : rows) CHECK(count == num_m);
+}
+
 // Sizes of one layer among `num_layers`.
 std::vector<int32_t> Stack(const std::vector<int32_t>& sizes, size_t num_layers, size_t layer) {
   std::vector<int32_t> all(num_layers * sizes.size());
@@ -126,5 +147,14 @@ int main() {
   }
   CheckSizes(std::vector<int32_t>(70), 64);
   CheckSizes({std::numeric_limits<int32_t>::max(), 5, std::numeric_limits<int32_t>::min()}, 64);
+  for (uint32_t clusters = 1; clusters <= 9; ++clusters) {
+    for (uint32_t pairs = 0; pairs <= 30; ++pairs) {
+      for (int32_t num_m : {127, 128, 129, 250, 256}) {
+        for (uint32_t counted : {pairs, pairs + 3, pairs / 2}) {
+          CheckLastWave(pairs, counted, clusters, num_m);
+        }
+      }
+    }
+  }
   return testing::Finish();
 }

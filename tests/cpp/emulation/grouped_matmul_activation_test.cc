@@ -37,6 +37,9 @@ std::vector<FusedCase> EmulatedCases(uint64_t seed) {
   add({"all heights", kAllHeights}, 200, 72, 0);
   add({"few rows", kFewRows}, 264, 200, 6);
   add({"one tile after another", {530, 40}}, 1096, 136, 5);
+  // Three pairs for two clusters, gated and not: the last one is cut.
+  add({"last pair cut", {700}}, 72, 128, 7);
+  add({"last pair cut", {700}}, 72, 256, 7);
   return cases;
 }
 

@@ -36,6 +36,18 @@ void CheckEmulated(const Kind& kind) {
   check(kFewRows, 264, 392, true);
   check({530, 40}, 712, 128, false);
   check({700}, 136, 256, false);  // three pairs for two clusters: the last one is cut
+  // Seven pairs for five clusters, the tall group's first: the last two are cut, 64 rows and zeros.
+  const std::vector<int32_t> cut = {130, 700, 72, 128};
+  for (int32_t counter : {-1, 1}) {
+    const Case c = {.kind = kind,
+                    .m = Sum(cut) + 150,
+                    .k = 136,
+                    .n = 256,
+                    .sizes = cut,
+                    .num_sms = 10,
+                    .tile_counter = counter};
+    CheckCase(Describe(c, "cut").c_str(), c);
+  }
 }
 
 }  // namespace

@@ -132,8 +132,10 @@ class LastWave {
     return Has(index) ? first_ + (index - first_) / 2 : index;
   }
 
-  // Makes the pair's tile that of an index. Returns false if there is none: the tile stays whole.
+  // Makes the pair's tile that of an index. Returns false for the second index of a pair that stays
+  // whole: the caller goes on to the next.
   __device__ bool Cut(int64_t index, Tile* tile) const {
+    // Halves of shorter tiles would wait for the columns of b, which both read.
     constexpr int32_t kMinRows = 128;
     if (!Has(index) || tile->num_k == 0) return true;
     const bool is_second = (index - first_) % 2 == 1;
