@@ -15,15 +15,39 @@ constexpr int64_t kRowUnit = kVectorBytes;
 
 // Sizes and types that the buffers of a transfer share.
 struct TransferSymbols {
-  explicit TransferSymbols(const TransferConfig& config)
-      : l{"L", config.experts_per_rank()},
+  explicit TransferSymbols(const TransferConfig& transfer)
+      : config(transfer),
+        l{"L", config.experts_per_rank()},
         l1{"L+1", config.experts_per_rank() + 1},
-        row{config.is_quantized ? kQuantizedTypes : kRowTypes},
-        is_quantized(config.is_quantized) {}
+        row{config.is_quantized ? kQuantizedTypes : kRowTypes} {}
+
+  const TransferConfig& config;
 
   Size t{"T"}, h{"H"}, k{"K"}, m{"M"}, s{"S"}, l, l1, one{"1", 1}, three{"3", 3};
   Types row, pred{kPred}, s32{kS32}, f32{kF32};
-  const bool is_quantized;
+
+  void TokenOperands(BufferChecker& check) {
+    check.Operand("x", row, {&t, &h});
+    if (config.is_quantized) check.Operand("scales", f32, {&t, &s});
+  }
+
+  void RowResults(BufferChecker& check) {
+    check.Result("rows", row, {&m, &h});
+    if (config.is_quantized) check.Result("row_scales", f32, {&m, &s});
+    if (config.has_weights) check.Result("row_weights", f32, {&m});
+  }
+
+  void PlanOperands(BufferChecker& check) {
+    ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
+      check.Operand(name, types, dims);
+    });
+  }
+
+  void PlanResults(BufferChecker& check) {
+    ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
+      check.Result(name, types, dims);
+    });
+  }
 
   // The fields of a plan in order; `expect` checks the next operand or the next result.
   template <typename Expect>
@@ -41,8 +65,7 @@ struct TransferSymbols {
     expect("plan.status", s32, {&one});
   }
 
-  Status Finish(std::string_view target, const TransferConfig& config, BufferChecker& check,
-                TransferShape* shape) {
+  Status Finish(std::string_view target, BufferChecker& check, TransferShape* shape) {
     if (Status status = check.Finish(); !status.ok()) return status;
     *shape = {.num_tokens = t.value,
               .hidden = h.value,
@@ -51,7 +74,7 @@ struct TransferSymbols {
               .num_ranks = config.group_size,
               .num_rows = m.value,
               .format = {.payload = row.type()}};
-    if (is_quantized) {
+    if (config.is_quantized) {
       const int64_t blocks = CeilDivide(h.value, kScaleBlock);
       if (s.value != 1 && s.value != blocks) {
         return InvalidArgument(target, ": a row of ", h.value, " values has ", s.value,
@@ -75,33 +98,23 @@ Status CheckDispatch(const TransferConfig& config, Buffers operands, Buffers res
                      TransferShape* shape) {
   BufferChecker check(kDispatchTarget, operands, results);
   TransferSymbols s(config);
-  check.Operand("x", s.row, {&s.t, &s.h});
-  if (config.is_quantized) check.Operand("scales", s.f32, {&s.t, &s.s});
+  s.TokenOperands(check);
   check.Operand("topk_ids", s.s32, {&s.t, &s.k});
   if (config.has_weights) check.Operand("topk_weights", s.f32, {&s.t, &s.k});
-  check.Result("rows", s.row, {&s.m, &s.h});
-  if (config.is_quantized) check.Result("row_scales", s.f32, {&s.m, &s.s});
-  if (config.has_weights) check.Result("row_weights", s.f32, {&s.m});
-  s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
-    check.Result(name, types, dims);
-  });
-  return s.Finish(kDispatchTarget, config, check, shape);
+  s.RowResults(check);
+  s.PlanResults(check);
+  return s.Finish(kDispatchTarget, check, shape);
 }
 
 Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers results,
                        TransferShape* shape) {
   BufferChecker check(kRedispatchTarget, operands, results);
   TransferSymbols s(config);
-  check.Operand("x", s.row, {&s.t, &s.h});
-  if (config.is_quantized) check.Operand("scales", s.f32, {&s.t, &s.s});
-  s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
-    check.Operand(name, types, dims);
-  });
+  s.TokenOperands(check);
+  s.PlanOperands(check);
   if (config.has_weights) check.Operand("topk_weights", s.f32, {&s.t, &s.k});
-  check.Result("rows", s.row, {&s.m, &s.h});
-  if (config.is_quantized) check.Result("row_scales", s.f32, {&s.m, &s.s});
-  if (config.has_weights) check.Result("row_weights", s.f32, {&s.m});
-  return s.Finish(kRedispatchTarget, config, check, shape);
+  s.RowResults(check);
+  return s.Finish(kRedispatchTarget, check, shape);
 }
 
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
@@ -109,14 +122,12 @@ Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers resu
   BufferChecker check(kCombineTarget, operands, results);
   TransferSymbols s(config);
   check.Operand("y", s.row, {&s.m, &s.h});
-  s.ForEachPlanField([&](const char* name, Types& types, std::initializer_list<Size*> dims) {
-    check.Operand(name, types, dims);
-  });
+  s.PlanOperands(check);
   if (config.has_weights) check.Operand("row_weights", s.f32, {&s.m});
   if (config.has_scalars) check.Operand("row_scalars", s.f32, {&s.m});
   check.Result("out", s.row, {&s.t, &s.h});
   if (config.has_scalars) check.Result("assignment_scalars", s.f32, {&s.t, &s.k});
-  return s.Finish(kCombineTarget, config, check, shape);
+  return s.Finish(kCombineTarget, check, shape);
 }
 
 Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,
@@ -125,7 +136,7 @@ Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buff
   TransferSymbols s(config);
   check.Operand("x", s.row, {&s.t, &s.h});
   check.Result("status", s.s32, {&s.one});
-  Status status = s.Finish(kBulkCopyCeilingTarget, config, check, shape);
+  Status status = s.Finish(kBulkCopyCeilingTarget, check, shape);
   shape->top_k = 1;
   shape->num_rows = 0;
   return status;
