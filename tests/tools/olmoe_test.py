@@ -27,22 +27,24 @@ import olmoe_optimizer  # noqa: E402
 import olmoe_report  # noqa: E402
 
 
+def problem():
+    """x, ids, weights, w_up, w_down, of all ranks."""
+    random = np.random.default_rng(0)
+    x, w_up, w_down = (
+        random.normal(size=s).astype(np.float32) for s in ((32, 8), (8, 8, 12), (8, 6, 8))
+    )
+    ids = np.argsort(random.random((32, 8)), axis=1)[:, :2].astype(np.int32)
+    return x, ids, random.random((32, 2)).astype(np.float32), w_up, w_down
+
+
 class ModelTest(absltest.TestCase):
     def test_number_of_parameters(self):
         self.assertEqual(round(olmoe_model.num_parameters(olmoe_model.Sizes()) / 1e7), 692)
 
     def test_layers_agree_on_several_ranks(self):
         """Dropless on one rank and on two, with the capacity that four ranks leave."""
-        random = np.random.default_rng(0)
-        x, w_up, w_down = (
-            random.normal(size=s).astype(np.float32) for s in ((32, 8), (8, 8, 12), (8, 6, 8))
-        )
-        ids = np.argsort(random.random((32, 8)), axis=1)[:, :2].astype(np.int32)
-        weights = random.random((32, 2)).astype(np.float32)
         results = [
-            jax.jit(olmoe_layers.sharded(layer, testing.expert_mesh(ranks)))(
-                x, ids, weights, w_up, w_down
-            )
+            jax.jit(olmoe_layers.sharded(layer, testing.expert_mesh(ranks)))(*problem())
             for ranks in (1, 2, 4)
             for layer in (olmoe_layers.ours, olmoe_layers.plain(jax.lax.ragged_dot))
         ]
@@ -51,12 +53,7 @@ class ModelTest(absltest.TestCase):
 
     def test_unspecified_rows(self):
         """Rows past the last group, NaN in a matmul's results and gradients, reach no gradient."""
-        random = np.random.default_rng(0)
-        x, w_up, w_down = (
-            random.normal(size=s).astype(np.float32) for s in ((32, 8), (8, 8, 12), (8, 6, 8))
-        )
-        ids = np.argsort(random.random((32, 8)), axis=1)[:, :2].astype(np.int32)
-        weights = random.random((32, 2)).astype(np.float32)
+        x, ids, weights, w_up, w_down = problem()
 
         def gradients(layer):
             mapped = olmoe_layers.sharded(layer, testing.expert_mesh(2))
