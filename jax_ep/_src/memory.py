@@ -85,7 +85,7 @@ def memory(
     checks.remat(operation, remat)
     checks.integer(operation, "intermediate_size", intermediate_size)
     checks.integer(operation, "shared_intermediate_size", shared_intermediate_size, least=0)
-    itemsize = checks.float_dtype(operation, "dtype", dtype).itemsize
+    itemsize = checks.float_dtype(operation, "dtype", dtype, "Give the tokens' dtype.").itemsize
     tokens = num_tokens // num_chunks
     try:
         workspace = runtime.workspace_buffers(

@@ -95,13 +95,8 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
             "jax_ep.quant.Quantized. Give what jax_ep.quant.quantize returned."
         )
     check("quant.dequantize", x)
-    dtype = checks.dtype("quant.dequantize", "dtype", dtype)
-    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
-        raise DtypeError(
-            f"jax_ep.quant.dequantize: dtype={dtype}; expected a float dtype of 16 bits or more. "
-            "Use jnp.bfloat16, or jnp.float32 for all bits of the products."
-        )
-    return _dequantize(x, dtype)
+    advice = "Use jnp.bfloat16, or jnp.float32 for all bits of the products."
+    return _dequantize(x, checks.float_dtype("quant.dequantize", "dtype", dtype, advice))
 
 
 def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:

@@ -336,6 +336,20 @@ class ProducedTest(absltest.TestCase):
             with self.subTest(f"all of {name}"):
                 self.assertEmpty(missing)
 
+    def test_float_dtypes_have_their_advice(self):
+        for produce, advice in (
+            (
+                lambda: layer(param_dtype=jnp.float8_e4m3fn),
+                r"MoE: param_dtype=float8_e4m3fn; .*quantization=jax_ep.quant.Recipe\(\)\.$",
+            ),
+            (
+                lambda: quant.dequantize(quant.quantize(X, ROW), jnp.int8),
+                r"quant.dequantize: dtype=int8; .*jnp.float32 for all bits of the products\.$",
+            ),
+        ):
+            with self.assertRaisesRegex(jax_ep.DtypeError, advice):
+                produce()
+
     def test_peer_timeout_has_its_parts(self):
         with self.assertRaises(jax_ep.PeerTimeoutError) as caught:
             fail()

@@ -53,13 +53,13 @@ def dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
         ) from error
 
 
-def float_dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
+def float_dtype(operation: str, name: str, value: Any, advice: str) -> np.dtype[Any]:
     """A dtype that rows and matrices may have before they are quantized."""
     found = dtype(operation, name, value)
     if not jnp.issubdtype(found, jnp.floating) or found.itemsize < 2:
         raise DtypeError(
-            f"jax_ep.{operation}: {name}={found}; expected a float dtype of 16 bits or more. For "
-            "eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
+            f"jax_ep.{operation}: {name}={found}; expected a float dtype of 16 bits or more. "
+            f"{advice}"
         )
     return found
 

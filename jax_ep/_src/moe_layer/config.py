@@ -23,8 +23,8 @@ from jax_ep._src.params import Remat
 from jax_ep._src.recipe import Recipe, check_recipe
 from jax_ep._src.users_experts import ExpertsFunction
 
-KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
 BATCH_AXES = ("data", "expert")
+KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
 BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
@@ -106,9 +106,10 @@ class Config:
                 f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
                 "at most one assignment per expert. Give a smaller top_k, or more experts."
             )
-        checks.float_dtype(LAYER, "param_dtype", self.param_dtype)
+        advice = "For eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
+        checks.float_dtype(LAYER, "param_dtype", self.param_dtype, advice)
         if self.dtype is not None:
-            checks.float_dtype(LAYER, "dtype", self.dtype)
+            checks.float_dtype(LAYER, "dtype", self.dtype, advice)
         check_activation(LAYER, self.activation)
         checks.capacity(LAYER, capacity_factor=self.capacity_factor)
         checks.integer(LAYER, "num_chunks", self.num_chunks)
@@ -180,15 +181,14 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
         )
     for name in ("batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
         given = getattr(config, name)
-        if given is None or given == BATCH_AXES:
-            continue
-        for axis in _names(given):
-            if axis not in mesh.axis_names:
-                raise ArgumentError(
-                    f"jax_ep.{LAYER}: {name}={given!r} has {axis!r}, which is no axis of the mesh "
-                    f"{mesh.axis_names}; expected one of these. Give the mesh this axis, of size "
-                    f"1 if need be, or leave it out of {name}."
-                )
+        missing = [axis for axis in _names(given or ()) if axis not in mesh.axis_names]
+        is_default = name == "batch_axes" and given == BATCH_AXES  # for any mesh
+        if missing and not is_default:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: {name}={given!r} has {missing[0]!r}, which is no axis of the "
+                f"mesh {mesh.axis_names}; expected one of these. Give the mesh this axis, of size "
+                f"1 if need be, or leave it out of {name}."
+            )
     if not (axes.tokens or config.local_only):
         raise ArgumentError(
             f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected one or several of "
