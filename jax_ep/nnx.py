@@ -151,7 +151,7 @@ class MoE(nnx.Module):
           local_only: tokens are not sharded over the expert axis. Each rank computes its own
             experts on all of them, and the layer sums over the axis: for few tokens.
           capacity_factor: a rank can receive this multiple of its even share, as in `dispatch`.
-            None drops nothing.
+            None drops nothing, if a token's experts are distinct.
           num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
           remat: as in `moe_mlp`.
           quantization: as in `moe_mlp`.

@@ -143,6 +143,7 @@ def select(
     _check_selection(num_experts, top_k, num_groups, top_groups)
     scores = scores.astype(jnp.float32)
     if bias is not None:
+        checks.shape("routing", "bias", bias, (num_experts,))
         scores = scores + bias.astype(jnp.float32)
     # Numbers rank above NaN, and NaN above the experts of groups that are not selected (-inf).
     lowest = float(jnp.finfo(jnp.float32).min)
@@ -255,6 +256,8 @@ def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> j
 
 
 def _check_selection(num_experts: int, top_k: int, num_groups: int, top_groups: int) -> None:
+    checks.integer("routing", "num_groups", num_groups, least=0)
+    checks.integer("routing", "top_groups", top_groups, least=0)
     if num_groups < 1 or num_experts % num_groups or not 1 <= top_groups <= num_groups:
         raise ArgumentError(
             f"jax_ep.routing: num_groups={num_groups}, top_groups={top_groups} do not fit "
@@ -273,10 +276,15 @@ def _check_selection(num_experts: int, top_k: int, num_groups: int, top_groups: 
 def _masked_logits(logits: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """float32 logits, 0 for masked tokens so that NaN there reaches no gradient; and the mask."""
     checks.array("routing", "logits", logits)
+    if not logits.shape:
+        checks.shape("routing", "logits", logits, ("tokens", "E"))
     logits = logits.astype(jnp.float32)
     if token_mask is None:
         return logits, jnp.ones(logits.shape[:-1], jnp.bool_)
-    return jnp.where(token_mask[..., None], logits, 0), token_mask
+    if getattr(token_mask, "shape", None) != logits.shape[:-1]:
+        checks.shape("routing", "token_mask", token_mask, logits.shape[:-1])
+    mask = token_mask.astype(jnp.bool_)  # integers are not summed
+    return jnp.where(mask[..., None], logits, 0), mask
 
 
 def _masked(routing: Routing, mask: jax.Array) -> Routing:

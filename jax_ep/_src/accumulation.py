@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from jax_ep._src import compat
-from jax_ep._src.errors import DtypeError
+from jax_ep._src.errors import ArgumentError, DtypeError
 
 
 class Accumulation(enum.Enum):
@@ -53,6 +55,30 @@ class Accumulators(NamedTuple):
 NO_ACCUMULATORS = Accumulators(None, None)
 
 
+def pass_on(accumulator: jax.Array, result: jax.Array) -> jax.Array:
+    """Returns the accumulator. Under vmap it is mapped if `result`, which its call computed, is.
+
+    Otherwise all elements of the batch would get one cotangent, the sum of what later calls of all
+    of them add, and each would add its gradient to that.
+    """
+    passed: jax.Array = _pass_on_p.bind(accumulator, result)
+    return passed
+
+
+def _map_accumulator(operands: Any, dims: Any) -> Any:
+    accumulator, result = operands
+    if dims[0] is not None:
+        return accumulator, dims[0]
+    return jnp.broadcast_to(accumulator, (result.shape[dims[1]], *accumulator.shape)), 0
+
+
+_pass_on_p = Primitive("jax_ep.pass_on")
+_pass_on_p.def_impl(lambda accumulator, _: accumulator)
+_pass_on_p.def_abstract_eval(lambda accumulator, _: accumulator)
+mlir.register_lowering(_pass_on_p, lambda _, accumulator, __: [accumulator])
+batching.primitive_batchers[_pass_on_p] = _map_accumulator
+
+
 def stand_in(matrix: jax.Array) -> jax.Array:
     """Returns the stand-in for the accumulator of `matrix`: zeros, which XLA removes as unused.
 
@@ -63,7 +89,8 @@ def stand_in(matrix: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _stand_in(matrix: jax.Array, dtype: Any) -> jax.Array:
-    return compat.vary_over(jnp.zeros(matrix.shape, jnp.float32), compat.varying_axes(matrix))
+    zeros = compat.vary_over(jnp.zeros(matrix.shape, jnp.float32), compat.varying_axes(matrix))
+    return pass_on(zeros, matrix)
 
 
 def _forward(matrix: jax.Array, dtype: Any) -> tuple[jax.Array, None]:
@@ -114,6 +141,7 @@ def accumulators(
       What `moe_mlp` takes and returns as `accumulators`.
 
     Raises:
+      ArgumentError (a ValueError): shapes that do not fit each other.
       DtypeError (a TypeError): w_up or w_down is no array.
     """
     for name, matrix in ("w_up", w_up), ("w_down", w_down):
@@ -123,7 +151,15 @@ def accumulators(
                 "Give gate and up as one array, [..., 2, F]."
             )
     axes = frozenset() if like is None else compat.varying_axes(like)
-    num_groups, hidden = math.prod(w_down.shape[:-2]), w_down.shape[-1]
+    lead = w_down.shape[:-2]
+    fits = w_down.ndim > 2 and w_up.shape[: len(lead) + 1] == (*lead, *w_down.shape[-1:])
+    if not fits or w_up.ndim < w_down.ndim:
+        raise ArgumentError(
+            f"jax_ep.accumulators: w_up has shape {w_up.shape} and w_down {w_down.shape}; expected "
+            "[..., H, 2, F], [..., H, 2F] or [..., H, F], and [..., F, H]. Give the matrices of "
+            "the same experts."
+        )
+    num_groups, hidden = math.prod(lead), w_down.shape[-1]
     up = w_up.reshape(num_groups, hidden, w_up.size // (num_groups * hidden))
     down = w_down.reshape(num_groups, -1, hidden)
     return compat.vary_together(Accumulators(stand_in(up), stand_in(down)), axes)

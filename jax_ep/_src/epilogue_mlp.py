@@ -37,7 +37,7 @@ def epilogue_mlp(
 ) -> tuple[jax.Array, Accumulators]:
     """Returns [M, H] in rows' dtype, and the accumulators for a later call."""
     y, _ = epilogue_mlp_forward(rows, experts, group_sizes, row_weights, params, keep=False)
-    return y, experts.passed_on(params.accumulation)
+    return y, experts.passed_on(params.accumulation, y)
 
 
 def epilogue_mlp_forward(
@@ -129,7 +129,7 @@ def _forward(
         rows, experts, group_sizes, row_weights, params, keep=True
     )
     residuals = rows, experts.without_accumulators(), group_sizes, row_weights, pre_activation
-    return (y, experts.passed_on(params.accumulation)), residuals
+    return (y, experts.passed_on(params.accumulation, y)), residuals
 
 
 def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src import checks, compat
-from jax_ep._src.accumulation import NO_ACCUMULATORS, Accumulation, Accumulators
+from jax_ep._src.accumulation import NO_ACCUMULATORS, Accumulation, Accumulators, pass_on
 from jax_ep._src.activations import Activation
 from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.expert_forms import (
@@ -54,9 +54,11 @@ class Experts(NamedTuple):
             return of_layer
         return sizes_in_stack(of_layer, self.w_up.shape[0] // of_layer.shape[0], self.layer)
 
-    def passed_on(self, accumulation: Accumulation) -> Accumulators:
-        """Returns the accumulators for a later call."""
-        return self.accumulators if accumulation.passes_on else NO_ACCUMULATORS
+    def passed_on(self, accumulation: Accumulation, result: jax.Array) -> Accumulators:
+        """Returns the accumulators for a later call than that of `result`."""
+        if not accumulation.passes_on:
+            return NO_ACCUMULATORS
+        return jax.tree.map(lambda accumulator: pass_on(accumulator, result), self.accumulators)
 
     def without_accumulators(self) -> Experts:
         """Returns what a backward pass keeps: stand-ins would be kept as arrays."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_ep._src import checks, compat, primitive
-from jax_ep._src.accumulation import Accumulation
+from jax_ep._src.accumulation import Accumulation, pass_on
 from jax_ep._src.compat import Aval
 from jax_ep._src.errors import ArgumentError
 from jax_ep._src.layer_stack import (
@@ -261,7 +261,9 @@ def chained_matmul(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the product, and the stand-in for rhs's accumulator if a later call takes it."""
     out = bind_matmul(lhs, rhs, group_sizes, params)
-    return out, accumulator if accumulation.passes_on else None
+    if not accumulation.passes_on or accumulator is None:
+        return out, None
+    return out, pass_on(accumulator, out)
 
 
 def matmul_backward(

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_ep._src import checks, runtime
-from jax_ep._src.errors import ArgumentError
+from jax_ep._src.errors import ArgumentError, DtypeError
 from jax_ep._src.expert_forms import check_activation
 from jax_ep._src.params import Remat
 from jax_ep._src.plan import num_rows, plan_shapes
@@ -77,9 +77,23 @@ def memory(
 
     Raises:
       ArgumentError (a ValueError): sizes or options that do not fit each other.
-      DtypeError (a TypeError): a size that is not an int, or a dtype that is no float.
+      DtypeError (a TypeError): a size that is not an int, a dtype that is no float, or an
+        activation that is no name.
     """
     operation = "memory"
+    checks.integer(operation, "num_tokens", num_tokens, least=0)
+    for name, size in (
+        ("hidden_size", hidden_size),
+        ("num_experts", num_experts),
+        ("top_k", top_k),
+        ("num_ranks", num_ranks),
+    ):
+        checks.integer(operation, name, size)
+    if not isinstance(activation, str):
+        raise DtypeError(
+            f"jax_ep.{operation}: activation is a {type(activation).__name__}; expected the name "
+            "of one. For a function give that of one with as many arguments: 'swiglu' or 'relu'."
+        )
     checks.capacity(operation, recv_capacity, capacity_factor)
     checks.num_chunks(operation, num_chunks, num_tokens)
     checks.remat(operation, remat)

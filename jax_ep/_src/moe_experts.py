@@ -203,7 +203,7 @@ def _redispatching(
     result, _ = rule.forward(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=False
     )
-    return result, plan, experts.passed_on(params.mlp.accumulation)
+    return result, plan, experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
 
 
 def _redispatching_forward(
@@ -221,7 +221,7 @@ def _redispatching_forward(
     result, kept = rule.forward(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=True
     )
-    results = result, plan, experts.passed_on(params.mlp.accumulation)
+    results = result, plan, experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
     rows_kept = (rows, row_weights) if rule.keeps_rows else None
     residuals = x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept
     return results, as_bits(residuals)

@@ -197,7 +197,10 @@ def moe_mlp(
             if local_only:  # so that the caller's sum has it once
                 shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
         y, stats, sums = _chunks(compute, (x, topk_ids, topk_weights), experts, params, num_chunks)
-        y = y if shared is None else y + shared
+        y = y.astype(x.dtype)  # of an experts_fn
+        if shared is not None:
+            checks.shape(operation, "experts_fn's result beside a shared expert", y, shared.shape)
+            y = y + shared
         if accumulators is None:
             return y, stats
         return y, stats, sums

@@ -81,7 +81,7 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
 
     Args:
       x: of either format.
-      dtype: a float dtype of 16 bits or more.
+      dtype: a float dtype of 16 or 32 bits.
 
     Returns:
       [...] in `dtype`.

@@ -40,7 +40,7 @@ def quantized_mlp(
 ) -> tuple[jax.Array, Accumulators]:
     """Returns [M, H] in rows' dtype, and the accumulators for a later call."""
     y, _ = quantized_mlp_forward(rows, experts, group_sizes, row_weights, params, keep=False)
-    return y, experts.passed_on(params.accumulation)
+    return y, experts.passed_on(params.accumulation, y)
 
 
 def quantized_mlp_forward(
@@ -189,7 +189,7 @@ def _forward(
         quantized, experts, group_sizes, row_weights, params, rows.dtype, keep=True
     )
     residuals = quantized, experts.without_accumulators(), group_sizes, row_weights, pre_activation
-    return (y, experts.passed_on(params.accumulation)), as_bits(residuals)
+    return (y, experts.passed_on(params.accumulation, y)), as_bits(residuals)
 
 
 def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:

@@ -48,7 +48,7 @@ def users_experts(
     def compute(x: jax.Array, topk_weights: jax.Array | None, weights: tuple[Any, Any]) -> Any:
         rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
         y = function(rows, plan.group_sizes, *weights)
-        checks.shape("moe_mlp", "experts_fn's result", y, (rows.shape[0], "hidden"))
+        checks.rows("moe_mlp", "experts_fn's result", y, (rows.shape[0], "hidden"))
         return y, row_weights, plan
 
     if remat == "experts":

@@ -192,10 +192,24 @@ class LocalOnlyTest(absltest.TestCase):
 
     def test_a_wrong_result_of_experts_fn(self):
         ids, _ = arguments()
-        for result in (lambda rows: rows[:1]), (lambda rows: (rows, rows)):
+        for result in (
+            lambda rows: rows[:1],
+            lambda rows: (rows, rows),
+            lambda rows: rows.astype(jnp.int32),
+        ):
             experts_fn = lambda rows, *_, result=result: result(rows)
             with self.assertRaisesRegex(jax_ep.Error, "moe_mlp: experts_fn's result"):
                 self.stats(ids, experts_fn=experts_fn, num_experts=EXPERTS)
+
+    def test_experts_fn_beside_a_shared_expert(self):
+        """Its columns are those of the shared expert: one is not added to all of these."""
+        ids, (x, *_) = arguments()
+        hidden = x.shape[1]
+        shared = jnp.ones((hidden, 2, 4)), jnp.ones((4, hidden))
+        for columns in 1, hidden - 1:
+            experts_fn = lambda rows, *_, columns=columns: rows[:, :columns]
+            with self.assertRaisesRegex(jax_ep.ArgumentError, "beside a shared expert has shape"):
+                self.stats(ids, experts_fn=experts_fn, num_experts=EXPERTS, shared_expert=shared)
 
     @tier.only_on_cpu
     def test_a_factor_is_of_the_even_share(self):

@@ -240,6 +240,11 @@ class ExpertsFunctionTest(absltest.TestCase):
                 self.assertEqual(part.shape, (*x.shape[:-1], 5))
                 testing.assert_bitwise(part, whole[..., :5])
 
+    def test_the_result_has_the_dtype_of_the_layer(self):
+        layer = make_layer(experts_fn=lambda rows, *_: rows.astype(jnp.float32))
+        y, _ = layer(tokens(8).astype(jnp.bfloat16))
+        self.assertEqual(y.dtype, jnp.bfloat16)
+
     def test_is_called_each_time(self):
         """It may close over state: no trace of an eager call is kept."""
         scale = 1.0

@@ -47,6 +47,22 @@ def only(*experts: int) -> np.ndarray:
     return load
 
 
+class IdsTest(parameterized.TestCase):
+    @parameterized.parameters("expert", None)
+    def test_no_expert_has_an_id_past_the_last(self, expert_axis: str | None):
+        """Also where every rank has all experts, and addresses its own."""
+
+        def router(logits: jax.Array, top_k: int) -> routing.Routing:
+            routed = routing.softmax_topk(logits, top_k)
+            return routed._replace(topk_ids=routed.topk_ids + NUM_EXPERTS)
+
+        options = {} if expert_axis else {"expert_axis": None, "batch_axes": ("expert",)}
+        layer = make_layer(testing.expert_mesh(), router=router, **options)
+        y, stats = layer(tokens())
+        self.assertFalse(np.asarray(y).any())
+        self.assertFalse(np.asarray(stats.expert_load).any())
+
+
 class BiasedRouter(nnx.Module):
     """An nnx module with a variable that is state, and a param that is trained."""
 

@@ -198,6 +198,15 @@ class RouterTest(parameterized.TestCase):
         with self.assertRaises(errors.ArgumentError):
             routing.softmax_topk(jnp.zeros((2, NUM_EXPERTS)), top_k, **kwargs)
 
+    def test_errors_of_shapes_and_types(self):
+        logits = jnp.zeros((2, NUM_EXPERTS))
+        with self.assertRaisesRegex(errors.ArgumentError, "bias has shape"):
+            routing.softmax_topk(logits, 2, bias=jnp.zeros(NUM_EXPERTS - 1))
+        with self.assertRaisesRegex(errors.ArgumentError, "logits has shape"):
+            routing.softmax_topk(logits[0, 0], 2)
+        with self.assertRaisesRegex(errors.DtypeError, "num_groups=2.0"):
+            routing.softmax_topk(logits, 2, num_groups=2.0)
+
 
 class LoadTest(parameterized.TestCase):
     def test_counts_and_fractions(self):
@@ -234,6 +243,17 @@ class LoadTest(parameterized.TestCase):
         logits = random_logits()
         expected = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
         np.testing.assert_allclose(routing.z_loss(jnp.asarray(logits)), expected, rtol=1e-5)
+
+    def test_a_mask_of_integers_is_not_summed(self):
+        """Segment ids, say: all but 0 are tokens."""
+        logits = jnp.asarray(random_logits())
+        mask = jnp.arange(logits.shape[0]) % 4
+        expected = routing.z_loss(logits, token_mask=mask != 0)
+        for dtype in np.int32, np.uint8, np.int8:
+            ids = (mask * -85).astype(dtype)
+            testing.assert_bitwise(routing.z_loss(logits, token_mask=ids), expected)
+        with self.assertRaisesRegex(errors.ArgumentError, "token_mask has shape"):
+            routing.softmax_topk(logits, 1, token_mask=mask[1:])
 
     @parameterized.parameters(None, 3)
     def test_global_statistics_and_gradients_in_shard_map(self, masked_every: int | None):

@@ -56,10 +56,9 @@ def dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
 def float_dtype(operation: str, name: str, value: Any, advice: str) -> np.dtype[Any]:
     """A dtype that rows and matrices may have before they are quantized."""
     found = dtype(operation, name, value)
-    if not jnp.issubdtype(found, jnp.floating) or found.itemsize < 2:
+    if not jnp.issubdtype(found, jnp.floating) or found.itemsize not in (2, 4):
         raise DtypeError(
-            f"jax_ep.{operation}: {name}={found}; expected a float dtype of 16 bits or more. "
-            f"{advice}"
+            f"jax_ep.{operation}: {name}={found}; expected a float dtype of 16 or 32 bits. {advice}"
         )
     return found
 

@@ -42,7 +42,8 @@ class MoEStats:
       aux_loss: f32[], `routing.balancing_loss`: 1 when the load is even. Not scaled.
       z_loss: f32[], `routing.z_loss`. Not scaled.
       expert_load: i32[E], the assignments to each expert, dropped ones included.
-      num_dropped: i32[], the assignments dropped for want of capacity; 0 when dropless.
+      num_dropped: i32[], the assignments dropped for want of capacity; 0 without one, if a
+        token's experts are distinct.
     """
 
     aux_loss: jax.Array
@@ -231,7 +232,7 @@ def _experts(
         # Every rank has copies of all experts. As experts of their own they are addressed here.
         exchange = axes.tokens
         first_id = lax.axis_index(exchange) * num_experts
-        ids = jnp.where(ids >= 0, first_id + ids, -1)
+        ids = jnp.where((ids >= 0) & (ids < num_experts), first_id + ids, -1)
         num_experts *= lax.axis_size(exchange)
         capacity_factor, recv_capacity = None, max(1, ids.size)
     b_down = arrays.b_down

@@ -27,7 +27,7 @@ def token_spec(x: jax.Array, mesh: Mesh | AbstractMesh, axes: Axes) -> P | None:
 
 def flatten(x: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
     """Returns [N, H], and bool[N] or None."""
-    mask = None if token_mask is None else token_mask.reshape(-1)
+    mask = None if token_mask is None else token_mask.reshape(-1).astype(jnp.bool_)
     return x.reshape(-1, x.shape[-1]), mask
 
 
