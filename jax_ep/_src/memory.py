@@ -132,7 +132,10 @@ def memory(
     }[remat]
     residuals = {name: arrays[name] * num_chunks for name in kept}
     if shared_intermediate_size:
-        residuals["x"] = num_tokens * hidden_size * itemsize
+        # Chunks that keep their tokens keep slices of x.
+        copies = 2 if num_chunks > 1 and "x" in residuals else 1
+        residuals["x"] = copies * num_tokens * hidden_size * itemsize
+        residuals["shared_group_size"] = 4
         if remat != "experts":
             columns = num_parts * shared_intermediate_size
             residuals["shared_pre_activation"] = num_tokens * columns * itemsize

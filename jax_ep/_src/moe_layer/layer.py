@@ -27,7 +27,7 @@ from jax_ep._src.moe_layer.config import (
 from jax_ep._src.moe_layer.mesh import find_mesh
 from jax_ep._src.moe_layer.parameters import reshard, specs_of
 from jax_ep._src.moe_layer.router import LAYER, Router, SplitRouter
-from jax_ep._src.moe_layer.tokens import flatten, pad, token_spec
+from jax_ep._src.moe_layer.tokens import flatten, pad, some_token, token_spec
 from jax_ep._src.moe_mlp import moe_mlp
 from jax_ep._src.quantized_experts import check_given
 from jax_ep._src.recipe import QuantizedExperts
@@ -184,7 +184,9 @@ def _local_layer(
         return x.astype(config.dtype or x.dtype), stats, arrays.sums
     tokens, mask = pad(tokens, mask, config.num_chunks)
     if mask is not None:
-        tokens = jnp.where(mask[:, None], tokens, 0)  # NaN in padding reaches no gradient
+        # NaN in padding reaches no gradient.
+        filler = jnp.zeros(()) if arrays.shared_w_up is None else some_token(tokens, mask)
+        tokens = jnp.where(mask[:, None], tokens, filler.astype(tokens.dtype))
     logits = jnp.dot(
         tokens.astype(jnp.float32),
         arrays.router_kernel.astype(jnp.float32),

@@ -31,6 +31,14 @@ def flatten(x: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.
     return x.reshape(-1, x.shape[-1]), mask
 
 
+def some_token(tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns one of [N, H] that is not masked, or ones.
+
+    A shared expert takes masked tokens, too, and its activation may have no derivative at zero.
+    """
+    return jnp.where(mask.any(), tokens[jnp.argmax(mask)], 1)
+
+
 def pad(
     tokens: jax.Array, token_mask: jax.Array | None, multiple: int
 ) -> tuple[jax.Array, jax.Array | None]:
