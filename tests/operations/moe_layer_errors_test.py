@@ -36,6 +36,24 @@ class ErrorTest(parameterized.TestCase):
             with self.assertRaisesRegex(errors.ArgumentError, "at least one dimension"):
                 layer(jnp.zeros(shape))
 
+    def test_a_stack_and_a_transposed_router(self):
+        make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: make_layer(rngs=rngs)))
+        stack = make(nnx.Rngs(0))
+        transposed = make_layer()
+        transposed.router_kernel = nnx.Param(transposed.router_kernel[...].T)
+        for layer in stack, transposed:
+            with self.assertRaisesRegex(
+                errors.ArgumentError, "router_kernel has shape .* expected"
+            ):
+                layer(tokens())
+
+    def test_a_symbolic_number_of_tokens(self):
+        layer = make_layer(mesh=testing.mesh_of((1,), ("expert",)))
+        (size,) = jax.export.symbolic_shape("n")
+        x = jax.ShapeDtypeStruct((size, HIDDEN), jnp.float32)
+        with self.assertRaisesRegex(errors.ArgumentError, "x has shape .* symbolic"):
+            jax.export.export(jax.jit(lambda x: layer(x)[0]))(x)
+
     def test_mesh_without_any_of_the_axes(self):
         layer = make_layer(expert_axis=None)
         message = "name the mesh's in batch_axes"

@@ -232,6 +232,7 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
 def check_input(config: Config, x: Any, token_mask: Any) -> None:
     """Raises unless x has tokens of the layer's hidden size, and the mask fits."""
     checks.array(LAYER, "x", x)
+    checks.known_sizes(LAYER, "x", x, x.shape)
     if x.ndim < 2 or x.shape[-1] != config.hidden_size:
         raise ArgumentError(
             f"jax_ep.{LAYER}: x has shape {x.shape}; expected [..., {config.hidden_size}] with at "

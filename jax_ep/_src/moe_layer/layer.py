@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
+from jax_ep._src import checks
 from jax_ep._src.accumulation import Accumulators
 from jax_ep._src.moe_layer import quantized as quantized_experts
 from jax_ep._src.moe_layer import router as routers
@@ -85,6 +86,9 @@ def apply(
 ) -> Outputs:
     """Runs the layer. `router` is None for one that has a name, and `arrays.router` is empty."""
     check_input(config, x, token_mask)
+    # A stack of layers, say: one of them is called by stack(), or in a scan.
+    router_shape = config.hidden_size, config.num_experts
+    checks.shape(LAYER, "router_kernel", arrays.router_kernel, router_shape)
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
