@@ -205,9 +205,9 @@ class SharedExpertTest(parameterized.TestCase):
             self.assertEqual(layer.shared_w_up.shape, (HIDDEN, 2, 4))
             assert_close(results(layer, x, mask), expected)
 
-    @parameterized.parameters((3, 5), (1, 2))
-    def test_an_activation_without_a_derivative_at_zero(self, *shape: int):
-        """Padding reaches no gradient, also on ranks that have nothing else."""
+    def test_an_activation_without_a_derivative_at_zero(self):
+        """Padding reaches no gradient, also on ranks that have nothing else: three of eight here."""
+        shape = (9,)
         root = lambda gate, up: jnp.sqrt(jnp.abs(gate)) * up
         options = {"shared_intermediate_size": 4, "activation": root}
         expected = results(make_layer(**options), tokens(*shape))
