@@ -281,7 +281,7 @@ def _masked_logits(logits: jax.Array, token_mask: jax.Array | None) -> tuple[jax
     logits = logits.astype(jnp.float32)
     if token_mask is None:
         return logits, jnp.ones(logits.shape[:-1], jnp.bool_)
-    if getattr(token_mask, "shape", None) != logits.shape[:-1]:
+    if getattr(token_mask, "shape", None) != logits.shape[:-1]:  # equal sizes may be symbolic
         checks.shape("routing", "token_mask", token_mask, logits.shape[:-1])
     mask = token_mask.astype(jnp.bool_)  # integers are not summed
     return jnp.where(mask[..., None], logits, 0), mask

@@ -55,14 +55,13 @@ class Accumulators(NamedTuple):
 NO_ACCUMULATORS = Accumulators(None, None)
 
 
-def pass_on(accumulator: jax.Array, result: jax.Array) -> jax.Array:
-    """Returns the accumulator. Under vmap it is mapped if `result`, which its call computed, is.
+def pass_on[Tree](accumulators: Tree, result: jax.Array) -> Tree:
+    """Returns the accumulators. Under vmap they are mapped if `result`, of the same call, is.
 
     Otherwise all elements of the batch would get one cotangent, the sum of what later calls of all
     of them add, and each would add its gradient to that.
     """
-    passed: jax.Array = _pass_on_p.bind(accumulator, result)
-    return passed
+    return jax.tree.map(lambda accumulator: _pass_on_p.bind(accumulator, result), accumulators)
 
 
 def _map_accumulator(operands: Any, dims: Any) -> Any:

@@ -56,9 +56,7 @@ class Experts(NamedTuple):
 
     def passed_on(self, accumulation: Accumulation, result: jax.Array) -> Accumulators:
         """Returns the accumulators for a later call than that of `result`."""
-        if not accumulation.passes_on:
-            return NO_ACCUMULATORS
-        return jax.tree.map(lambda accumulator: pass_on(accumulator, result), self.accumulators)
+        return pass_on(self.accumulators, result) if accumulation.passes_on else NO_ACCUMULATORS
 
     def without_accumulators(self) -> Experts:
         """Returns what a backward pass keeps: stand-ins would be kept as arrays."""

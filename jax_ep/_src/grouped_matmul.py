@@ -261,9 +261,7 @@ def chained_matmul(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the product, and the stand-in for rhs's accumulator if a later call takes it."""
     out = bind_matmul(lhs, rhs, group_sizes, params)
-    if not accumulation.passes_on or accumulator is None:
-        return out, None
-    return out, pass_on(accumulator, out)
+    return out, pass_on(accumulator, out) if accumulation.passes_on else None
 
 
 def matmul_backward(

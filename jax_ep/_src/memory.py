@@ -84,6 +84,7 @@ def memory(
     checks.integer(operation, "num_tokens", num_tokens, least=0)
     for name, size in (
         ("hidden_size", hidden_size),
+        ("intermediate_size", intermediate_size),
         ("num_experts", num_experts),
         ("top_k", top_k),
         ("num_ranks", num_ranks),
@@ -97,7 +98,6 @@ def memory(
     checks.capacity(operation, recv_capacity, capacity_factor)
     checks.num_chunks(operation, num_chunks, num_tokens)
     checks.remat(operation, remat)
-    checks.integer(operation, "intermediate_size", intermediate_size)
     checks.integer(operation, "shared_intermediate_size", shared_intermediate_size, least=0)
     itemsize = checks.float_dtype(operation, "dtype", dtype, "Give the tokens' dtype.").itemsize
     tokens = num_tokens // num_chunks

@@ -207,12 +207,11 @@ class SharedExpertTest(parameterized.TestCase):
 
     def test_an_activation_without_a_derivative_at_zero(self):
         """Padding reaches no gradient, also on ranks that have nothing else: three of eight here."""
-        shape = (9,)
         root = lambda gate, up: jnp.sqrt(jnp.abs(gate)) * up
         options = {"shared_intermediate_size": 4, "activation": root}
-        expected = results(make_layer(**options), tokens(*shape))
+        expected = results(make_layer(**options), tokens(9))
         with jax.set_mesh(make_mesh("expert")):
-            assert_close(results(make_layer("expert", **options), tokens(*shape)), expected)
+            assert_close(results(make_layer("expert", **options), tokens(9)), expected)
 
 
 class LocalOnlyTest(parameterized.TestCase):

@@ -123,6 +123,11 @@ class Config:
             )
         checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")
         checks.implementation(LAYER, self.implementation)
+        if not isinstance(self.mesh, Mesh | AbstractMesh | None):
+            raise DtypeError(
+                f"jax_ep.{LAYER}: mesh is a {type(self.mesh).__name__}; expected a "
+                "jax.sharding.Mesh. Make one by jax.make_mesh, or leave it out under jax.set_mesh."
+            )
         self._check_axes()
         for one, other in ("fsdp", "expert"), ("tensor", "expert"), ("tensor", "fsdp"):
             if shared := set(getattr(self.axes, one)) & set(getattr(self.axes, other)):
@@ -140,15 +145,11 @@ class Config:
 
     def _check_axes(self) -> None:
         """Raises unless all are names, and makes tuples of lists."""
-        if not isinstance(self.mesh, Mesh | AbstractMesh | None):
-            raise DtypeError(
-                f"jax_ep.{LAYER}: mesh is a {type(self.mesh).__name__}; expected a "
-                "jax.sharding.Mesh. Make one by jax.make_mesh, or leave it out under jax.set_mesh."
-            )
         for name in ("expert_axis", "batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
             given, is_tuple = getattr(self, name), name in ("batch_axes", "sequence_axes")
-            names = () if given is None and not is_tuple else given
-            names = (names,) if isinstance(names, str) else names
+            if given is None and not is_tuple:
+                continue
+            names = (given,) if isinstance(given, str) else given
             if not (isinstance(names, tuple | list) and all(isinstance(n, str) for n in names)):
                 raise DtypeError(
                     f"jax_ep.{LAYER}: {name}={given!r}; expected the name of a mesh axis, or a "

@@ -189,8 +189,8 @@ def _local_layer(
     tokens, mask = pad(tokens, mask, config.num_chunks)
     if mask is not None:
         # NaN in padding reaches no gradient.
-        filler = jnp.zeros(()) if arrays.shared_w_up is None else some_token(tokens, mask)
-        tokens = jnp.where(mask[:, None], tokens, filler.astype(tokens.dtype))
+        filler: Any = 0 if arrays.shared_w_up is None else some_token(tokens, mask)
+        tokens = jnp.where(mask[:, None], tokens, filler)
     logits = jnp.dot(
         tokens.astype(jnp.float32),
         arrays.router_kernel.astype(jnp.float32),
