@@ -243,10 +243,10 @@ class ExpertsFunctionTest(absltest.TestCase):
             for x in tokens(8, 2), tokens(3):
                 whole, part = (
                     make_layer("expert", experts_fn=lambda rows, *_, n=n: rows[:, :n])(x)[0]
-                    for n in (HIDDEN, 5)
+                    for n in (HIDDEN, 8)
                 )
-                self.assertEqual(part.shape, (*x.shape[:-1], 5))
-                testing.assert_bitwise(part, whole[..., :5])
+                self.assertEqual(part.shape, (*x.shape[:-1], 8))
+                testing.assert_bitwise(part, whole[..., :8])
 
     def test_the_result_has_the_dtype_of_the_layer(self):
         layer = make_layer(experts_fn=lambda rows, *_: rows.astype(jnp.float32))
