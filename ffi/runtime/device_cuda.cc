@@ -54,6 +54,10 @@ Status FindSharedBytes(int* bytes) {
                        bytes);
 }
 
+Status FindMemoryBusBits(int* bits) {
+  return FindAttribute(cudaDevAttrGlobalMemoryBusWidth, "the width of the memory bus", bits);
+}
+
 std::string FindUuid(int device) {
   cudaDeviceProp properties = {};
   if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) return "";

@@ -27,6 +27,9 @@ Status IsComputeCapability(int major, int minor, bool* is);
 // Finds the most shared memory that a block can have, in bytes.
 Status FindSharedBytes(int* bytes);
 
+// Finds the width of the bus to device memory, in bits.
+Status FindMemoryBusBits(int* bits);
+
 // Returns "GPU-" and the device's UUID as nvidia-smi prints it, or an empty string.
 std::string FindUuid(int device);
 

@@ -145,6 +145,9 @@ class GroupSearch {
       if constexpr (requires { raster.halves_narrow_tiles; }) {  // as SwappedTilePairs has it
         raster.halves_narrow_tiles = params_.halves_narrow_tiles;
       }
+      if constexpr (requires { raster.halves_tiles; }) {  // as SwappedWideTilePairs has it
+        raster.halves_tiles = params_.halves_tiles;
+      }
       return raster;
     }
     const bool is_kept = params_.accumulates && group_rows == 0;

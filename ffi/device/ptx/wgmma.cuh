@@ -66,8 +66,10 @@ __device__ void Wgmma(float (&accumulators)[128], uint32_t a, uint32_t b, bool a
           "n"(MajorMode::MAJOR_B == MajorMode::kMajorMN));                                         \
   }
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorK)
+JAX_EP_WGMMA(BFloat16, "bf16", kMajorK, kMajorMN)
 JAX_EP_WGMMA(BFloat16, "bf16", kMajorMN, kMajorMN)
 JAX_EP_WGMMA(Float16, "f16", kMajorK, kMajorK)
+JAX_EP_WGMMA(Float16, "f16", kMajorK, kMajorMN)
 JAX_EP_WGMMA(Float16, "f16", kMajorMN, kMajorMN)
 #undef JAX_EP_WGMMA
 

@@ -11,7 +11,8 @@ namespace jax_ep {
 
 // A persistent kernel. Every number of blocks gives the same result; one block per SM is fastest.
 struct MatmulKernel {
-  const void* address;  // null: there is no such kernel
+  const void* address;                 // null: there is no such kernel
+  const void* wide_address = nullptr;  // with SwappedWideTilePairs; null: there is no such kernel
   int threads;
   int cluster_blocks = 1;  // blocks per cluster; the grid is a multiple of it
   int shared_bytes;

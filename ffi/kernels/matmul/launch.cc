@@ -92,6 +92,19 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
   return status;
 }
 
+// A wide tile takes twice as long, and may not add waves. It reads memory faster than an H100 has
+// it, which has five stacks.
+Status WideTilesPay(int64_t groups, int64_t tiles_n, int64_t clusters, bool* pay) {
+  constexpr int kSixStacks = 6 * 1024;
+  const auto waves = [&](int64_t tiles_per_pair) {
+    return CeilDivide(groups * CeilDivide(tiles_n, tiles_per_pair), clusters);
+  };
+  int bus_bits = 0;
+  Status status = FindMemoryBusBits(&bus_bits);
+  *pay = bus_bits >= kSixStacks && 2 * waves(4) <= waves(2);
+  return status;
+}
+
 }  // namespace
 
 Status LoadMatmulKernels() {
@@ -119,17 +132,18 @@ Status LoadMatmulKernels() {
   }
   if (has_sm90a) kernels.push_back(Fp8ActivationKernel());
   for (const MatmulKernel& kernel : kernels) {
-    if (kernel.address == nullptr) continue;  // the portable kernels do not have all kinds
-    Status status =
-        FromCuda(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      kernel.shared_bytes),
-                 "loading grouped matmul");
-    cudaFuncAttributes attributes;  // setting an attribute may not load the code; reading does
-    if (status.ok()) {
-      status =
-          FromCuda(cudaFuncGetAttributes(&attributes, kernel.address), "loading grouped matmul");
+    for (const void* address : {kernel.address, kernel.wide_address}) {
+      if (address == nullptr) continue;
+      Status status =
+          FromCuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        kernel.shared_bytes),
+                   "loading grouped matmul");
+      cudaFuncAttributes attributes;  // setting an attribute may not load the code; reading does
+      if (status.ok()) {
+        status = FromCuda(cudaFuncGetAttributes(&attributes, address), "loading grouped matmul");
+      }
+      if (!status.ok()) return status;
     }
-    if (!status.ok()) return status;
   }
   return {};
 }
@@ -180,7 +194,7 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
   bool has_sm90a = false;
   Status status = IsComputeCapability(9, 0, &has_sm90a);
   if (!status.ok()) return status;
-  const MatmulKernel kernel = ChooseKernel(kind, type, has_sm90a, params);
+  MatmulKernel kernel = ChooseKernel(kind, type, has_sm90a, params);
   params.b_column_blocks = params.shape_n % kSm90ColumnBlock == 0 ? kernel.b_box_column_blocks : 1;
   MatmulTensorMaps maps;
   const bool takes_maps = kernel.a_box_rows > 0;
@@ -198,19 +212,29 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
 
   if (num_sms == 0) status = CountSms(&num_sms);
   if (!status.ok()) return status;
-  // If halves of all tiles of a call that decodes run at once, they read at twice as many SMs.
-  params.halves_narrow_tiles =
-      kernel.has_half_tiles &&
-      params.groups.num_groups * CeilDivide(int64_t{params.shape_n}, params.out_tile_n) <=
-          num_sms / kernel.cluster_blocks;
+  // If halves of all tiles run at once, they read and multiply at twice as many SMs.
+  const int64_t clusters = std::max<int64_t>(num_sms / kernel.cluster_blocks, 1);
+  const int64_t tiles_n = CeilDivide(int64_t{params.shape_n}, params.out_tile_n);
+  const bool has_few_tiles = params.groups.num_groups * tiles_n <= clusters;
+  params.halves_narrow_tiles = kernel.has_half_tiles && has_few_tiles;
+  params.halves_tiles = has_few_tiles;
+
+  // Most calls that decode have few rows.
+  const bool has_few_rows =
+      params.groups.num_rows <= int64_t{kernel.narrow_rows} * params.groups.num_groups;
+  if (kernel.wide_address != nullptr && out_type != kF32 && !has_few_rows) {
+    bool widens = has_few_tiles;
+    if (!widens) status = WideTilesPay(params.groups.num_groups, tiles_n, clusters, &widens);
+    if (!status.ok()) return status;
+    if (widens) kernel.address = kernel.wide_address;
+  }
 
   // With many waves of tiles the last one matters little. With few rows per group reading memory
   // bounds all tiles alike.
   constexpr int64_t kFewWaves = 16;
   const int64_t tiles = MaxTiles(kind, kernel, params);
-  params.has_few_pairs =
-      kernel.a_narrow_box_rows > 0 && tiles <= kFewWaves * std::min<int64_t>(num_sms, kMaxItems) &&
-      params.groups.num_rows > int64_t{kernel.narrow_rows} * params.groups.num_groups;
+  params.has_few_pairs = kernel.a_narrow_box_rows > 0 && !has_few_rows &&
+                         tiles <= kFewWaves * std::min<int64_t>(num_sms, kMaxItems);
   if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
   void* maps_and_params[] = {&maps, &params};
   void* only_params[] = {&params};

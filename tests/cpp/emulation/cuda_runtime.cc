@@ -124,6 +124,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = emulation::settings.shared_bytes;
       return cudaSuccess;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = 6144;  // an H200's
+      return cudaSuccess;
   }
   return cudaErrorInvalidValue;
 }

@@ -109,7 +109,7 @@ void CheckLastWave(uint32_t pairs, uint32_t counted, uint32_t clusters, int32_t 
     if (pair >= pairs) break;
     CHECK(index >= clusters || pair == index);  // FindFirstTile knows no halves
     sm90::Tile tile = {.num_m = num_m, .num_k = 1, .shared = SharedOperand::kA};
-    if (!wave.Cut(index, &tile)) continue;
+    if (!wave.Cut<SwappedTilePairs>(index, 0, &tile)) continue;
     CHECK(tile.m == rows[pair] && tile.num_m > 0);
     rows[pair] += tile.num_m;
     const uint32_t left = pairs % clusters;
@@ -117,6 +117,26 @@ void CheckLastWave(uint32_t pairs, uint32_t counted, uint32_t clusters, int32_t 
     if (counted == pairs) CHECK((tile.num_m < num_m) == (is_cut && num_m >= 128));
   }
   for (int32_t count : rows) CHECK(count == num_m);
+}
+
+// Checks that both halves of every wide pair are handed out once: a cut one's have the columns of
+// one tile each.
+void CheckLastWaveOfWideTiles(uint32_t pairs, uint32_t clusters) {
+  constexpr int32_t kTileN = 64;
+  const sm90::LastWave wave(pairs, clusters);
+  std::vector<int32_t> halves(pairs);
+  for (int64_t index = 0;; ++index) {
+    const int64_t pair = wave.Pair(index);
+    if (pair >= pairs) break;
+    sm90::Tile tile = {.n = 128, .num_m = 100, .num_k = 1, .shared = SharedOperand::kAWide};
+    CHECK(wave.Cut<SwappedWideTilePairs>(index, kTileN, &tile));
+    const bool is_cut = wave.Has(index);
+    CHECK(tile.num_m == 100 && tile.m == 0);
+    CHECK(tile.shared == (is_cut ? SharedOperand::kA : SharedOperand::kAWide));
+    CHECK(tile.n == 128 + (is_cut ? halves[pair] * kTileN : 0));
+    halves[pair] += is_cut ? 1 : 2;
+  }
+  for (int32_t count : halves) CHECK(count == 2);
 }
 
 // Sizes of one layer among `num_layers`.
@@ -149,6 +169,7 @@ int main() {
   CheckSizes({std::numeric_limits<int32_t>::max(), 5, std::numeric_limits<int32_t>::min()}, 64);
   for (uint32_t clusters = 1; clusters <= 9; ++clusters) {
     for (uint32_t pairs = 0; pairs <= 30; ++pairs) {
+      CheckLastWaveOfWideTiles(pairs, clusters);
       for (int32_t num_m : {127, 128, 129, 250, 256}) {
         for (uint32_t counted : {pairs, pairs + 3, pairs / 2}) {
           CheckLastWave(pairs, counted, clusters, num_m);

@@ -20,7 +20,9 @@ namespace {
 // 128. k-blocks, of 64: one; several; more than the slices of an epilogue.
 std::vector<FusedCase> EmulatedCases(uint64_t seed) {
   std::vector<FusedCase> cases;
-  const auto add = [&](const Pattern& pattern, int64_t k, int64_t f, uint32_t options) {
+  const auto add = [&](const Pattern& pattern, int64_t k, int64_t f, uint32_t options,
+                       int64_t num_sms = 0) {
+    if (num_sms == 0) num_sms = options % 3 == 0 ? 2 : 4;
     const int64_t m = Sum(pattern.sizes) + 20;
     cases.push_back({.m = m,
                      .k = k,
@@ -29,13 +31,16 @@ std::vector<FusedCase> EmulatedCases(uint64_t seed) {
                      .keeps = options % 2 != 0,
                      .has_weights = options / 2 % 2 != 0,
                      .has_bias = options / 4 % 2 != 0,
-                     .num_sms = options % 3 == 0 ? 2 : 4,
+                     .num_sms = num_sms,
                      .tile_counter = options % 5 == 0 ? -1 : 1,
                      .seed = seed * 16 + options});
   };
   add({"all heights", kAllHeights}, 64, 136, 7);
   add({"all heights", kAllHeights}, 200, 72, 0);
   add({"few rows", kFewRows}, 264, 200, 6);
+  add({"some rows", kSomeRows}, 136, 392, 7);
+  add({"some rows", {66, 100}}, 712, 392, 3);
+  add({"few tiles", {66, 150}}, 200, 128, 7, 8);
   add({"one tile after another", {530, 40}}, 1096, 136, 5);
   // Three pairs for two clusters, gated and not: the last one is cut.
   add({"last pair cut", {700}}, 72, 128, 7);

@@ -4,6 +4,8 @@
 //   grouped_matmul_test [SEED [all]]
 //
 //   all   every kind of 16-bit operands, and more heights; otherwise some of the kinds
+#include <tuple>
+
 #include "tests/cpp/emulation/for_each.h"
 
 #define JAX_EP_EMULATION
@@ -34,6 +36,8 @@ void CheckEmulated(const Kind& kind) {
   check(kAllHeights, 64, 136, true);
   check(kAllHeights, 200, 264, false);
   check(kFewRows, 264, 392, true);
+  check(kSomeRows, 72, 392, true);
+  check({100}, 712, 264, false);  // a pair of wide tiles, of which one half does not exist
   check({530, 40}, 712, 128, false);
   check({700}, 136, 256, false);  // three pairs for two clusters: the last one is cut
   // Seven pairs for five clusters, the tall group's first: the last two are cut, 64 rows and zeros.
@@ -47,6 +51,20 @@ void CheckEmulated(const Kind& kind) {
                     .num_sms = 10,
                     .tile_counter = counter};
     CheckCase(Describe(c, "cut").c_str(), c);
+  }
+  // Four pairs for three clusters: a tall group's two, then two of wide tiles, the last of which is
+  // cut. Then few tiles, whose rows are halved.
+  const std::vector<int32_t> wide = {100, 200, 90};
+  const std::vector<int32_t> few = {66, 150, 30};
+  for (const auto& [sizes, n, num_sms] : {std::tuple{wide, 392, 6}, std::tuple{few, 200, 12}}) {
+    const Case c = {.kind = kind,
+                    .m = Sum(sizes) + 20,
+                    .k = 200,
+                    .n = n,
+                    .sizes = sizes,
+                    .num_sms = num_sms,
+                    .tile_counter = 1};
+    CheckCase(Describe(c, "some rows").c_str(), c);
   }
 }
 

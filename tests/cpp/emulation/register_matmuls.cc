@@ -19,8 +19,11 @@ namespace {
 
 template <typename T, MatmulKind kKind>
 void RegisterSwapped() {
-  emulation::Register(Sm90SwappedMatmulKernel(std::is_same_v<T, BFloat16>, kKind).address,
-                      sm90::GroupedMatmulSwappedKernel<T, kKind>);
+  const MatmulKernel kernel = Sm90SwappedMatmulKernel(std::is_same_v<T, BFloat16>, kKind);
+  emulation::Register(kernel.address, sm90::GroupedMatmulSwappedKernel<T, kKind, SwappedTilePairs>);
+  if (kernel.wide_address == nullptr) return;
+  emulation::Register(kernel.wide_address,
+                      sm90::GroupedMatmulSwappedKernel<T, kKind, SwappedWideTilePairs>);
 }
 
 template <typename T>

@@ -134,6 +134,18 @@ inline std::vector<FusedCase> MakeHeightCases(uint64_t seed, bool is_small) {
                      .num_sms = 8,
                      .seed = seed});
   }
+  const Pattern wide = {"wide tiles", {128, 65, 3, 0, 100, 129, 72}};
+  for (bool has_options : {false, true}) {
+    cases.push_back({.m = Sum(wide.sizes) + 20,
+                     .k = is_small ? 72 : 1096,
+                     .f = 392,
+                     .pattern = wide,
+                     .keeps = has_options,
+                     .has_weights = has_options,
+                     .has_bias = has_options,
+                     .num_sms = 2,
+                     .seed = seed});
+  }
   return cases;
 }
 

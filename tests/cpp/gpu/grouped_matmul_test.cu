@@ -222,16 +222,20 @@ void CheckHeights(bool is_small) {
   const std::vector<int32_t> several = is_small ? std::vector{530} : SizesOfSeveralTiles();
   for (const Kind& kind : kTileKinds) {
     for (int64_t n : {264, 392}) {  // three columns of tiles, four
-      CheckCase("every height",
-                {.kind = kind, .m = Sum(every) + 70, .k = 136, .n = n, .sizes = every});
+      CheckCase("every height", {.kind = kind,
+                                 .m = Sum(every) + 70,
+                                 .k = 136,
+                                 .n = n,
+                                 .sizes = every,
+                                 .num_sms = is_small ? 4 : 0});  // few tiles would be halves
       CheckCase("several tiles",
                 {.kind = kind, .m = Sum(several) + 20, .k = 136, .n = n, .sizes = several});
     }
   }
 }
 
-// Few tiles of few rows: the launch halves them if the halves occupy more SMs. One cluster is too
-// few, and has to compute the same bits.
+// Few tiles: the launch halves their columns or, of more than 64 rows, their rows, if the halves
+// occupy more SMs. One cluster is too few, and has to compute the same bits.
 void CheckHalfTiles(bool is_small) {
   int cases = 0;
   int failed = 0;
@@ -255,6 +259,7 @@ void CheckHalfTiles(bool is_small) {
       for (int64_t k : contracted) {
         for (int32_t rows = 1; rows <= 64; rows += is_small ? 40 : 7) {
           check({.kind = kind, .m = 70, .k = k, .n = n, .sizes = {rows, 65 - rows}});
+          check({.kind = kind, .m = 400, .k = k, .n = n, .sizes = {64 + rows, 130 + 2 * rows}});
         }
       }
     }
@@ -275,7 +280,7 @@ void CheckHalfTiles(bool is_small) {
 // shows in any launch; a wrong result shows in the last launch of a round.
 void CheckManyTiles() {
   std::vector<int32_t> sizes;
-  for (int i = 0; i < 64; ++i) sizes.push_back(40 + i * 13 % 49);
+  for (int i = 0; i < 64; ++i) sizes.push_back(45 + i * 13 % 49);
   const int64_t rows = Sum(sizes);
   for (const Case& c :
        {Sampled(kRhsGradient, rows, 2304, 2048, sizes), Sampled(kForward, rows, 128, 2048, sizes),

@@ -1,9 +1,8 @@
-#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "ffi/device/matmul/sm90/swapped_wide_tile_pairs.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {
@@ -131,6 +130,48 @@ void TestNarrow() {
   }
 }
 
+// Groups of 65 to 128 rows have wide tiles, two of four columns of tiles, the last of which may lie
+// past the end. With halves, those of 65 to 256 rows have pairs of these, which share their columns
+// if they are narrow. All others have the pairs of SwappedTilePairs.
+void TestWide() {
+  constexpr int32_t kWideRows = SwappedWideTilePairs::kWideRows;
+  for (int32_t rows = 0; rows <= kMaxRows + 50; ++rows) {
+    for (int32_t tiles_n = 0; tiles_n <= 9; ++tiles_n) {
+      for (bool halves : {false, true}) {
+        const SwappedWideTilePairs pairs = {{rows, tiles_n, halves}, halves};
+        const Pairs others = {rows, tiles_n, halves};
+        const bool is_wide = rows > Pairs::kNarrowRows && rows <= (halves ? kMaxRows : kWideRows);
+        CHECK(pairs.Count() == (!is_wide ? others.Count()
+                                : halves ? tiles_n
+                                         : CeilDivide(tiles_n, 4)));
+        for (int32_t i = 0; i < pairs.Count(); ++i) {
+          const PairedTile tiles[2] = {pairs.At(i, 0), pairs.At(i, 1)};
+          for (int rank = 0; rank < 2; ++rank) {
+            const PairedTile& tile = tiles[rank];
+            if (!is_wide) {
+              const PairedTile other = others.At(i, rank);
+              CHECK(tile.shared == other.shared && tile.n_tile == other.n_tile);
+              CHECK(tile.m == other.m && tile.num_m == other.num_m);
+            } else if (!halves) {
+              CHECK(tile.shared == SharedOperand::kAWide && tile.n_tile == 4 * i + 2 * rank);
+              CHECK(tile.m == 0 && tile.num_m == rows);
+            } else {
+              CHECK(tile.shared ==
+                    (rows <= kWideRows ? SharedOperand::kBNarrow : SharedOperand::kNone));
+              CHECK(tile.n_tile == i && tile.m % kUnit == 0);
+              CHECK(0 < tile.num_m &&
+                    tile.num_m <= (rows <= kWideRows ? Pairs::kNarrowRows : kMaxRows / 2));
+            }
+          }
+          if (!is_wide || !halves) continue;
+          CHECK(tiles[0].m == 0 && tiles[1].m == tiles[0].num_m);
+          CHECK(tiles[0].num_m + tiles[1].num_m == rows);
+        }
+      }
+    }
+  }
+}
+
 void TestEmpty() {
   for (bool halves : {false, true}) {
     for (int32_t tiles_n : {0, 1, 2, 9}) CHECK((Pairs{0, tiles_n, halves}.Count() == 0));
@@ -175,6 +216,7 @@ int main() {
   jax_ep::TestAllOnce();
   jax_ep::TestOrder();
   jax_ep::TestNarrow();
+  jax_ep::TestWide();
   jax_ep::TestEmpty();
   jax_ep::TestLarge();
   return jax_ep::testing::Finish();

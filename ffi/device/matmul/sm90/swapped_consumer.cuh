@@ -28,7 +28,7 @@ struct SwappedEpilogueSelector<T, MatmulKind::kActivationGradient> {
   using Type = SwappedActivationGradientEpilogue<T>;
 };
 
-template <typename T, MatmulKind kKind>
+template <typename T, MatmulKind kKind, typename Raster>
 class SwappedConsumer {
  public:
   __device__ SwappedConsumer(const MatmulTensorMaps& maps, const MatmulParams& params,
@@ -45,14 +45,17 @@ class SwappedConsumer {
     float accumulators[kAccumulators];
     Tile next;
     for (Tile tile = tiles.Next(); tile.num_k > 0; tile = next) {
-      const bool is_narrow = tile.shared == SharedOperand::kANarrow;
-      const int num_warpgroups = is_narrow && params_.halves_narrow_tiles ? 1 : kConsumerWarpgroups;
+      const bool is_narrow = tile.shared == SharedOperand::kANarrow || IsHalfOfRows(tile);
+      const bool is_wide = kHasWideTiles<Raster> && tile.shared == SharedOperand::kAWide;
+      const int num_warpgroups = is_narrow && IsHalfOfColumns(tile) ? 1 : kConsumerWarpgroups;
       previous_stage_ = -1;
       epilogue_.BeginTile(tile);
       if (warp_ / kWarpgroupWarps >= num_warpgroups) {
         PassTile(tile);
       } else if (is_narrow) {
         MultiplyTile<true>(accumulators, tile);
+      } else if (is_wide) {
+        MultiplyTile<false, true>(accumulators, tile);
       } else {
         MultiplyTile<false>(accumulators, tile);
       }
@@ -62,8 +65,11 @@ class SwappedConsumer {
       FenceAccumulators(accumulators);
       __syncwarp();
       if (previous_stage_ >= 0) Release(previous_stage_);
-      const EpilogueCoordinates at = {
-          .group = tile.group, .m = tile.m, .n = tile.n, .num_m = tile.num_m};
+      const EpilogueCoordinates at = {.group = tile.group,
+                                      .m = tile.m,
+                                      .n = tile.n,
+                                      .num_m = tile.num_m,
+                                      .second_n = is_wide ? params_.out_tile_n : 0};
       epilogue_.Store(params_, at, num_warpgroups, accumulators);
       FenceAccumulators(accumulators);
     }
@@ -75,6 +81,15 @@ class SwappedConsumer {
   static constexpr MajorMode kMajor =
       kHasTransposedB<kKind> ? MajorMode::kMajorK : MajorMode::kMajorMN;
 
+  // A narrow tile may be a half of one, see SwappedTilePairs, or of a wide one, see
+  // SwappedWideTilePairs. The former has the columns of the first warpgroup only.
+  __device__ bool IsHalfOfColumns(const Tile& tile) const {
+    return params_.halves_narrow_tiles && !IsHalfOfRows(tile);
+  }
+  __device__ static bool IsHalfOfRows(const Tile& tile) {
+    return kHasWideTiles<Raster> && tile.shared == SharedOperand::kBNarrow;
+  }
+
   // Lanes 0 and 1 release stages, each to the producer of one block.
   __device__ void Release(int stage) const {
     if (threadIdx.x % 32 < kClusterBlocks) {
@@ -82,13 +97,16 @@ class SwappedConsumer {
     }
   }
 
-  // Multiplies all stages of a tile. The MMAs of the last one may be running afterwards.
-  template <bool kIsNarrow>
+  // Multiplies all stages of a tile: of a narrow or wide one, or of another. The MMAs of the last
+  // one may be running afterwards.
+  template <bool kIsNarrow, bool kIsWide = false>
   __device__ __forceinline__ void MultiplyTile(float (&accumulators)[kAccumulators],
                                                const Tile& tile) {
     const int warpgroup = warp_ / kWarpgroupWarps;
-    const int columns_at =
-        (kIsNarrow ? 2 * kSwappedNarrowRowsBytes : kSwappedRowsBytes) + warpgroup * kSquareBytes;
+    constexpr int kRowsBytes = kIsNarrow ? 2 * kSwappedNarrowRowsBytes
+                               : kIsWide ? kSwappedWideRowsBytes
+                                         : kSwappedRowsBytes;
+    const int columns_at = kRowsBytes + warpgroup * kSquareBytes;
     const int index = (tile.num_m - 1) / kSwappedRowUnit;
     const int stages = CeilDivide(tile.num_k, kIsNarrow ? kSwappedNarrowK : kTileK);
 #pragma unroll 1
@@ -101,9 +119,11 @@ class SwappedConsumer {
       const uint32_t columns = SharedMemoryDescriptor(stage + columns_at, kSquareBytes);
       const uint32_t rows = SharedMemoryDescriptor(stage, kSquareBytes);
       if constexpr (kIsNarrow) {
-        const int second_columns = params_.halves_narrow_tiles ? kSquareBytes : kSwappedBBytes;
+        const int second_columns = IsHalfOfColumns(tile) ? kSquareBytes : kSwappedBBytes;
         WgmmaFewColumns<T, kMajor>(accumulators, columns, rows, second_columns >> 4,
                                    kSwappedNarrowRowsBytes >> 4, k_block > 0, index);
+      } else if constexpr (kIsWide) {
+        MultiplyWide(accumulators, stage, warpgroup, k_block > 0);
       } else {
         WgmmaAnyColumns<T, kMajor>(accumulators, columns, rows, k_block > 0, index);
       }
@@ -121,6 +141,25 @@ class SwappedConsumer {
       // The MMAs just issued keep the tensor cores busy meanwhile.
       epilogue_.RunSlice(k_block);
     }
+  }
+
+  // Issues and commits the MMAs of a k-block of a wide tile, whose rows are theirs, too: 64 for
+  // each warpgroup, all columns.
+  __device__ __forceinline__ static void MultiplyWide(float (&accumulators)[kAccumulators],
+                                                      uint32_t stage, int warpgroup,
+                                                      bool accumulate) {
+    constexpr uint32_t kRowStep = kMmaK * 2 >> 4;  // in units of descriptors
+    constexpr uint32_t kColumnStep =
+        kMajor == MajorMode::kMajorK ? kRowStep : kMmaK * kSwizzleBytes >> 4;
+    const uint32_t rows = SharedMemoryDescriptor(stage + warpgroup * kSquareBytes, kSquareBytes);
+    const uint32_t columns = SharedMemoryDescriptor(stage + kSwappedWideRowsBytes, kSquareBytes);
+    WgmmaFence();
+#pragma unroll
+    for (int i = 0; i < kTileK / kMmaK; ++i) {
+      Wgmma<T, MajorMode::kMajorK, kMajor>(accumulators, rows + i * kRowStep,
+                                           columns + i * kColumnStep, accumulate || i > 0);
+    }
+    WgmmaCommitGroup();
   }
 
   // Releases the stages of a tile of which this warp has nothing to multiply. It still has results

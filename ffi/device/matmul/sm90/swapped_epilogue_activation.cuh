@@ -38,8 +38,13 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   // Called with the tile's place.
   __device__ void Store(const MatmulParams& /*params*/, const EpilogueCoordinates& at,
                         int /*num_warpgroups*/, float (&accumulators)[kAccumulators]) {
-    if (epilogue_.bias != nullptr) AddBias(at, accumulators);
-    if (MultipliesAccumulators()) accumulator_weights_.Multiply(accumulators);
+    if (at.second_n > 0) {
+      if (epilogue_.bias != nullptr) AddBiasToRows(at, accumulators);
+      if (MultipliesAccumulators()) accumulator_weights_.MultiplyRows(accumulators, warp_);
+    } else {
+      if (epilogue_.bias != nullptr) AddBias(at, accumulators);
+      if (MultipliesAccumulators()) accumulator_weights_.Multiply(accumulators);
+    }
     Slices::Begin(at, accumulators);
   }
 
@@ -68,7 +73,8 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   __device__ void BeginHalf() {
     weights_.Load(epilogue_.row_weights, at_);
     const ActivationFunction& f = epilogue_.activation;
-    end_slice_ = at_.num_m <= 0  ? FirstSlice()
+    const bool has_slices = at_.num_m > 0 || Slices::HasAllSlices();
+    end_slice_ = !has_slices     ? FirstSlice()
                  : f.is_identity ? 1
                                  : 1 + (f.is_gated ? kBoxWords : kStagingWords) / kSliceWords;
   }
@@ -144,6 +150,29 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
       for (int j = 0; j < kAccumulators / 4; ++j) {
         accumulators[4 * j + 2 * h] += value;
         accumulators[4 * j + 2 * h + 1] += value;
+      }
+    }
+  }
+
+  // The same of a wide tile: accumulators[4 * j + 2 * h + i] of lane l is column 8 * (j % 16) +
+  // 2 * (l % 4) + i of a half of the columns.
+  __device__ void AddBiasToRows(const EpilogueCoordinates& at,
+                                float (&accumulators)[kAccumulators]) const {
+    const bool is_gated = epilogue_.activation.is_gated;
+    const float* const bias = epilogue_.bias + int64_t{at.group} * columns_ * (is_gated ? 2 : 1);
+#pragma unroll
+    for (int j = 0; j < kAccumulators / 4; ++j) {
+      const int within = 8 * (j % 16);
+      const bool is_up = is_gated && within >= kColumnBlock;
+      const int column =
+          at.n + j / 16 * at.second_n + within - (is_up ? kColumnBlock : 0) + threadIdx.x % 4 * 2;
+      if (column >= columns_) continue;
+      const float* const values = bias + column + (is_up ? columns_ : 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float value = values[i];
+        accumulators[4 * j + i] += value;
+        accumulators[4 * j + 2 + i] += value;
       }
     }
   }

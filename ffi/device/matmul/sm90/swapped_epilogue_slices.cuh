@@ -55,17 +55,22 @@ class SwappedEpilogueSlices {
  protected:
   // Begins the tile at the given place.
   __device__ void Begin(const EpilogueCoordinates& at, const float (&accumulators)[kAccumulators]) {
+    at_ = at;
     uint32_t words[kStagingWords];
     PackHalf<T>(accumulators, 0, words);
-    staging_.Fill(words);
+    Fill(words);
     PackHalf<T>(accumulators, 1, kept_);
-    at_ = at;
     at_.m += warp_ * kWarpM;
     at_.num_m -= warp_ * kWarpM;
-    halves_left_ = at.num_m > kSwappedBufferRows ? 2 : 1;
+    halves_left_ = HasSecondHalf(at) ? 2 : 1;
     is_published_ = false;
     BeginHalf();
   }
+
+  // Whether a warp has slices for rows that the tile does not have. Both halves of a wide tile have
+  // the same rows: a warp with fewer slices would come to the second half, and wait there for the
+  // others to end the first, before it has released the stages that these wait for.
+  __device__ bool HasAllSlices() const { return at_.second_n > 0; }
 
   // Keeps the next slices from the given number of k-blocks.
   __device__ void Delay(int k_blocks) { delay_ = k_blocks; }
@@ -78,6 +83,14 @@ class SwappedEpilogueSlices {
 
  private:
   __device__ Epilogue& Derived() { return static_cast<Epilogue&>(*this); }
+
+  __device__ void Fill(const uint32_t (&words)[kStagingWords]) {
+    if (at_.second_n > 0) {
+      staging_.FillRows(words);
+    } else {
+      staging_.Fill(words);
+    }
+  }
 
   __device__ void BeginHalf() {
     slice_ = Derived().FirstSlice();
@@ -106,11 +119,10 @@ class SwappedEpilogueSlices {
       ++slice_;
       if (halves_left_ == 1) halves_left_ = 0;
     } else {
-      staging_.Fill(kept_);
+      Fill(kept_);
       staging_.Publish();
       Delay(1);
-      at_.m += kSwappedBufferRows;
-      at_.num_m -= kSwappedBufferRows;
+      BeginSecondHalf(&at_);
       --halves_left_;
       BeginHalf();
     }

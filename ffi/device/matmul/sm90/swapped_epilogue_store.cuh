@@ -40,10 +40,14 @@ class SwappedStoreEpilogue {
     num_boxes_ = num_warpgroups;
     uint32_t words[kStagingWords];
     PackHalf<T>(accumulators, 0, words);
-    staging_.Fill(words, warp_ / kWarpgroupWarps < num_warpgroups);
+    if (at.second_n > 0) {
+      staging_.FillRows(words);
+    } else {
+      staging_.Fill(words, warp_ / kWarpgroupWarps < num_warpgroups);
+    }
     PackHalf<T>(accumulators, 1, kept_);
     step_ = 0;
-    num_steps_ = at.num_m > kSwappedBufferRows ? 6 : 3;
+    num_steps_ = HasSecondHalf(at) ? 6 : 3;
   }
 
   __device__ void LoadSlice(int /*k_block*/) const {}
@@ -71,10 +75,13 @@ class SwappedStoreEpilogue {
     if (step_ == 0) {
       staging_.Publish();
     } else if (step_ == 3) {
-      staging_.Fill(kept_);
+      if (at_.second_n > 0) {
+        staging_.FillRows(kept_);
+      } else {
+        staging_.Fill(kept_);
+      }
       staging_.Publish();
-      at_.m += kSwappedBufferRows;
-      at_.num_m -= kSwappedBufferRows;
+      BeginSecondHalf(&at_);
     } else if (step_ == 1 || step_ == 4) {
       staging_.WaitUntilStaged();
       if (at_.num_m > 0) staging_.Rows().template Store<2>(map_, PrefixBox(at_), num_boxes_);

@@ -43,6 +43,20 @@ class SwappedRowWeights {
     tile_ ^= 1;
   }
 
+  // The same of a wide tile: accumulators[4 * j + 2 * h + i] of lane l is row 8 * h + l / 4 of the
+  // warp's 16.
+  __device__ void MultiplyRows(float (&accumulators)[kAccumulators], int warp) {
+    MbarrierWait(pipeline_.RowWeightsBarrier(), tile_);
+    const int row = warp * kWarpM + threadIdx.x % 32 / 4;
+    // Both lie in one vector.
+    const uint4 four = LoadShared(Address(row & ~1));
+    const float weights[2] = {__uint_as_float(row % 2 == 0 ? four.x : four.y),
+                              __uint_as_float(row % 2 == 0 ? four.z : four.w)};
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[i] *= weights[i / 2 % 2];
+    tile_ ^= 1;
+  }
+
  private:
   // The weights of rows r, r + 1, r + 8 and r + 9 lie side by side, as one lane multiplies by them.
   __device__ uint32_t Address(int row) const {

@@ -3,7 +3,7 @@
 #define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_SHAPES_H_
 
 #include "ffi/device/matmul/sm90/shapes.h"
-#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/swapped_wide_tile_pairs.h"
 
 namespace jax_ep::sm90 {
 
@@ -27,9 +27,17 @@ inline constexpr int kSwappedNarrowRowsBytes = SwappedTilePairs::kNarrowRows * k
 static_assert(2 * (kSwappedNarrowRowsBytes + kSwappedBBytes) <= kStageBytes,
               "a stage holds two k-blocks of a narrow tile");
 
+// A wide tile has at most 128 rows and 256 columns. A stage has the rows first, then the 128
+// columns of its first half, then those of the second.
+inline constexpr int kSwappedWideRowsBytes = SwappedWideTilePairs::kWideRows * kTileK * 2;
+static_assert(kSwappedWideRowsBytes + 2 * kSwappedBBytes <= kStageBytes,
+              "a stage is one k-block of a wide tile");
+
 // The staging buffer holds so many rows of a tile in 16 bits, and of a warp's 16 columns in
 // float32.
 inline constexpr int kSwappedBufferRows = kConsumerWarps * kWarpM;
+static_assert(SwappedWideTilePairs::kWideRows <= kSwappedBufferRows,
+              "half of the accumulators each");
 inline constexpr int kSwappedFloat32Rows = kWarpStagingBytes / (kWarpM * 4);
 
 }  // namespace jax_ep::sm90

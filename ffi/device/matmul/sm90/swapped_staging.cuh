@@ -10,6 +10,20 @@
 
 namespace jax_ep::sm90 {
 
+// The second half of a lane's accumulators has the rows past the buffer's, or the columns of the
+// second half of a wide tile.
+__device__ inline bool HasSecondHalf(const EpilogueCoordinates& at) {
+  return at.second_n > 0 || at.num_m > kSwappedBufferRows;
+}
+__device__ inline void BeginSecondHalf(EpilogueCoordinates* at) {
+  if (at->second_n > 0) {
+    at->n += at->second_n;
+  } else {
+    at->m += kSwappedBufferRows;
+    at->num_m -= kSwappedBufferRows;
+  }
+}
+
 // The buffer has 128 rows of 128 columns in 16 bits, in two halves of 64 columns: one half per
 // consumer warpgroup. Warps go through it in rounds, all of them in the same ones:
 //
@@ -44,6 +58,17 @@ class SwappedStaging {
         const uint32_t some[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
         StMatrixTransposed(columns_ + i / 4 * 16 * kSwizzleBytes, some);
       }
+    }
+  }
+
+  // The same of a wide tile, of which this warp has 16 rows: word 2 * j + h of lane l is row 8 * h
+  // + l / 4, columns 8 * j + 2 * (l % 4) and the next.
+  __device__ void FillRows(const uint32_t (&words)[kStagingWords]) const {
+    MbarrierWait(stored_, parity_ ^ 1);
+#pragma unroll
+    for (int i = 0; i < kStagingWords; i += 4) {
+      const uint32_t some[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+      rows_.WriteWords(i, some);
     }
   }
 

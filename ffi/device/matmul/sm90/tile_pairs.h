@@ -8,11 +8,14 @@
 namespace jax_ep {
 
 // The operand that both tiles of a pair read. Each block loads half of it and multicasts the half
-// to both. The last two are of swapped operands (swapped_tile_pairs.h).
+// to both. kANarrow and those after it are of swapped operands (swapped_tile_pairs.h,
+// swapped_wide_tile_pairs.h).
 enum class SharedOperand : int32_t {
   kB,        // the tiles have the same columns and different rows; the second may have no rows
   kA,        // the tiles have the same rows and adjacent columns
   kANarrow,  // the same, and the tiles are narrow
+  kAWide,    // the same, and the tiles are wide
+  kBNarrow,  // the tiles have the same columns and different rows, and are narrow
   kNone      // the tiles share nothing
 };
 

@@ -134,11 +134,19 @@ class LastWave {
 
   // Makes the pair's tile that of an index. Returns false for the second index of a pair that stays
   // whole: the caller goes on to the next.
-  __device__ bool Cut(int64_t index, Tile* tile) const {
+  template <typename Raster>
+  __device__ bool Cut(int64_t index, int32_t out_tile_n, Tile* tile) const {
     // Halves of shorter tiles would wait for the columns of b, which both read.
     constexpr int32_t kMinRows = 128;
     if (!Has(index) || tile->num_k == 0) return true;
     const bool is_second = (index - first_) % 2 == 1;
+    if constexpr (kHasWideTiles<Raster>) {
+      if (tile->shared == SharedOperand::kAWide) {  // the halves of its columns
+        tile->shared = SharedOperand::kA;
+        if (is_second) tile->n += out_tile_n;
+        return true;
+      }
+    }
     if (tile->shared != SharedOperand::kA || tile->num_m < kMinRows) return !is_second;
     const int32_t middle = CeilDivide(tile->num_m, 2 * kSwappedRowUnit) * kSwappedRowUnit;
     if (is_second) tile->m += middle;
@@ -179,7 +187,7 @@ __device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipelin
       if (lane == 0) scheduler.Advance();
       index = __shfl_sync(0xffffffffu, scheduler.index(), 0);
       tile = pairs.Find(last_wave.Pair(index));
-    } while (!last_wave.Cut(index, &tile));
+    } while (!last_wave.Cut<Raster>(index, params.out_tile_n, &tile));
     pipeline.SchedulerAcquire(slot);
     if (lane < kClusterBlocks) pipeline.SendTile(slot.index, tile, lane);
     __syncwarp();

@@ -22,7 +22,7 @@
 
 namespace jax_ep::sm90 {
 
-template <typename T, MatmulKind kKind>
+template <typename T, MatmulKind kKind, typename Raster>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedMatmulSwappedKernel(const __grid_constant__ MatmulTensorMaps maps,
                                const __grid_constant__ MatmulParams params) {
@@ -37,28 +37,31 @@ __global__ void __launch_bounds__(kThreads, 1)
         PrefetchTensorMap(&maps.b_narrow);
         PrefetchTensorMap(&maps.out);
       },
-      [&] { FindFirstTile<kKind, SwappedTilePairs>(params, pipeline); },
+      [&] { FindFirstTile<kKind, Raster>(params, pipeline); },
       [&](int block_rank) {
-        RunProducer(pipeline, SwappedOperandLoader<kKind>{maps, params, block_rank});
+        RunProducer(pipeline, SwappedOperandLoader<kKind, Raster>{maps, params, block_rank});
       },
-      [&](int block_rank) { RunScheduler<kKind, SwappedTilePairs>(params, pipeline, block_rank); },
-      [&] { SwappedConsumer<T, kKind>(maps, params, pipeline).Run(); });
+      [&](int block_rank) { RunScheduler<kKind, Raster>(params, pipeline, block_rank); },
+      [&] { SwappedConsumer<T, kKind, Raster>(maps, params, pipeline).Run(); });
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
 }
 
-#define JAX_EP_INSTANTIATE(TYPE, KIND)                                         \
-  template __global__ void GroupedMatmulSwappedKernel<TYPE, MatmulKind::KIND>( \
+#define JAX_EP_INSTANTIATE(TYPE, KIND, RASTER)                                         \
+  template __global__ void GroupedMatmulSwappedKernel<TYPE, MatmulKind::KIND, RASTER>( \
       const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams);
-JAX_EP_INSTANTIATE(BFloat16, kForward)
-JAX_EP_INSTANTIATE(BFloat16, kForwardTransposed)
-JAX_EP_INSTANTIATE(BFloat16, kActivation)
-JAX_EP_INSTANTIATE(BFloat16, kActivationGradient)
-JAX_EP_INSTANTIATE(Float16, kForward)
-JAX_EP_INSTANTIATE(Float16, kForwardTransposed)
-JAX_EP_INSTANTIATE(Float16, kActivation)
-JAX_EP_INSTANTIATE(Float16, kActivationGradient)
+#define JAX_EP_INSTANTIATE_KINDS(TYPE)                               \
+  JAX_EP_INSTANTIATE(TYPE, kForward, SwappedTilePairs)               \
+  JAX_EP_INSTANTIATE(TYPE, kForward, SwappedWideTilePairs)           \
+  JAX_EP_INSTANTIATE(TYPE, kForwardTransposed, SwappedTilePairs)     \
+  JAX_EP_INSTANTIATE(TYPE, kForwardTransposed, SwappedWideTilePairs) \
+  JAX_EP_INSTANTIATE(TYPE, kActivation, SwappedTilePairs)            \
+  JAX_EP_INSTANTIATE(TYPE, kActivation, SwappedWideTilePairs)        \
+  JAX_EP_INSTANTIATE(TYPE, kActivationGradient, SwappedTilePairs)
+JAX_EP_INSTANTIATE_KINDS(BFloat16)
+JAX_EP_INSTANTIATE_KINDS(Float16)
+#undef JAX_EP_INSTANTIATE_KINDS
 #undef JAX_EP_INSTANTIATE
 
 }  // namespace jax_ep::sm90
@@ -69,20 +72,30 @@ namespace jax_ep {
 namespace sm90 {
 namespace {
 
-template <typename T>
+template <typename T, MatmulKind kKind, typename Raster>
+const void* Address() {
+  return reinterpret_cast<const void*>(GroupedMatmulSwappedKernel<T, kKind, Raster>);
+}
+
+template <typename T, typename Raster>
 const void* KernelAddress(MatmulKind kind) {
   switch (kind) {
     case MatmulKind::kForward:
-      return reinterpret_cast<const void*>(GroupedMatmulSwappedKernel<T, MatmulKind::kForward>);
+      return Address<T, MatmulKind::kForward, Raster>();
     case MatmulKind::kForwardTransposed:
-      return reinterpret_cast<const void*>(
-          GroupedMatmulSwappedKernel<T, MatmulKind::kForwardTransposed>);
+      return Address<T, MatmulKind::kForwardTransposed, Raster>();
     case MatmulKind::kActivation:
-      return reinterpret_cast<const void*>(GroupedMatmulSwappedKernel<T, MatmulKind::kActivation>);
-    default:
-      return reinterpret_cast<const void*>(
-          GroupedMatmulSwappedKernel<T, MatmulKind::kActivationGradient>);
+      return Address<T, MatmulKind::kActivation, Raster>();
+    default:  // has no wide tiles: they would need registers that it does not have, and gain
+              // nothing
+      if constexpr (kHasWideTiles<Raster>) return nullptr;
+      return Address<T, MatmulKind::kActivationGradient, SwappedTilePairs>();
   }
+}
+
+template <typename Raster>
+const void* KernelAddress(bool is_bfloat16, MatmulKind kind) {
+  return is_bfloat16 ? KernelAddress<BFloat16, Raster>(kind) : KernelAddress<Float16, Raster>(kind);
 }
 
 }  // namespace
@@ -90,7 +103,8 @@ const void* KernelAddress(MatmulKind kind) {
 
 MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
   using namespace sm90;
-  return {.address = is_bfloat16 ? KernelAddress<BFloat16>(kind) : KernelAddress<Float16>(kind),
+  return {.address = KernelAddress<SwappedTilePairs>(is_bfloat16, kind),
+          .wide_address = KernelAddress<SwappedWideTilePairs>(is_bfloat16, kind),
           .threads = kThreads,
           .cluster_blocks = kClusterBlocks,
           .shared_bytes = SharedLayout::kBytes,
