@@ -142,11 +142,11 @@ class GroupSearch {
   __device__ Raster MakeRaster(int32_t group_rows) const {
     if constexpr (!kIsRhsGradient<kKind>) {
       Raster raster = {group_rows, tiles_n_};
-      if constexpr (requires { raster.halves_narrow_tiles; }) {  // as SwappedTilePairs has it
-        raster.halves_narrow_tiles = params_.halves_narrow_tiles;
+      if constexpr (requires { raster.halves_columns; }) {  // as SwappedTilePairs has it
+        raster.halves_columns = params_.halves_columns;
       }
-      if constexpr (requires { raster.halves_tiles; }) {  // as SwappedWideTilePairs has it
-        raster.halves_tiles = params_.halves_tiles;
+      if constexpr (requires { raster.halves_rows; }) {  // as SwappedWideTilePairs has it
+        raster.halves_rows = params_.halves_rows;
       }
       return raster;
     }

@@ -11,8 +11,9 @@ namespace jax_ep {
 
 // A persistent kernel. Every number of blocks gives the same result; one block per SM is fastest.
 struct MatmulKernel {
-  const void* address;                 // null: there is no such kernel
-  const void* wide_address = nullptr;  // with SwappedWideTilePairs; null: there is no such kernel
+  const void* address;  // null: there is no such kernel
+  // The kernel with SwappedWideTilePairs, for 16-bit results; null: there is no such kernel.
+  const void* wide_address = nullptr;
   int threads;
   int cluster_blocks = 1;  // blocks per cluster; the grid is a multiple of it
   int shared_bytes;
@@ -27,7 +28,6 @@ struct MatmulKernel {
 
   // For kernels with swapped operands. Boxes of narrow tiles have one column block.
   int a_narrow_box_rows = 0;  // 0: there are no narrow tiles
-  int narrow_rows = 0;        // of a group whose tiles are narrow, at most
   int b_narrow_box_rows = 0;
   int float32_box_rows = 0;  // boxes of float32 results; 0: as of 16-bit ones
   int float32_box_columns = 0;

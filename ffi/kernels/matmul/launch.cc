@@ -6,6 +6,7 @@
 #include "ffi/kernels/matmul/fp8_kernels.h"
 #include "ffi/kernels/matmul/kernels.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
+#include "ffi/kernels/matmul/swapped_choice.h"
 #include "ffi/runtime/device_cuda.h"
 
 namespace jax_ep {
@@ -89,19 +90,6 @@ Status MakeTensorMaps(MatmulKind kind, const MatmulKernel& kernel, ElementType t
     status = MakeTensorMap(MappedTensor::Prefixes(first, type, columns, halves * columns, rows),
                            {kSm90OutBoxRows}, &maps->pre_activation[half]);
   }
-  return status;
-}
-
-// A wide tile takes twice as long, and may not add waves. It reads memory faster than an H100 has
-// it, which has five stacks.
-Status WideTilesPay(int64_t groups, int64_t tiles_n, int64_t clusters, bool* pay) {
-  constexpr int kSixStacks = 6 * 1024;
-  const auto waves = [&](int64_t tiles_per_pair) {
-    return CeilDivide(groups * CeilDivide(tiles_n, tiles_per_pair), clusters);
-  };
-  int bus_bits = 0;
-  Status status = FindMemoryBusBits(&bus_bits);
-  *pay = bus_bits >= kSixStacks && 2 * waves(4) <= waves(2);
   return status;
 }
 
@@ -212,28 +200,23 @@ Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int
 
   if (num_sms == 0) status = CountSms(&num_sms);
   if (!status.ok()) return status;
-  // If halves of all tiles run at once, they read and multiply at twice as many SMs.
-  const int64_t clusters = std::max<int64_t>(num_sms / kernel.cluster_blocks, 1);
-  const int64_t tiles_n = CeilDivide(int64_t{params.shape_n}, params.out_tile_n);
-  const bool has_few_tiles = params.groups.num_groups * tiles_n <= clusters;
-  params.halves_narrow_tiles = kernel.has_half_tiles && has_few_tiles;
-  params.halves_tiles = has_few_tiles;
-
-  // Most calls that decode have few rows.
-  const bool has_few_rows =
-      params.groups.num_rows <= int64_t{kernel.narrow_rows} * params.groups.num_groups;
-  if (kernel.wide_address != nullptr && out_type != kF32 && !has_few_rows) {
-    bool widens = has_few_tiles;
-    if (!widens) status = WideTilesPay(params.groups.num_groups, tiles_n, clusters, &widens);
-    if (!status.ok()) return status;
-    if (widens) kernel.address = kernel.wide_address;
+  const SwappedCall call = {.num_groups = params.groups.num_groups,
+                            .num_rows = params.groups.num_rows,
+                            .tiles_n = CeilDivide(int64_t{params.shape_n}, params.out_tile_n),
+                            .clusters = std::max<int64_t>(num_sms / kernel.cluster_blocks, 1)};
+  params.halves_columns = kernel.has_half_tiles && call.HasFewTiles();
+  params.halves_rows = call.HasFewTiles();
+  if (kernel.wide_address != nullptr && out_type != kF32) {
+    int bus_bits = 0;
+    if (status = FindMemoryBusBits(&bus_bits); !status.ok()) return status;
+    if (call.TakesWidePairs(bus_bits)) kernel.address = kernel.wide_address;
   }
 
   // With many waves of tiles the last one matters little. With few rows per group reading memory
   // bounds all tiles alike.
   constexpr int64_t kFewWaves = 16;
   const int64_t tiles = MaxTiles(kind, kernel, params);
-  params.has_few_pairs = kernel.a_narrow_box_rows > 0 && !has_few_rows &&
+  params.has_few_pairs = kernel.a_narrow_box_rows > 0 && !call.HasFewRows() &&
                          tiles <= kFewWaves * std::min<int64_t>(num_sms, kMaxItems);
   if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
   void* maps_and_params[] = {&maps, &params};

@@ -41,6 +41,7 @@ std::vector<FusedCase> EmulatedCases(uint64_t seed) {
   add({"some rows", kSomeRows}, 136, 392, 7);
   add({"some rows", {66, 100}}, 712, 392, 3);
   add({"few tiles", {66, 150}}, 200, 128, 7, 8);
+  add({"wide, last pairs cut", {100, 200, 90}}, 136, 392, 7, 12);
   add({"one tile after another", {530, 40}}, 1096, 136, 5);
   // Three pairs for two clusters, gated and not: the last one is cut.
   add({"last pair cut", {700}}, 72, 128, 7);

@@ -37,7 +37,7 @@ void CheckEmulated(const Kind& kind) {
   check(kAllHeights, 200, 264, false);
   check(kFewRows, 264, 392, true);
   check(kSomeRows, 72, 392, true);
-  check({100}, 712, 264, false);  // a pair of wide tiles, of which one half does not exist
+  check({100, 90}, 776, 264, true);  // wide tiles one after another; the last half does not exist
   check({530, 40}, 712, 128, false);
   check({700}, 136, 256, false);  // three pairs for two clusters: the last one is cut
   // Seven pairs for five clusters, the tall group's first: the last two are cut, 64 rows and zeros.
@@ -58,7 +58,7 @@ void CheckEmulated(const Kind& kind) {
   const std::vector<int32_t> few = {66, 150, 30};
   for (const auto& [sizes, n, num_sms] : {std::tuple{wide, 392, 6}, std::tuple{few, 200, 12}}) {
     const Case c = {.kind = kind,
-                    .m = Sum(sizes) + 20,
+                    .m = Sum(sizes),
                     .k = 200,
                     .n = n,
                     .sizes = sizes,

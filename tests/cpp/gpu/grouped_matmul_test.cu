@@ -266,7 +266,9 @@ void CheckHalfTiles(bool is_small) {
     // Half tiles after whole ones in the same clusters, and more k-blocks than stages: the second
     // consumer warpgroup, which has nothing to multiply, still has results of the whole ones. A
     // deadlock shows in any launch.
-    check({.kind = kind, .m = 700, .k = 1288, .n = 128, .sizes = {600, 16}, .num_sms = 4});
+    for (int32_t rows : {16, 100, 200}) {
+      check({.kind = kind, .m = 900, .k = 1288, .n = 128, .sizes = {600, rows}, .num_sms = 4});
+    }
     if (is_small) continue;
     for (int32_t rows : {600, 1000, 1537}) {
       check({.kind = kind, .m = 1700, .k = 2312, .n = 512, .sizes = {rows, 16}, .num_sms = 16});
@@ -284,7 +286,8 @@ void CheckManyTiles() {
   const int64_t rows = Sum(sizes);
   for (const Case& c :
        {Sampled(kRhsGradient, rows, 2304, 2048, sizes), Sampled(kForward, rows, 128, 2048, sizes),
-        Sampled(kTransposed, rows, 72, 4104, sizes)}) {
+        Sampled(kTransposed, rows, 72, 3976, sizes),
+        Sampled(kForward, 380, 4096, 2048, {100, 90, 120, 70})}) {
     Runner runner(c);
     Outcome outcome;
     for (int round = 0; round < 20 && outcome.ok; ++round) {

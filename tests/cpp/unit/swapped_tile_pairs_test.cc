@@ -58,8 +58,8 @@ void TestAllOnce() {
   for (int32_t rows = Pairs::kNarrowRows + 1; rows < 6000; rows += rows < 700 ? 1 : 61) {
     const int32_t tiles_m = CeilDivide(rows, kMaxRows);
     for (int32_t tiles_n = 1; tiles_n <= 9; ++tiles_n) {
-      for (bool halves_narrow_tiles : {false, true}) {
-        const Pairs pairs = {rows, tiles_n, halves_narrow_tiles};
+      for (bool halves_columns : {false, true}) {
+        const Pairs pairs = {rows, tiles_n, halves_columns};
         std::vector<int> times(static_cast<size_t>(rows) * tiles_n);
         std::vector<PairedTile> whole;
         int32_t split = 0;
@@ -137,9 +137,11 @@ void TestWide() {
   constexpr int32_t kWideRows = SwappedWideTilePairs::kWideRows;
   for (int32_t rows = 0; rows <= kMaxRows + 50; ++rows) {
     for (int32_t tiles_n = 0; tiles_n <= 9; ++tiles_n) {
-      for (bool halves : {false, true}) {
-        const SwappedWideTilePairs pairs = {{rows, tiles_n, halves}, halves};
-        const Pairs others = {rows, tiles_n, halves};
+      for (int options = 0; options < 4; ++options) {
+        const bool halves = options % 2 != 0;
+        const bool halves_columns = options / 2 != 0;
+        const SwappedWideTilePairs pairs = {{rows, tiles_n, halves_columns}, halves};
+        const Pairs others = {rows, tiles_n, halves_columns};
         const bool is_wide = rows > Pairs::kNarrowRows && rows <= (halves ? kMaxRows : kWideRows);
         CHECK(pairs.Count() == (!is_wide ? others.Count()
                                 : halves ? tiles_n

@@ -28,10 +28,10 @@ namespace jax_ep::sm90 {
 // The place of one warp's rows in the result.
 struct EpilogueCoordinates {
   int32_t group;
-  int32_t m;             // first row; for kRhsGradient, within the group's matrix
-  int32_t n;             // first column
-  int32_t num_m;         // valid rows from m on; may exceed kWarpM, and may be 0 or less
-  int32_t second_n = 0;  // columns to a wide tile's second half, see SwappedWideTilePairs
+  int32_t m;                        // first row; for kRhsGradient, within the group's matrix
+  int32_t n;                        // first column
+  int32_t num_m;                    // valid rows from m on; may exceed kWarpM, and may be 0 or less
+  int32_t second_half_columns = 0;  // columns from a wide tile's first half to its second, or 0
 };
 
 // Returns the box in a prefix map, which keeps the warp from storing to the next group's rows.

@@ -69,7 +69,7 @@ class SwappedConsumer {
                                       .m = tile.m,
                                       .n = tile.n,
                                       .num_m = tile.num_m,
-                                      .second_n = is_wide ? params_.out_tile_n : 0};
+                                      .second_half_columns = is_wide ? params_.out_tile_n : 0};
       epilogue_.Store(params_, at, num_warpgroups, accumulators);
       FenceAccumulators(accumulators);
     }
@@ -81,10 +81,10 @@ class SwappedConsumer {
   static constexpr MajorMode kMajor =
       kHasTransposedB<kKind> ? MajorMode::kMajorK : MajorMode::kMajorMN;
 
-  // A narrow tile may be a half of one, see SwappedTilePairs, or of a wide one, see
-  // SwappedWideTilePairs. The former has the columns of the first warpgroup only.
+  // Return whether a narrow tile has half of a tile's columns, those of the first warpgroup (see
+  // SwappedTilePairs), or half of its rows (see SwappedWideTilePairs).
   __device__ bool IsHalfOfColumns(const Tile& tile) const {
-    return params_.halves_narrow_tiles && !IsHalfOfRows(tile);
+    return params_.halves_columns && !IsHalfOfRows(tile);
   }
   __device__ static bool IsHalfOfRows(const Tile& tile) {
     return kHasWideTiles<Raster> && tile.shared == SharedOperand::kBNarrow;
@@ -143,8 +143,8 @@ class SwappedConsumer {
     }
   }
 
-  // Issues and commits the MMAs of a k-block of a wide tile, whose rows are theirs, too: 64 for
-  // each warpgroup, all columns.
+  // Issues and commits the MMAs of a k-block of a wide tile. Their rows are the tile's, 64 per
+  // warpgroup, and their columns all of the tile's.
   __device__ __forceinline__ static void MultiplyWide(float (&accumulators)[kAccumulators],
                                                       uint32_t stage, int warpgroup,
                                                       bool accumulate) {

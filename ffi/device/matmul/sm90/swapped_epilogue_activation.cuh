@@ -1,10 +1,10 @@
 // Activation epilogue of the matmuls with swapped operands (sm_90): a bias, an activation, and row
 // weights.
 //
-// A tile's columns are 128 of the pre-activation, or 64 gate columns, which the first warpgroup
-// has, and their 64 up columns, which the second one has. Accumulators are rounded to the 16-bit
-// pre-activation. Slices (swapped_epilogue_slices.cuh) store it, if it is kept, and replace it by
-// the activations.
+// The columns of a tile, or of each half of a wide one, are 128 of the pre-activation, or 64 gate
+// columns, which the first warpgroup has (not of a wide tile), and their 64 up columns.
+// Accumulators are rounded to the 16-bit pre-activation. Slices (swapped_epilogue_slices.cuh) store
+// it, if it is kept, and replace it by the activations.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_CUH_
 
@@ -38,9 +38,9 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   // Called with the tile's place.
   __device__ void Store(const MatmulParams& /*params*/, const EpilogueCoordinates& at,
                         int /*num_warpgroups*/, float (&accumulators)[kAccumulators]) {
-    if (at.second_n > 0) {
-      if (epilogue_.bias != nullptr) AddBiasToRows(at, accumulators);
-      if (MultipliesAccumulators()) accumulator_weights_.MultiplyRows(accumulators, warp_);
+    if (at.second_half_columns > 0) {
+      if (epilogue_.bias != nullptr) AddBiasOfWide(at, accumulators);
+      if (MultipliesAccumulators()) accumulator_weights_.MultiplyWide(accumulators, warp_);
     } else {
       if (epilogue_.bias != nullptr) AddBias(at, accumulators);
       if (MultipliesAccumulators()) accumulator_weights_.Multiply(accumulators);
@@ -156,7 +156,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
 
   // The same of a wide tile: accumulators[4 * j + 2 * h + i] of lane l is column 8 * (j % 16) +
   // 2 * (l % 4) + i of a half of the columns.
-  __device__ void AddBiasToRows(const EpilogueCoordinates& at,
+  __device__ void AddBiasOfWide(const EpilogueCoordinates& at,
                                 float (&accumulators)[kAccumulators]) const {
     const bool is_gated = epilogue_.activation.is_gated;
     const float* const bias = epilogue_.bias + int64_t{at.group} * columns_ * (is_gated ? 2 : 1);
@@ -164,8 +164,8 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
     for (int j = 0; j < kAccumulators / 4; ++j) {
       const int within = 8 * (j % 16);
       const bool is_up = is_gated && within >= kColumnBlock;
-      const int column =
-          at.n + j / 16 * at.second_n + within - (is_up ? kColumnBlock : 0) + threadIdx.x % 4 * 2;
+      const int column = at.n + j / 16 * at.second_half_columns + within -
+                         (is_up ? kColumnBlock : 0) + threadIdx.x % 4 * 2;
       if (column >= columns_) continue;
       const float* const values = bias + column + (is_up ? columns_ : 0);
 #pragma unroll

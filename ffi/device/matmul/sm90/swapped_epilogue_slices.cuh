@@ -7,11 +7,11 @@
 
 namespace jax_ep::sm90 {
 
-// At the end of a tile its accumulators are rounded to 16 bits, 128 rows of them into the staging
-// buffer and the rest into registers. There each warp takes 16 rows, at_, in slices. Then the other
-// half of the tile's rows follows. Slices of a half are numbered from FirstSlice() on, and
-// end_slice_ is past the last one; a warp without rows has none. Two more end the round and stage
-// the next half.
+// At the end of a tile its accumulators are rounded to 16 bits: 128 rows of them, or the first 128
+// columns of a wide tile, into the staging buffer and the rest into registers. There each warp
+// takes 16 rows, at_, in slices. Then the other half of the tile follows. Slices of a half are
+// numbered from FirstSlice() on, and end_slice_ is past the last one; a warp without rows has none,
+// except in wide tiles. Two more end the round and stage the next half.
 //
 // Epilogue, the derived class, has
 //
@@ -67,10 +67,10 @@ class SwappedEpilogueSlices {
     BeginHalf();
   }
 
-  // Whether a warp has slices for rows that the tile does not have. Both halves of a wide tile have
-  // the same rows: a warp with fewer slices would come to the second half, and wait there for the
-  // others to end the first, before it has released the stages that these wait for.
-  __device__ bool HasAllSlices() const { return at_.second_n > 0; }
+  // Returns whether a warp has slices for rows that the tile does not have. Both halves of a wide
+  // tile have the same rows: a warp with fewer slices would come to the second half, and wait there
+  // for the others to end the first, before it has released the stages that these wait for.
+  __device__ bool HasAllSlices() const { return at_.second_half_columns > 0; }
 
   // Keeps the next slices from the given number of k-blocks.
   __device__ void Delay(int k_blocks) { delay_ = k_blocks; }
@@ -85,7 +85,7 @@ class SwappedEpilogueSlices {
   __device__ Epilogue& Derived() { return static_cast<Epilogue&>(*this); }
 
   __device__ void Fill(const uint32_t (&words)[kStagingWords]) {
-    if (at_.second_n > 0) {
+    if (at_.second_half_columns > 0) {
       staging_.FillRows(words);
     } else {
       staging_.Fill(words);
@@ -131,7 +131,7 @@ class SwappedEpilogueSlices {
   int halves_left_ = 0;
   int delay_ = 0;  // k-blocks until the next slice
   bool is_published_ = false;
-  uint32_t kept_[kStagingWords] = {};  // the second half of the rows
+  uint32_t kept_[kStagingWords] = {};  // the second half of the tile
 };
 
 }  // namespace jax_ep::sm90

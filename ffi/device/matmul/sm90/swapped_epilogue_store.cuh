@@ -1,8 +1,8 @@
 // Store epilogue of the matmuls with swapped operands (sm_90), in 16 bits or in float32.
 //
-// A warp has the accumulators of 256 rows x 16 columns: accumulators[4 * j + 2 * h + i] of lane l
-// is row 8 * j + 2 * (l % 4) + i, column 8 * h + l / 4. epilogue.cuh says when the functions are
-// called.
+// A warp has the accumulators of 256 rows x 16 columns, except of wide tiles: accumulators[4 * j +
+// 2 * h + i] of lane l is row 8 * j + 2 * (l % 4) + i, column 8 * h + l / 4. epilogue.cuh says when
+// the functions are called.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_STORE_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_STORE_CUH_
 
@@ -40,7 +40,7 @@ class SwappedStoreEpilogue {
     num_boxes_ = num_warpgroups;
     uint32_t words[kStagingWords];
     PackHalf<T>(accumulators, 0, words);
-    if (at.second_n > 0) {
+    if (at.second_half_columns > 0) {
       staging_.FillRows(words);
     } else {
       staging_.Fill(words, warp_ / kWarpgroupWarps < num_warpgroups);
@@ -75,7 +75,7 @@ class SwappedStoreEpilogue {
     if (step_ == 0) {
       staging_.Publish();
     } else if (step_ == 3) {
-      if (at_.second_n > 0) {
+      if (at_.second_half_columns > 0) {
         staging_.FillRows(kept_);
       } else {
         staging_.Fill(kept_);
@@ -133,7 +133,7 @@ class SwappedStoreEpilogue {
   int num_steps_ = 0;
   int num_boxes_ = kStagingBoxes;
   EpilogueCoordinates at_ = {};
-  uint32_t kept_[kStagingWords] = {};  // the second half of the rows
+  uint32_t kept_[kStagingWords] = {};  // the second half of the tile
 };
 
 }  // namespace jax_ep::sm90

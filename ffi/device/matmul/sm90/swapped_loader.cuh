@@ -66,7 +66,7 @@ struct SwappedOperandLoader {
 
   // Both k-blocks of a stage; each block of the cluster loads the rows of one of them for both.
   __device__ void LoadNarrow(const Tile& tile, int k, uint32_t stage, uint32_t full_barrier) const {
-    const bool is_half = params.halves_narrow_tiles;
+    const bool is_half = params.halves_columns;
     const int boxes = CeilDivide(tile.num_m, kSwappedNarrowBoxRows);
     MbarrierArriveExpectTx(full_barrier, kClusterBlocks * boxes * kUnitBytes +
                                              (is_half ? kSwappedBBytes : 2 * kSwappedBBytes));

@@ -45,7 +45,7 @@ class SwappedRowWeights {
 
   // The same of a wide tile: accumulators[4 * j + 2 * h + i] of lane l is row 8 * h + l / 4 of the
   // warp's 16.
-  __device__ void MultiplyRows(float (&accumulators)[kAccumulators], int warp) {
+  __device__ void MultiplyWide(float (&accumulators)[kAccumulators], int warp) {
     MbarrierWait(pipeline_.RowWeightsBarrier(), tile_);
     const int row = warp * kWarpM + threadIdx.x % 32 / 4;
     // Both lie in one vector.

@@ -7,7 +7,7 @@
 
 namespace jax_ep::sm90 {
 
-// An MMA's rows are columns of b, and its columns the rows of a.
+// An MMA's rows are columns of b, and its columns the rows of a, except in wide tiles.
 //
 // A block computes a tile of up to 256 rows x 128 columns, each consumer warpgroup 64 columns of
 // it. A stage has the rows first, then the columns of b.
@@ -36,8 +36,8 @@ static_assert(kSwappedWideRowsBytes + 2 * kSwappedBBytes <= kStageBytes,
 // The staging buffer holds so many rows of a tile in 16 bits, and of a warp's 16 columns in
 // float32.
 inline constexpr int kSwappedBufferRows = kConsumerWarps * kWarpM;
-static_assert(SwappedWideTilePairs::kWideRows <= kSwappedBufferRows,
-              "half of the accumulators each");
+static_assert(SwappedWideTilePairs::kWideRows == kSwappedBufferRows,
+              "each warp has 16 rows of a wide tile, in both halves of its columns");
 inline constexpr int kSwappedFloat32Rows = kWarpStagingBytes / (kWarpM * 4);
 
 }  // namespace jax_ep::sm90

@@ -13,11 +13,11 @@ namespace jax_ep::sm90 {
 // The second half of a lane's accumulators has the rows past the buffer's, or the columns of the
 // second half of a wide tile.
 __device__ inline bool HasSecondHalf(const EpilogueCoordinates& at) {
-  return at.second_n > 0 || at.num_m > kSwappedBufferRows;
+  return at.second_half_columns > 0 || at.num_m > kSwappedBufferRows;
 }
 __device__ inline void BeginSecondHalf(EpilogueCoordinates* at) {
-  if (at->second_n > 0) {
-    at->n += at->second_n;
+  if (at->second_half_columns > 0) {
+    at->n += at->second_half_columns;
   } else {
     at->m += kSwappedBufferRows;
     at->num_m -= kSwappedBufferRows;

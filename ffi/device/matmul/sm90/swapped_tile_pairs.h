@@ -16,7 +16,7 @@ namespace jax_ep {
 // that follow each other along m are a pair, or the two halves of one; they share nothing.
 //
 // A group of at most kNarrowRows rows has narrow tiles. Their pairs are the same, but that a last
-// odd column is paired with one that does not exist; with halves_narrow_tiles, the two halves of a
+// odd column is paired with one that does not exist; with halves_columns, the two halves of a
 // tile's columns are a pair: if tiles are few, their halves occupy twice as many SMs.
 struct SwappedTilePairs {
   static constexpr int32_t kMaxRows = 256;
@@ -25,10 +25,10 @@ struct SwappedTilePairs {
 
   int32_t num_m;    // rows of the result
   int32_t tiles_n;  // tiles along n
-  bool halves_narrow_tiles = false;
+  bool halves_columns = false;
 
   JAX_EP_HOST_DEVICE int64_t Count() const {
-    if (IsNarrow()) return halves_narrow_tiles ? tiles_n : CeilDivide(tiles_n, 2);
+    if (IsNarrow()) return halves_columns ? tiles_n : CeilDivide(tiles_n, 2);
     const int32_t tiles_m = TilesM();
     return int64_t{tiles_n / 2} * tiles_m + tiles_n % 2 * CeilDivide(tiles_m, 2);
   }
@@ -41,8 +41,7 @@ struct SwappedTilePairs {
   JAX_EP_HOST_DEVICE PairedTile At(int64_t index, int block_rank) const {
     if (IsNarrow()) {
       const int32_t pair = static_cast<int32_t>(index);
-      return {SharedOperand::kANarrow, 0, halves_narrow_tiles ? pair : 2 * pair + block_rank,
-              num_m};
+      return {SharedOperand::kANarrow, 0, halves_columns ? pair : 2 * pair + block_rank, num_m};
     }
     constexpr int32_t kBandTiles = 8;
     static_assert(kBandTiles % 2 == 0, "no pair spans two bands");

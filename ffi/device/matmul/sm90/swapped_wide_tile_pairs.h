@@ -11,13 +11,13 @@ namespace jax_ep {
 // kWideRows rows. These have wide tiles: twice as many columns, in two halves that are tiles along
 // n. Both halves of both tiles of a pair share their rows. The last ones may not exist.
 //
-// With halves_tiles the two halves of a tile's rows are a pair instead, also of up to kMaxRows
+// With halves_rows the two halves of a tile's rows are a pair instead, also of up to kMaxRows
 // rows. If tiles are few, their halves occupy twice as many SMs. Halves that are narrow share their
 // columns.
 struct SwappedWideTilePairs : SwappedTilePairs {
   static constexpr int32_t kWideRows = 2 * kNarrowRows;
 
-  bool halves_tiles = false;
+  bool halves_rows = false;
 
   JAX_EP_HOST_DEVICE int64_t Count() const {
     if (HasHalves()) return tiles_n;
@@ -40,12 +40,12 @@ struct SwappedWideTilePairs : SwappedTilePairs {
  private:
   JAX_EP_HOST_DEVICE bool IsWide() const { return num_m > kNarrowRows && num_m <= kWideRows; }
   JAX_EP_HOST_DEVICE bool HasHalves() const {
-    return halves_tiles && num_m > kNarrowRows && num_m <= kMaxRows;
+    return halves_rows && num_m > kNarrowRows && num_m <= kMaxRows;
   }
 };
 
 template <typename Raster>
-inline constexpr bool kHasWideTiles = requires(Raster raster) { raster.halves_tiles; };
+inline constexpr bool kHasWideTiles = requires(Raster raster) { raster.halves_rows; };
 
 }  // namespace jax_ep
 

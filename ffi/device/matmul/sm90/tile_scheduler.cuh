@@ -75,7 +75,7 @@ class PairSearch {
                  .n = at.n_tile * params_.out_tile_n,
                  .num_m = at.num_m,
                  .shared = at.shared};
-    if (at.shared == SharedOperand::kANarrow && params_.halves_narrow_tiles &&
+    if (at.shared == SharedOperand::kANarrow && params_.halves_columns &&
         threadIdx.x % kClusterBlocks == 1) {
       tile.n += params_.out_tile_n / 2;
     }

@@ -7,7 +7,8 @@
 // with 64 rows per MMA, groups of about 500 rows wasted 6 %.
 //
 // Producer, scheduler, pipeline and the order of steps are the same. A cluster computes a pair of
-// tiles of up to 256 rows and 128 columns. A consumer warpgroup multiplies 64 of the columns.
+// tiles of up to 256 rows and 128 columns. A consumer warpgroup multiplies 64 of the columns. Wide
+// tiles, of at most 128 rows and 256 columns, have rows as rows of an MMA, 64 per warpgroup.
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/producer.cuh"
 #include "ffi/device/matmul/sm90/swapped_consumer.cuh"
@@ -86,8 +87,7 @@ const void* KernelAddress(MatmulKind kind) {
       return Address<T, MatmulKind::kForwardTransposed, Raster>();
     case MatmulKind::kActivation:
       return Address<T, MatmulKind::kActivation, Raster>();
-    default:  // has no wide tiles: they would need registers that it does not have, and gain
-              // nothing
+    default:  // The activation gradient has no wide tiles: it would spill, and gain nothing.
       if constexpr (kHasWideTiles<Raster>) return nullptr;
       return Address<T, MatmulKind::kActivationGradient, SwappedTilePairs>();
   }
@@ -114,7 +114,6 @@ MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
           .b_box_rows = HasTransposedB(kind) ? kSwappedColumns : kTileK,
           .b_box_column_blocks = kind == MatmulKind::kForward ? kSwappedColumns / kColumnBlock : 1,
           .a_narrow_box_rows = kSwappedNarrowBoxRows,
-          .narrow_rows = SwappedTilePairs::kNarrowRows,
           .b_narrow_box_rows = kTileK,
           .float32_box_rows = kSwappedFloat32Rows,
           .float32_box_columns = kWarpM,
