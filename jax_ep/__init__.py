@@ -6,11 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jax_ep import quant, routing
-from jax_ep._src import grouped_matmul_quantized as _  # noqa: F401  defines its primitive
-from jax_ep._src.accumulation import Accumulators, accumulators
-from jax_ep._src.combine import combine
-from jax_ep._src.dispatch import dispatch
-from jax_ep._src.errors import (
+from jax_ep._src.core.errors import (
     ArgumentError,
     DtypeError,
     Error,
@@ -18,18 +14,21 @@ from jax_ep._src.errors import (
     PeerTimeoutError,
     UnavailableError,
 )
-from jax_ep._src.grouped_matmul import grouped_matmul
-from jax_ep._src.grouped_matmul_rhs_gradient import grouped_matmul_rhs_gradient
-from jax_ep._src.grouped_mlp import grouped_mlp
-from jax_ep._src.groups import mask_tail
-from jax_ep._src.memory import Memory, memory
-from jax_ep._src.moe_mlp import moe_mlp
-from jax_ep._src.plan import REMAT_NAMES, Dispatched, Plan
-from jax_ep._src.primitive import export_checks
-from jax_ep._src.redispatch import redispatch
-from jax_ep._src.runtime import build_info, check, release
+from jax_ep._src.core.primitive import export_checks
+from jax_ep._src.core.runtime import build_info, check, release
+from jax_ep._src.matmul.accumulation import Accumulators, accumulators
+from jax_ep._src.matmul.grouped_matmul import grouped_matmul
+from jax_ep._src.matmul.grouped_matmul_rhs_gradient import grouped_matmul_rhs_gradient
+from jax_ep._src.matmul.groups import mask_tail
+from jax_ep._src.mlp.grouped_mlp import grouped_mlp
+from jax_ep._src.moe.memory import Memory, memory
+from jax_ep._src.moe.moe_mlp import moe_mlp
+from jax_ep._src.moe.stats import Stats
 from jax_ep._src.serialization import register as _register_serialization
-from jax_ep._src.stats import Stats
+from jax_ep._src.transfer.combine import combine
+from jax_ep._src.transfer.dispatch import dispatch
+from jax_ep._src.transfer.plan import REMAT_NAMES, Dispatched, Plan
+from jax_ep._src.transfer.redispatch import redispatch
 
 if TYPE_CHECKING:
     from jax_ep import linen, nnx

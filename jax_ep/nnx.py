@@ -16,10 +16,9 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jax_ep._src.accumulation import Accumulators
-from jax_ep._src.activations import Activation
-from jax_ep._src.mesh import AxisName
-from jax_ep._src.moe_layer.config import (
+from jax_ep._src.core.expert_axis import AxisName
+from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
+from jax_ep._src.layer.config import (
     BATCH_AXES,
     BIAS_INIT,
     KERNEL_INIT,
@@ -27,16 +26,17 @@ from jax_ep._src.moe_layer.config import (
     check_mesh,
     check_router,
 )
-from jax_ep._src.moe_layer.layer import LayerArrays, MoEStats, apply
-from jax_ep._src.moe_layer.mesh import given_mesh
-from jax_ep._src.moe_layer.parameters import initialize, parameters
-from jax_ep._src.moe_layer.quantized import quantize
-from jax_ep._src.moe_layer.router import Router
-from jax_ep._src.moe_layer.stack import Stack, make_stack
-from jax_ep._src.params import Remat
-from jax_ep._src.recipe import QuantizedExperts, Recipe
+from jax_ep._src.layer.mesh import given_mesh
+from jax_ep._src.layer.parameters import initialize, parameters
+from jax_ep._src.layer.router import Router
+from jax_ep._src.layer.sharded_weights import quantize
+from jax_ep._src.layer.stack import Stack, make_stack
+from jax_ep._src.matmul.accumulation import Accumulators
+from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.moe.params import Remat
+from jax_ep._src.moe.users_experts import ExpertsFunction
+from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
 from jax_ep._src.serialization import register_with_flax
-from jax_ep._src.users_experts import ExpertsFunction
 
 __all__ = ["MoE", "MoEStats", "SelectionBias"]
 

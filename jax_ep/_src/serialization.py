@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 
-from jax_ep._src.accumulation import Accumulators
-from jax_ep._src.errors import ArgumentError
-from jax_ep._src.moe_layer.layer import MoEStats
-from jax_ep._src.plan import Dispatched, Plan
-from jax_ep._src.quantized import Fp8Block128, Fp8Row, Quantized
-from jax_ep._src.recipe import QuantizedWeights
-from jax_ep._src.stats import Stats
-from jax_ep.routing import Routing
+from jax_ep._src.core.errors import ArgumentError
+from jax_ep._src.layer.apply import MoEStats
+from jax_ep._src.matmul.accumulation import Accumulators
+from jax_ep._src.moe.stats import Stats
+from jax_ep._src.quant.formats import Fp8Block128, Fp8Row, Quantized
+from jax_ep._src.quant.recipe import QuantizedWeights
+from jax_ep._src.routing.routers import Routing
+from jax_ep._src.transfer.plan import Dispatched, Plan
 
 _WITHOUT_STATIC_FIELDS = (
     (QuantizedWeights, "quant.QuantizedWeights"),

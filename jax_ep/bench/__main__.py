@@ -1,4 +1,4 @@
-"""``python -m jax_ep.bench COMMAND [options]``: the commands are the modules listed below."""
+"""``python -m jax_ep.bench COMMAND [options]``: the commands are the packages listed below."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in COMMANDS.items():
         try:
-            module = importlib.import_module(f"jax_ep.bench.{name}")
-            harness = importlib.import_module("jax_ep.bench.harness")
+            module = importlib.import_module(f"jax_ep.bench.{name}.benchmark")
+            harness = importlib.import_module("jax_ep.bench.common.harness")
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in ("rich", "matplotlib"):
                 raise

@@ -106,7 +106,7 @@ def device_probes() -> list[dict[str, Any]]:
 
 def choice(backend: str) -> tuple[str, str]:
     """The implementation that runs here, and why."""
-    from jax_ep._src import checks, runtime
+    from jax_ep._src.core import checks, runtime
 
     chosen = checks.implementation("doctor", None)
     if chosen is not None:

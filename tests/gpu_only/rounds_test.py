@@ -70,7 +70,9 @@ def program(sizes: Sizes, dtype, kernels: str | None = None):
             got = layer(sizes, x, ids, weights, kernels)
             expected = layer(sizes, x, ids, weights, "xla")
             found = jnp.stack([differences(a, b) for a, b in zip(got, expected, strict=True)])
-            return total + found, received + jax_ep._src.plan.PlanArrays(*got[5:]).num_received[0]
+            return total + found, received + jax_ep._src.transfer.plan.PlanArrays(
+                *got[5:]
+            ).num_received[0]
 
         nothing = jnp.zeros(16, jnp.int32), jnp.int32(0)
         nothing = jax.tree.map(lambda a: lax.pcast(a, "expert", to="varying"), nothing)

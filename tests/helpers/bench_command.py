@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from jax_ep.bench import __main__ as bench
-from jax_ep.bench import timing
-from jax_ep.bench.transfer_problem import Problem, Shape, make_mesh, make_problem
+from jax_ep.bench.common import timing
+from jax_ep.bench.transfer.problem import Problem, Shape, make_mesh, make_problem
 
 SHAPE = Shape(tokens=9, hidden=16, experts=8, top_k=3)
 QUICK = {"WARM_UP_SECONDS": 0, "BURST_SECONDS": 0.001}

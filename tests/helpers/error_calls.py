@@ -188,7 +188,9 @@ def each_quantized_fallback():
         programs.lower_for_cuda(lambda: quant.quantize_weights(wide, quant.Fp8Block128()))
     lower(quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Block128()), weights)
     lower(quant.Quantized(rows.values, rows.scales[:1], rows.format), weights)
-    with unittest.mock.patch.object(jax_ep._src.runtime, "compute_capabilities", lambda: {"8.0"}):
+    with unittest.mock.patch.object(
+        jax_ep._src.core.runtime, "compute_capabilities", lambda: {"8.0"}
+    ):
         lower(rows, weights)
 
 
@@ -333,7 +335,7 @@ def import_without_module():
 
 
 def fail(phase="entry"):
-    assert jax_ep._src.runtime._ffi.post_report(1, 2, f"dispatch.{phase}", 3)
+    assert jax_ep._src.core.runtime._ffi.post_report(1, 2, f"dispatch.{phase}", 3)
     jax_ep.check()
 
 

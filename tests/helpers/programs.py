@@ -118,7 +118,7 @@ def fallback_warnings():
     """The list of jax_ep's warnings from here on, as if none had been given before."""
     messages = []
     with (
-        unittest.mock.patch.object(jax_ep._src.primitive, "_warned", set()),
+        unittest.mock.patch.object(jax_ep._src.core.primitive, "_warned", set()),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")

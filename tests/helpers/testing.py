@@ -82,11 +82,11 @@ def split_ranks(tree, num_ranks: int):
 
 def pretend_cuda_build():
     """CUDA lowering depends on the build. This makes any build lower as one with the kernels does."""
-    return unittest.mock.patch.object(jax_ep._src.runtime, "has_cuda", lambda: True)
+    return unittest.mock.patch.object(jax_ep._src.core.runtime, "has_cuda", lambda: True)
 
 
 def pretend_build_without_cuda():
-    return unittest.mock.patch.object(jax_ep._src.runtime, "has_cuda", lambda: False)
+    return unittest.mock.patch.object(jax_ep._src.core.runtime, "has_cuda", lambda: False)
 
 
 # ---- a problem: static sizes; data; routes

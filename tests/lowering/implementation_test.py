@@ -115,7 +115,7 @@ class ChoiceTest(parameterized.TestCase):
         code = """
 import jax, jax.export, jax.numpy as jnp
 import jax_ep
-jax_ep._src.runtime.has_cuda = lambda: False
+jax_ep._src.core.runtime.has_cuda = lambda: False
 shapes = [jax.ShapeDtypeStruct(s, d) for s, d in
           (((4, 8), jnp.bfloat16), ((2, 8, 8), jnp.bfloat16), ((2,), jnp.int32))]
 f = jax.jit(jax_ep.grouped_matmul)

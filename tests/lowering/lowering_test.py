@@ -19,7 +19,7 @@ from programs import lower_for_cuda, struct
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src.params import TransferParams
+from jax_ep._src.transfer.params import TransferParams
 
 RANKS = testing.NUM_DEVICES
 SIZES = Sizes(RANKS, num_local=4, num_tokens=16, top_k=2, hidden=64, row_align=8)
@@ -188,12 +188,12 @@ class CallsTest(parameterized.TestCase):
 
     def test_calls_of_a_lane_have_its_attributes(self):
         params = functools.partial(TransferParams, lane=1, num_lanes=2)
-        modules = ("dispatch", "combine")
+        modules = ("dispatch", "plan")
         with contextlib.ExitStack() as patches:
             for module in modules:
                 patches.enter_context(
                     mock.patch.object(
-                        sys.modules[f"jax_ep._src.{module}"], "TransferParams", params
+                        sys.modules[f"jax_ep._src.transfer.{module}"], "TransferParams", params
                     )
                 )
             program = lower_for_cuda(gradient(mapped()), *arguments())

@@ -13,8 +13,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from grouped import ACTIVATIONS, GATED, GROUP_SIZES
 
-from jax_ep._src import checks, grouped_matmul_activation
-from jax_ep._src.params import GroupedMatmulActivationParams
+from jax_ep._src.core import checks
+from jax_ep._src.matmul import grouped_matmul_activation
+from jax_ep._src.matmul.params import GroupedMatmulActivationParams
 
 K, F = 16, 24
 # (rows, matrices): each pair has its own kernel.

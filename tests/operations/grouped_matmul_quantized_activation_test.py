@@ -17,9 +17,9 @@ from quantized import TENSOR_CORE_ERROR, exact
 
 import jax_ep
 from jax_ep import quant
-from jax_ep._src import quantized_mlp
-from jax_ep._src.grouped_matmul_quantized_activation import bind_quantized_activation
-from jax_ep._src.params import GroupedMatmulActivationParams
+from jax_ep._src.matmul.grouped_matmul_quantized_activation import bind_quantized_activation
+from jax_ep._src.matmul.params import GroupedMatmulActivationParams
+from jax_ep._src.mlp import quantized_mlp
 
 BLOCK, POWER = quant.Fp8Block128(), quant.Fp8Block128("power_of_two")
 K, F = 208, 256
@@ -188,7 +188,7 @@ class LayerTest(parameterized.TestCase):
     @tier.only_on_cpu
     def test_on_other_gpus_a_matmul_and_an_activation(self):
         other_gpu = unittest.mock.patch.object(
-            jax_ep._src.runtime, "compute_capabilities", lambda: {"8.0"}
+            jax_ep._src.core.runtime, "compute_capabilities", lambda: {"8.0"}
         )
         with other_gpu, programs.fallback_warnings() as messages:
             program = programs.lower_for_cuda(mlp, *mlp_arguments())

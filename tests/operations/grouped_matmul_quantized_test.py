@@ -136,7 +136,7 @@ class QuantizedMatmulTest(parameterized.TestCase):
     def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
         lhs, rhs, sizes, _ = problem([5, 0, 7, 3], **shape)
         other_gpu = unittest.mock.patch.object(
-            jax_ep._src.runtime, "compute_capabilities", lambda: set(gpus)
+            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
         )
         with other_gpu, programs.fallback_warnings() as messages:
             program = lower_for_cuda(lhs, rhs, sizes)

@@ -15,7 +15,7 @@ from grouped import ACTIVATIONS, GATED, GROUP_SIZES
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
-from jax_ep._src import activations
+from jax_ep._src.matmul import activations
 
 H, F, M, L = 16, 24, 32, 4
 NAMES = ("rows", "w_up", "w_down", "row_weights", "b_up", "b_down")

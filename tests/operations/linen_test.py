@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import jax_ep.linen
 import jax_ep.nnx
 from jax_ep import routing
-from jax_ep._src.moe_layer.config import Config
+from jax_ep._src.layer.config import Config
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 16, 8, 8, 2
 SIZES = (HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import jax_ep.linen
 import jax_ep.nnx
 from jax_ep import quant, routing
-from jax_ep._src import errors
+from jax_ep._src.core import errors
 
 NUM_LAYERS = 3
 HIDDEN = 16

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from nnx_layers import HIDDEN, MESHES, make_layer, make_mesh, tokens
 
-from jax_ep._src import errors
+from jax_ep._src.core import errors
 from jax_ep.nnx import MoE
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_ep._src import errors
+from jax_ep._src.core import errors
 from jax_ep.nnx import MoE
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, NUM_TOKENS = 16, 8, 8, 2, 32

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src.reference import transfer as reference
+from jax_ep._src.transfer import reference
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=3, top_k=3, hidden=4, row_align=2, recv_capacity=12

@@ -24,7 +24,7 @@ from quantized import (
 
 import jax_ep
 from jax_ep import quant
-from jax_ep._src.reference import quantize
+from jax_ep._src.quant import reference as quantize
 
 FORMATS = (
     quant.Fp8Block128(),

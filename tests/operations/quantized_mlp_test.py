@@ -18,7 +18,7 @@ from quantized import norm
 
 import jax_ep
 from jax_ep import quant
-from jax_ep._src.activations import activate
+from jax_ep._src.matmul.activations import activate
 
 BLOCKS = quant.Recipe()
 ROWS = quant.Recipe(quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2))

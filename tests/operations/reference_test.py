@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src import checks
-from jax_ep._src.reference import transfer as reference
+from jax_ep._src.core import checks
+from jax_ep._src.transfer import reference
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=6, top_k=3, row_align=4, recv_capacity=28

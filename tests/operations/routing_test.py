@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
 from jax_ep import routing
-from jax_ep._src import errors
+from jax_ep._src.core import errors
 
 NUM_TOKENS, NUM_EXPERTS, TOP_K = 48, 16, 4
 

@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src import weighted
+from jax_ep._src.transfer import weighted
 
 SIZES = Sizes(testing.NUM_DEVICES, num_local=2, num_tokens=4, top_k=2, hidden=8)
 MESSAGE = "given row weights, and row_weights are given here again"

@@ -36,8 +36,9 @@ def child(smoke: bool) -> None:
     """Prints the times of each operation as JSON, in one of the processes."""
     import jax
 
-    from jax_ep.bench import transfer, transfer_problem
-    from jax_ep.bench.benchmark import Case
+    from jax_ep.bench.common.benchmark import Case
+    from jax_ep.bench.transfer import benchmark as transfer
+    from jax_ep.bench.transfer import problem as transfer_problem
 
     first = transfer.SHAPES[0]
     shapes = (first, dataclasses.replace(first, tokens=FEW_TOKENS))

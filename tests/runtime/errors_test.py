@@ -300,7 +300,7 @@ PRODUCERS = {
 class HostTest(absltest.TestCase):
     def test_check_says_why_the_host_has_ended_the_calls(self):
         message = "jax_ep: the host has ended the calls of this generation: a reason"
-        assert jax_ep._src.runtime._ffi.post_report(0, 0, "host", 0, message)
+        assert jax_ep._src.core.runtime._ffi.post_report(0, 0, "host", 0, message)
         with self.assertRaisesRegex(jax_ep.Error, message):
             jax_ep.check()
         jax_ep.check()

@@ -17,7 +17,7 @@ from absl.testing import absltest
 from jax.extend import backend
 
 import jax_ep
-from jax_ep._src import runtime
+from jax_ep._src.core import runtime
 
 FOLDER = pathlib.Path(jax_ep.__file__).parent
 

@@ -12,9 +12,9 @@ import unittest.mock
 from absl.testing import absltest, parameterized
 from bench_command import QUICK
 
-from jax_ep.bench import harness, report, timing
-from jax_ep.bench.benchmark import Benchmark, Case, Started
-from jax_ep.bench.comparison import start_early
+from jax_ep.bench.common import harness, report, timing
+from jax_ep.bench.common.benchmark import Benchmark, Case, Started
+from jax_ep.bench.common.comparison import start_early
 
 
 @dataclasses.dataclass(frozen=True)

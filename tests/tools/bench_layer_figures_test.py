@@ -6,13 +6,14 @@ import testing  # isort: skip  # noqa: F401  sets the devices
 
 from absl.testing import absltest
 
-from jax_ep.bench import layer_figures, layer_providers
-from jax_ep.bench.benchmark import Case
-from jax_ep.bench.layer import BENCHMARK
-from jax_ep.bench.layer_parts import DENSE, PARTS
-from jax_ep.bench.layer_problem import Shape, make_problem
-from jax_ep.bench.report import OURS
-from jax_ep.bench.transfer_problem import make_mesh
+from jax_ep.bench.common.benchmark import Case
+from jax_ep.bench.common.report import OURS
+from jax_ep.bench.layer import figures as layer_figures
+from jax_ep.bench.layer import providers as layer_providers
+from jax_ep.bench.layer.benchmark import BENCHMARK
+from jax_ep.bench.layer.parts import DENSE, PARTS
+from jax_ep.bench.layer.problem import Shape, make_problem
+from jax_ep.bench.transfer.problem import make_mesh
 
 
 def case_of(operation, shape, weights="bfloat16"):

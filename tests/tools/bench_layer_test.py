@@ -17,21 +17,19 @@ from absl.testing import absltest, parameterized
 from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
 
-from jax_ep.bench import (
-    layer_baselines,
-    layer_figures,
-    layer_passes,
-    layer_providers,
-    layer_quantized,
-)
-from jax_ep.bench.benchmark import Case
-from jax_ep.bench.layer import BENCHMARK, MAX_FP8_DIFFERENCE, SMOKE_ROUNDS
-from jax_ep.bench.layer_calls import Calls, values_of
-from jax_ep.bench.layer_parts import DENSE, PARTS
-from jax_ep.bench.layer_problem import MODELS, Shape, make_problem
-from jax_ep.bench.programs import sharded
-from jax_ep.bench.report import OURS
-from jax_ep.bench.transfer_problem import make_mesh
+from jax_ep.bench.common.benchmark import Case
+from jax_ep.bench.common.programs import sharded
+from jax_ep.bench.common.report import OURS
+from jax_ep.bench.layer import baselines as layer_baselines
+from jax_ep.bench.layer import figures as layer_figures
+from jax_ep.bench.layer import passes as layer_passes
+from jax_ep.bench.layer import providers as layer_providers
+from jax_ep.bench.layer import quantized as layer_quantized
+from jax_ep.bench.layer.benchmark import BENCHMARK, MAX_FP8_DIFFERENCE, SMOKE_ROUNDS
+from jax_ep.bench.layer.calls import Calls, values_of
+from jax_ep.bench.layer.parts import DENSE, PARTS
+from jax_ep.bench.layer.problem import MODELS, Shape, make_problem
+from jax_ep.bench.transfer.problem import make_mesh
 
 SHAPE = Shape(tokens=40, hidden=32, intermediate=16, experts=2, top_k=2)
 BY_NAME = {provider.name: provider for provider in BENCHMARK.providers}
@@ -230,8 +228,8 @@ class PartsTest(parameterized.TestCase):
 
         with (
             unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"),
-            unittest.mock.patch("jax_ep.bench.layer_passes.start_sharded", lower),
-            unittest.mock.patch("jax_ep.bench.layer_parts.start_sharded", lower),
+            unittest.mock.patch("jax_ep.bench.layer.passes.start_sharded", lower),
+            unittest.mock.patch("jax_ep.bench.layer.parts.start_sharded", lower),
         ):
             BY_NAME[OURS].start(case, problem)
             for part in PARTS:

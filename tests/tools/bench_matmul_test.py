@@ -16,10 +16,12 @@ from absl.testing import absltest, parameterized
 from bench_command import QUICK, smoke
 from programs import lower_for_cuda
 
-from jax_ep.bench import harness, matmul, matmul_fp8, timing
-from jax_ep.bench import matmul_providers as providers
-from jax_ep.bench.benchmark import Case
-from jax_ep.bench.matmul import BENCHMARK, Shape, group_sizes, make_operands
+from jax_ep.bench.common import harness, timing
+from jax_ep.bench.common.benchmark import Case
+from jax_ep.bench.matmul import benchmark as matmul
+from jax_ep.bench.matmul import fp8 as matmul_fp8
+from jax_ep.bench.matmul import providers
+from jax_ep.bench.matmul.benchmark import BENCHMARK, Shape, group_sizes, make_operands
 
 SHAPE = Shape(rows=24, k=16, n=8, groups=3)
 CASE = Case("forward", SHAPE, "balanced")

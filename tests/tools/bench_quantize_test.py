@@ -13,13 +13,14 @@ from absl.testing import absltest, parameterized
 from bench_command import SHAPE, smoke, transfer_problem_of
 from programs import lower_for_cuda
 
-from jax_ep.bench import quantize, transfer_fp8
-from jax_ep.bench.benchmark import Case
-from jax_ep.bench.matmul_fp8 import BFLOAT16
-from jax_ep.bench.programs import kernels, sharded
-from jax_ep.bench.quantize import Shape
-from jax_ep.bench.report import OURS
-from jax_ep.bench.transfer import BENCHMARK
+from jax_ep.bench.common.benchmark import Case
+from jax_ep.bench.common.programs import kernels, sharded
+from jax_ep.bench.common.report import OURS
+from jax_ep.bench.matmul.fp8 import BFLOAT16
+from jax_ep.bench.quantize import benchmark as quantize
+from jax_ep.bench.quantize.benchmark import Shape
+from jax_ep.bench.transfer import fp8 as transfer_fp8
+from jax_ep.bench.transfer.benchmark import BENCHMARK
 
 
 class QuantizeTest(parameterized.TestCase):

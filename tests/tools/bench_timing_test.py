@@ -7,7 +7,7 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from jax_ep.bench import timing
+from jax_ep.bench.common import timing
 
 
 class TimingTest(parameterized.TestCase):

@@ -14,12 +14,13 @@ from absl.testing import absltest, parameterized
 from bench_command import SHAPE, ragged_all_to_all, run, smoke, transfer_problem_of
 from programs import lower_for_cuda
 
-from jax_ep.bench import harness, transfer
-from jax_ep.bench import transfer_providers as providers
-from jax_ep.bench.benchmark import Case
-from jax_ep.bench.programs import sharded
-from jax_ep.bench.transfer import BENCHMARK
-from jax_ep.bench.transfer_problem import (
+from jax_ep.bench.common import harness
+from jax_ep.bench.common.benchmark import Case
+from jax_ep.bench.common.programs import sharded
+from jax_ep.bench.transfer import benchmark as transfer
+from jax_ep.bench.transfer import providers
+from jax_ep.bench.transfer.benchmark import BENCHMARK
+from jax_ep.bench.transfer.problem import (
     ROUTINGS,
     Routes,
     Shape,
@@ -27,7 +28,7 @@ from jax_ep.bench.transfer_problem import (
     make_mesh,
     make_problem,
 )
-from jax_ep.bench.transfer_providers import Ours, ragged_operands
+from jax_ep.bench.transfer.providers import Ours, ragged_operands
 
 RANKS = (1, 2, 4)
 CASES = {operation: Case(operation, SHAPE, "zipf") for operation in providers.OPERATIONS}

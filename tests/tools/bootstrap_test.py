@@ -184,9 +184,14 @@ class EnvironmentTest(absltest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name).resolve()
-        for name in ("build_tools", "cmake", "jax_ep/_src", "ffi", "commands"):
+        for name in ("build_tools", "cmake", "jax_ep/_src/transfer", "ffi", "commands"):
             (self.root / name).mkdir(parents=True)
-        for name in ("pyproject.toml", "CMakeLists.txt", "ffi/bindings.cc", "jax_ep/_src/plan.py"):
+        for name in (
+            "pyproject.toml",
+            "CMakeLists.txt",
+            "ffi/bindings.cc",
+            "jax_ep/_src/transfer/plan.py",
+        ):
             (self.root / name).touch()
         shutil.copytree(TOOLS, self.root / "tools")
         self.python = self.root / "python"
@@ -239,7 +244,7 @@ class EnvironmentTest(absltest.TestCase):
     def test_a_changed_source_makes_a_new_wheel(self) -> None:
         self.driver("580.82.07")
         self.make()
-        for name in ("pyproject.toml", "ffi/bindings.cc", "jax_ep/_src/plan.py"):
+        for name in ("pyproject.toml", "ffi/bindings.cc", "jax_ep/_src/transfer/plan.py"):
             self.edit(name)
             self.assertEqual(self.make(), ["build", self.installs("flax,examples,dev,cuda13")])
             os.utime(self.root / name, (1, 1))

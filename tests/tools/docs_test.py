@@ -16,7 +16,7 @@ import jax.export
 from absl.testing import absltest, parameterized
 
 import jax_ep
-from jax_ep._src.plan import PlanArrays
+from jax_ep._src.transfer.plan import PlanArrays
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -17,10 +17,10 @@ from jax import lax
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src.grouped_matmul_activation import bind_activation
-from jax_ep._src.params import GroupedMatmulActivationParams
-from jax_ep._src.reference import matmul as reference_matmul
-from jax_ep._src.reference import transfer as reference
+from jax_ep._src.matmul import reference as reference_matmul
+from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
+from jax_ep._src.matmul.params import GroupedMatmulActivationParams
+from jax_ep._src.transfer import reference
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=12, top_k=4, row_align=4, recv_capacity=48

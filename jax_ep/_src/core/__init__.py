@@ -1,0 +1,1 @@
+"""What every other package is made of: errors, checks, primitives, the compiled module."""

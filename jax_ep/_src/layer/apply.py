@@ -1,0 +1,291 @@
+"""A layer's call: routing and experts inside a `shard_map` over the layer's mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_ep._src.core import checks
+from jax_ep._src.layer import router as routers
+from jax_ep._src.layer import sharded_weights as quantized_experts
+from jax_ep._src.layer.config import (
+    Axes,
+    Config,
+    check_input,
+    check_mesh,
+    spec_entry,
+)
+from jax_ep._src.layer.mesh import find_mesh
+from jax_ep._src.layer.parameters import reshard, specs_of
+from jax_ep._src.layer.router import LAYER, Router, SplitRouter
+from jax_ep._src.layer.tokens import flatten, pad, some_token, token_spec
+from jax_ep._src.matmul.accumulation import Accumulators
+from jax_ep._src.mlp.quantized_experts import check_given
+from jax_ep._src.moe.moe_mlp import moe_mlp
+from jax_ep._src.quant.recipe import QuantizedExperts
+from jax_ep._src.routing import routers as routing
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class MoEStats:
+    """Losses and counts of one call, over all tokens of all ranks. A pytree; members may be added.
+
+    Attributes:
+      aux_loss: f32[], `routing.balancing_loss`: 1 when the load is even. Not scaled.
+      z_loss: f32[], `routing.z_loss`. Not scaled.
+      expert_load: i32[E], the assignments to each expert, dropped ones included.
+      num_dropped: i32[], the assignments dropped for want of capacity; 0 without one, if a
+        token's experts are distinct.
+    """
+
+    aux_loss: jax.Array
+    z_loss: jax.Array
+    expert_load: jax.Array
+    num_dropped: jax.Array
+
+
+class LayerArrays(NamedTuple):
+    """The arrays of a layer, and their specs. Those that a layer lacks are None.
+
+    With `layer`, the experts' are stacks of layers, of which this one is used.
+    """
+
+    router_kernel: Any  # [H, E]
+    w_up: Any = None  # [E, H, 2, F] or [E, H, F]
+    w_down: Any = None  # [E, F, H]
+    b_up: Any = None  # [E, 2, F] or [E, F]
+    b_down: Any = None  # [E, H]
+    shared_w_up: Any = None  # [H, 2, shared F] or [H, shared F]
+    shared_w_down: Any = None  # [shared F, H]
+    logits_bias: Any = None  # [E]
+    selection_bias: Any = None  # [E]
+    router: Any = ()  # list of a custom router's arrays
+    quantized: QuantizedExperts | None = None  # w_up and w_down, quantized
+    layer: Any = None  # int32[]
+    sums: Any = None  # `Accumulators` of one rank after another
+
+
+Outputs = tuple[jax.Array, MoEStats, Accumulators | None]
+
+
+def apply(
+    config: Config,
+    router: Router | None,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> Outputs:
+    """Runs the layer. `router` is None for one that has a name, and `arrays.router` is empty."""
+    check_input(config, x, token_mask)
+    # A stack of layers, say: one of them is called by stack(), or in a scan.
+    router_shape = config.hidden_size, config.num_experts
+    checks.shape(LAYER, "router_kernel", arrays.router_kernel, router_shape)
+    check_given(LAYER, arrays.w_up, arrays.quantized)
+    mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
+    check_mesh(config, mesh)
+    is_static = isinstance(config.activation, str) and config.experts_fn is None
+    if router is None and is_static:
+        return _compiled(config, mesh, None, arrays, x, token_mask)
+    # A function may close over state, so it is called each time: nothing keeps its first trace.
+    split = None if router is None else SplitRouter(router)
+    run = jax.jit(functools.partial(_run, config, mesh, split), inline=True)
+    return run(arrays._replace(router=[] if split is None else split.arrays), x, token_mask)
+
+
+def _run(
+    config: Config,
+    mesh: Mesh | AbstractMesh,
+    router: SplitRouter | None,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> Outputs:
+    """`_local_layer`, in a `shard_map` unless the context already is one over the right axes."""
+    layer = functools.partial(_local_layer, config, router)
+    axes = config.axes.within(mesh.axis_names)
+    manual = frozenset(mesh.abstract_mesh.manual_axes)
+    if manual.issuperset(axes.expert or axes.tokens):
+        return layer(axes.within(manual), arrays, x, token_mask)
+
+    axis_names = frozenset(mesh.axis_names) - manual
+    outer = axes.within(axis_names)
+    to_spec = functools.partial(reshard, mesh)
+    given, tokens = x, token_spec(x, mesh, outer)
+    is_padded = tokens is None
+    if tokens is None:
+        tokens = P(spec_entry(outer.tokens))
+        x, token_mask = flatten(
+            to_spec(P(), x), None if token_mask is None else to_spec(P(), token_mask)
+        )
+        x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
+    param_specs = specs_of(config, outer, is_stack=arrays.layer is not None)
+    by_rank = P(spec_entry(outer.all))
+    specs = LayerArrays(**param_specs, selection_bias=P(), router=P(), layer=P(), sums=by_rank)
+    compute = functools.partial(layer, axes)
+    if (quantized := arrays.quantized) is not None:
+        if arrays.layer is None:  # moe_mlp takes no stacks of quantized weights
+            quantized_experts.check_quantized(config, mesh, quantized)
+        quantized = quantized[0], quantized[1]  # checkpoints return lists
+        if config.is_gated and outer.tensor:
+            quantized = quantized_experts.split(quantized)
+            compute = functools.partial(_joined, compute)
+        arrays = arrays._replace(quantized=quantized)
+        specs = specs._replace(quantized=quantized_experts.specs(outer, quantized))
+    in_specs = (specs, tokens, tokens)
+    sharded_layer = jax.shard_map(
+        compute,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=(tokens, P(), by_rank),
+        axis_names=axis_names,
+    )
+    operands = jax.tree.map(
+        lambda spec, subtree: jax.tree.map(functools.partial(to_spec, spec), subtree),
+        in_specs,
+        (arrays, x, token_mask),
+        is_leaf=lambda node: isinstance(node, P),
+    )
+    y, stats, sums = sharded_layer(*operands)
+    if is_padded:
+        y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(*given.shape[:-1], y.shape[-1])
+    return to_spec(jax.typeof(given).sharding.spec, y), stats, sums
+
+
+def _joined(layer: Any, arrays: LayerArrays, *tokens: Any) -> Outputs:
+    """Runs `layer` with a rank's gate and up in one array."""
+    assert arrays.quantized is not None
+    joined = quantized_experts.join(arrays.quantized)
+    result: Outputs = layer(arrays._replace(quantized=joined), *tokens)
+    return result
+
+
+_compiled = jax.jit(_run, static_argnums=(0, 1, 2), inline=True)
+
+
+def _local_layer(
+    config: Config,
+    router: SplitRouter | None,
+    axes: Axes,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> Outputs:
+    """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
+    tokens, mask = flatten(x, token_mask)
+    num_tokens = tokens.shape[0]
+    if not num_tokens:  # on all ranks alike
+        zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
+        stats = MoEStats(aux_loss=zero, z_loss=zero, expert_load=load, num_dropped=load[0])
+        return x.astype(config.dtype or x.dtype), stats, arrays.sums
+    tokens, mask = pad(tokens, mask, config.num_chunks)
+    if mask is not None:
+        # NaN in padding reaches no gradient.
+        filler: Any = 0 if arrays.shared_w_up is None else some_token(tokens, mask)
+        tokens = jnp.where(mask[:, None], tokens, filler)
+    logits = jnp.dot(
+        tokens.astype(jnp.float32),
+        arrays.router_kernel.astype(jnp.float32),
+        precision=lax.Precision.HIGHEST,  # TF32 would select other experts
+    )
+    if arrays.logits_bias is not None:
+        logits = logits + arrays.logits_bias.astype(jnp.float32)
+    if mask is not None:
+        logits = jnp.where(mask[:, None], logits, 0)  # with a bias
+    if router is None:
+        assert config.router is not None
+        route = routers.NAMED_ROUTERS[config.router]
+    else:
+        route = router.merge(arrays.router)
+    routed = routers.call(route, logits, config.top_k, arrays.selection_bias)
+    if mask is not None:
+        routed = routing.masked(routed, mask)
+
+    y, num_dropped, sums = _experts(config, axes, arrays, tokens, routed, config.dtype or x.dtype)
+    if mask is not None and arrays.shared_w_up is not None:
+        y = jnp.where(mask[:, None], y, 0)
+    stats = MoEStats(
+        aux_loss=routing.balancing_loss(
+            routed.probabilities, routed.topk_ids, token_axes=axes.tokens
+        ),
+        z_loss=routing.z_loss(logits, token_mask=mask, token_axes=axes.tokens),
+        expert_load=routing.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
+        num_dropped=num_dropped,
+    )
+    return y[:num_tokens].reshape(*x.shape[:-1], y.shape[-1]), stats, sums
+
+
+def _experts(
+    config: Config,
+    axes: Axes,
+    arrays: LayerArrays,
+    tokens: jax.Array,
+    routed: routing.Routing,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array, Accumulators | None]:
+    """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""
+    ids, exchange, num_experts = routed.topk_ids, axes.expert, config.num_experts
+    capacity_factor, recv_capacity = config.capacity_factor, None
+    if not exchange:
+        # Every rank has copies of all experts. As experts of their own they are addressed here.
+        exchange = axes.tokens
+        first_id = lax.axis_index(exchange) * num_experts
+        ids = jnp.where((ids >= 0) & (ids < num_experts), first_id + ids, -1)
+        num_experts *= lax.axis_size(exchange)
+        capacity_factor, recv_capacity = None, max(1, ids.size)
+    b_down = arrays.b_down
+
+    def whole(matrix: Any, hidden_axis: int) -> Any:
+        """Gathers a matrix over the FSDP axis. float32 stays so: its gradient then is float32."""
+        if matrix is None:
+            return None
+        if axes.fsdp:
+            matrix = lax.all_gather(matrix, axes.fsdp, axis=hidden_axis, tiled=True)
+        return matrix if matrix.dtype == jnp.float32 else matrix.astype(dtype)
+
+    shared_expert = None
+    if arrays.shared_w_up is not None:
+        shared_expert = whole(arrays.shared_w_up, 0), whole(arrays.shared_w_down, 1)
+    if axes.tensor and b_down is not None:  # the sum over the axis has it once
+        b_down = jnp.where(lax.axis_index(axes.tensor) == 0, b_down, 0)
+    y, stats, *sums = moe_mlp(
+        tokens.astype(dtype),
+        ids,
+        routed.topk_weights,
+        whole(arrays.w_up, 1),
+        whole(arrays.w_down, 2),
+        axis_name=exchange,
+        num_experts=num_experts,
+        activation=config.activation,
+        b_up=arrays.b_up,
+        b_down=b_down,
+        layer=arrays.layer,
+        accumulators=arrays.sums,
+        shared_expert=shared_expert,
+        experts_fn=config.experts_fn,
+        local_only=config.local_only,
+        capacity_factor=capacity_factor,
+        recv_capacity=recv_capacity,
+        num_chunks=config.num_chunks,
+        remat=config.remat,
+        quantization=config.quantization,
+        quantized_weights=quantized_experts.gather(axes, arrays.quantized),
+        num_comm_sms=config.num_comm_sms,
+        implementation=config.implementation,
+    )
+    local = axes.expert if config.local_only else ()
+    if local:
+        y = lax.psum(y, local)
+    num_dropped = lax.psum(stats.num_dropped[0], (*axes.tokens, *local))
+    if axes.tensor:
+        y = lax.psum(y, axes.tensor)
+        num_dropped = lax.pmax(num_dropped, axes.tensor)  # equal on all of them
+    return y, num_dropped, sums[0] if sums else None

@@ -1,0 +1,249 @@
+"""The options of a layer: one dataclass for `nnx.MoE` and `linen.MoE`, with its checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer
+from jax.sharding import AbstractMesh, Mesh
+from jax.typing import DTypeLike
+
+from jax_ep._src.core import checks
+from jax_ep._src.core.errors import ArgumentError, DtypeError
+from jax_ep._src.core.expert_axis import AxisName
+from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS, Router
+from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.mlp.expert_forms import check_activation
+from jax_ep._src.moe.params import Remat
+from jax_ep._src.moe.users_experts import ExpertsFunction
+from jax_ep._src.quant.recipe import Recipe, check_recipe
+
+BATCH_AXES = ("data", "expert")
+KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
+BIAS_INIT: Initializer = jax.nn.initializers.zeros
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Mesh axes, by what is sharded over them. Those that do not exist are left out."""
+
+    batch: tuple[str, ...]
+    sequence: tuple[str, ...]
+    expert: tuple[str, ...]
+    fsdp: tuple[str, ...]
+    tensor: tuple[str, ...]
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The axes that tokens are sharded over."""
+        return (*self.batch, *self.sequence)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All axes, once each."""
+        return tuple(dict.fromkeys((*self.tokens, *self.expert, *self.fsdp, *self.tensor)))
+
+    def within(self, names: tuple[str, ...] | frozenset[str]) -> Axes:
+        """The axes that are among `names`."""
+        groups = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return Axes(*(tuple(n for n in group if n in names) for group in groups))
+
+
+def spec_entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    """The entry of a partition spec for a dimension that is sharded over these axes."""
+    return names[0] if len(names) == 1 else names or None
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The static options of a layer, hashed by value. `nnx.MoE` documents them.
+
+    `router` is a name, or None for a router that the layer keeps beside its options.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    mesh: Mesh | AbstractMesh | None = None
+    expert_axis: AxisName | None = "expert"
+    batch_axes: tuple[str, ...] = BATCH_AXES
+    sequence_axes: tuple[str, ...] = ()
+    fsdp_axis: str | None = None
+    tensor_axis: str | None = None
+    router: str | None = "softmax"
+    logits_bias: bool = False
+    selection_bias: bool = False
+    activation: Activation = "swiglu"
+    use_bias: bool = False
+    shared_intermediate_size: int | None = None
+    experts_fn: ExpertsFunction | None = None
+    local_only: bool = False
+    capacity_factor: float | None = None
+    num_chunks: int = 1
+    remat: Remat = "dispatch"
+    quantization: Recipe | None = None
+    quantized_only: bool = False
+    num_comm_sms: int | None = None
+    implementation: str | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    kernel_init: Initializer = KERNEL_INIT
+    bias_init: Initializer = BIAS_INIT
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "num_experts", "top_k"):
+            checks.integer(LAYER, name, getattr(self, name))
+        if self.shared_intermediate_size is not None:
+            checks.integer(LAYER, "shared_intermediate_size", self.shared_intermediate_size)
+        if self.top_k > self.num_experts:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
+                "at most one assignment per expert. Give a smaller top_k, or more experts."
+            )
+        advice = "For eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
+        checks.float_dtype(LAYER, "param_dtype", self.param_dtype, advice)
+        if self.dtype is not None:
+            checks.float_dtype(LAYER, "dtype", self.dtype, advice)
+        check_activation(LAYER, self.activation)
+        checks.capacity(LAYER, capacity_factor=self.capacity_factor)
+        checks.integer(LAYER, "num_chunks", self.num_chunks)
+        checks.remat(LAYER, self.remat)
+        if self.quantization is not None:
+            check_recipe(LAYER, self.quantization, "quantization")
+        elif self.quantized_only:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: quantized_only is given without quantization; expected both or "
+                "none. Give the jax_ep.quant.Recipe whose weights have the checkpoint's format."
+            )
+        checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")
+        checks.implementation(LAYER, self.implementation)
+        if not isinstance(self.mesh, Mesh | AbstractMesh | None):
+            raise DtypeError(
+                f"jax_ep.{LAYER}: mesh is a {type(self.mesh).__name__}; expected a "
+                "jax.sharding.Mesh. Make one by jax.make_mesh, or leave it out under jax.set_mesh."
+            )
+        self._check_axes()
+        for one, other in ("fsdp", "expert"), ("tensor", "expert"), ("tensor", "fsdp"):
+            if shared := set(getattr(self.axes, one)) & set(getattr(self.axes, other)):
+                raise ArgumentError(
+                    f"jax_ep.{LAYER}: {one}_axis and {other}_axis have both {min(shared)!r}; "
+                    "expected different axes, as they shard different dimensions of the matrices. "
+                    "Leave one out, or give it an axis of its own."
+                )
+        if set(self.axes.tensor) & set(self.axes.tokens):
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: tensor_axis={self.tensor_axis!r} is one of the axes "
+                f"{self.axes.tokens} that tokens are sharded over. Give an axis of its own, or "
+                "leave it out of batch_axes."
+            )
+
+    def _check_axes(self) -> None:
+        """Raises unless all are names, and makes tuples of lists."""
+        for name in ("expert_axis", "batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
+            given, is_tuple = getattr(self, name), name in ("batch_axes", "sequence_axes")
+            if given is None and not is_tuple:
+                continue
+            names = (given,) if isinstance(given, str) else given
+            if not (isinstance(names, tuple | list) and all(isinstance(n, str) for n in names)):
+                raise DtypeError(
+                    f"jax_ep.{LAYER}: {name}={given!r}; expected the name of a mesh axis, or a "
+                    "tuple of names. Use () for no axis in batch_axes and sequence_axes, None "
+                    "elsewhere."
+                )
+            if is_tuple or isinstance(given, list):
+                object.__setattr__(self, name, tuple(names))
+
+    @functools.cached_property
+    def axes(self) -> Axes:
+        """The mesh axes. The batch has those that tokens need and that the sequence lacks."""
+        expert, fsdp, tensor = map(
+            _names, (self.expert_axis or (), self.fsdp_axis or (), self.tensor_axis or ())
+        )
+        local = expert if self.local_only else ()
+        tokens = dict.fromkeys((*self.batch_axes, *expert, *fsdp))
+        batch = (name for name in tokens if name not in (*self.sequence_axes, *local))
+        sequence = (name for name in self.sequence_axes if name not in local)
+        return Axes(tuple(batch), tuple(sequence), expert, fsdp, tensor)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether w_up has a gate. A function says so by two arguments."""
+        return check_activation(LAYER, self.activation) or False
+
+
+def check_router(router: str | Router) -> None:
+    """Raises unless it is a router's name, or may be called."""
+    if not (callable(router) or router in NAMED_ROUTERS):
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: router={router!r}; expected one of {tuple(NAMED_ROUTERS)}, or a "
+            "function from logits and top_k to jax_ep.routing.Routing."
+        )
+
+
+def _names(axes: AxisName) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
+    """Raises unless the layer can be laid out over `mesh`."""
+    wanted, axes = config.axes, config.axes.within(mesh.axis_names)
+    if axes.expert != wanted.expert:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected the expert axis "
+            f"{spec_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one "
+            "with expert_axis=, or give expert_axis=None if every rank is to hold all experts."
+        )
+    for name in ("batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
+        given = getattr(config, name)
+        missing = [axis for axis in _names(given or ()) if axis not in mesh.axis_names]
+        is_default = name == "batch_axes" and given == BATCH_AXES  # for any mesh
+        if missing and not is_default:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: {name}={given!r} has {missing[0]!r}, which is no axis of the "
+                f"mesh {mesh.axis_names}; expected one of these. Give the mesh this axis, of size "
+                f"1 if need be, or leave it out of {name}."
+            )
+    if not (axes.tokens or config.local_only):
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected one or several of "
+            f"{wanted.tokens}, over which tokens are sharded. Add one, of size 1 if need be, or "
+            "name the mesh's in batch_axes."
+        )
+    shape = dict(mesh.shape)
+    for name, size, over in (
+        ("num_experts", config.num_experts, axes.expert),
+        ("hidden_size", config.hidden_size, axes.fsdp),
+        ("intermediate_size", config.intermediate_size, axes.tensor),
+        ("shared_intermediate_size", config.shared_intermediate_size or 0, axes.tensor),
+    ):
+        shards = math.prod(shape[axis] for axis in over)
+        if size % shards:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: {name}={size} does not divide over the {shards} shards of mesh "
+                f"axis {over}. Use {-(-size // shards) * shards}, or a mesh that divides {size}."
+            )
+
+
+def check_input(config: Config, x: Any, token_mask: Any) -> None:
+    """Raises unless x has tokens of the layer's hidden size, and the mask fits."""
+    checks.array(LAYER, "x", x)
+    checks.known_sizes(LAYER, "x", x, x.shape)
+    if x.ndim < 2 or x.shape[-1] != config.hidden_size:
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: x has shape {x.shape}; expected [..., {config.hidden_size}] with at "
+            "least one dimension of tokens before the last."
+        )
+    if token_mask is not None:
+        checks.shape(LAYER, "token_mask", token_mask, x.shape[:-1])
+        if not (token_mask.dtype == jnp.bool_ or jnp.issubdtype(token_mask.dtype, jnp.integer)):
+            raise DtypeError(
+                f"jax_ep.{LAYER}: token_mask has dtype {token_mask.dtype}; expected bool, True for "
+                "tokens. Compare it: token_mask > 0, or token_mask == 0 for one that is added to "
+                "logits."
+            )

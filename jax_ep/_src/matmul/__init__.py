@@ -1,0 +1,1 @@
+"""Grouped matmuls: one matrix for each group of consecutive rows."""

@@ -1,0 +1,30 @@
+"""The static parameters of the grouped matmuls, hashed by value.
+
+``num_sms`` is 0 where the launch code chooses. ``implementation`` is "cuda", "xla", or None to
+choose while lowering.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedMatmulParams:
+    """Parameters of grouped_matmul and grouped_matmul_rhs_gradient."""
+
+    transpose_rhs: bool
+    out_dtype: Any
+    zero_tail: bool
+    num_sms: int
+    implementation: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedMatmulActivationParams:
+    """Parameters of grouped_matmul_activation and grouped_matmul_activation_gradient."""
+
+    activation: str  # its name, or "none"
+    num_sms: int
+    implementation: str | None

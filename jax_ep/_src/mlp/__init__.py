@@ -1,0 +1,1 @@
+"""The experts of one rank: two grouped matmuls with an activation between them."""

@@ -1,0 +1,132 @@
+"""grouped_mlp: two matmuls with an activation between them, for each group of consecutive rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jax_ep._src.core import checks, compat
+from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.matmul.layer_stack import LayerIndex, check_no_layer
+from jax_ep._src.mlp.epilogue_mlp import epilogue_mlp
+from jax_ep._src.mlp.expert_forms import UpBiases, UpWeights
+from jax_ep._src.mlp.experts import check_experts
+from jax_ep._src.mlp.function_mlp import function_mlp_down, function_mlp_up
+from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.mlp.quantized_experts import (
+    check_quantization,
+    shapes_of_quantized,
+    with_quantized,
+)
+from jax_ep._src.mlp.quantized_mlp import quantized_mlp
+from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.transfer import weighted
+
+
+def grouped_mlp(
+    rows: jax.Array,
+    w_up: UpWeights | None,
+    w_down: jax.Array | None,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None = None,
+    *,
+    activation: Activation = "swiglu",
+    b_up: UpBiases = None,
+    b_down: jax.Array | None = None,
+    layer: LayerIndex | None = None,
+    zero_tail: bool = True,
+    quantization: Recipe | None = None,
+    quantized_weights: QuantizedExperts | None = None,
+    num_sms: int | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Sends each group of rows through its own two-layer perceptron: the experts of a layer.
+
+    For each row m, in group g,
+    ``row_weights[m] * (activation(rows[m] @ w_up[g] + b_up[g]) @ w_down[g] + b_down[g])``.
+    Accumulators and activations are float32. On CUDA, biases, a named activation, weights and their
+    gradients run in the matmuls' epilogues. It is not a collective: it works inside and outside
+    `shard_map`. For the backward pass it keeps its arguments and the pre-activation.
+
+    M rows, L groups, H hidden size, F intermediate size.
+
+    Args:
+      rows: [M, H] bfloat16, float16 or float32.
+      w_up: for a gated activation [L, H, 2, F], [L, H, 2F] with the gate first, or a (gate, up)
+        pair of [L, H, F], which is concatenated: a copy. For a plain activation [L, H, F]. In rows'
+        dtype or float32 (master weights), as rhs of `grouped_matmul`.
+      w_down: [L, F, H], in rows' dtype or float32. With `quantized_weights` both may be None: for
+        inference, or for gradients of other arrays.
+      group_sizes: integer[L], as in `grouped_matmul`.
+      row_weights: [M] of any float dtype, or None for weights of 1. Give `combine` None then.
+      activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
+        ``"relu2"``, ``"silu"``; or a function to float32 [M, F] from gate and up [M, F] (two
+        arguments), or from [M, 2, F] (gated weights) or [M, F]. It runs between the matmuls.
+      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
+        float dtype.
+      b_down: [L, H] of any float dtype, or None.
+      layer: an int, or an integer scalar on the device. w_up, w_down and biases then are stacks,
+        [layers, L, ...], as in `grouped_matmul`.
+      zero_tail: whether the rows past the last group are zeros, in the result and in the gradients
+        of rows and row_weights. False leaves them unspecified, which is faster with biases or row
+        weights. The tails of the arguments and of the cotangent are never read.
+      quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
+        cotangents; for a named activation without biases. rows is bfloat16 or float32.
+      quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
+        None quantizes them in every call. The derivative is of w_up and w_down all the same.
+      num_sms: the most SMs that each matmul uses on CUDA; None chooses. GPUs of compute capability
+        9.0 use them in pairs: odd numbers are rounded down, 1 is rounded up.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+
+    Returns:
+      [M, H] in rows' dtype.
+
+    Raises:
+      ArgumentError (a ValueError): shapes that do not fit, an activation that does not, or an
+        operand sharded over an Explicit mesh axis.
+      DtypeError (a TypeError): a dtype not listed above.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+    """
+    operation = "grouped_mlp"
+    checks.rows(operation, "rows", rows, ("rows", "hidden"))
+    up: Any = w_up
+    down: Any = w_down
+    if w_up is None and w_down is None:
+        up, down = shapes_of_quantized(operation, rows, quantization, quantized_weights, layer)
+    experts, activation = check_experts(
+        operation, "rows", rows, up, down, b_up, b_down, activation, layer
+    )
+    if quantization is not None:
+        check_no_layer(operation, layer)
+    check_quantization(
+        operation, "rows", rows, experts, activation, quantization, quantized_weights
+    )
+    num_layers = 1 if layer is None else down.shape[0]
+    num_local = experts.w_up.shape[0] // num_layers
+    experts = with_quantized(operation, experts, quantized_weights)
+    group_sizes = experts.group_sizes(checks.group_sizes(operation, group_sizes, num_local))
+    if row_weights is not None:
+        row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))
+    params = GroupedMlpParams(
+        activation=activation if isinstance(activation, str) else "none",
+        zero_tail=zero_tail,
+        num_sms=checks.num_sms(operation, num_sms),
+        implementation=checks.implementation(operation, implementation),
+        quantization=quantization,
+    )
+    rows, experts, group_sizes, row_weights = compat.vary_together(
+        (rows, experts, group_sizes, row_weights)
+    )
+    with jax.named_scope("jax_ep.grouped_mlp"):
+        if isinstance(activation, str):
+            mlp = epilogue_mlp if quantization is None else quantized_mlp
+            y, _ = mlp(rows, experts, group_sizes, row_weights, params)
+        else:
+            pre_activation, _ = function_mlp_up(rows, experts, group_sizes, params)
+            y, _ = function_mlp_down(
+                pre_activation, experts, group_sizes, row_weights, activation, params
+            )
+    if row_weights is not None:
+        weighted.mark(y)
+    return y

@@ -1,0 +1,201 @@
+"""The MLP of an activation with a name, by a recipe: a derivative rule, float arrays at its faces.
+
+Rows, activations and cotangents are quantized where a matmul reads them. The row weight multiplies
+the activations, which are quantized in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_ep._src.matmul.accumulation import Accumulators
+from jax_ep._src.matmul.activations import activate
+from jax_ep._src.matmul.grouped_matmul_quantized import bind_quantized
+from jax_ep._src.matmul.grouped_matmul_quantized_activation import (
+    bind_quantized_activation,
+    has_quantized_activation,
+)
+from jax_ep._src.matmul.groups import rows_in_groups
+from jax_ep._src.matmul.primitives import bind_rhs_gradient
+from jax_ep._src.mlp.experts import Experts, gradient_of_experts
+from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.quant.formats import Quantized, as_bits, from_bits
+from jax_ep._src.quant.quantize import dequantize, quantize
+from jax_ep._src.quant.quantize_for_training import Pass, layout
+from jax_ep._src.quant.recipe import Recipe
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def quantized_mlp(
+    rows: jax.Array,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+) -> tuple[jax.Array, Accumulators]:
+    """Returns [M, H] in rows' dtype, and the accumulators for a later call."""
+    y, _ = quantized_mlp_forward(rows, experts, group_sizes, row_weights, params, keep=False)
+    return y, experts.passed_on(params.accumulation, y)
+
+
+def quantized_mlp_forward(
+    rows: jax.Array | Quantized,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+    *,
+    keep: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result, and the pre-activation if it is to be kept."""
+    quantized, dtype = _quantized(rows, params)
+    return _mlp(quantized, experts, group_sizes, row_weights, params, dtype, keep=keep)
+
+
+def repeat_quantized_pre_activation(
+    rows: jax.Array | Quantized,
+    experts: Experts,
+    group_sizes: jax.Array,
+    params: GroupedMlpParams,
+) -> jax.Array:
+    """Returns the pre-activation that `quantized_mlp_forward` keeps."""
+    quantized, dtype = _quantized(rows, params)
+    up = _up("forward", experts, params)
+    return bind_quantized(quantized, up, group_sizes, params.matmul(dtype))
+
+
+def _quantized(rows: jax.Array | Quantized, params: GroupedMlpParams) -> tuple[Quantized, Any]:
+    """Returns quantized rows and the dtype of results. Rows may be quantized since dispatch."""
+    if isinstance(rows, Quantized):
+        return rows, params.row_dtype
+    recipe = _recipe(params)
+    return quantize(rows, recipe.rows, implementation=params.implementation), rows.dtype
+
+
+def _mlp(
+    rows: Quantized,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+    dtype: Any,
+    *,
+    keep: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    up, down = _up("forward", experts, params), _down("forward", experts, params)
+    pre_activation: jax.Array | None
+    if has_quantized_activation(rows, up, params.activation, dtype):
+        quantized, pre_activation = bind_quantized_activation(
+            rows,
+            up,
+            group_sizes,
+            row_weights,
+            params.epilogue(params.activation),
+            keep_pre_activation=keep,
+        )
+    else:
+        pre_activation = bind_quantized(rows, up, group_sizes, params.matmul(dtype))
+        activations = activate(params.activation, pre_activation.astype(jnp.float32))
+        if row_weights is not None:
+            activations = activations * row_weights[:, None]
+        # XLA computes the activations where it quantizes them, instead of writing them.
+        quantized = quantize(activations, _recipe(params).rows, implementation="xla")
+    to_y = params.matmul(dtype, zero_tail=params.zero_tail)
+    y = bind_quantized(quantized, down, group_sizes, to_y)
+    if not keep:
+        return y, None
+    return y, checkpoint_name(pre_activation, "jax_ep.pre_activation")
+
+
+def quantized_mlp_backward(
+    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
+) -> tuple[jax.Array, Experts, jax.Array | None]:
+    """Returns the gradients of rows, experts and row weights."""
+    rows, experts, group_sizes, row_weights, pre_activation = residuals
+    recipe, dtype = _recipe(params), y_bar.dtype
+    up, down = _up("backward", experts, params), _down("backward", experts, params)
+    to_cotangents = functools.partial(
+        quantize, format=recipe.cotangents, implementation=params.implementation
+    )
+    activations_bar = bind_quantized(
+        to_cotangents(y_bar), down, group_sizes, params.matmul(dtype)
+    ).astype(jnp.float32)
+    activations, pull_back = jax.vjp(
+        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
+    )
+    row_weights_bar = None
+    if row_weights is not None:
+        row_weights_bar = (activations * activations_bar).sum(1)
+        activations, activations_bar = (
+            a * row_weights[:, None] for a in (activations, activations_bar)
+        )
+        if params.zero_tail:
+            in_groups = rows_in_groups(group_sizes, y_bar.shape[0])
+            row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
+    pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
+    rows_bar = bind_quantized(
+        to_cotangents(pre_activation_bar),
+        up,
+        group_sizes,
+        params.matmul(dtype, zero_tail=params.zero_tail),
+    )
+    if experts.w_up is None:
+        return rows_bar, gradient_of_experts(params.accumulation, *(None,) * 4), row_weights_bar
+    rows, _ = _quantized(rows, params)
+    to_up, to_down = (
+        params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
+    )
+    w_up_bar = bind_rhs_gradient(
+        dequantize(rows, dtype), pre_activation_bar, group_sizes, to_up, accumulators.w_up
+    )
+    w_down_bar = bind_rhs_gradient(
+        activations.astype(dtype), y_bar, group_sizes, to_down, accumulators.w_down
+    )
+    experts_bar = gradient_of_experts(params.accumulation, w_up_bar, w_down_bar, None, None)
+    return rows_bar, experts_bar, row_weights_bar
+
+
+def _recipe(params: GroupedMlpParams) -> Recipe:
+    assert params.quantization is not None
+    return params.quantization
+
+
+def _up(of_pass: Pass, experts: Experts, params: GroupedMlpParams) -> Quantized:
+    quantized = None if experts.quantized is None else experts.quantized[0]
+    recipe, implementation = _recipe(params), params.implementation
+    return layout(of_pass, experts.w_up, quantized, recipe, implementation=implementation)
+
+
+def _down(of_pass: Pass, experts: Experts, params: GroupedMlpParams) -> Quantized:
+    quantized = None if experts.quantized is None else experts.quantized[1]
+    recipe, implementation = _recipe(params), params.implementation
+    return layout(of_pass, experts.w_down, quantized, recipe, implementation=implementation)
+
+
+def _forward(
+    rows: jax.Array,
+    experts: Experts,
+    group_sizes: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+) -> Any:
+    quantized, _ = _quantized(rows, params)  # kept: half of the rows' bytes
+    y, pre_activation = _mlp(
+        quantized, experts, group_sizes, row_weights, params, rows.dtype, keep=True
+    )
+    residuals = quantized, experts.without_accumulators(), group_sizes, row_weights, pre_activation
+    return (y, experts.passed_on(params.accumulation, y)), as_bits(residuals)
+
+
+def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:
+    residuals = from_bits(residuals)
+    rows_bar, experts_bar, row_weights_bar = quantized_mlp_backward(params, residuals, *cotangents)
+    return rows_bar, experts_bar, None, row_weights_bar
+
+
+quantized_mlp.defvjp(_forward, _backward)

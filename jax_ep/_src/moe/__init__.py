@@ -1,0 +1,1 @@
+"""moe_mlp: dispatch, the experts, and combine, as one differentiable function."""

@@ -1,0 +1,296 @@
+"""moe_mlp: dispatch, two grouped matmuls with an activation between them, and combine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_ep._src.core import checks, compat
+from jax_ep._src.core.expert_axis import AxisName, ExpertAxis
+from jax_ep._src.matmul.accumulation import Accumulation, Accumulators, stand_in
+from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.matmul.layer_stack import LayerIndex, check_no_layer
+from jax_ep._src.mlp.expert_forms import UpBiases, UpWeights
+from jax_ep._src.mlp.experts import Experts, check_experts, check_num_experts, with_accumulators
+from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.mlp.quantized_experts import (
+    check_quantization,
+    shapes_of_quantized,
+    with_quantized,
+)
+from jax_ep._src.moe.local_only import only_own_experts
+from jax_ep._src.moe.moe_experts import Outputs, function_experts, named_experts
+from jax_ep._src.moe.params import MoeMlpParams, Remat
+from jax_ep._src.moe.shared_expert import SharedExpert, shared_expert_output
+from jax_ep._src.moe.stats import Stats, no_stats, stats_of, sum_of
+from jax_ep._src.moe.users_experts import ExpertsFunction, check_experts_function, users_experts
+from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.transfer.combine import checked_combine
+from jax_ep._src.transfer.params import TransferParams
+from jax_ep._src.transfer.plan import check_num_rows
+
+
+def moe_mlp(
+    x: jax.Array,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    w_up: UpWeights | Any,
+    w_down: jax.Array | Any,
+    *,
+    axis_name: AxisName,
+    num_experts: int | None = None,
+    activation: Activation = "swiglu",
+    b_up: UpBiases = None,
+    b_down: jax.Array | None = None,
+    layer: LayerIndex | None = None,
+    accumulators: Accumulators | None = None,
+    shared_expert: SharedExpert | None = None,
+    experts_fn: ExpertsFunction | None = None,
+    local_only: bool = False,
+    capacity_factor: float | None = None,
+    recv_capacity: int | None = None,
+    num_chunks: int = 1,
+    remat: Remat = "dispatch",
+    quantization: Recipe | None = None,
+    quantized_weights: QuantizedExperts | None = None,
+    num_comm_sms: int | None = None,
+    implementation: str | None = None,
+) -> tuple[Any, ...]:
+    """A mixture-of-experts layer after its router. Call it inside `jax.shard_map`.
+
+    Returns for each token the sum over its K experts of
+    ``topk_weights[k] * (activation(x @ w_up[e_k] + b_up[e_k]) @ w_down[e_k] + b_down[e_k])``.
+    It is `dispatch`, `grouped_mlp` and `combine`. The routing weight multiplies in the epilogue of
+    the second matmul; its gradient is a row dot product of intermediate activations, so that no
+    output row is kept for the backward pass. Activations are computed in float32.
+
+    R ranks, L local experts, T tokens per rank, K experts per token, H hidden size, F intermediate
+    size.
+
+    Args:
+      x: [T, H] bfloat16, float16 or float32.
+      topk_ids: int32[T, K], as in `dispatch`.
+      topk_weights: [T, K] of any float dtype; None sums without weights.
+      w_up: this rank's experts. For a gated activation [L, H, 2, F], [L, H, 2F] with the gate
+        first, or a (gate, up) pair of [L, H, F], which is concatenated: a copy. For a plain
+        activation [L, H, F]. In x's dtype or float32.
+      w_down: [L, F, H], in x's dtype or float32. With `quantized_weights` both may be None: for
+        inference, or for gradients of other arrays.
+      axis_name: the expert axis, or a tuple of mesh axes that are it together.
+      num_experts: E, the experts of all ranks, of which the weights must be L = E/R. None takes
+        E = L*R, and refuses weights that are the same on all ranks, where `shard_map` tells
+        (``check_vma=True``).
+      activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
+        ``"relu2"``, ``"silu"``; or a function, as in `grouped_mlp`.
+      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
+        float dtype.
+      b_down: [L, H] of any float dtype, or None.
+      layer: an int, or an integer scalar on the device such as the index of a scan. w_up, w_down
+        and biases then are stacks, [layers, L, ...], of which this layer is read in place.
+      accumulators: of `jax_ep.accumulators` or of an earlier call, as the carry of a scan: the
+        gradients of w_up and w_down are added to these in place. They are a third result.
+      shared_expert: (w_up, w_down) of an MLP that every token takes, as those of one expert without
+        the dimension L; its F may differ. No transfer waits for it or is waited for. Its output is
+        added without a weight.
+      experts_fn: computes the experts instead: ``experts_fn(rows, group_sizes, w_up, w_down)``,
+        from rows [M, H] to [M, any size]. w_up and w_down are any pytrees then, `num_experts` has
+        to be given, and combine applies the routing weights. The tail of rows is zeros.
+      local_only: every rank of the axis has all tokens. It computes its own experts on them, and
+        nothing is sent. The caller sums the results: ``jax.lax.psum(y, axis_name)``. The first
+        rank adds the shared expert.
+      capacity_factor: as in `dispatch`, for the tokens of a chunk.
+      recv_capacity: the rows that this rank can receive, as in `dispatch`, shared by all chunks.
+      num_chunks: splits the tokens into this many calls, one after another, to bound memory. T must
+        be a multiple of it. The calls' gradients of w_up and w_down are summed in float32, in
+        place, and rounded once.
+      remat: what the backward pass repeats rather than keeps. None keeps the dispatched rows and
+        the pre-activation, and repeats the activation (it keeps the result of a function).
+        ``"dispatch"`` does not keep the rows: it sends x again along the plan. ``"experts"`` keeps
+        neither: it also repeats the first matmul (and for a function the dispatch). Of an
+        `experts_fn`, ``"experts"`` repeats all, and the others keep what its derivative needs.
+      quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
+        cotangents; for a named activation without biases. x is bfloat16 or float32.
+      quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
+        None quantizes them in every call. The derivative is of w_up and w_down all the same.
+      num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+
+    Returns:
+      [T, H] in x's dtype, and `Stats`. With accumulators a third result, the next call's.
+
+    Raises:
+      ArgumentError (a ValueError): shapes or values that do not fit, weights that are the same on
+        all ranks, or a call outside `shard_map`.
+      DtypeError (a TypeError): a dtype not listed above.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+    """
+    operation = "moe_mlp"
+    axis = checks.expert_axis(operation, axis_name)
+    checks.rows(operation, "x", x, ("tokens", "hidden"))
+    checks.topk_ids(operation, topk_ids, x.shape[0])
+    if topk_weights is not None:
+        topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
+    experts: Experts | None = None
+    of_rows: Activation = "none"
+    if experts_fn is None and w_up is None and w_down is None:
+        w_up, w_down = shapes_of_quantized(
+            operation, x, quantization, quantized_weights, layer, accumulators
+        )
+    if experts_fn is None:
+        experts, of_rows = check_experts(
+            operation, "x", x, w_up, w_down, b_up, b_down, activation, layer
+        )
+        num_layers = None if layer is None else w_down.shape[0]
+        num_experts = check_num_experts(operation, experts, axis, num_experts, num_layers)
+    else:
+        check_experts_function(
+            operation, experts_fn, b_up=b_up, b_down=b_down, layer=layer, accumulators=accumulators
+        )
+        num_experts = checks.num_experts(operation, num_experts, axis)
+    if quantization is not None:
+        check_no_layer(operation, layer)
+    check_quantization(operation, "x", x, experts, of_rows, quantization, quantized_weights)
+    if accumulators is not None and experts is not None:
+        experts = with_accumulators(operation, experts, accumulators)
+    checks.num_chunks(operation, num_chunks, x.shape[0])
+    checks.remat(operation, remat)
+    implementation = checks.implementation(operation, implementation)
+    params = MoeMlpParams(
+        transfer=_transfer_params(
+            operation,
+            (x.shape[0] // num_chunks, topk_ids.shape[1]),
+            axis,
+            num_experts,
+            local_only=local_only,
+            recv_capacity=recv_capacity,
+            capacity_factor=capacity_factor,
+            num_chunks=num_chunks,
+            zero_tail=experts_fn is not None,  # no operation of jax_ep reads it
+            num_sms=checks.num_sms(operation, num_comm_sms, "num_comm_sms"),
+            implementation=implementation,
+        ),
+        mlp=GroupedMlpParams(
+            activation=of_rows if isinstance(of_rows, str) else "none",
+            zero_tail=False,
+            num_sms=0,
+            implementation=implementation,
+            quantization=quantization,
+            row_dtype=None if quantization is None else jnp.dtype(x.dtype),
+        ),
+    )
+    if experts is not None:
+        experts = with_quantized(operation, experts, quantized_weights)
+    x, topk_ids, topk_weights, experts = compat.vary_together(
+        (x, topk_ids, topk_weights, experts), axis.names
+    )
+    if local_only:
+        topk_ids = only_own_experts(topk_ids, num_experts, axis)
+    if experts_fn is not None:
+        compute = functools.partial(users_experts, experts_fn, (w_up, w_down), remat=remat)
+    elif isinstance(of_rows, str):
+        compute = functools.partial(named_experts, remat=remat)
+    else:
+        compute = functools.partial(function_experts, of_rows, remat=remat)
+
+    with jax.named_scope("jax_ep.moe_mlp"):
+        if x.shape[0] == 0:  # on all ranks alike, so that none of them calls a collective
+            stats = no_stats(num_experts // axis.size, x)
+            return (x, stats) if accumulators is None else (x, stats, accumulators)
+        shared = None
+        if shared_expert is not None:
+            shared = shared_expert_output(
+                x, shared_expert, activation, remat=remat, implementation=implementation
+            )
+            if local_only:  # so that the caller's sum has it once
+                shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
+        y, stats, sums = _chunks(compute, (x, topk_ids, topk_weights), experts, params, num_chunks)
+        y = y.astype(x.dtype)  # of an experts_fn
+        if shared is not None:
+            checks.shape(operation, "experts_fn's result beside a shared expert", y, shared.shape)
+            y = y + shared
+        if accumulators is None:
+            return y, stats
+        return y, stats, sums
+
+
+def _transfer_params(
+    operation: str,
+    ids_shape: tuple[int, int],
+    axis: ExpertAxis,
+    num_experts: int,
+    *,
+    local_only: bool,
+    recv_capacity: int | None,
+    capacity_factor: float | None,
+    num_chunks: int,
+    zero_tail: bool,
+    num_sms: int,
+    implementation: str | None,
+) -> TransferParams:
+    """Returns the parameters of one chunk's transfers; of a layer of one rank for local_only."""
+    checks.capacity(operation, recv_capacity, capacity_factor)
+    if local_only:
+        num_experts //= axis.size
+        if capacity_factor is not None:  # a rank's even share is that of T * K / R assignments
+            capacity_factor /= axis.size
+        axis = checks.own_axis()
+    return TransferParams(
+        axis=axis,
+        num_experts=num_experts,
+        num_rows=check_num_rows(
+            operation,
+            ids_shape,
+            axis,
+            num_experts,
+            row_align=1,
+            recv_capacity=None if recv_capacity is None else -(-recv_capacity // num_chunks),
+            capacity_factor=capacity_factor,
+        ),
+        row_align=1,
+        zero_tail=zero_tail,
+        num_sms=num_sms,
+        implementation=implementation,
+    )
+
+
+def _chunks(
+    compute: Callable[..., Outputs],
+    tokens: tuple[Any, ...],
+    experts: Experts | None,
+    params: MoeMlpParams,
+    num_chunks: int,
+) -> tuple[jax.Array, Stats, Accumulators]:
+    """Runs dispatch, experts and combine for each chunk of the tokens."""
+
+    def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
+        y, row_weights, plan, accumulators = compute(*chunk, experts=experts, params=params)
+        return checked_combine(y, plan, row_weights, params.transfer), stats_of(plan), accumulators
+
+    in_chain = experts is not None and experts.accumulators.w_up is not None
+    if num_chunks == 1:
+        return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
+    # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
+    if experts is not None and experts.w_up is not None and not in_chain:
+        stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
+        experts = experts._replace(accumulators=stand_ins)
+    outs: list[jax.Array] = []
+    all_stats: list[Stats] = []
+    for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
+        is_last = len(outs) + 1 == num_chunks
+        is_first_sum = is_last and not in_chain  # of the backward pass
+        of_chunk = params.accumulating(Accumulation.FIRST if is_first_sum else Accumulation.NEXT)
+        out, stats, accumulators = one(chunk, experts, of_chunk)
+        if experts is not None:
+            experts = experts._replace(accumulators=accumulators)
+        outs.append(out)
+        all_stats.append(stats)
+    return jnp.concatenate(outs), sum_of(all_stats), accumulators
+
+
+def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:
+    return [None] * num_chunks if a is None else jnp.split(a, num_chunks)

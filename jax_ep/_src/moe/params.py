@@ -1,0 +1,27 @@
+"""The static parameters of moe_mlp, hashed by value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jax_ep._src.matmul.accumulation import Accumulation
+from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.transfer.params import TransferParams
+
+Remat = Literal["dispatch", "experts"] | None
+"""What `moe_mlp` repeats in the backward pass rather than keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeMlpParams:
+    """Parameters of moe_mlp: those of its transfers, and those of its experts."""
+
+    transfer: TransferParams
+    mlp: GroupedMlpParams
+
+    def accumulating(self, accumulation: Accumulation) -> MoeMlpParams:
+        """Returns the parameters of one call of a chain."""
+        return dataclasses.replace(
+            self, mlp=dataclasses.replace(self.mlp, accumulation=accumulation)
+        )

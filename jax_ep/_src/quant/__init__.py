@@ -1,0 +1,1 @@
+"""Eight-bit formats, and what is quantized: rows, weights and recipes."""

@@ -1,0 +1,33 @@
+"""fake_quantize: rounding to what a format can hold, with a straight-through gradient."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from jax_ep._src.quant.formats import Format
+from jax_ep._src.quant.quantize import dequantize, quantize
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def fake_quantize(x: jax.Array, format: Format) -> jax.Array:
+    """Rounds rows to what a format can hold; the gradient is straight-through.
+
+    The result is ``dequantize(quantize(x, format))`` in x's dtype. Its derivative is that of the
+    identity, also where values saturate: the usual choice of quantization-aware training.
+
+    Args:
+      x: float[..., K].
+      format: as in `quantize`.
+
+    Returns:
+      [..., K] in x's dtype.
+    """
+    return dequantize(quantize(x, format), x.dtype)
+
+
+@fake_quantize.defjvp
+def _fake_quantize_jvp(format: Format, primals: Any, tangents: Any) -> Any:
+    return fake_quantize(*primals, format), tangents[0]

@@ -1,0 +1,257 @@
+"""quantize and dequantize: between float arrays and eight-bit values with scales."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching
+
+from jax_ep._src.core import checks, compat, primitive
+from jax_ep._src.core.compat import Aval
+from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
+from jax_ep._src.quant import reference
+from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, Quantized, check, check_format
+
+STRAIGHT_THROUGH = (
+    "jax.lax.stop_gradient on its operands keeps it out of a derivative, and "
+    "jax_ep.quant.fake_quantize has a straight-through gradient"
+)
+"""What to do about an operation that has no derivative."""
+
+
+def quantize(
+    x: jax.Array, format: Format, *, scales: Any = None, implementation: str | None = None
+) -> Quantized:
+    """Quantizes rows: one scale per row, or per 128 values of it, as the format says.
+
+    A value is x * (1 / scale) in float32, clipped to the largest value of the dtype and rounded to
+    nearest even. A NaN or an infinity makes its whole block NaN. It has no derivative.
+
+    A kernel computes scales and values in one pass. XLA computes static scales' values, and what it
+    partitions over devices itself: outside of `shard_map`, in a program of several devices. There
+    it divides on GPUs with an error of up to 2 units in the last place. So a product in the middle
+    between two eight-bit values may round to another one than on a CPU.
+
+    Args:
+      x: float[..., K].
+      format: `Fp8Block128` or `Fp8Row`.
+      scales: static scales, or None to compute them from x. A number is the scale of all values,
+        and an array broadcasts to the scales' shape. They are taken as they are: larger values
+        saturate, and `scale_rounding` has no part in it.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform and dtype.
+
+    Returns:
+      values [..., K], and scales [..., ceil(K / 128)] or [..., 1].
+
+    Raises:
+      ArgumentError (a ValueError): shapes that do not fit, or an axis without values.
+      DtypeError (a TypeError): x is no array of floats of at least 16 bits, `format` is no format,
+        or `scales` are no numbers.
+      UnavailableError (a NotImplementedError): it is differentiated, or ``implementation="cuda"``
+        where it cannot run.
+    """
+    operation = "quant.quantize"
+    check_floats(operation, "x", x, format, 1)
+    params = QuantizeParams(checks.implementation(operation, implementation))
+    x = jnp.asarray(x)
+    if scales is not None or compat.explicit_axes(jax.typeof(x)):
+        return quantize_by_xla(operation, x, format, _row_blocks(x, format), scales)
+
+    def bind(x: jax.Array) -> Quantized:
+        values, scales = quantize_p.bind(x, params=params, format=format)
+        return Quantized(values, scales, format)
+
+    return without_derivative(operation, bind, x)
+
+
+def num_scales(x: Any, format: Format) -> int:
+    """Returns the scales of a row of x."""
+    return -(-x.shape[-1] // _row_blocks(x, format)[0])
+
+
+def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
+    """Multiplies values by their scales in float32, and rounds once to `dtype`.
+
+    It has no derivative: the cotangent of eight-bit values would have eight bits.
+
+    Args:
+      x: of either format.
+      dtype: a float dtype of 16 or 32 bits.
+
+    Returns:
+      [...] in `dtype`.
+
+    Raises:
+      The errors of `quantize`.
+    """
+    if not isinstance(x, Quantized):
+        raise DtypeError(
+            f"jax_ep.quant.dequantize: x is a {type(x).__name__}; expected a "
+            "jax_ep.quant.Quantized. Give what jax_ep.quant.quantize returned."
+        )
+    check("quant.dequantize", x)
+    advice = "Use jnp.bfloat16, or jnp.float32 for all bits of the products."
+    return _dequantize(x, checks.float_dtype("quant.dequantize", "dtype", dtype, advice))
+
+
+def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:
+    """Returns function(*arguments); raises what to do instead if that is differentiated."""
+
+    @jax.custom_jvp
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    @call.defjvp
+    def _raise(primals: Any, tangents: Any) -> Any:
+        raise UnavailableError(
+            f"jax_ep.{operation}: it has no derivative, because eight-bit cotangents would break "
+            f"gradients in silence; expected a call that is not differentiated. {STRAIGHT_THROUGH}."
+        )
+
+    return call(*arguments)
+
+
+# ---- the primitive
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizeParams:
+    """Parameters of quantize; the format is beside them."""
+
+    implementation: str | None
+
+
+def _row_blocks(x: Any, format: Format) -> tuple[int]:
+    return (BLOCK if isinstance(format, Fp8Block128) else x.shape[-1],)
+
+
+def _avals(x: Aval, *, params: QuantizeParams, format: Format) -> list[Aval]:
+    *leading, _ = x.shape
+    return [
+        compat.aval_like(x, x.shape, format.dtype),
+        compat.aval_like(x, (*leading, num_scales(x, format)), jnp.dtype(jnp.float32)),
+    ]
+
+
+def _reference(x: jax.Array, *, params: QuantizeParams, format: Format) -> tuple[jax.Array, ...]:
+    blocks = (*(1,) * (x.ndim - 1), *_row_blocks(x, format))
+    rows = reference.quantized(x, format, blocks)
+    return rows.values, rows.scales
+
+
+def _attributes(avals: list[Aval], params: QuantizeParams, format: Format) -> dict[str, Any]:
+    return {
+        "scale_block": np.int64(BLOCK if isinstance(format, Fp8Block128) else 0),
+        "is_e5m2": np.bool_(format.dtype == jnp.float8_e5m2),
+        **scale_attributes(format),
+    }
+
+
+def scale_attributes(format: Format) -> dict[str, Any]:
+    """The attributes of kernels that compute scales."""
+    return {
+        "min_amax": np.float32(format.min_amax),
+        "power_of_two_scales": np.bool_(format.scale_rounding == "power_of_two"),
+    }
+
+
+def _unsupported(avals: list[Aval], params: QuantizeParams, format: Format) -> str | None:
+    (x,) = avals
+    if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
+    return primitive.too_many(num_rows=math.prod(x.shape[:-1]), row_size=x.shape[-1])
+
+
+def _batch(operands: Any, dims: Any, **params: Any) -> Any:
+    """A batch has more rows."""
+    (x,), (dim,) = operands, dims
+    results = quantize_p.bind(jnp.moveaxis(x, dim, 0), **params)
+    return results, (0,) * len(results)
+
+
+quantize_p = primitive.define_primitive(
+    "quantize",
+    abstract_eval=_avals,
+    reference=_reference,
+    attributes=_attributes,
+    unsupported=_unsupported,
+    partitioned_by_xla=True,
+)
+batching.primitive_batchers[quantize_p] = _batch
+
+
+# ---- checks, and blocks of any shape
+
+
+def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) -> None:
+    """Raises unless x can be quantized in this format along its last axes."""
+    checks.array(operation, name, x)
+    check_format(operation, format)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} has dtype {x.dtype}; expected a float dtype. "
+            f"Cast it with {name}.astype(jnp.float32)."
+        )
+    if x.dtype.itemsize < 2:
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} has dtype {x.dtype}, as quantized values have; expected "
+            "16 bits or more. Give values and their scales to jax_ep.quant.Quantized."
+        )
+    checks.known_sizes(operation, name, x, x.shape[-num_axes:])
+    if x.ndim < num_axes or 0 in x.shape[-num_axes:]:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} has shape {x.shape}; expected at least {num_axes} axes, "
+            "the last of them not empty. Leave out arrays without values."
+        )
+
+
+def quantize_by_xla(
+    operation: str, x: jax.Array, format: Format, blocks: tuple[int, ...], scales: Any
+) -> Quantized:
+    """Quantizes in blocks of the last axes, by static scales or computed ones, in plain JAX."""
+    leading = x.ndim - len(blocks)
+    shape = (
+        *x.shape[:leading],
+        *(-(-size // block) for size, block in zip(x.shape[leading:], blocks, strict=True)),
+    )
+    blocks = (*(1,) * leading, *blocks)
+
+    def with_computed(x: jax.Array) -> Quantized:
+        return reference.quantized(x, format, blocks)
+
+    def with_static(x: jax.Array, scales: jax.Array) -> Quantized:
+        x, scales = reference.as_float32(x), jnp.broadcast_to(scales, shape)
+        return reference.with_scales(x, scales, format, blocks)
+
+    if scales is None:
+        return without_derivative(operation, with_computed, x)
+    scales = _static_scales(operation, scales)
+    if jnp.broadcast_shapes(scales.shape, shape) != shape:
+        raise ArgumentError(
+            f"jax_ep.{operation}: scales have shape {scales.shape}; expected one that broadcasts "
+            f"to {shape}. Give one scale, or None to compute them."
+        )
+    return without_derivative(operation, with_static, x, scales)
+
+
+def _static_scales(operation: str, scales: Any) -> jax.Array:
+    try:
+        return jnp.asarray(scales, jnp.float32)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            f"jax_ep.{operation}: scales are a {type(scales).__name__}; expected a number, or an "
+            "array of numbers. Give the scales alone, or None to compute them."
+        ) from error
+
+
+def _dequantize(x: Quantized, dtype: Any) -> jax.Array:
+    def dequantize(values: jax.Array, scales: jax.Array) -> jax.Array:
+        scales = reference.expanded(scales, x.shape, x.block_shape)
+        return (values.astype(jnp.float32) * scales).astype(dtype)
+
+    return without_derivative("quant.dequantize", dequantize, x.values, x.scales)

@@ -1,0 +1,178 @@
+"""quantize_weights: the matrices of grouped matmuls, in the layouts that their passes read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching
+
+from jax_ep._src.core import checks, compat, primitive
+from jax_ep._src.core.compat import Aval
+from jax_ep._src.quant import reference
+from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, Quantized
+from jax_ep._src.quant.quantize import (
+    QuantizeParams,
+    check_floats,
+    quantize_by_xla,
+    scale_attributes,
+    without_derivative,
+)
+
+
+def quantize_weights(
+    w: jax.Array,
+    format: Format,
+    *,
+    transpose_rhs: bool = False,
+    scales: Any = None,
+    implementation: str | None = None,
+) -> Quantized:
+    """Quantizes the matrices of a grouped matmul: a scale per 128 x 128 values, or per channel.
+
+    Values are rounded as in `quantize`. Blocks of 128 x 128 suit both directions: the ``mT`` of the
+    result is w's transpose, quantized. Channels belong to one direction.
+
+    A kernel computes the scales and values of blocks in one pass. XLA computes the others, and what
+    `quantize` leaves to it.
+
+    Args:
+      w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
+      format: `Fp8Block128` or `Fp8Row`.
+      transpose_rhs: whether w is [..., N, K], as in `grouped_matmul`. `Fp8Row` has one scale for
+        each of the N columns of the result.
+      scales: static scales, as in `quantize`.
+      implementation: as in `quantize`.
+
+    Returns:
+      values of w's shape, and scales [..., ceil(K / 128), ceil(N / 128)] or [..., 1, N]; with
+      `transpose_rhs` the last two axes are exchanged.
+
+    Raises:
+      The errors of `quantize`.
+    """
+    operation = "quant.quantize_weights"
+    check_floats(operation, "w", w, format, 2)
+    implementation = checks.implementation(operation, implementation)
+    if not isinstance(format, Fp8Block128):
+        channels = (1, w.shape[-1]) if transpose_rhs else (w.shape[-2], 1)
+        return quantize_by_xla(operation, w, format, channels, scales)
+    if scales is not None:
+        return quantize_by_xla(operation, w, format, (BLOCK, BLOCK), scales)
+    (as_given,) = quantize_blocks(
+        operation, (w,), format, as_given=True, implementation=implementation
+    )
+    return as_given
+
+
+def quantize_blocks(
+    operation: str,
+    parts: tuple[jax.Array, ...],
+    format: Fp8Block128,
+    *,
+    as_given: bool = False,
+    transposed: bool = False,
+    implementation: str | None,
+) -> list[Quantized]:
+    """Quantizes matrices [..., R, C] in the layouts that are asked for, the one as given first.
+
+    Several parts are matrices side by side, whose columns are joined.
+    """
+    parts = compat.vary_together(tuple(map(jnp.asarray, parts)))
+    are_alike = len({(part.shape[:-1], part.dtype) for part in parts}) == 1
+    if not are_alike or any(part.shape[-1] % BLOCK for part in parts[:-1]):
+        parts = (jnp.concatenate(parts, axis=-1),)
+    parameters: dict[str, Any] = {
+        "params": QuantizeParams(implementation),
+        "format": format,
+        "as_given": as_given,
+        "transposed": transposed,
+    }
+
+    def compute(*parts: jax.Array) -> list[Quantized]:
+        is_partitioned = any(compat.explicit_axes(jax.typeof(part)) for part in parts)
+        quantize = _reference if is_partitioned else quantize_weights_p.bind
+        results = quantize(*parts, **parameters)
+        return [
+            Quantized(values, scales, format)
+            for values, scales in zip(results[::2], results[1::2], strict=True)
+        ]
+
+    return without_derivative(operation, compute, *parts)
+
+
+# ---- the primitive
+
+
+def _avals(
+    *parts: Aval, params: QuantizeParams, format: Format, as_given: bool, transposed: bool
+) -> list[Aval]:
+    *leading, rows, _ = parts[0].shape
+    columns = sum(part.shape[-1] for part in parts)
+    blocks = -(-rows // BLOCK), -(-columns // BLOCK)
+    as_given_avals, transposed_avals = (
+        [
+            compat.aval_like(parts[0], (*leading, *(rows, columns)[::step]), format.dtype),
+            compat.aval_like(parts[0], (*leading, *blocks[::step]), jnp.dtype(jnp.float32)),
+        ]
+        for step in (1, -1)
+    )
+    return as_given_avals * as_given + transposed_avals * transposed
+
+
+def _reference(
+    *parts: jax.Array, params: QuantizeParams, format: Format, as_given: bool, transposed: bool
+) -> list[jax.Array]:
+    w = jnp.concatenate(parts, axis=-1)
+    of_w = reference.quantized(w, format, (*(1,) * (w.ndim - 2), BLOCK, BLOCK))
+    layouts = [of_w] * as_given + [of_w.mT] * transposed
+    return [array for layout in layouts for array in (layout.values, layout.scales)]
+
+
+def _attributes(
+    avals: list[Aval], params: QuantizeParams, format: Format, as_given: bool, transposed: bool
+) -> dict[str, Any]:
+    return {
+        "as_given": np.bool_(as_given),
+        "transposed": np.bool_(transposed),
+        **scale_attributes(format),
+    }
+
+
+def _unsupported(
+    avals: list[Aval], params: QuantizeParams, format: Format, **_: bool
+) -> str | None:
+    *leading, rows, _columns = avals[0].shape
+    if avals[0].dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        return f"w is {avals[0].dtype}; the kernels take bfloat16, float16 and float32"
+    columns = sum(aval.shape[-1] for aval in avals)
+    return primitive.too_many(num_matrices=math.prod(leading), rows=rows, columns=columns)
+
+
+def _batch(operands: Any, dims: Any, **parameters: Any) -> Any:
+    """A batch has more matrices."""
+    (size,) = {
+        operand.shape[dim] for operand, dim in zip(operands, dims, strict=True) if dim is not None
+    }
+    parts = [
+        jnp.broadcast_to(operand, (size, *operand.shape))
+        if dim is None
+        else jnp.moveaxis(operand, dim, 0)
+        for operand, dim in zip(operands, dims, strict=True)
+    ]
+    results = quantize_weights_p.bind(*parts, **parameters)
+    return results, (0,) * len(results)
+
+
+quantize_weights_p = primitive.define_primitive(
+    "quantize_weights",
+    abstract_eval=_avals,
+    reference=_reference,
+    attributes=_attributes,
+    unsupported=_unsupported,
+    partitioned_by_xla=True,
+)
+batching.primitive_batchers[quantize_weights_p] = _batch

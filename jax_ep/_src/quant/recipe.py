@@ -1,0 +1,205 @@
+"""Recipes: the formats of a layer's grouped matmuls; and weights that are quantized by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
+from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row, Quantized, check
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The formats of the grouped matmuls of a layer, compared and hashed by value.
+
+    Rows and weights are quantized in the forward pass, cotangents and weights for the gradients of
+    rows. The gradients of weights are computed from rows that are dequantized, and from cotangents
+    that are not quantized.
+
+    Attributes:
+      rows: the format of rows. Weights have E4M3 values with scales of the same kind.
+      gradients: the format of cotangents, of the class of `rows`; None is `rows`.
+      quantized_dispatch: whether `moe_mlp` sends rows quantized: half of the bytes, and the same
+        bits in its results. combine sends rows in their dtype.
+    """
+
+    rows: Format = dataclasses.field(default_factory=Fp8Block128)
+    gradients: Format | None = None
+    quantized_dispatch: bool = False
+
+    def __post_init__(self) -> None:
+        for name in "rows", "gradients":
+            if not isinstance(getattr(self, name), Format if name == "rows" else Format | None):
+                raise DtypeError(
+                    f"jax_ep.quant.Recipe: {name}={getattr(self, name)!r}; expected a "
+                    "jax_ep.quant.Fp8Block128 or Fp8Row. Formats are values: call the class, as in "
+                    "Fp8Block128()."
+                )
+        if not isinstance(self.quantized_dispatch, bool):
+            raise DtypeError(
+                f"jax_ep.quant.Recipe: quantized_dispatch={self.quantized_dispatch!r}; expected "
+                "True or False. Recipes are static: give a Python bool."
+            )
+        if self.gradients is None:
+            object.__setattr__(self, "gradients", self.rows)
+        if type(self.rows) is not type(self.gradients):
+            raise ArgumentError(
+                f"jax_ep.quant.Recipe: rows={self.rows} with gradients={self.gradients}; expected "
+                "formats of one class, as both are multiplied by the same weights. Use Fp8Row for "
+                "both, or Fp8Block128."
+            )
+
+    @property
+    def weights(self) -> Format:
+        """The format of weights."""
+        if isinstance(self.rows, Fp8Block128):
+            return self.rows
+        return Fp8Row(jnp.float8_e4m3fn, self.rows.scale_rounding)
+
+    @property
+    def cotangents(self) -> Format:
+        """The format of cotangents."""
+        assert self.gradients is not None
+        return self.gradients
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedWeights:
+    """The matrices of a grouped matmul, quantized for its forward pass and for its row gradients.
+
+    `jax_ep.quant.quantize_for_training` makes them. Each is read along its last axis, as kernels
+    read eight-bit operands.
+
+    Attributes:
+      forward: [..., N, K].
+      backward: [..., K, N], or None for inference. With blocks of 128 x 128 it is the transpose of
+        `forward`; without it, derivatives transpose that in every call.
+    """
+
+    forward: Quantized
+    backward: Quantized | None = None
+
+    instead_of_array: ClassVar[str] = (
+        "Give the float weights here, and these as quantized_weights or quantized_rhs."
+    )
+
+    @property
+    def layouts(self) -> tuple[Quantized, ...]:
+        """Those that are there, forward before backward."""
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+
+
+QuantizedExperts = tuple[QuantizedWeights, QuantizedWeights]
+"""Of w_up [L, H, N] and w_down [L, F, H]."""
+
+
+def check_recipe(operation: str, recipe: Any, name: str = "recipe") -> None:
+    """Raises unless it is a recipe."""
+    if not isinstance(recipe, Recipe):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name}={recipe!r}; expected a jax_ep.quant.Recipe. Recipes are "
+            "values: call the class, as in Recipe()."
+        )
+
+
+def check_quantized_weights(
+    operation: str, name: str, quantized: Any, recipe: Recipe, shape: tuple[int, ...]
+) -> None:
+    """Raises unless the layouts are those of matrices [G, K, N] of this shape."""
+    check_layouts(operation, name, quantized, recipe)
+    groups, k, n = shape
+    given = tuple(layout.shape for layout in quantized.layouts)
+    expected = ((groups, n, k), (groups, k, n))[: len(given)]
+    if given != expected:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} has layouts of shapes {given}; expected {expected}, those "
+            "of the weights. Quantize these weights."
+        )
+
+
+def check_layouts(operation: str, name: str, quantized: Any, recipe: Recipe) -> None:
+    """Raises unless they are quantized weights in the recipe's format."""
+    if not isinstance(quantized, QuantizedWeights):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} is a {type(quantized).__name__}; expected a "
+            "jax_ep.quant.QuantizedWeights. Give what jax_ep.quant.quantize_for_training or "
+            "quantize_experts returned."
+        )
+    for pass_name in "forward", "backward":
+        layout = getattr(quantized, pass_name)
+        if layout is None and pass_name == "backward":
+            continue
+        if not isinstance(layout, Quantized):
+            raise DtypeError(
+                f"jax_ep.{operation}: {name}.{pass_name} is a {type(layout).__name__}; expected a "
+                "jax_ep.quant.Quantized. Give both layouts of the weights, or forward alone."
+            )
+        check(operation, layout)
+        if layout.format != recipe.weights:
+            raise ArgumentError(
+                f"jax_ep.{operation}: {name} has the format {layout.format}; expected "
+                f"{recipe.weights}, by the recipe. Quantize the weights with the same recipe."
+            )
+
+
+def check_quantized_experts(
+    operation: str, quantized: Any, recipe: Recipe, w_up: tuple[int, ...], w_down: tuple[int, ...]
+) -> None:
+    """Raises unless they are the pair of matrices [L, H, N] and [L, F, H] of these shapes."""
+    check_pair(operation, quantized)
+    for which, one, shape in zip(("up", "down"), quantized, (w_up, w_down), strict=True):
+        name = f"quantized_weights ({which})"
+        check_quantized_weights(operation, name, one, recipe, shape)
+
+
+def check_pair(operation: str, quantized: Any) -> None:
+    """Raises unless they are two."""
+    is_sequence = isinstance(quantized, tuple | list)
+    if not is_sequence or len(quantized) != 2:
+        given = f"{type(quantized).__name__}{f' of {len(quantized)}' if is_sequence else ''}"
+        raise DtypeError(
+            f"jax_ep.{operation}: quantized_weights is a {given}; expected a pair, of w_up and "
+            "w_down. Give what jax_ep.quant.quantize_experts returned."
+        )
+
+
+def constant[T](operation: str, name: str, quantized: T) -> T:
+    """Returns quantized weights, and raises if they are differentiated: zeros would be silent."""
+
+    @jax.custom_jvp
+    def unchanged(quantized: T) -> T:
+        return quantized
+
+    @unchanged.defjvp
+    def _raise(primals: Any, tangents: Any) -> Any:
+        raise UnavailableError(
+            f"jax_ep.{operation}: {name} are differentiated; expected constants, as the derivative "
+            "is of the float weights. Differentiate these, and use jax.lax.stop_gradient on "
+            f"{name}."
+        )
+
+    result: T = unchanged(quantized)
+    return result
+
+
+def check_no_quantized_weights(operation: str, name: str, given: Any) -> None:
+    """Raises for quantized weights without a recipe."""
+    if given is not None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: {name} is given without quantization; expected both or none. "
+            "Give the jax_ep.quant.Recipe by which the weights were quantized."
+        )
+
+
+def check_row_dtype(operation: str, name: str, rows: jax.Array) -> None:
+    """Raises for a dtype that quantized matmuls do not return."""
+    if rows.dtype not in (jnp.bfloat16, jnp.float32):
+        raise DtypeError(
+            f"jax_ep.{operation}: {name} has dtype {rows.dtype} with quantization; expected "
+            f"bfloat16 or float32. Cast it with {name}.astype(jnp.bfloat16)."
+        )

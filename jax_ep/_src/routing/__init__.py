@@ -1,0 +1,1 @@
+"""Routers, their losses, and their load."""

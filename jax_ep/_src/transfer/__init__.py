@@ -1,0 +1,1 @@
+"""dispatch, redispatch and combine: rows between ranks."""

@@ -1,0 +1,101 @@
+"""combine: send the experts' outputs back to their tokens' ranks and sum them there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_ep._src.core import checks, compat
+from jax_ep._src.transfer.params import TransferParams
+from jax_ep._src.transfer.plan import Plan, PlanArrays, params_along
+from jax_ep._src.transfer.primitives import bind_combine, bind_redispatch
+from jax_ep._src.transfer.weighted import check_unweighted
+
+
+def combine(
+    y: jax.Array,
+    plan: Plan,
+    row_weights: jax.Array | None,
+    *,
+    num_sms: int | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Sums each token's expert outputs, weighted, at the token's rank. Inside `jax.shard_map`.
+
+    Each rank first sums a token's rows over its own experts, in ascending k, by float32 fused
+    multiply-adds, and rounds to y's dtype. These partial sums are then added in rank order in
+    float32 and rounded once more. So the result does not depend on timing. A token without any row
+    gets zeros.
+
+    Args:
+      y: [M, H] bfloat16, float16 or float32, one output row for each row that `dispatch` returned.
+        Rows of padding and tail are not read.
+      plan: the plan that `dispatch` returned with those rows.
+      row_weights: [M] of any float dtype, e.g. those that `dispatch` returned, or None if the
+        weights are in y already, as in an output of `grouped_mlp` that was given them. There is no
+        default, because a forgotten weight is silent.
+      num_sms: the most SMs that the call uses on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+
+    Returns:
+      [T, H] in y's dtype.
+
+    Raises:
+      ArgumentError (a ValueError): shapes that are not the plan's, another mesh than the plan's,
+        weights for an output of `grouped_mlp` that has them, or a call outside `shard_map`.
+      DtypeError (a TypeError): a dtype not listed above.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+    """
+    params = params_along("combine", plan, num_sms, implementation)
+    checks.rows("combine", "y", y, (params.num_rows, "hidden"))
+    check_unweighted("combine", y, row_weights)
+    if row_weights is not None:
+        row_weights = checks.weights("combine", "row_weights", row_weights, (params.num_rows,))
+    y, plan, row_weights = compat.vary_together((y, plan, row_weights), params.axis.names)
+    return checked_combine(y, plan, row_weights, params)
+
+
+def checked_combine(
+    y: jax.Array, plan: Plan, row_weights: jax.Array | None, params: TransferParams
+) -> jax.Array:
+    """Is `combine` of operands that are checked and vary together."""
+    with jax.named_scope("jax_ep.combine"):
+        return _combine(y, plan.arrays, row_weights, params)
+
+
+# ---- derivative: a dispatch along the same plan
+
+
+def _run(
+    y: jax.Array, plan: PlanArrays, row_weights: jax.Array | None, params: TransferParams
+) -> jax.Array:
+    out, _ = bind_combine(y, plan, row_weights, None, params)
+    return checkpoint_name(out, "jax_ep.combined")
+
+
+def _combine_forward(
+    y: jax.Array, plan: PlanArrays, row_weights: jax.Array | None, params: TransferParams
+) -> Any:
+    kept_y = None if row_weights is None else y
+    # Not `_combine`: jax.checkpoint finds no names inside the call of a custom_vjp.
+    return _run(y, plan, row_weights, params), (kept_y, plan, row_weights)
+
+
+def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array) -> Any:
+    y, plan, row_weights = residuals
+    rows_bar, _ = bind_redispatch(out_bar, plan, None, params)
+    if row_weights is None:
+        return rows_bar, None, None
+    # y and the weights are not read in padding and tail, where rows_bar has the tail's value.
+    is_real = plan.row_source[:, 0] >= 0
+    wide_bar = rows_bar.astype(jnp.float32)
+    y_bar = jnp.where(is_real, row_weights, 1)[:, None] * wide_bar
+    weights_bar = jnp.sum(jnp.where(is_real[:, None], y.astype(jnp.float32), 0) * wide_bar, axis=1)
+    return y_bar.astype(y.dtype), None, weights_bar
+
+
+_combine = jax.custom_vjp(_run, nondiff_argnums=(3,))
+_combine.defvjp(_combine_forward, _combine_backward)

@@ -1,0 +1,152 @@
+"""dispatch: send every token to the ranks that hold its experts, in the grouped-matmul layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_ep._src.core import checks, compat
+from jax_ep._src.core.expert_axis import AxisName
+from jax_ep._src.quant.formats import Quantized, as_bits, from_bits
+from jax_ep._src.transfer.params import TransferParams
+from jax_ep._src.transfer.plan import Dispatched, Plan, PlanArrays, check_num_rows
+from jax_ep._src.transfer.primitives import Rows, bind_combine, bind_dispatch
+from jax_ep._src.transfer.quantized_rows import check_rows, cotangent
+
+
+def dispatch(
+    x: jax.Array | Quantized,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    *,
+    num_experts: int,
+    axis_name: AxisName,
+    capacity_factor: float | None = None,
+    recv_capacity: int | None = None,
+    row_align: int = 1,
+    zero_tail: bool = True,
+    num_sms: int | None = None,
+    implementation: str | None = None,
+) -> Dispatched:
+    """Sends each token to the ranks that hold its experts. Call it inside `jax.shard_map`.
+
+    R ranks, E experts of which L = E/R are local (expert e lives on rank e // L), T tokens per
+    rank, K experts per token, H hidden size. Rows arrive in the order (local expert, source rank,
+    token, k), so that ``rows`` and ``group_sizes`` feed `grouped_matmul` and `jax.lax.ragged_dot`.
+    Dispatch is bit-exact, and its results do not depend on timing.
+
+    Without a capacity nothing is dropped if ids are distinct within a token: the rows of a rank are
+    R*T*min(K, L) + L*(row_align - 1), rounded up to `row_align`. When rows overflow a capacity,
+    every local expert gets the same cap, and within it every source rank the same quota. A source's
+    first rows are kept, ``plan.num_dropped`` counts the others, and weights are not renormalized.
+
+    Args:
+      x: [T, H] bfloat16, float16 or float32, this rank's tokens. Or what `quant.quantize` makes of
+        them, which has no derivative.
+      topk_ids: int32[T, K], the experts of each token. -1 means not routed; another id outside
+        [0, E) is treated so and counted in ``plan.num_bad_ids``. A repeat within a token makes a
+        row of its own.
+      topk_weights: [T, K] of any float dtype, the routing weights, or None.
+      num_experts: E, the experts of all ranks; a multiple of R.
+      axis_name: the expert axis, or a tuple of mesh axes that are it together.
+      capacity_factor: a rank can receive this multiple of its even share of T*K rows, but no fewer
+        than 1024 rows and no more than the dropless number; room for `row_align` is added.
+      recv_capacity: M, the rows that a rank can receive, padding included. Give at most one of it
+        and `capacity_factor`.
+      row_align: pads each group to a multiple of this with zero rows; `group_sizes` counts them.
+      zero_tail: whether the rows past the last group (and the tails of later cotangents) are zeros.
+        False leaves them unspecified, which is faster; no jax_ep operation reads them.
+      num_sms: the most SMs that the call uses on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+
+    Returns:
+      `Dispatched`: rows [M, H], row_weights float32[M] (None without weights), group_sizes int32[L]
+      and the plan for `combine` and `redispatch`.
+
+    Raises:
+      ArgumentError (a ValueError): shapes or values that do not fit, an unknown axis, or a call
+        outside `shard_map`.
+      DtypeError (a TypeError): a dtype not listed above.
+      UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
+    """
+    axis = checks.expert_axis("dispatch", axis_name)
+    num_experts = checks.num_experts("dispatch", num_experts, axis)
+    sent = check_rows("dispatch", x, "tokens")
+    checks.topk_ids("dispatch", topk_ids, x.shape[0])
+    if topk_weights is not None:
+        topk_weights = checks.weights("dispatch", "topk_weights", topk_weights, topk_ids.shape)
+    params = TransferParams(
+        axis=axis,
+        num_experts=num_experts,
+        num_rows=check_num_rows(
+            "dispatch",
+            topk_ids.shape,
+            axis,
+            num_experts,
+            row_align=row_align,
+            recv_capacity=recv_capacity,
+            capacity_factor=capacity_factor,
+        ),
+        row_align=row_align,
+        zero_tail=zero_tail,
+        num_sms=checks.num_sms("dispatch", num_sms),
+        implementation=checks.implementation("dispatch", implementation),
+    )
+    sent, topk_ids, topk_weights = compat.vary_together((sent, topk_ids, topk_weights), axis.names)
+    return checked_dispatch(sent, topk_ids, topk_weights, params)
+
+
+def checked_dispatch(
+    x: Rows, topk_ids: jax.Array, topk_weights: jax.Array | None, params: TransferParams
+) -> Dispatched:
+    """Is `dispatch` of operands that are checked and vary together; quantized ones as bits."""
+    with jax.named_scope("jax_ep.dispatch"):
+        rows, row_weights, arrays = _dispatch(x, topk_ids, topk_weights, params)
+    plan = Plan(
+        *arrays,
+        axis_name=params.axis.name,
+        num_ranks=params.axis.size,
+        num_experts=params.num_experts,
+        row_align=params.row_align,
+        zero_tail=params.zero_tail,
+    )
+    return Dispatched(from_bits(rows), row_weights, plan.group_sizes, plan)
+
+
+# ---- derivative: a combine along the same plan
+
+
+def _run(
+    x: Rows,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    params: TransferParams,
+) -> tuple[Rows, jax.Array | None, PlanArrays]:
+    rows, row_weights, plan = bind_dispatch(from_bits(x), topk_ids, topk_weights, params)
+    # Named inside the derivative, so that the residuals carry the names, too.
+    rows, row_weights = checkpoint_name((as_bits(rows), row_weights), "jax_ep.rows")
+    return rows, row_weights, checkpoint_name(plan, "jax_ep.plan")
+
+
+def _dispatch_forward(
+    x: Rows,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    params: TransferParams,
+) -> Any:
+    # Not `_dispatch`: jax.checkpoint finds no names inside the call of a custom_vjp.
+    results = _run(x, topk_ids, topk_weights, params)
+    return results, results[2]
+
+
+def _dispatch_backward(params: TransferParams, plan: PlanArrays, cotangents: Any) -> Any:
+    rows_bar, row_weights_bar, _ = cotangents
+    rows_bar, is_quantized = cotangent(rows_bar)
+    x_bar, topk_weights_bar = bind_combine(rows_bar, plan, None, row_weights_bar, params)
+    return None if is_quantized else x_bar, None, topk_weights_bar
+
+
+_dispatch = jax.custom_vjp(_run, nondiff_argnums=(3,))
+_dispatch.defvjp(_dispatch_forward, _dispatch_backward)

@@ -1,0 +1,208 @@
+"""The three transfer primitives. They are each other's derivatives, so they stand together.
+
+* dispatch: x, [scales], topk_ids, [topk_weights] -> rows, [row_scales], [row_weights], plan
+* redispatch: x, [scales], plan, [topk_weights] -> rows, [row_scales], [row_weights]
+* combine: y, plan, [row_weights], [row_scalars] -> out, [assignment_scalars]
+
+Quantized rows have scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_ep._src.core import compat, primitive
+from jax_ep._src.core.compat import Aval
+from jax_ep._src.core.runtime import LIMITS
+from jax_ep._src.quant.formats import Quantized
+from jax_ep._src.transfer import reference
+from jax_ep._src.transfer.params import TransferParams
+from jax_ep._src.transfer.plan import PlanArrays, plan_shapes
+
+Rows = jax.Array | Quantized
+"""The rows that a transfer takes, and returns."""
+
+
+def bind_dispatch[R: Rows](
+    x: R, topk_ids: jax.Array, topk_weights: jax.Array | None, params: TransferParams
+) -> tuple[R, jax.Array | None, PlanArrays]:
+    """Returns rows, row weights and the plan."""
+    arrays = _arrays(x)
+    weights = () if topk_weights is None else (topk_weights,)
+    results = dispatch_p.bind(*arrays, topk_ids, *weights, params=params)
+    num_rows = len(arrays) + len(weights)
+    return *_rows(results[:num_rows], x), PlanArrays(*results[num_rows:])
+
+
+def bind_redispatch[R: Rows](
+    x: R, plan: PlanArrays, topk_weights: jax.Array | None, params: TransferParams
+) -> tuple[R, jax.Array | None]:
+    """Returns rows and row weights."""
+    weights = () if topk_weights is None else (topk_weights,)
+    return _rows(redispatch_p.bind(*_arrays(x), *plan, *weights, params=params), x)
+
+
+def _arrays(x: Rows) -> tuple[jax.Array, ...]:
+    return (x.values, x.scales) if isinstance(x, Quantized) else (x,)
+
+
+def _rows[R: Rows](results: Sequence[jax.Array], like: R) -> tuple[R, jax.Array | None]:
+    """Returns the rows, in the format of `like`, and row weights."""
+    rows: Any
+    if isinstance(like, Quantized):
+        values, scales, *row_weights = results
+        rows = Quantized(values, scales, like.format)
+    else:
+        rows, *row_weights = results
+    return rows, row_weights[0] if row_weights else None
+
+
+def bind_combine(
+    y: jax.Array,
+    plan: PlanArrays,
+    row_weights: jax.Array | None,
+    row_scalars: jax.Array | None,
+    params: TransferParams,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns sums, and each assignment's row scalar [T, K], exactly zero where it has no row."""
+    optional = [array for array in (row_weights, row_scalars) if array is not None]
+    out, *assignment_scalars = combine_p.bind(
+        y,
+        *plan,
+        *optional,
+        has_weights=row_weights is not None,
+        has_scalars=row_scalars is not None,
+        params=params,
+    )
+    return out, assignment_scalars[0] if assignment_scalars else None
+
+
+# ---- abstract evaluation
+
+
+def _dispatch_avals(*avals: Aval, params: TransferParams) -> list[Aval]:
+    x, (topk_ids, *topk_weights) = reference.split_rows(avals)
+    num_tokens, top_k = topk_ids.shape
+    num_local = params.num_experts // params.axis.size
+    shapes = plan_shapes(num_tokens, top_k, num_local, params.num_rows)
+    rows = _row_avals(x, len(topk_weights), params)
+    return [*rows, *(compat.aval_like(x[0], shape, dtype) for shape, dtype in shapes)]
+
+
+def _redispatch_avals(*avals: Aval, params: TransferParams) -> list[Aval]:
+    x, operands = reference.split_rows(avals)
+    return _row_avals(x, len(operands) - len(PlanArrays._fields), params)
+
+
+def _row_avals(x: Sequence[Aval], num_weights: int, params: TransferParams) -> list[Aval]:
+    rows = [compat.aval_like(a, (params.num_rows, a.shape[1]), a.dtype) for a in x]
+    row_weights = compat.aval_like(x[0], (params.num_rows,), jnp.float32)
+    return rows + [row_weights] * num_weights
+
+
+def _combine_avals(
+    y: Aval, *operands: Aval, params: TransferParams, has_weights: bool, has_scalars: bool
+) -> list[Aval]:
+    num_tokens, top_k = PlanArrays(*operands[: len(PlanArrays._fields)]).kept.shape
+    out = compat.aval_like(y, (num_tokens, y.shape[1]), y.dtype)
+    assignment_scalars = compat.aval_like(y, (num_tokens, top_k), jnp.float32)
+    return [out] + [assignment_scalars] * has_scalars
+
+
+# ---- lowering
+
+
+def _attributes(avals: list[Aval], params: TransferParams, **flags: bool) -> dict[str, Any]:
+    return {
+        "replica_groups": params.axis.replica_groups().reshape(-1),
+        "group_size": np.int64(params.axis.size),
+        "num_experts": np.int64(params.num_experts),
+        "row_align": np.int64(params.row_align),
+        "zero_tail": np.bool_(params.zero_tail),
+        "num_sms": np.int64(params.num_sms),
+        **_lane_attributes(params),
+        **{name: np.bool_(flag) for name, flag in flags.items()},
+    }
+
+
+def _lane_attributes(params: TransferParams) -> dict[str, Any]:
+    # Absent in programs of one lane, which older versions of jax_ep can run, too.
+    if (params.lane, params.num_lanes) == (0, 1):
+        return {}
+    return {"lane": np.int64(params.lane), "num_lanes": np.int64(params.num_lanes)}
+
+
+def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
+    return _row_attributes(avals, 1, params)
+
+
+def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
+    return _row_attributes(avals, len(PlanArrays._fields), params)
+
+
+def _row_attributes(avals: list[Aval], num_others: int, params: TransferParams) -> dict[str, Any]:
+    x, operands = reference.split_rows(avals)
+    flags = {"has_weights": len(operands) > num_others}
+    if len(x) > 1:  # absent for float rows, as for one lane
+        flags["is_quantized"] = True
+    return _attributes(avals, params, **flags)
+
+
+def _unsupported(ids_shape: tuple[int, int], rows: Aval, params: TransferParams) -> str | None:
+    num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
+    row_bytes = rows.shape[1] * rows.dtype.itemsize
+    if num_ranks > LIMITS["num_ranks"]:
+        return (
+            f"the expert axis has {num_ranks} ranks; the kernels take up to {LIMITS['num_ranks']}"
+        )
+    if row_bytes % LIMITS["vector_bytes"]:
+        return f"rows are {row_bytes} bytes; the kernels take multiples of {LIMITS['vector_bytes']}"
+    if top_k > LIMITS["top_k"]:
+        return f"top_k is {top_k}; the kernels take up to {LIMITS['top_k']}"
+    if params.num_experts > LIMITS["num_experts"]:
+        most = LIMITS["num_experts"]
+        return f"there are {params.num_experts} experts; the kernels take up to {most}"
+    return primitive.too_many(
+        num_rows=params.num_rows, num_assignments=num_ranks * num_tokens * top_k
+    )
+
+
+def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:
+    x, (topk_ids, *_) = reference.split_rows(avals)
+    return _unsupported(topk_ids.shape, x[0], params)
+
+
+def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
+    rows, operands = reference.split_rows(avals)
+    plan = PlanArrays(*operands[: len(PlanArrays._fields)])
+    return _unsupported(plan.kept.shape, rows[0], params)
+
+
+dispatch_p = primitive.define_primitive(
+    "dispatch",
+    abstract_eval=_dispatch_avals,
+    reference=reference.dispatch,
+    attributes=_dispatch_attributes,
+    unsupported=_dispatch_unsupported,
+)
+
+redispatch_p = primitive.define_primitive(
+    "redispatch",
+    abstract_eval=_redispatch_avals,
+    reference=reference.redispatch,
+    attributes=_redispatch_attributes,
+    unsupported=_plan_unsupported,
+)
+
+combine_p = primitive.define_primitive(
+    "combine",
+    abstract_eval=_combine_avals,
+    reference=reference.combine,
+    attributes=_attributes,
+    unsupported=_plan_unsupported,
+)

@@ -1,0 +1,1 @@
+"""A whole mixture-of-experts block."""

@@ -1,0 +1,53 @@
+"""jax_ep's layer, with options of moe_mlp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import jax_ep
+from jax_ep.bench.common.benchmark import Case, Started
+from jax_ep.bench.common.programs import AXIS
+from jax_ep.bench.layer.calls import implementation
+from jax_ep.bench.layer.passes import start_layer
+from jax_ep.bench.layer.problem import Problem, Shape
+
+
+class Ours:
+    """moe_mlp; on GPUs its kernels or an error."""
+
+    def __init__(self, name: str, operations: tuple[str, ...], **options: Any) -> None:
+        self.name = name
+        self.operations = operations
+        self.options = options
+
+    def applies(self, shape: Shape, weights: str, num_ranks: int) -> bool:
+        """To all."""
+        return True
+
+    def quantized_weights(self, problem: Problem) -> Any:
+        """Returns those that are quantized before the call, or None."""
+        return None
+
+    def start(self, case: Case, problem: Problem) -> Started:
+        """Compiles it."""
+
+        def layer(x: Any, ids: Any, quantized: Any, weights: Any, up: Any, down: Any) -> jax.Array:
+            y, _ = jax_ep.moe_mlp(
+                x,
+                ids,
+                weights,
+                up,
+                down,
+                axis_name=AXIS,
+                num_experts=problem.routes.num_experts,
+                recv_capacity=problem.routes.recv_capacity,
+                quantized_weights=quantized,
+                implementation=implementation(),
+                **self.options,
+            )
+            return y
+
+        evidence = "jax_ep.dispatch.v1" if implementation() else None
+        return start_layer(layer, case, problem, evidence, self.quantized_weights(problem))

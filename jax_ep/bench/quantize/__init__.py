@@ -1,0 +1,1 @@
+"""Quantizing rows and weights."""
