@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jax_ep import quant, routing
+from jax_ep import quant, routing, typing
 from jax_ep._src.core.errors import (
     ArgumentError,
     DtypeError,
@@ -68,6 +68,7 @@ __all__ = [
     "redispatch",
     "release",
     "routing",
+    "typing",
 ]
 
 

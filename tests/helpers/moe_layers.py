@@ -120,7 +120,7 @@ def assert_stats(stats, chunks, message=""):
     """The counts of all chunks' plans, summed."""
     arrays = [numpy_moe.stack(plans) for plans in chunks]
     for field in dataclasses.fields(stats):
-        name = "real_group_sizes" if field.name == "expert_load" else field.name
+        name = "real_group_sizes" if field.name == "expert_rows" else field.name
         expected = np.sum([plan[name] for plan in arrays], 0, dtype=np.int32)
         testing.assert_bitwise(getattr(stats, field.name), expected, f"{message} {field.name}")
 

@@ -180,7 +180,7 @@ class LocalOnlyTest(absltest.TestCase):
         ids[0] = [EXPERTS, -7]
         stats = self.stats(ids)
         load = (ids[..., None] == np.arange(EXPERTS)).sum((0, 1))
-        np.testing.assert_array_equal(stats.expert_load, load)
+        np.testing.assert_array_equal(stats.expert_rows, load)
         np.testing.assert_array_equal(stats.num_bad_ids, 2)  # every rank sees all tokens
         self.assertFalse(np.asarray(stats.num_dropped).any())
 

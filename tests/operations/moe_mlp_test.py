@@ -184,7 +184,7 @@ class StatsTest(absltest.TestCase):
         for num_chunks in 1, 2:
             _, stats = layer(num_chunks=num_chunks)(testing.merge_ranks(ids), *p.floats)
             self.assertIsInstance(stats, jax_ep.Stats)
-            self.assertEqual(stats.expert_load.shape, (SIZES.num_experts,))
+            self.assertEqual(stats.expert_rows.shape, (SIZES.num_experts,))
             for name in "num_dropped", "num_received", "num_bad_ids", "status":
                 self.assertEqual(getattr(stats, name).shape, (MOST,), name)
             assert_stats(stats, chunk_plans(ids, num_chunks))

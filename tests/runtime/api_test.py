@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import pathlib
@@ -23,7 +24,7 @@ import jax_ep.linen
 import jax_ep.nnx
 
 SNAPSHOT = pathlib.Path(__file__).with_name("api.txt")
-MODULES = (jax_ep, jax_ep.linen, jax_ep.nnx, jax_ep.quant, jax_ep.routing)
+MODULES = (jax_ep, jax_ep.linen, jax_ep.nnx, jax_ep.quant, jax_ep.routing, jax_ep.typing)
 
 
 def public_names(module) -> list[str]:
@@ -71,10 +72,38 @@ def default_text(default) -> str:
     return getattr(default, "__name__", None) or repr(default)
 
 
+def functions_of(value) -> list:
+    """A function, or the public methods of a class, its constructor among them if users call it."""
+    if not inspect.isclass(value):
+        return [value] if inspect.isfunction(value) else []
+    called = {"__call__"} if value is jax_ep.typing.Stack else {"__call__", "__init__"}
+    return [
+        member
+        for name, member in vars(value).items()
+        if inspect.isfunction(member)
+        and member.__module__.startswith("jax_ep")
+        and (name in called or not name.startswith("_"))
+    ]
+
+
+def type_names(function) -> set[str]:
+    """The names in a function's annotations, apart from those of other packages, which have dots."""
+    signature = inspect.signature(function)
+    annotations = [parameter.annotation for parameter in signature.parameters.values()]
+    names = set()
+    for annotation in (*annotations, signature.return_annotation):
+        if annotation is not inspect.Signature.empty:
+            tree = ast.parse(annotation_text(annotation))
+            dotted = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+            found = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in dotted)
+            names |= {n.id for n in found}
+    return names
+
+
 def describe(name: str, value) -> list[str]:
     if inspect.ismodule(value):
         return [f"module {name}"]
-    if not callable(value):
+    if not callable(value) or typing.get_origin(value) is not None:
         return [f"{name} = {value!r}"]
     if not inspect.isclass(value):
         return [f"{name}{signature(value)}"]
@@ -211,8 +240,19 @@ class ApiTest(absltest.TestCase):
         for module in MODULES:
             for name in public_names(module):
                 value = getattr(module, name)
-                if callable(value):
+                if callable(value) and typing.get_origin(value) is None:
                     self.assertTrue(inspect.getdoc(value), f"{module.__name__}.{name}")
+
+    def test_types_in_signatures_are_exported(self):
+        known = {name for module in MODULES for name in public_names(module)}
+        known |= {"Any", "Mapping", "Mesh", "AbstractMesh", "Initializer", "DTypeLike"}
+        known |= {"int", "float", "bool", "str", "tuple", "list", "dict"}
+        known |= {"Optional", "Union", "NoneType"}  # as dataclasses write `| None`
+        for module in MODULES:
+            for name in public_names(module):
+                for function in functions_of(getattr(module, name)):
+                    with self.subTest(function=function.__qualname__):
+                        self.assertLessEqual(type_names(function), known)
 
     def test_all_is_what_there_is(self):
         for name in jax_ep.__all__:

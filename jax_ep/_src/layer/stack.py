@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.core import compat
 from jax_ep._src.core.errors import ArgumentError
-from jax_ep._src.layer.apply import LayerArrays, apply
+from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
 from jax_ep._src.layer.config import Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import OF_EXPERTS, reshard, specs_of
@@ -33,6 +33,26 @@ class Stack:
         matrices = {name: getattr(arrays, name).astype(dtype) for name in MATRICES}
         self._arrays = arrays._replace(**matrices)
 
+    @overload
+    def __call__(
+        self,
+        x: jax.Array,
+        layer: LayerIndex,
+        sums: None = None,
+        *,
+        token_mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, MoEStats]: ...
+
+    @overload
+    def __call__(
+        self,
+        x: jax.Array,
+        layer: LayerIndex,
+        sums: Accumulators,
+        *,
+        token_mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, MoEStats, Accumulators]: ...
+
     def __call__(
         self,
         x: jax.Array,
@@ -40,7 +60,7 @@ class Stack:
         sums: Accumulators | None = None,
         *,
         token_mask: jax.Array | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[jax.Array, MoEStats] | tuple[jax.Array, MoEStats, Accumulators]:
         """Does what `MoE` does, by the parameters of one layer.
 
         Args:

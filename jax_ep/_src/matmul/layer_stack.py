@@ -15,6 +15,7 @@ from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 
 LayerIndex = int | jax.Array
+"""An int, or an integer scalar on the device such as the index of a scan."""
 
 
 def check_stacks(operation: str, stacks: dict[str, Any]) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax import lax
 
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.expert_axis import AxisName, ExpertAxis
-from jax_ep._src.matmul.accumulation import Accumulation, Accumulators, stand_in
+from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.matmul.activations import Activation
 from jax_ep._src.matmul.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.mlp.expert_forms import UpBiases, UpWeights
@@ -23,16 +22,74 @@ from jax_ep._src.mlp.quantized_experts import (
     shapes_of_quantized,
     with_quantized,
 )
+from jax_ep._src.moe.chunks import in_chunks
 from jax_ep._src.moe.local_only import only_own_experts
-from jax_ep._src.moe.moe_experts import Outputs, function_experts, named_experts
+from jax_ep._src.moe.moe_experts import function_experts, named_experts
 from jax_ep._src.moe.params import MoeMlpParams, Remat
 from jax_ep._src.moe.shared_expert import SharedExpert, shared_expert_output
-from jax_ep._src.moe.stats import Stats, no_stats, stats_of, sum_of
+from jax_ep._src.moe.stats import Stats, no_stats
 from jax_ep._src.moe.users_experts import ExpertsFunction, check_experts_function, users_experts
 from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
-from jax_ep._src.transfer.combine import checked_combine
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import check_num_rows
+
+
+@overload
+def moe_mlp(
+    x: jax.Array,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    w_up: UpWeights | Any,
+    w_down: jax.Array | Any,
+    *,
+    axis_name: AxisName,
+    num_experts: int | None = None,
+    activation: Activation = "swiglu",
+    b_up: UpBiases = None,
+    b_down: jax.Array | None = None,
+    layer: LayerIndex | None = None,
+    accumulators: None = None,
+    shared_expert: SharedExpert | None = None,
+    experts_fn: ExpertsFunction | None = None,
+    local_only: bool = False,
+    capacity_factor: float | None = None,
+    recv_capacity: int | None = None,
+    num_chunks: int = 1,
+    remat: Remat = "dispatch",
+    quantization: Recipe | None = None,
+    quantized_weights: QuantizedExperts | None = None,
+    num_comm_sms: int | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, Stats]: ...
+
+
+@overload
+def moe_mlp(
+    x: jax.Array,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    w_up: UpWeights | Any,
+    w_down: jax.Array | Any,
+    *,
+    axis_name: AxisName,
+    num_experts: int | None = None,
+    activation: Activation = "swiglu",
+    b_up: UpBiases = None,
+    b_down: jax.Array | None = None,
+    layer: LayerIndex | None = None,
+    accumulators: Accumulators,
+    shared_expert: SharedExpert | None = None,
+    experts_fn: ExpertsFunction | None = None,
+    local_only: bool = False,
+    capacity_factor: float | None = None,
+    recv_capacity: int | None = None,
+    num_chunks: int = 1,
+    remat: Remat = "dispatch",
+    quantization: Recipe | None = None,
+    quantized_weights: QuantizedExperts | None = None,
+    num_comm_sms: int | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, Stats, Accumulators]: ...
 
 
 def moe_mlp(
@@ -60,7 +117,7 @@ def moe_mlp(
     quantized_weights: QuantizedExperts | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[jax.Array, Stats] | tuple[jax.Array, Stats, Accumulators]:
     """A mixture-of-experts layer after its router. Call it inside `jax.shard_map`.
 
     Returns for each token the sum over its K experts of
@@ -208,7 +265,9 @@ def moe_mlp(
             )
             if local_only:  # so that the caller's sum has it once
                 shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
-        y, stats, sums = _chunks(compute, (x, topk_ids, topk_weights), experts, params, num_chunks)
+        y, stats, sums = in_chunks(
+            compute, (x, topk_ids, topk_weights), experts, params, num_chunks
+        )
         y = y.astype(x.dtype)  # of an experts_fn
         if shared is not None:
             checks.shape(operation, "experts_fn's result beside a shared expert", y, shared.shape)
@@ -256,41 +315,3 @@ def _transfer_params(
         num_sms=num_sms,
         implementation=implementation,
     )
-
-
-def _chunks(
-    compute: Callable[..., Outputs],
-    tokens: tuple[Any, ...],
-    experts: Experts | None,
-    params: MoeMlpParams,
-    num_chunks: int,
-) -> tuple[jax.Array, Stats, Accumulators]:
-    """Runs dispatch, experts and combine for each chunk of the tokens."""
-
-    def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
-        y, row_weights, plan, accumulators = compute(*chunk, experts=experts, params=params)
-        return checked_combine(y, plan, row_weights, params.transfer), stats_of(plan), accumulators
-
-    in_chain = experts is not None and experts.accumulators.w_up is not None
-    if num_chunks == 1:
-        return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
-    # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
-    if experts is not None and experts.w_up is not None and not in_chain:
-        stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
-        experts = experts._replace(accumulators=stand_ins)
-    outs: list[jax.Array] = []
-    all_stats: list[Stats] = []
-    for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
-        is_last = len(outs) + 1 == num_chunks
-        is_first_sum = is_last and not in_chain  # of the backward pass
-        of_chunk = params.accumulating(Accumulation.FIRST if is_first_sum else Accumulation.NEXT)
-        out, stats, accumulators = one(chunk, experts, of_chunk)
-        if experts is not None:
-            experts = experts._replace(accumulators=accumulators)
-        outs.append(out)
-        all_stats.append(stats)
-    return jnp.concatenate(outs), sum_of(all_stats), accumulators
-
-
-def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:
-    return [None] * num_chunks if a is None else jnp.split(a, num_chunks)

@@ -23,14 +23,15 @@ class Stats:
       num_dropped: int32[1], assignments to this rank that did not fit into its capacity.
       num_received: int32[1], assignments to this rank, dropped ones included.
       num_bad_ids: int32[1], ids of this rank's tokens outside [-1, E).
-      expert_load: int32[L], rows that each local expert computed, without padding.
+      expert_rows: int32[L], rows that each local expert computed, without padding. Dropped
+        assignments are not among them; those of `routing.load` are.
       status: int32[1], 0 if the exchange succeeded; `jax_ep.check()` raises the reason.
     """
 
     num_dropped: jax.Array
     num_received: jax.Array
     num_bad_ids: jax.Array
-    expert_load: jax.Array
+    expert_rows: jax.Array
     status: jax.Array
 
 
@@ -46,7 +47,7 @@ def stats_of(plan: Plan) -> Stats:
         num_dropped=plan.num_dropped,
         num_received=plan.num_received,
         num_bad_ids=plan.num_bad_ids,
-        expert_load=plan.real_group_sizes,
+        expert_rows=plan.real_group_sizes,
         status=plan.status,
     )
 

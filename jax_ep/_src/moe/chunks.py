@@ -1,0 +1,54 @@
+"""num_chunks: one call after another, whose gradients of the matrices are one chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.matmul.accumulation import Accumulation, Accumulators, stand_in
+from jax_ep._src.mlp.experts import Experts
+from jax_ep._src.moe.moe_experts import Outputs
+from jax_ep._src.moe.params import MoeMlpParams
+from jax_ep._src.moe.stats import Stats, stats_of, sum_of
+from jax_ep._src.transfer.combine import checked_combine
+
+
+def in_chunks(
+    compute: Callable[..., Outputs],
+    tokens: tuple[Any, ...],
+    experts: Experts | None,
+    params: MoeMlpParams,
+    num_chunks: int,
+) -> tuple[jax.Array, Stats, Accumulators]:
+    """Runs dispatch, experts and combine for each chunk of the tokens."""
+
+    def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
+        y, row_weights, plan, accumulators = compute(*chunk, experts=experts, params=params)
+        return checked_combine(y, plan, row_weights, params.transfer), stats_of(plan), accumulators
+
+    in_chain = experts is not None and experts.accumulators.w_up is not None
+    if num_chunks == 1:
+        return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
+    # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
+    if experts is not None and experts.w_up is not None and not in_chain:
+        stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
+        experts = experts._replace(accumulators=stand_ins)
+    outs: list[jax.Array] = []
+    all_stats: list[Stats] = []
+    for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
+        is_last = len(outs) + 1 == num_chunks
+        is_first_sum = is_last and not in_chain  # of the backward pass
+        of_chunk = params.accumulating(Accumulation.FIRST if is_first_sum else Accumulation.NEXT)
+        out, stats, accumulators = one(chunk, experts, of_chunk)
+        if experts is not None:
+            experts = experts._replace(accumulators=accumulators)
+        outs.append(out)
+        all_stats.append(stats)
+    return jnp.concatenate(outs), sum_of(all_stats), accumulators
+
+
+def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:
+    return [None] * num_chunks if a is None else jnp.split(a, num_chunks)
