@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import re
 
 import testing  # isort: skip
 
@@ -323,7 +325,7 @@ class TransformationsTest(parameterized.TestCase):
         testing.assert_bitwise(backward(cotangent)[0], cotangent)
 
 
-class CheckpointTest(absltest.TestCase):
+class CheckpointTest(parameterized.TestCase):
     def test_deepseek_layout(self):
         """weight_scale_inv has a row and a column for each partial block, too."""
         w = np.random.default_rng(0).standard_normal((576, 200)).astype(np.float32)
@@ -334,6 +336,28 @@ class CheckpointTest(absltest.TestCase):
         for i, j in itertools.product(range(576), range(200)):
             expected[i, j] *= scales[i // 128, j // 128]
         testing.assert_bitwise(quant.dequantize(loaded, jnp.float32), expected)
+
+    @parameterized.parameters(
+        lambda scales: scales.astype(jnp.float8_e8m0fnu),
+        lambda scales: scales.astype(jnp.float8_e8m0fnu).view(np.uint8),
+        lambda scales: scales.astype(jnp.bfloat16),
+        lambda scales: scales.astype(np.float64),
+    )
+    def test_scales_of_other_dtypes_are_cast_as_the_error_says(self, stored):
+        made = quant.quantize(values_of((4, 256)), quant.Fp8Block128("power_of_two"))
+        scales = stored(np.asarray(made.scales))
+        with self.assertRaises(jax_ep.DtypeError) as caught:
+            quant.dequantize(dataclasses.replace(made, scales=scales))
+        (advice,) = re.findall(r"scales\.\S+\)", str(caught.exception))
+        testing.assert_bitwise(eval(advice, {"scales": scales, "jnp": jnp}), made.scales)
+
+    def test_bytes_are_viewed_as_the_error_says(self):
+        made = quant.quantize(values_of((4, 256)), quant.Fp8Row())
+        values = np.asarray(made.values).view(np.uint8)
+        with self.assertRaises(jax_ep.DtypeError) as caught:
+            quant.dequantize(dataclasses.replace(made, values=values))
+        (advice,) = re.findall(r"values\.\S+\)", str(caught.exception))
+        testing.assert_bitwise(eval(advice, {"values": values, "jnp": jnp}), made.values)
 
 
 if __name__ == "__main__":

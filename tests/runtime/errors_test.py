@@ -248,6 +248,7 @@ PRODUCERS = {
         lambda: quant.quantize(X, quant.Fp8Row),
         lambda: quant.quantize(IDS, quant.Fp8Row()),
         lambda: quant.dequantize(quant.Quantized(X, X[:, :1], quant.Fp8Row())),
+        lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, EIGHT_BIT, quant.Fp8Row())),
         lambda: quant.dequantize(X),
         lambda: quant.dequantize(quant.quantize(X, ROW), jnp.int32),
         lambda: quant.dequantize(quant.quantize(X, ROW), jnp.float8_e4m3fn),

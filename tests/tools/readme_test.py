@@ -14,7 +14,10 @@ from absl.testing import absltest, parameterized
 ROOT = pathlib.Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = README, *(DOCS / f"{name}.md" for name in ("layer", "stacks", "memory", "checkpoints"))
+PAGES = (
+    README,
+    *(DOCS / f"{name}.md" for name in ("layer", "experts", "stacks", "memory", "checkpoints")),
+)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
 # Settings that the tests make for themselves, or a developer has.

@@ -241,11 +241,21 @@ def check(operation: str, x: Quantized) -> None:
                 f"jax_ep.{operation}: quantized {name} are a {type(array).__name__}; expected an "
                 "array. Give both: jax_ep.quant.Quantized(values, scales, format)."
             )
-    dtypes = (jnp.dtype(x.values.dtype), jnp.dtype(x.scales.dtype))
-    if dtypes != (x.format.dtype, jnp.dtype(jnp.float32)):
+    dtype, expected = jnp.dtype(x.values.dtype), x.format.dtype
+    if dtype != expected:
         raise DtypeError(
-            f"jax_ep.{operation}: quantized values and scales have dtypes {dtypes[0]} and "
-            f"{dtypes[1]}; expected {x.format.dtype} and float32, by their format {x.format}. "
-            "Give the format that the arrays have."
+            f"jax_ep.{operation}: quantized values have dtype {dtype}; expected {expected}, by "
+            f"their format {x.format}. Give the format that they have, or view bytes as what they "
+            f"are: values.view(jnp.{expected})."
+        )
+    dtype = jnp.dtype(x.scales.dtype)
+    if dtype != jnp.float32:
+        advice = (
+            "Cast them: scales.astype(jnp.float32)."
+            if jnp.issubdtype(dtype, jnp.floating)
+            else "For bytes of E8M0: scales.view(jnp.float8_e8m0fnu).astype(jnp.float32)."
+        )
+        raise DtypeError(
+            f"jax_ep.{operation}: quantized scales have dtype {dtype}; expected float32. {advice}"
         )
     _ = x.block_shape

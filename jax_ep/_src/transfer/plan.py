@@ -22,6 +22,9 @@ With ``jax.checkpoint_policies.save_only_these_names(*REMAT_NAMES)`` the backwar
 neither dispatch, combine nor the first matmul. Each ``remat`` of `moe_mlp` then keeps what it keeps
 without a checkpoint. Rows and plan come from one call, so keeping only one of the two repeats it,
 unless the other is not needed: ``remat="experts"`` needs the plan alone.
+
+``dots_saveable`` saves none of these, because custom calls are no dots. Combine it with the names
+by ``jax.checkpoint_policies.save_from_both_policies``.
 """
 
 MIN_CAPACITY = 1024
