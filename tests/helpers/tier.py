@@ -21,8 +21,7 @@ ON_GPU = NAME != "cpu"
 NUM_GPUS = int(NAME.removeprefix("gpu")) if ON_GPU else 0
 FOLDER = pathlib.Path(__file__).resolve().parents[1]
 
-# Suites of the CPU tier that run on GPUs as well. The others test nothing that depends on a device: the build, lowering,
-# messages, the numpy oracle, routers. Suites in tests/gpu_only/ run on GPUs only.
+# Suites of the CPU tier that run on GPUs as well. Suites in tests/gpu_only/ run on GPUs only.
 ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
@@ -30,6 +29,25 @@ ON_BOTH = (
     "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "plan", "property", "quant", "quantize_weights", "reference",
     "transformations",
 )  # fmt: skip
+
+# Suites of the CPU tier alone, each with the reason. A suite that neither list has is an error.
+ON_CPU_ONLY = {
+    "lowering/*": "lower programs for CUDA on a machine without a GPU",
+    "processes/*": "several processes on CPU devices; tests/gpu_only/ has those of GPUs",
+    "runtime/*": "names, messages and checks of the host",
+    "tools/*": "tools, benchmarks, examples and documents",
+    "operations/linen_test.py": "the layer of nnx_test.py in other words",
+    "operations/memory_test.py": "sizes that follow from shapes",
+    "operations/module_stack_test.py": "modules on top of layer_stack_test.py",
+    "operations/moe_layer_errors_test.py": "messages",
+    "operations/nnx_mesh_test.py": "how a layer finds its mesh while it is traced",
+    "operations/nnx_router_test.py": "routers are plain JAX",
+    "operations/numpy_moe_test.py": "the oracle is numpy",
+    "operations/quantized_checkpoint_test.py": "layers on top of quantized_mlp_test.py and quantized_modules_test.py",
+    "operations/routing_test.py": "routers are plain JAX",
+    "operations/row_weights_test.py": "messages",
+    "transformations/vmap_chains_test.py": "batching rules, on top of transformations_test.py",
+}
 
 # Tests that `make test` leaves to `make slow_test`. Each is a pattern of names, FILE::CLASS::TEST without the number of a
 # case, and the number of cases that `make test` runs all the same.
@@ -118,9 +136,17 @@ GPU_SETTINGS = {
 
 
 def suites() -> list[pathlib.Path]:
-    """Returns the files of this tier."""
+    """Returns the files of this tier. Raises if a suite does not say which tiers it belongs to."""
     on_gpu_only = sorted(FOLDER.glob("gpu_only/*_test.py"))
     on_cpu = sorted(set(FOLDER.glob("*/*_test.py")) - set(on_gpu_only))
+    for path in on_cpu:
+        name = path.relative_to(FOLDER).as_posix()
+        patterns = [p for p in ON_CPU_ONLY if fnmatch.fnmatchcase(name, p)]
+        if path.name.removesuffix("_test.py") not in ON_BOTH and not patterns:
+            raise RuntimeError(
+                f"tests/{name} belongs to no tier; expected its name in ON_BOTH of tests/helpers/tier.py, "
+                "or in ON_CPU_ONLY with the reason why it does not run on GPUs"
+            )
     if ON_GPU:
         names = {f"{name}_test.py" for name in ON_BOTH}
         return [path for path in on_cpu if path.name in names] + on_gpu_only

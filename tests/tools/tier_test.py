@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest.mock
 
 import tier
@@ -22,6 +25,27 @@ class TierTest(parameterized.TestCase):
         on_gpu_only = {path.name for path in tier.FOLDER.glob("gpu_only/*_test.py")}
         self.assertEqual(of_gpu - of_cpu, on_gpu_only)
         self.assertContainsSubset({f"{name}_test.py" for name in tier.ON_BOTH}, of_cpu)
+
+    def test_a_suite_of_no_tier_is_an_error(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "operations").mkdir()
+            (root / "operations" / "forgotten_test.py").touch()
+            with (
+                unittest.mock.patch.object(tier, "FOLDER", root),
+                self.assertRaisesRegex(
+                    RuntimeError, r"operations/forgotten_test\.py belongs to no tier"
+                ),
+            ):
+                tier.suites()
+
+    def test_every_reason_is_one_of_suites(self):
+        names = [path.relative_to(tier.FOLDER).as_posix() for path in tier.suites()]
+        for pattern in tier.ON_CPU_ONLY:
+            matching = fnmatch.filter(names, pattern)
+            self.assertNotEmpty(matching, pattern)
+            if "*" not in pattern:
+                self.assertNotIn(matching[0].split("/")[1].removesuffix("_test.py"), tier.ON_BOTH)
 
     def test_every_slow_pattern_makes_a_test_slow(self):
         collect = ["-m", "pytest", "--collect-only", "-q", "-m", "slow", tier.FOLDER]
