@@ -7,6 +7,10 @@ experts, K the number of experts per token.
 Selection is deterministic everywhere: among equal scores the lower expert id wins, and NaN ranks
 below every number. So ids are always distinct and within [0, E), also when logits are NaN; weights
 and losses then are NaN, so that the failure shows.
+
+A normalized weight is computed from logits, as a softmax over the selected experts, because scores
+underflow and their sum with them: weights, probabilities and gradients are accurate for all finite
+logits, however small the scores. A logit of -inf disables an expert, whose weight is 0.
 """
 
 from __future__ import annotations
@@ -70,7 +74,9 @@ def softmax_topk(
     ids = select(scores, top_k, bias=bias, num_groups=num_groups, top_groups=top_groups)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if renormalize:
-        weights = _normalized(weights)
+        selected = _normalized(jnp.take_along_axis(logits, ids, axis=-1))
+        # A NaN shows in all weights of its token, selected or not.
+        weights = jnp.where(jnp.isnan(weights), weights, selected)
     return _masked(Routing(ids, weights, scores), mask)
 
 
@@ -106,10 +112,12 @@ def sigmoid_topk(
     logits, mask = _masked_logits(logits, token_mask)
     scores = jax.nn.sigmoid(logits)
     ids = select(scores, top_k, bias=bias, num_groups=num_groups, top_groups=top_groups)
-    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    log_scores = jax.nn.log_sigmoid(logits)
     if renormalize:
-        weights = _normalized(weights)
-    return _masked(Routing(ids, weights * scale, _normalized(scores)), mask)
+        weights = _normalized(jnp.take_along_axis(log_scores, ids, axis=-1))
+    else:
+        weights = jnp.take_along_axis(scores, ids, axis=-1)
+    return _masked(Routing(ids, weights * scale, _normalized(log_scores)), mask)
 
 
 def select(
@@ -138,13 +146,12 @@ def select(
       ArgumentError: K, `num_groups` and `top_groups` do not fit the number of experts.
       DtypeError: K is no int.
     """
-    checks.array("routing", "scores", scores)
-    num_experts = scores.shape[-1]
+    num_experts = _num_experts("scores", scores)
     _check_selection(num_experts, top_k, num_groups, top_groups)
     scores = scores.astype(jnp.float32)
     if bias is not None:
         checks.shape("routing", "bias", bias, (num_experts,))
-        scores = scores + bias.astype(jnp.float32)
+        scores = scores + _along_last(bias.astype(jnp.float32), scores.ndim)
     # Numbers rank above NaN, and NaN above the experts of groups that are not selected (-inf).
     lowest = float(jnp.finfo(jnp.float32).min)
     scores = jnp.nan_to_num(lax.stop_gradient(scores), nan=lowest, neginf=lowest, posinf=-lowest)
@@ -152,7 +159,7 @@ def select(
         grouped = scores.reshape(*scores.shape[:-1], num_groups, num_experts // num_groups)
         group_scores = lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)
         groups = lax.top_k(group_scores, top_groups)[1]
-        selected = (groups[..., None] == jnp.arange(num_groups)).any(-2)
+        selected = _one_hot(groups, num_groups).any(-2)
         scores = jnp.where(selected[..., None], grouped, -jnp.inf).reshape(scores.shape)
     return lax.top_k(scores, top_k)[1].astype(jnp.int32)
 
@@ -173,14 +180,16 @@ def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None =
       i32[E].
     """
     checks.array("routing", "topk_ids", topk_ids)
-    hits = topk_ids.reshape(-1, 1) == jnp.arange(num_experts)
+    hits = _one_hot(topk_ids.reshape(-1), num_experts)
     return _sum_over(hits.sum(0, dtype=jnp.int32), token_axes)
 
 
 def load_fractions(counts: jax.Array) -> jax.Array:
     """`load` as shares of all assignments: f32[E] that sums to 1, or zeros if there are none."""
+    _num_experts("counts", counts)
     counts = counts.astype(jnp.float32)
-    return counts / jnp.maximum(counts.sum(-1, keepdims=True), 1)
+    total = counts.sum(-1, keepdims=True)
+    return counts / jnp.where(total > 0, total, 1)  # means of several loads may be below 1
 
 
 def balancing_loss(
@@ -199,10 +208,14 @@ def balancing_loss(
 
     Returns:
       f32[].
+
+    Raises:
+      ArgumentError: `probabilities` and `topk_ids` are not of the same tokens.
     """
-    for name, array in ("probabilities", probabilities), ("topk_ids", topk_ids):
-        checks.array("routing", name, array)
-    num_experts = probabilities.shape[-1]
+    num_experts = _num_experts("probabilities", probabilities)
+    checks.array("routing", "topk_ids", topk_ids)
+    if not topk_ids.shape or topk_ids.shape[:-1] != probabilities.shape[:-1]:
+        checks.shape("routing", "topk_ids", topk_ids, (*probabilities.shape[:-1], "top_k"))
     routed = (topk_ids >= 0).any(-1)
     total = jnp.where(routed[..., None], probabilities.astype(jnp.float32), 0)
     total = _sum_over(total.reshape(-1, num_experts).sum(0), token_axes)
@@ -239,17 +252,22 @@ def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> j
     Loss-free balancing (arXiv:2408.15664). Call it once per step, outside the gradient.
 
     Args:
-      bias: float[E], as given to a router.
-      counts: i32[E], the step's `load`.
+      bias: float[..., E], as given to a router; leading dimensions are those of stacked layers.
+      counts: i32[..., E], the step's `load`.
       rate: the size of a step, in units of the router's scores.
 
     Returns:
-      float[E], of bias's dtype.
+      float[..., E], of bias's dtype.
+
+    Raises:
+      ArgumentError: `bias` and `counts` have different shapes.
     """
-    for name, array in ("bias", bias), ("counts", counts):
-        checks.array("routing", name, array)
+    num_experts = _num_experts("bias", bias)
+    checks.shape("routing", "counts", counts, bias.shape)
     counts = counts.astype(jnp.float32)
-    return bias + (rate * jnp.sign(counts.mean(-1, keepdims=True) - counts)).astype(bias.dtype)
+    # Multiplied, because XLA rounds a mean: an expert at the mean stays where it is.
+    below = jnp.sign(counts.sum(-1, keepdims=True) - num_experts * counts)
+    return bias + (rate * below).astype(bias.dtype)
 
 
 # ---- small helpers
@@ -273,11 +291,17 @@ def _check_selection(num_experts: int, top_k: int, num_groups: int, top_groups: 
         )
 
 
+def _num_experts(name: str, array: jax.Array) -> int:
+    """The size of the last dimension, which must exist."""
+    checks.array("routing", name, array)
+    if not array.shape:
+        checks.shape("routing", name, array, ("tokens", "E"))
+    return array.shape[-1]
+
+
 def _masked_logits(logits: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """float32 logits, 0 for masked tokens so that NaN there reaches no gradient; and the mask."""
-    checks.array("routing", "logits", logits)
-    if not logits.shape:
-        checks.shape("routing", "logits", logits, ("tokens", "E"))
+    _num_experts("logits", logits)
     logits = logits.astype(jnp.float32)
     if token_mask is None:
         return logits, jnp.ones(logits.shape[:-1], jnp.bool_)
@@ -296,9 +320,20 @@ def _masked(routing: Routing, mask: jax.Array) -> Routing:
     )
 
 
-def _normalized(weights: jax.Array) -> jax.Array:
-    # Sigmoids can all underflow to 0; such a token gets weights 0, not NaN.
-    return weights / (weights.sum(-1, keepdims=True) + 1e-20)
+def _normalized(log_scores: jax.Array) -> jax.Array:
+    """Scores over their sum, from their logarithms; zeros if all scores are 0."""
+    scored = (log_scores != -jnp.inf).any(-1, keepdims=True)
+    return jnp.where(scored, jax.nn.softmax(jnp.where(scored, log_scores, 0)), 0)
+
+
+def _one_hot(ids: jax.Array, size: int) -> jax.Array:
+    """bool[..., size]; all False for an id outside [0, size)."""
+    return ids[..., None] == _along_last(jnp.arange(size), ids.ndim + 1)
+
+
+def _along_last(vector: jax.Array, ndim: int) -> jax.Array:
+    """The vector with leading dimensions of size 1, as jax_numpy_rank_promotion="raise" asks."""
+    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
 def _sum_over(value: jax.Array, token_axes: AxisName | None) -> jax.Array:
