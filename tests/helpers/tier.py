@@ -45,6 +45,7 @@ ON_CPU_ONLY = {
     "operations/numpy_moe_test.py": "the oracle is numpy",
     "operations/quantized_checkpoint_test.py": "layers on top of quantized_mlp_test.py and quantized_modules_test.py",
     "operations/routing_test.py": "routers are plain JAX",
+    "operations/routing_exact_test.py": "routers are plain JAX",
     "operations/row_weights_test.py": "messages",
     "transformations/vmap_chains_test.py": "batching rules, on top of transformations_test.py",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import testing  # isort: skip
 
 import jax
@@ -75,9 +77,20 @@ class RouterTest(parameterized.TestCase):
         np.testing.assert_allclose(got.topk_weights, 2.5 * weights, rtol=1e-5)
         np.testing.assert_allclose(got.probabilities.sum(-1), 1, rtol=1e-5)
 
-    def test_sigmoid_underflow_gives_zero_weights(self):
-        got = routing.sigmoid_topk(jnp.full((2, NUM_EXPERTS), -200.0), TOP_K)
-        np.testing.assert_array_equal(got.topk_weights, 0)
+    @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
+    def test_experts_disabled_by_logits_have_no_weight(self, router):
+        logits = np.full((2, NUM_EXPERTS), -np.inf, np.float32)
+        logits[0, 5] = logits[1, 0] = -50
+        bias = np.zeros(NUM_EXPERTS, np.float32)
+        bias[0] = -np.inf  # so token 1 has only disabled experts to choose
+
+        def weights(logits):
+            return router(logits, TOP_K, bias=jnp.asarray(bias)).topk_weights
+
+        got, gradient = jax.value_and_grad(lambda x: (weights(x) ** 2).sum())(jnp.asarray(logits))
+        self.assertEqual(got, 1)
+        np.testing.assert_array_equal(weights(logits)[1], 0)
+        np.testing.assert_array_equal(gradient, 0)
 
     @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
     def test_bias_picks_and_unbiased_scores_weigh(self, router):
@@ -124,6 +137,9 @@ class RouterTest(parameterized.TestCase):
         self.assertTrue(all(len(set(row)) == TOP_K for row in ids))
         np.testing.assert_array_equal(ids[0], np.arange(TOP_K))
         self.assertTrue(np.isnan(got.topk_weights[0]).all())
+        self.assertTrue(np.isnan(got.probabilities[:3]).all())
+        if router is routing.softmax_topk:  # also where no selected logit is NaN
+            self.assertTrue(np.isnan(got.topk_weights[:3]).all())
         self.assertTrue(np.isfinite(got.topk_weights[3:]).all())
 
     def test_nan_ranks_last_but_within_the_chosen_groups(self):
@@ -207,6 +223,36 @@ class RouterTest(parameterized.TestCase):
         with self.assertRaisesRegex(errors.DtypeError, "num_groups=2.0"):
             routing.softmax_topk(logits, 2, num_groups=2.0)
 
+    def test_no_rank_promotion(self):
+        """Every public function runs where JAX forbids operands of different ranks."""
+        logits = jnp.asarray(random_logits())
+        bias, mask = jnp.ones(NUM_EXPERTS), jnp.ones(NUM_TOKENS, jnp.bool_)
+        limited = dict(bias=bias, num_groups=4, top_groups=2)
+        ids, _, probabilities = routing.softmax_topk(logits, TOP_K)
+        counts = routing.load(ids, NUM_EXPERTS)
+        calls = {
+            "softmax_topk": lambda: routing.softmax_topk(logits, 2, token_mask=mask, **limited),
+            "sigmoid_topk": lambda: routing.sigmoid_topk(logits, 2, token_mask=mask, **limited),
+            "select": lambda: routing.select(logits, 2, **limited),
+            "load": lambda: routing.load(ids, NUM_EXPERTS),
+            "load_fractions": lambda: routing.load_fractions(counts),
+            "balancing_loss": lambda: routing.balancing_loss(probabilities, ids),
+            "z_loss": lambda: routing.z_loss(logits, token_mask=mask),
+            "updated_bias": lambda: routing.updated_bias(bias, counts),
+        }
+        functions = dict(inspect.getmembers(routing, inspect.isfunction)).values()
+        own = {f.__name__ for f in functions if f.__module__.startswith("jax_ep")}
+        self.assertSameElements(calls, {name for name in own if name[0] != "_"})
+        with jax.numpy_rank_promotion("raise"):
+            for name, call in calls.items():
+                with self.subTest(name):
+                    call()
+            for router in routing.softmax_topk, routing.sigmoid_topk:
+                with self.subTest(f"gradient of {router.__name__}"):
+                    jax.grad(lambda x, router=router: router(x, 2).topk_weights[0, 0])(logits)
+            jax.grad(lambda x: routing.z_loss(x, token_mask=mask))(logits)
+            jax.grad(lambda x: routing.balancing_loss(x, ids))(probabilities)
+
 
 class LoadTest(parameterized.TestCase):
     def test_counts_and_fractions(self):
@@ -216,6 +262,28 @@ class LoadTest(parameterized.TestCase):
         self.assertEqual(counts.dtype, jnp.int32)
         np.testing.assert_allclose(routing.load_fractions(counts), [0.25, 0, 0.25, 0.5])
         np.testing.assert_array_equal(routing.load_fractions(jnp.zeros(4, jnp.int32)), 0)
+        np.testing.assert_allclose(routing.load_fractions(jnp.asarray([0.1, 0.3])), [0.25, 0.75])
+
+    @parameterized.parameters(((1, 2),), ((47, 2),), ((2, 24, 2),), ((2,),), ((),))
+    def test_balancing_loss_of_other_tokens(self, shape: tuple[int, ...]):
+        with self.assertRaisesRegex(errors.ArgumentError, "topk_ids has shape"):
+            routing.balancing_loss(jnp.zeros((48, 4)), jnp.zeros(shape, jnp.int32))
+
+    @parameterized.parameters(((4,), (1,)), ((4,), (5,)), ((4,), (3, 4)), ((1,), (4,)), ((4,), ()))
+    def test_updated_bias_of_other_experts(self, bias: tuple[int, ...], counts: tuple[int, ...]):
+        with self.assertRaisesRegex(errors.ArgumentError, "counts has shape"):
+            routing.updated_bias(jnp.zeros(bias), jnp.zeros(counts, jnp.int32))
+
+    def test_arrays_without_experts(self):
+        zero = jnp.zeros(())
+        for name, call in {
+            "probabilities": lambda: routing.balancing_loss(zero, zero),
+            "bias": lambda: routing.updated_bias(zero, zero),
+            "scores": lambda: routing.select(zero, 1),
+            "counts": lambda: routing.load_fractions(zero),
+        }.items():
+            with self.assertRaisesRegex(errors.ArgumentError, f"{name} has shape"):
+                call()
 
     def test_balancing_loss(self):
         got = routing.softmax_topk(jnp.asarray(random_logits()), TOP_K)
@@ -301,6 +369,15 @@ class LoadTest(parameterized.TestCase):
             bias = routing.updated_bias(bias, counts(bias), rate=5e-3)
         self.assertGreater(first.max(), 3 * first.mean())
         self.assertLess(counts(bias).max(), 1.5 * first.mean())
+
+    @parameterized.parameters(7, 60, 61)
+    def test_updated_bias_leaves_an_even_load_alone(self, num_experts: int):
+        """XLA divides by a constant by multiplying with its rounded reciprocal."""
+        update = jax.jit(routing.updated_bias)
+        bias = update(jnp.zeros(num_experts), jnp.full(num_experts, 100))
+        np.testing.assert_array_equal(bias, 0)
+        stacked = update(jnp.zeros((2, 3)), jnp.asarray([[1, 2, 3], [5, 5, 5]]))
+        np.testing.assert_allclose(stacked, [[1e-3, 0, -1e-3], [0, 0, 0]])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.core import checks
-from jax_ep._src.layer import router as routers
+from jax_ep._src.layer import router as layer_router
 from jax_ep._src.layer import sharded_weights as quantized_experts
 from jax_ep._src.layer.config import (
     Axes,
@@ -31,7 +31,7 @@ from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.mlp.quantized_experts import check_given
 from jax_ep._src.moe.moe_mlp import moe_mlp
 from jax_ep._src.quant.recipe import QuantizedExperts
-from jax_ep._src.routing import routers as routing
+from jax_ep._src.routing import losses, routers
 
 
 @jax.tree_util.register_dataclass
@@ -202,22 +202,22 @@ def _local_layer(
         logits = jnp.where(mask[:, None], logits, 0)  # with a bias
     if router is None:
         assert config.router is not None
-        route = routers.NAMED_ROUTERS[config.router]
+        route = layer_router.NAMED_ROUTERS[config.router]
     else:
         route = router.merge(arrays.router)
-    routed = routers.call(route, logits, config.top_k, arrays.selection_bias)
+    routed = layer_router.call(route, logits, config.top_k, arrays.selection_bias)
     if mask is not None:
-        routed = routing.masked(routed, mask)
+        routed = routers.masked(routed, mask)
 
     y, num_dropped, sums = _experts(config, axes, arrays, tokens, routed, config.dtype or x.dtype)
     if mask is not None and arrays.shared_w_up is not None:
         y = jnp.where(mask[:, None], y, 0)
     stats = MoEStats(
-        aux_loss=routing.balancing_loss(
+        aux_loss=losses.balancing_loss(
             routed.probabilities, routed.topk_ids, token_axes=axes.tokens
         ),
-        z_loss=routing.z_loss(logits, token_mask=mask, token_axes=axes.tokens),
-        expert_load=routing.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
+        z_loss=losses.z_loss(logits, token_mask=mask, token_axes=axes.tokens),
+        expert_load=losses.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
         num_dropped=num_dropped,
     )
     return y[:num_tokens].reshape(*x.shape[:-1], y.shape[-1]), stats, sums
@@ -228,7 +228,7 @@ def _experts(
     axes: Axes,
     arrays: LayerArrays,
     tokens: jax.Array,
-    routed: routing.Routing,
+    routed: routers.Routing,
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array, Accumulators | None]:
     """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""

@@ -9,15 +9,15 @@ import numpy as np
 
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError, DtypeError
-from jax_ep._src.routing import routers as routing
+from jax_ep._src.routing.routers import Routing, sigmoid_topk, softmax_topk
 
 LAYER = "MoE"
 """The layer's name in messages."""
 
-Router = Callable[..., routing.Routing]
+Router = Callable[..., Routing]
 NAMED_ROUTERS: dict[str, Router] = {
-    "softmax": routing.softmax_topk,
-    "sigmoid": routing.sigmoid_topk,
+    "softmax": softmax_topk,
+    "sigmoid": sigmoid_topk,
 }
 
 
@@ -38,7 +38,7 @@ class SplitRouter:
 
 def call(
     router: Router, logits: jax.Array, top_k: int, selection_bias: jax.Array | None
-) -> routing.Routing:
+) -> Routing:
     """Calls the router, and checks that it returned a routing of these tokens without side effects.
 
     A router that changes its own state would do so inside `shard_map`, where the change is lost.
@@ -53,7 +53,7 @@ def call(
             "called; expected a call without side effects. Update the state between calls, e.g. "
             "from MoEStats.expert_load."
         )
-    if not isinstance(routed, routing.Routing):
+    if not isinstance(routed, Routing):
         raise DtypeError(
             f"jax_ep.{LAYER}: the router returned a {type(routed).__name__}; expected a "
             "jax_ep.routing.Routing(topk_ids, topk_weights, probabilities)."
