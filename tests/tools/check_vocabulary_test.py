@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import textwrap
 import tomllib
@@ -54,6 +55,15 @@ class WordsTest(parameterized.TestCase):
                 self.assertLen(list(rule.find("a.cc", f"the {phrase} here")), 1, phrase)
             for phrase in entry.get("regex", ()):
                 re.compile(phrase)
+
+    def test_every_exception_is_one(self):
+        """It names files that have a word of its rule."""
+        texts = dict(check_vocabulary.files([], VOCABULARY["skip"]))
+        for entry in VOCABULARY["rules"]:
+            rule = check_vocabulary.Rule.parse(entry | {"except": []})
+            for pattern in entry.get("except", ()):
+                found = [rule.find(name, texts[name]) for name in fnmatch.filter(texts, pattern)]
+                self.assertTrue(any(map(list, found)), f"{pattern}: {rule.use}")
 
 
 class OpeningsTest(parameterized.TestCase):
