@@ -22,6 +22,7 @@ from jax_ep._src.grouped_matmul import grouped_matmul
 from jax_ep._src.grouped_matmul_rhs_gradient import grouped_matmul_rhs_gradient
 from jax_ep._src.grouped_mlp import grouped_mlp
 from jax_ep._src.groups import mask_tail
+from jax_ep._src.make_mesh import make_mesh
 from jax_ep._src.memory import Memory, memory
 from jax_ep._src.moe_mlp import moe_mlp
 from jax_ep._src.plan import REMAT_NAMES, Dispatched, Plan
@@ -61,6 +62,7 @@ __all__ = [
     "grouped_matmul_rhs_gradient",
     "grouped_mlp",
     "linen",
+    "make_mesh",
     "mask_tail",
     "memory",
     "moe_mlp",
