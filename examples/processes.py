@@ -22,7 +22,7 @@ def join(*, distributed: bool) -> None:
 
 
 def devices_per_host() -> int:
-    """As many devices as divide those of each host, which to JAX are those of a slice."""
+    """The largest number that divides the devices of every host, which JAX calls a slice."""
     hosts = collections.Counter(getattr(device, "slice_index", 0) for device in jax.devices())
     return math.gcd(*hosts.values())
 

@@ -82,7 +82,7 @@ def make_mesh(
 
 
 def by_host(devices: Sequence[Device]) -> list[list[Device]]:
-    """Returns the devices of each host. A slice of JAX is a host, or several joined by NVLink."""
+    """Returns the devices of each host, which JAX numbers as slices of GPUs and CPUs."""
     hosts: dict[int, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.id):
         hosts.setdefault(getattr(device, "slice_index", 0), []).append(device)
