@@ -30,7 +30,7 @@ def dense(x: jax.Array, logits: jax.Array, w_up: jax.Array, w_down: jax.Array) -
 
 jax.config.update("jax_num_cpu_devices", 8)  # where there is no GPU
 jax.config.update("jax_default_matmul_precision", "highest")  # GPUs round to TF32 otherwise
-mesh = jax.make_mesh((jax.device_count(),), ("expert",))
+mesh = jax_ep.make_mesh((jax.device_count(),), ("expert",))
 shapes = [(64, 32), (64, NUM_EXPERTS), (NUM_EXPERTS, 32, 48), (NUM_EXPERTS, 48, 32)]
 arguments = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
 sharded_moe = jax.shard_map(moe, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))

@@ -35,6 +35,8 @@ from olmoe_layers import LAYERS, nothing, sharded
 from rich.console import Console
 from training_report import progress_bar
 
+import jax_ep
+
 SMALL = model.Sizes(64, 2, 4, 8, 2, 32, 256)
 REST_STEPS = 8  # times the step without experts
 STEPS = {"jax_ep": 300, "tokamax": 300, "ragged_dot": 40}
@@ -77,12 +79,7 @@ class Training:
         self.learning_rate, self.warm_up = arguments.learning_rate, arguments.warm_up
         num_devices = arguments.expert_parallel
         self.batch_size = arguments.batch_size * num_devices
-        self.mesh = jax.make_mesh(
-            (num_devices,),
-            ("expert",),
-            axis_types=(AxisType.Auto,),
-            devices=jax.devices()[:num_devices],
-        )
+        self.mesh = jax_ep.make_mesh((num_devices,), ("expert",), axis_types=(AxisType.Auto,))
         self.text = text_data.standard_library().training
 
     def windows(self, step: int) -> jax.Array:

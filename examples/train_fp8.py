@@ -93,12 +93,7 @@ class Training:
 
     def __init__(self, settings: Settings, num_devices: int) -> None:
         self.settings = settings
-        self.mesh = jax.make_mesh(
-            (num_devices,),
-            ("expert",),
-            axis_types=(AxisType.Auto,),
-            devices=jax.devices()[:num_devices],
-        )
+        self.mesh = jax_ep.make_mesh((num_devices,), ("expert",), axis_types=(AxisType.Auto,))
         self.corpus = text_data.standard_library()
         rate = optax.warmup_cosine_decay_schedule(
             init_value=0.0,

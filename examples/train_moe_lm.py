@@ -1,7 +1,8 @@
 """Trains a byte-level mixture-of-experts language model on the source of Python's library.
 
-Experts are spread over all devices: over 8 CPU devices by default, over the GPUs where there are
-any. At the end the run checks what it claims, and exits with status 1 if a claim does not hold.
+Experts are spread over the devices of each host: over 8 CPU devices by default, over the GPUs where
+there are any. At the end the run checks what it claims, and exits with status 1 if a claim does not
+hold.
 
     python examples/train_moe_lm.py                        # minutes on a laptop
     python examples/train_moe_lm.py --checkpoint DIR       # saves; goes on from the newest there
@@ -36,6 +37,7 @@ from language_model import DenseMoE, LanguageModel, Losses
 from settings import CPU_SETTINGS, GPU_SETTINGS, Settings, make_settings, parse_arguments
 from training_report import Claim, History, plot, print_summary, progress_bar
 
+import jax_ep
 from jax_ep.nnx import MoE
 
 EVALUATE_EVERY = 100
@@ -59,10 +61,10 @@ Step = Callable[[TrainState, jax.Array], tuple[TrainState, Losses]]
 
 
 def make_mesh(num_experts: int) -> Mesh:
-    """All devices: as many as divide the experts on the expert axis, the others in parallel."""
-    expert_ranks = math.gcd(jax.device_count(), num_experts)
+    """All devices: as many of a host as divide the experts hold them, the others have copies."""
+    expert_ranks = math.gcd(processes.devices_per_host(), num_experts)
     shape = (jax.device_count() // expert_ranks, expert_ranks)
-    return jax.make_mesh(shape, ("data", "expert"), axis_types=(AxisType.Auto,) * 2)
+    return jax_ep.make_mesh(shape, ("data", "expert"), axis_types=(AxisType.Auto,) * 2)
 
 
 def by_batch(mesh: Mesh) -> NamedSharding:
@@ -240,7 +242,8 @@ def sample(structure: Any, params: Any, prompt: bytes, count: int, length: int) 
 
         return jax.lax.fori_loop(len(prompt), text.shape[1], draw, text)
 
-    mesh = Mesh(jax.local_devices()[:1], ("expert",), axis_types=(AxisType.Auto,))
+    auto = (AxisType.Auto,)
+    mesh = jax_ep.make_mesh((1,), ("expert",), axis_types=auto, devices=jax.local_devices())
     params = jax.device_put(multihost_utils.process_allgather(params, tiled=True), mesh.devices[0])
     with jax.set_mesh(mesh):
         return bytes(np.asarray(drawn(params, jnp.asarray(text)))[0].astype(np.uint8))

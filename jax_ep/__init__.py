@@ -14,6 +14,7 @@ from jax_ep._src.core.errors import (
     PeerTimeoutError,
     UnavailableError,
 )
+from jax_ep._src.core.make_mesh import make_mesh
 from jax_ep._src.core.primitive import export_checks
 from jax_ep._src.core.runtime import build_info, check, release
 from jax_ep._src.matmul.accumulation import Accumulators, accumulators
@@ -60,6 +61,7 @@ __all__ = [
     "grouped_matmul_rhs_gradient",
     "grouped_mlp",
     "linen",
+    "make_mesh",
     "mask_tail",
     "memory",
     "moe_mlp",

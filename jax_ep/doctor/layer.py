@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import pathlib
 import signal
@@ -119,7 +120,10 @@ def choice(backend: str) -> tuple[str, str]:
 
 
 class Layer:
-    """dispatch, grouped_matmul and combine over these devices (all local ones), compiled."""
+    """dispatch, grouped_matmul and combine over these devices (all local ones), compiled.
+
+    Each host has all experts.
+    """
 
     def __init__(self, devices: Sequence[Any] | None = None) -> None:
         import jax
@@ -127,10 +131,11 @@ class Layer:
         from jax.sharding import AxisType, PartitionSpec
 
         import jax_ep
+        from jax_ep._src.core.make_mesh import by_host
 
         devices = devices or jax.local_devices()
-        ranks, hidden, top_k = len(devices), 16, 2
-        tokens, experts = 8 * ranks, 2 * ranks
+        ranks, hidden, top_k = math.gcd(*map(len, by_host(devices))), 16, 2
+        tokens, experts = 8 * len(devices), 2 * ranks
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(tokens, hidden)).astype(np.float32)
         self.ids = rng.integers(0, experts, (tokens, top_k)).astype(np.int32)
@@ -144,12 +149,15 @@ class Layer:
             y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes)
             return jax_ep.combine(y, sent.plan, sent.row_weights)
 
-        mesh = jax.make_mesh((ranks,), ("expert",), axis_types=(AxisType.Auto,), devices=devices)
-        spec = PartitionSpec("expert")
-        mapped = jax.shard_map(layer, mesh=mesh, in_specs=spec, out_specs=spec)
-        sharding = jax.NamedSharding(mesh, spec)
+        shape, names, auto = (len(devices) // ranks, ranks), ("data", "expert"), AxisType.Auto
+        self.mesh = jax_ep.make_mesh(shape, names, axis_types=(auto, auto), devices=devices)
+        split = PartitionSpec(names)
+        specs = (split, split, split, PartitionSpec("expert"))
+        mapped = jax.shard_map(layer, mesh=self.mesh, in_specs=specs, out_specs=split)
+        arrays = (self.x, self.ids, self.weights, self.matrices)
         self.arguments = [
-            jax.device_put(a, sharding) for a in (self.x, self.ids, self.weights, self.matrices)
+            jax.device_put(array, jax.NamedSharding(self.mesh, spec))
+            for array, spec in zip(arrays, specs, strict=True)
         ]
         self.compiled = jax.jit(mapped).lower(*self.arguments).compile()
 

@@ -1,9 +1,9 @@
 """``python -m jax_ep.doctor.processes``: what each process of a program sees, and what fails.
 
 Start it in every process as the program is started. SLURM and Kubernetes tell JAX who is who; in a
-plain shell give all three options. The first process prints a line for each process, what keeps
-them apart, and the error of one layer over the devices of all of them. Each process prints what its
-groups decide (JAX_EP_DEBUG).
+plain shell give the options. The first process prints a line for each process, what keeps them
+apart, and the error of one layer over the devices of all of them, with experts inside each host.
+Each process prints what its groups decide (JAX_EP_DEBUG).
 
 Exit status: 0 if the layer is right, 1 if it is not, or if something keeps the processes apart.
 """
@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jax_ep._src.core.make_mesh import by_host
 from jax_ep.doctor import layer, probes
 from jax_ep.doctor.__main__ import LARGEST_ERROR
 
@@ -107,10 +108,15 @@ def join() -> None:
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
     parser.add_argument("--processes", type=int, metavar="N", help="their number")
     parser.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
+    parser.add_argument(
+        "--gpus", metavar="I,...", help="of this process, counted on its host; by default --process"
+    )
     arguments = parser.parse_args()
-    local = arguments.process  # one GPU for each process of a plain shell
+    gpus: list[int] | int | None = arguments.process  # one for each process of a plain shell
+    if arguments.gpus is not None:
+        gpus = [int(index) for index in arguments.gpus.split(",")]
     jax.distributed.initialize(
-        arguments.coordinator, arguments.processes, arguments.process, local_device_ids=local
+        arguments.coordinator, arguments.processes, arguments.process, local_device_ids=gpus
     )
 
 
@@ -126,6 +132,9 @@ def main() -> int:
         trial = layer.Layer(jax.devices())
         results = trial.compiled(*trial.arguments)
         error = trial.error_of(multihost_utils.process_allgather(results, tiled=True))
+        hosts, ranks = len(by_host(jax.devices())), trial.mesh.shape["expert"]
+        if hosts > 1:
+            lines.append(f"{hosts} hosts: experts over {ranks} devices inside each")
         lines.append(f"a layer over all devices ({implementation}: {reason}): error {error}")
         if error is None or error >= LARGEST_ERROR:
             found.append("the layer is wrong.")

@@ -7,6 +7,7 @@ import functools
 import re
 import subprocess
 import sys
+import types
 import unittest.mock
 
 import testing  # isort: skip
@@ -38,6 +39,11 @@ def inside(f, mesh=MESH):
     jax.eval_shape(
         jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert")), X, IDS, WEIGHTS
     )
+
+
+def mesh_of_two_hosts(sizes, **options):
+    devices = [types.SimpleNamespace(id=i, slice_index=i // 4) for i in range(8)]
+    jax_ep.make_mesh(sizes, ("expert",), devices=devices, **options)
 
 
 def symbolic_rows():

@@ -81,6 +81,7 @@ SLOW = {
     "operations/nnx_*_test.py::*": 1,
     "processes/layouts_test.py::LayoutsTest::*": 1,
     "processes/programs_test.py::*": 0,
+    "processes/two_hosts_test.py::*": 0,
     "tools/bench_programs_test.py::*::test_all_calls_*": 3,
     "tools/bench_transfer_test.py::*::test_ours_is_checked": 6,
     "tools/bench_transfer_test.py::CommandTest::*": 0,

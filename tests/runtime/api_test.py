@@ -245,7 +245,16 @@ class ApiTest(absltest.TestCase):
 
     def test_types_in_signatures_are_exported(self):
         known = {name for module in MODULES for name in public_names(module)}
-        known |= {"Any", "Mapping", "Mesh", "AbstractMesh", "Initializer", "DTypeLike"}
+        known |= {
+            "Any",
+            "Mapping",
+            "Sequence",
+            "AxisType",
+            "Mesh",
+            "AbstractMesh",
+            "Initializer",
+            "DTypeLike",
+        }
         known |= {"int", "float", "bool", "str", "tuple", "list", "dict"}
         known |= {"Optional", "Union", "NoneType"}  # as dataclasses write `| None`
         for module in MODULES:

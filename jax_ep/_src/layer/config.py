@@ -126,7 +126,8 @@ class Config:
         if not isinstance(self.mesh, Mesh | AbstractMesh | None):
             raise DtypeError(
                 f"jax_ep.{LAYER}: mesh is a {type(self.mesh).__name__}; expected a "
-                "jax.sharding.Mesh. Make one by jax.make_mesh, or leave it out under jax.set_mesh."
+                "jax.sharding.Mesh. Make one by jax_ep.make_mesh, or leave it out under "
+                "jax.set_mesh."
             )
         self._check_axes()
         for one, other in ("fsdp", "expert"), ("tensor", "expert"), ("tensor", "fsdp"):

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jax_ep
 from jax_ep.bench.common.programs import AXIS, sharded
 from jax_ep.bench.matmul.benchmark import probabilities
 
@@ -164,8 +165,8 @@ class Problem:
 
 def make_mesh(num_devices: int) -> Mesh:
     """Makes a mesh of the first devices."""
-    devices = jax.devices()[:num_devices]
-    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    auto = (AxisType.Auto,)
+    return jax_ep.make_mesh((num_devices,), (AXIS,), axis_types=auto, expert_axis=AXIS)
 
 
 def make_problem(mesh: Mesh, shape: Shape, routing: str, rotated_bytes: float) -> Problem:
