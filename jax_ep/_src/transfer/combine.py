@@ -25,18 +25,18 @@ def combine(
 ) -> jax.Array:
     """Sums each token's expert outputs, weighted, at the token's rank. Inside `jax.shard_map`.
 
-    Each rank first sums a token's rows over its own experts, in ascending k, by float32 fused
-    multiply-adds, and rounds to y's dtype. These partial sums are then added in rank order in
-    float32 and rounded once more. So the result does not depend on timing. A token without any row
-    gets zeros.
+    Each rank sums a token's rows over its own experts in float32, by fused multiply-adds in
+    ascending k, and rounds the partial sum to y's dtype. The token's rank adds the partial sums in
+    float32 in rank order and rounds once more, so the result does not depend on timing. A token
+    without any row gets zeros.
 
     Args:
       y: [M, H] bfloat16, float16 or float32, one output row for each row that `dispatch` returned.
-        Rows of padding and tail are not read.
+        Padding and tail are not read.
       plan: the plan that `dispatch` returned with those rows.
-      row_weights: [M] of any float dtype, e.g. those that `dispatch` returned, or None if the
-        weights are in y already, as in an output of `grouped_mlp` that was given them. There is no
-        default, because a forgotten weight is silent.
+      row_weights: [M] of any float dtype, usually those that `dispatch` returned; None if y was
+        multiplied by them already, as `grouped_mlp` does when it is given weights. There is no
+        default, because a forgotten weight would be a silent error.
       num_sms: the most SMs that the call uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -61,7 +61,7 @@ def combine(
 def checked_combine(
     y: jax.Array, plan: Plan, row_weights: jax.Array | None, params: TransferParams
 ) -> jax.Array:
-    """Is `combine` of operands that are checked and vary together."""
+    """Combines operands that are checked and vary together."""
     with jax.named_scope("jax_ep.combine"):
         return _combine(y, plan.arrays, row_weights, params)
 

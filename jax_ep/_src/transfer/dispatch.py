@@ -37,27 +37,29 @@ def dispatch(
     token, k), so that ``rows`` and ``group_sizes`` feed `grouped_matmul` and `jax.lax.ragged_dot`.
     Dispatch is bit-exact, and its results do not depend on timing.
 
-    Without a capacity nothing is dropped if ids are distinct within a token: the rows of a rank are
-    R*T*min(K, L) + L*(row_align - 1), rounded up to `row_align`. When rows overflow a capacity,
-    every local expert gets the same cap, and within it every source rank the same quota. A source's
-    first rows are kept, ``plan.num_dropped`` counts the others, and weights are not renormalized.
+    By default nothing is dropped if each token's ids are distinct, because M covers the worst case,
+    all tokens on one rank: R*T*min(K, L) + L*(row_align - 1), rounded up to `row_align`. When rows
+    overflow a smaller capacity, every local expert gets the same cap, and within it every source
+    rank the same quota. Each source's first rows are kept, ``plan.num_dropped`` counts the others,
+    and the weights of the kept rows are not renormalized.
 
     Args:
-      x: [T, H] bfloat16, float16 or float32, this rank's tokens. Or what `quant.quantize` makes of
-        them, which has no derivative.
-      topk_ids: int32[T, K], the experts of each token. -1 means not routed; another id outside
-        [0, E) is treated so and counted in ``plan.num_bad_ids``. A repeat within a token makes a
-        row of its own.
+      x: [T, H] bfloat16, float16 or float32, this rank's tokens; or a `quant.Quantized` of them,
+        which has no derivative.
+      topk_ids: int32[T, K], the experts of each token. -1 means not routed. Any other id outside
+        [0, E) is treated like -1 and counted in ``plan.num_bad_ids``. If a token names an expert
+        twice, that expert receives two rows.
       topk_weights: [T, K] of any float dtype, the routing weights, or None.
       num_experts: E, the experts of all ranks; a multiple of R.
-      axis_name: the expert axis, or a tuple of mesh axes that are it together.
-      capacity_factor: a rank can receive this multiple of its even share of T*K rows, but no fewer
-        than 1024 rows and no more than the dropless number; room for `row_align` is added.
-      recv_capacity: M, the rows that a rank can receive, padding included. Give at most one of it
-        and `capacity_factor`.
+      axis_name: the expert axis, or a tuple of mesh axes that form it together.
+      capacity_factor: sets M to this multiple of T*K, a rank's even share of the rows, but to at
+        least 1024 rows and at most the dropless number; room for `row_align` is added.
+      recv_capacity: M itself, the rows that a rank can receive, padding included. Give either this
+        or `capacity_factor`, or neither.
       row_align: pads each group to a multiple of this with zero rows; `group_sizes` counts them.
-      zero_tail: whether the rows past the last group (and the tails of later cotangents) are zeros.
-        False leaves them unspecified, which is faster; no jax_ep operation reads them.
+      zero_tail: whether rows past the last group are zeros, here and in later cotangents. False
+        leaves them unspecified, which is faster and safe as long as only jax_ep's operations use
+        the rows, because these never read the tail.
       num_sms: the most SMs that the call uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -101,7 +103,7 @@ def dispatch(
 def checked_dispatch(
     x: Rows, topk_ids: jax.Array, topk_weights: jax.Array | None, params: TransferParams
 ) -> Dispatched:
-    """Is `dispatch` of operands that are checked and vary together; quantized ones as bits."""
+    """Dispatches operands that are checked and vary together; quantized rows come as bits."""
     with jax.named_scope("jax_ep.dispatch"):
         rows, row_weights, arrays = _dispatch(x, topk_ids, topk_weights, params)
     plan = Plan(

@@ -36,7 +36,7 @@ _STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Where every row of one dispatch came from, and which rank got every assignment.
+    """The routing of one dispatch: the source of every row, and the rank of every assignment.
 
     R ranks, E experts of which L = E/R are local, T tokens per rank, K experts per token, M rows.
     Every array has at least one dimension, so that one ``P(axis_name)`` takes a whole plan out of

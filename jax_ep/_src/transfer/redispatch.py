@@ -25,12 +25,12 @@ def redispatch(
 ) -> Dispatched:
     """Sends tokens along the routes of `plan`. Call it inside `jax.shard_map`.
 
-    The rows are those that `dispatch` returns for the same ids, capacity, alignment and tail, but
-    no metadata is exchanged.
+    It returns the rows that `dispatch` would return for the plan's ids, capacity, alignment and
+    tail, without exchanging metadata again.
 
     Args:
-      x: [T, H] bfloat16, float16 or float32, this rank's tokens, as many as the plan has; or
-        quantized, as in `dispatch`.
+      x: [T, H] bfloat16, float16 or float32, this rank's tokens, as many as the plan was made for;
+        or a `quant.Quantized` of them, as in `dispatch`.
       plan: an earlier dispatch's plan.
       topk_weights: [T, K] of any float dtype, the routing weights, or None.
       num_sms: the most SMs that the call uses on CUDA; None chooses.
@@ -59,7 +59,7 @@ def redispatch(
 def checked_redispatch(
     x: Rows, plan: Plan, topk_weights: jax.Array | None, params: TransferParams
 ) -> Dispatched:
-    """Is `redispatch` of operands that are checked and vary together; quantized ones as bits."""
+    """Redispatches operands that are checked and vary together; quantized rows come as bits."""
     with jax.named_scope("jax_ep.redispatch"):
         rows, row_weights = _redispatch(x, plan.arrays, topk_weights, params)
     return Dispatched(from_bits(rows), row_weights, plan.group_sizes, plan)
