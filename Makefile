@@ -1,6 +1,7 @@
 # Everything a developer types. Each target makes the environment (.venv) that it needs.
 #   make test TESTS=tests/operations/plan_test.py ARGS="-k overflow"    one file, one test
 #   make example ARGS="--help"                               the example's own options
+#   JAX_EP_CUDA=ON make test     with CUDA kernels, which are left out where there is no GPU
 
 TESTS ?= tests
 JOBS ?= 2

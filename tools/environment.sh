@@ -7,7 +7,8 @@
 #
 #   PYTHON=...           the interpreter to use instead of looking for one
 #   EXTRAS=...           the wheel's extras (default: flax,examples,dev and, with a GPU, cuda13 or cuda12)
-#   JAX_EP_CUDA=ON|OFF   insist on CUDA kernels, or leave them out (default: where there is a compiler)
+#   JAX_EP_CUDA=ON|OFF   insist on CUDA kernels, or leave them out (default: ON with a GPU; without one
+#                        `make wheel` compiles them if there is a compiler, and .venv does without)
 #   PIP_CONSTRAINT=...   pip's own: versions to use
 set -eu
 # A folder that bytecode is written into would look like a changed source.
@@ -50,9 +51,10 @@ create() {
 
 wheel() { ls dist/jax_ep-*.whl 2>/dev/null | head -n 1; }
 
-# True when source files are newer than $1, or changed the mode they are built in.
+# True when source files are newer than $1, or it was built in a mode that does not serve.
 sources_changed() {
-  [ "$(cat build/mode 2>/dev/null)" != "$mode" ] ||
+  built=$(cat build/mode 2>/dev/null)
+  [ -z "$built" ] || { [ "$built" != "$mode" ] && [ "$any_mode_serves" = no ]; } ||
     [ -n "$(find pyproject.toml CMakeLists.txt build_tools cmake jax_ep ffi -name __pycache__ -prune -o -newer "$1" -print)" ]
 }
 
@@ -90,9 +92,16 @@ install_wheel() {
 }
 
 driver=$(driver_version)
-# CUDA 13 needs driver 580; for an older one, kernels are built if there is a CUDA 12 compiler.
-if [ "${driver%%.*}0" -ge 5800 ]; then
-  export JAX_EP_CUDA="${JAX_EP_CUDA:-ON}"
+any_mode_serves=no
+if [ -z "${JAX_EP_CUDA:-}" ]; then
+  # CUDA 13 needs driver 580; for an older one, kernels are built if there is a CUDA 12 compiler.
+  if [ "${driver%%.*}0" -ge 5800 ]; then
+    export JAX_EP_CUDA=ON
+  elif [ -z "$driver" ] && [ "${1:-}" != wheel ]; then
+    # Kernels take ten minutes of processor time, and nothing here could run them.
+    export JAX_EP_CUDA=OFF
+    any_mode_serves=yes
+  fi
 fi
 mode=${JAX_EP_CUDA:-AUTO}
 build_wheel

@@ -204,10 +204,10 @@ class EnvironmentTest(absltest.TestCase):
     def driver(self, version: str) -> None:
         self.write(self.root / "commands" / "nvidia-smi", f"#!/bin/sh\necho {version}\n")
 
-    def make(self, *, succeeds: bool = True, **environment: str) -> list[str]:
+    def make(self, *arguments: str, succeeds: bool = True, **environment: str) -> list[str]:
         """Runs the script; returns what it did."""
         result = subprocess.run(
-            [self.root / "tools" / "environment.sh"],
+            [self.root / "tools" / "environment.sh", *arguments],
             env={
                 "PATH": f"{self.root / 'commands'}:/usr/bin:/bin",
                 "PYTHON": str(self.python),
@@ -232,9 +232,35 @@ class EnvironmentTest(absltest.TestCase):
     def installs(self, extras: str = "flax,examples,dev", local: str = "+cu13") -> str:
         return f"install dist/jax_ep-1{local}-cp312-abi3-linux_x86_64.whl[{extras}]"
 
-    def test_makes_everything_once(self) -> None:
-        # No driver, whatever this machine has.
+    def no_driver(self) -> None:
+        """Hides that of this machine."""
         self.write(self.root / "commands" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+
+    def mode(self) -> str:
+        return (self.root / "build" / "mode").read_text().strip()
+
+    def test_kernels_are_compiled_for_a_gpu_or_on_request(self) -> None:
+        self.no_driver()
+        self.make()
+        self.assertEqual(self.mode(), "OFF")
+        self.assertIn("build", self.make("wheel"))
+        self.assertEqual(self.mode(), "AUTO")
+        self.assertNotIn("build", self.make())  # the wheel with kernels serves as well
+        self.assertIn("build", self.make(JAX_EP_CUDA="ON"))
+        self.assertEqual(self.mode(), "ON")
+        self.assertNotIn("build", self.make())
+        self.edit("ffi/bindings.cc")
+        self.assertIn("build", self.make())
+        self.assertEqual(self.mode(), "OFF")
+        self.driver("580.82.07")
+        self.assertIn("build", self.make())
+        self.assertEqual(self.mode(), "ON")
+        self.driver("550.54.15")
+        self.assertIn("build", self.make())
+        self.assertEqual(self.mode(), "AUTO")
+
+    def test_makes_everything_once(self) -> None:
+        self.no_driver()
         first = ["create build/environment", "build", "create .venv", self.installs()]
         self.assertEqual(self.make(), first)
         self.assertEqual(self.make(), [])
