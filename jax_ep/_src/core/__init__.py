@@ -1,1 +1,1 @@
-"""What every other package is made of: errors, checks, primitives, the compiled module."""
+"""Base of every other package: errors, checks, primitives, the compiled module."""

@@ -1,1 +1,1 @@
-"""What all benchmarks share: cases, timing, the comparison and its report."""
+"""Cases, timing, comparison and report of all benchmarks."""

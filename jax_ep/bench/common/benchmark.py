@@ -1,4 +1,4 @@
-"""What a benchmark consists of: cases, providers, and the configuration of both.
+"""The parts of a benchmark: cases, providers, and the configuration of both.
 
 A provider is one implementation that is measured: jax_ep, or a baseline. A `Benchmark` configures
 the cases, the providers, and the figures that follow from the times.
