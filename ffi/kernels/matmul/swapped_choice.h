@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ffi/device/matmul/sm90/swapped_wide_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/swapped_wide_tile_pairs.h"
 
 namespace jax_ep {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ffi/device/matmul/sm90/swapped_wide_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/swapped_wide_tile_pairs.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {

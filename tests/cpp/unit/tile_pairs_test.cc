@@ -1,4 +1,4 @@
-#include "ffi/device/matmul/sm90/tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/tile_pairs.h"
 
 #include <algorithm>
 #include <cstdint>

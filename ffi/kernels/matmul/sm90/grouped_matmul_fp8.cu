@@ -4,13 +4,13 @@
 // pipeline take two 8-bit values for one 16-bit element, and b as [n, k]: 8-bit wgmma reads K-major
 // operands only. The consumers multiply by 8-bit wgmma and promote the products of every k-block to
 // float32 sums (fp8_consumer.cuh).
-#include "ffi/device/matmul/sm90/fp8_consumer.cuh"
-#include "ffi/device/matmul/sm90/fp8_epilogue.cuh"
-#include "ffi/device/matmul/sm90/fp8_epilogue_activation.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_activation.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_store.cuh"
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/mainloop/fp8_consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/producer.cuh"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"

@@ -17,12 +17,12 @@
 //
 // Order of steps: initialize the barriers, cluster barrier, reallocate registers, run the roles
 // until the scheduler sends an empty pair, cluster barrier.
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/mainloop/rhs_gradient_consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/producer.cuh"
-#include "ffi/device/matmul/sm90/rhs_gradient_consumer.cuh"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"

@@ -9,13 +9,13 @@
 // Producer, scheduler, pipeline and the order of steps are the same. A cluster computes a pair of
 // tiles of up to 256 rows and 128 columns. A consumer warpgroup multiplies 64 of the columns. Wide
 // tiles, of at most 128 rows and 256 columns, have rows as rows of an MMA, 64 per warpgroup.
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/load/swapped_loader.cuh"
+#include "ffi/device/matmul/sm90/mainloop/swapped_consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/producer.cuh"
-#include "ffi/device/matmul/sm90/swapped_consumer.cuh"
-#include "ffi/device/matmul/sm90/swapped_loader.cuh"
-#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"

@@ -1,12 +1,11 @@
 // Loads the k-blocks of both operands by TMA, for matmuls with swapped operands (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_LOAD_SWAPPED_LOADER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_LOAD_SWAPPED_LOADER_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/operand_loader.cuh"
+#include "ffi/device/matmul/sm90/load/operand_loader.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/prefix_maps.cuh"
-#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/tma.cuh"
@@ -178,4 +177,4 @@ struct SwappedOperandLoader {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_LOADER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_LOAD_SWAPPED_LOADER_CUH_

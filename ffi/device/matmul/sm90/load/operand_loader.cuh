@@ -1,10 +1,9 @@
 // Loads the k-blocks of both operands by TMA (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_OPERAND_LOADER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_OPERAND_LOADER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_LOAD_OPERAND_LOADER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_LOAD_OPERAND_LOADER_CUH_
 
 #include "ffi/device/matmul/params.h"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/prefix_maps.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/tma.cuh"
@@ -98,4 +97,4 @@ struct OperandLoader {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_OPERAND_LOADER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_LOAD_OPERAND_LOADER_CUH_

@@ -1,11 +1,11 @@
 // Staging buffer of matmuls with swapped operands (sm_90): takes results from the registers of all
 // consumer warps, which have 16 columns of every row, to warps that store 16 rows.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STAGING_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STAGING_CUH_
 
-#include "ffi/device/matmul/sm90/epilogue_staging.cuh"
+#include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/ptx/mbarrier.cuh"
 
 namespace jax_ep::sm90 {
@@ -106,4 +106,4 @@ class SwappedStaging {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_STAGING_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STAGING_CUH_

@@ -6,14 +6,14 @@
 //   out                       the row weight times the activations, recomputed
 //   row_dots                  the dot product of the activations and d, per kColumnsPerDot columns
 //
-// A slice (swapped_epilogue_slices.cuh) takes four rows of a box: eight lanes per row, 16 bytes per
+// A slice (swapped_slices.cuh) takes four rows of a box: eight lanes per row, 16 bytes per
 // lane. It reads the pre-activation from memory, and replaces d in the staging buffer by the
 // activations. Slices go from box to box, then to the next four rows.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_GRADIENT_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_GRADIENT_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_ACTIVATION_GRADIENT_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_ACTIVATION_GRADIENT_CUH_
 
 #include "ffi/device/matmul/activation.cuh"
-#include "ffi/device/matmul/sm90/swapped_epilogue_slices.cuh"
+#include "ffi/device/matmul/sm90/epilogue/swapped_slices.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/memory.cuh"
@@ -201,4 +201,4 @@ class SwappedActivationGradientEpilogue
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_GRADIENT_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_ACTIVATION_GRADIENT_CUH_

@@ -3,11 +3,11 @@
 // A warp has the accumulators of 256 rows x 16 columns, except of wide tiles: accumulators[4 * j +
 // 2 * h + i] of lane l is row 8 * j + 2 * (l % 4) + i, column 8 * h + l / 4. epilogue.cuh says when
 // the functions are called.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_STORE_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_STORE_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STORE_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STORE_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/swapped_staging.cuh"
+#include "ffi/device/matmul/sm90/epilogue/swapped_staging.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/mma.cuh"
@@ -138,4 +138,4 @@ class SwappedStoreEpilogue {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_STORE_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STORE_CUH_

@@ -1,10 +1,10 @@
 // Store epilogue of the sm_90 FP8 matmul: one warp stores 16 x 256 sums, one half after the other.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_FP8_EPILOGUE_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_FP8_EPILOGUE_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_STORE_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_STORE_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue_staging.cuh"
-#include "ffi/device/matmul/sm90/fp8_scales.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_scales.cuh"
+#include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/tma.cuh"
@@ -72,4 +72,4 @@ class Fp8Epilogue {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_FP8_EPILOGUE_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_STORE_CUH_

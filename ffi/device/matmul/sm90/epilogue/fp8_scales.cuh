@@ -1,9 +1,9 @@
 // How the sm_90 FP8 matmul applies scales: to the products of a k-block, or to the sums of a tile.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_FP8_SCALES_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_FP8_SCALES_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_SCALES_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_SCALES_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue_staging.cuh"
+#include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/fp8_params.h"
 
 namespace jax_ep::sm90 {
@@ -132,4 +132,4 @@ struct RowScales {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_FP8_SCALES_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_SCALES_CUH_

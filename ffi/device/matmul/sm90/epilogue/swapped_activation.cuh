@@ -3,15 +3,14 @@
 //
 // The columns of a tile, or of each half of a wide one, are 128 of the pre-activation, or 64 gate
 // columns, which the first warpgroup has (not of a wide tile), and their 64 up columns.
-// Accumulators are rounded to the 16-bit pre-activation. Slices (swapped_epilogue_slices.cuh) store
+// Accumulators are rounded to the 16-bit pre-activation. Slices (swapped_slices.cuh) store
 // it, if it is kept, and replace it by the activations.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_ACTIVATION_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_ACTIVATION_CUH_
 
 #include "ffi/device/matmul/activation.cuh"
-#include "ffi/device/matmul/sm90/row_weights.cuh"
-#include "ffi/device/matmul/sm90/swapped_epilogue_slices.cuh"
-#include "ffi/device/matmul/sm90/swapped_row_weights.cuh"
+#include "ffi/device/matmul/sm90/epilogue/row_weights.cuh"
+#include "ffi/device/matmul/sm90/epilogue/swapped_slices.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/tma.cuh"
@@ -188,4 +187,4 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_ACTIVATION_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_ACTIVATION_CUH_

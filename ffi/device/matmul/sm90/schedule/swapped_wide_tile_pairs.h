@@ -1,9 +1,9 @@
 // Raster order of the sm_90 matmuls with swapped operands for calls that may have groups of about
 // 100 rows. For host and device, so that unit tests can check it.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_WIDE_TILE_PAIRS_H_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_WIDE_TILE_PAIRS_H_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_SWAPPED_WIDE_TILE_PAIRS_H_
+#define JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_SWAPPED_WIDE_TILE_PAIRS_H_
 
-#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/swapped_tile_pairs.h"
 
 namespace jax_ep {
 
@@ -49,4 +49,4 @@ inline constexpr bool kHasWideTiles = requires(Raster raster) { raster.halves_ro
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_WIDE_TILE_PAIRS_H_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_SWAPPED_WIDE_TILE_PAIRS_H_

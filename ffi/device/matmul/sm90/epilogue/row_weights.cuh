@@ -1,14 +1,28 @@
-// Row weights that multiply accumulators, for matmuls with swapped operands (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_ROW_WEIGHTS_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_ROW_WEIGHTS_CUH_
+// Row weights of activation epilogues (sm_90): in registers or, with swapped operands, in shared
+// memory.
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_ROW_WEIGHTS_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_ROW_WEIGHTS_CUH_
 
+#include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/ptx/cp_async.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 
 namespace jax_ep::sm90 {
+
+// The weights of the two rows that a lane has accumulators of.
+struct RowWeights {
+  float values[2];
+
+  __device__ void Load(const float* weights, const EpilogueCoordinates& at) {
+    for (int half = 0; half < 2; ++half) {
+      const int m = threadIdx.x % 32 / 4 + 8 * half;
+      values[half] = weights != nullptr && m < at.num_m ? weights[at.m + m] : 1.0f;
+    }
+  }
+};
 
 // A lane has accumulators of a quarter of all rows, more weights than it has registers for. So all
 // consumer threads copy the weights of a tile to shared memory while it is multiplied: one each.
@@ -70,4 +84,4 @@ class SwappedRowWeights {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_ROW_WEIGHTS_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_ROW_WEIGHTS_CUH_

@@ -1,12 +1,12 @@
 // Activation epilogue of the sm_90 FP8 matmul: one warp quantizes 16 x 128 activations.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_FP8_EPILOGUE_ACTIVATION_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_FP8_EPILOGUE_ACTIVATION_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_ACTIVATION_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_ACTIVATION_CUH_
 
 #include "ffi/device/matmul/activation.cuh"
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue_staging.cuh"
-#include "ffi/device/matmul/sm90/fp8_scales.cuh"
-#include "ffi/device/matmul/sm90/row_weights.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_scales.cuh"
+#include "ffi/device/matmul/sm90/epilogue/row_weights.cuh"
+#include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/float8.cuh"
@@ -147,4 +147,4 @@ class Fp8ActivationEpilogue {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_FP8_EPILOGUE_ACTIVATION_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_FP8_ACTIVATION_CUH_

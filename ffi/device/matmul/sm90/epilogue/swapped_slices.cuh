@@ -1,9 +1,9 @@
 // What the epilogues with an activation have in common, of matmuls with swapped operands (sm_90):
 // how their slices go through the rounds of the staging buffer.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_SLICES_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_SLICES_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_SLICES_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_SLICES_CUH_
 
-#include "ffi/device/matmul/sm90/swapped_staging.cuh"
+#include "ffi/device/matmul/sm90/epilogue/swapped_staging.cuh"
 
 namespace jax_ep::sm90 {
 
@@ -136,4 +136,4 @@ class SwappedEpilogueSlices {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_EPILOGUE_SLICES_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_SLICES_CUH_

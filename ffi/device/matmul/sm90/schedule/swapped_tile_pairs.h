@@ -1,10 +1,10 @@
 // Raster order of the sm_90 matmuls with swapped operands: the pairs of tiles in one group's
 // result, one pair per cluster. For host and device, so that unit tests can check it.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_TILE_PAIRS_H_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_TILE_PAIRS_H_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_SWAPPED_TILE_PAIRS_H_
+#define JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_SWAPPED_TILE_PAIRS_H_
 
 #include "ffi/device/common/integers.h"
-#include "ffi/device/matmul/sm90/tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/tile_pairs.h"
 
 namespace jax_ep {
 
@@ -82,4 +82,4 @@ struct SwappedTilePairs {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_TILE_PAIRS_H_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_SWAPPED_TILE_PAIRS_H_

@@ -1,8 +1,8 @@
 // The producer warp of a block, which fills the ring of operand stages (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_PRODUCER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_PRODUCER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_LOAD_PRODUCER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_LOAD_PRODUCER_CUH_
 
-#include "ffi/device/matmul/sm90/operand_loader.cuh"
+#include "ffi/device/matmul/sm90/load/operand_loader.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/ptx/barrier.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
@@ -40,4 +40,4 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_PRODUCER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_LOAD_PRODUCER_CUH_

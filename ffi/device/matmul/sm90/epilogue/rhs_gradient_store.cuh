@@ -1,10 +1,10 @@
 // Epilogue of kRhsGradient (sm_90): one warp stores 16 x 256 accumulators, in 16 bits or in
 // float32. epilogue.cuh says when its functions are called.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_EPILOGUE_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_EPILOGUE_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_RHS_GRADIENT_STORE_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_RHS_GRADIENT_STORE_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/epilogue_staging.cuh"
+#include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/element_types.cuh"
 #include "ffi/device/ptx/tma.cuh"
@@ -72,4 +72,4 @@ class RhsGradientEpilogue {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_EPILOGUE_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_RHS_GRADIENT_STORE_CUH_

@@ -17,10 +17,10 @@
 //
 // accumulators[4 * j + 2 * h + i] of lane l is row 8 * h + l / 4, column 8 * j + 2 * (l % 4) + i,
 // as wgmma.cuh says; with swapped operands that is the column and the row of the result.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_EPILOGUE_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_EPILOGUE_CUH_
 
-#include "ffi/device/matmul/sm90/prefix_maps.cuh"
+#include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/tma.cuh"
 
 namespace jax_ep::sm90 {
@@ -41,4 +41,4 @@ __device__ inline TmaCoordinates PrefixBox(const EpilogueCoordinates& at) {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_EPILOGUE_CUH_

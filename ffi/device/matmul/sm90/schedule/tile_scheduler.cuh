@@ -1,11 +1,11 @@
 // The dynamic tile scheduler (sm_90): one warp per cluster, which finds the next pair of tiles for
 // both blocks and writes it to their tile slots.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_TILE_SCHEDULER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_TILE_SCHEDULER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_TILE_SCHEDULER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_TILE_SCHEDULER_CUH_
 
 #include "ffi/device/matmul/group_search.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/ptx/mbarrier.cuh"
 
 namespace jax_ep::sm90 {
@@ -202,4 +202,4 @@ __device__ void RunScheduler(const MatmulParams& params, const Pipeline& pipelin
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_TILE_SCHEDULER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_TILE_SCHEDULER_CUH_

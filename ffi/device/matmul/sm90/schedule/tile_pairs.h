@@ -1,7 +1,7 @@
 // Raster order of the sm_90 matmul: the pairs of tiles in one group's result, one pair per cluster.
 // For host and device, so that unit tests can check it.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_TILE_PAIRS_H_
-#define JAX_EP_DEVICE_MATMUL_SM90_TILE_PAIRS_H_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_TILE_PAIRS_H_
+#define JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_TILE_PAIRS_H_
 
 #include "ffi/device/common/integers.h"
 
@@ -75,4 +75,4 @@ struct TilePairs {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_TILE_PAIRS_H_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_SCHEDULE_TILE_PAIRS_H_

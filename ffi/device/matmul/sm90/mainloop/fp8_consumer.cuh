@@ -8,11 +8,11 @@
 // With Epilogue::kReadsAhead the ends of tiles are short: in the last k-block a warp reads the next
 // tile, loads its first scales, and stores the first half. That leaves registers to load scales one
 // k-block ahead, otherwise three. Where tiles have many k-blocks, the latter counts.
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_FP8_CONSUMER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_FP8_CONSUMER_CUH_
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/device/matmul/sm90/fp8_scales.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_scales.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/cluster.cuh"
@@ -216,4 +216,4 @@ class Fp8Consumer {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_FP8_CONSUMER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_FP8_CONSUMER_CUH_

@@ -2,7 +2,7 @@
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STAGING_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_STAGING_CUH_
 
-#include "ffi/device/matmul/sm90/epilogue.cuh"
+#include "ffi/device/matmul/sm90/epilogue/epilogue.cuh"
 #include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/ptx/barrier.cuh"
 #include "ffi/device/ptx/bulk_copy.cuh"

@@ -1,13 +1,13 @@
 // The consumer warpgroups of a matmul with swapped operands (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_CONSUMER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_CONSUMER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_SWAPPED_CONSUMER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_SWAPPED_CONSUMER_CUH_
 
 #include "ffi/device/matmul/params.h"
+#include "ffi/device/matmul/sm90/epilogue/swapped_activation.cuh"
+#include "ffi/device/matmul/sm90/epilogue/swapped_activation_gradient.cuh"
+#include "ffi/device/matmul/sm90/epilogue/swapped_store.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/swapped_epilogue_activation.cuh"
-#include "ffi/device/matmul/sm90/swapped_epilogue_activation_gradient.cuh"
-#include "ffi/device/matmul/sm90/swapped_epilogue_store.cuh"
-#include "ffi/device/matmul/sm90/swapped_shapes.h"
+#include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/wgmma.cuh"
@@ -191,4 +191,4 @@ class SwappedConsumer {
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_SWAPPED_CONSUMER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_SWAPPED_CONSUMER_CUH_

@@ -1,10 +1,10 @@
 // The consumer warpgroups of kRhsGradient, which multiply and run the epilogue (sm_90).
-#ifndef JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_CONSUMER_CUH_
-#define JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_CONSUMER_CUH_
+#ifndef JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_RHS_GRADIENT_CONSUMER_CUH_
+#define JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_RHS_GRADIENT_CONSUMER_CUH_
 
 #include "ffi/device/matmul/params.h"
+#include "ffi/device/matmul/sm90/epilogue/rhs_gradient_store.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/rhs_gradient_epilogue.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
@@ -106,4 +106,4 @@ __device__ void RunRhsGradientConsumer(const MatmulTensorMaps& maps, const Matmu
 
 }  // namespace jax_ep::sm90
 
-#endif  // JAX_EP_DEVICE_MATMUL_SM90_RHS_GRADIENT_CONSUMER_CUH_
+#endif  // JAX_EP_DEVICE_MATMUL_SM90_MAINLOOP_RHS_GRADIENT_CONSUMER_CUH_
