@@ -5,8 +5,8 @@
 #include <iterator>
 #include <limits>
 
+#include "ffi/device/transfer/dispatch/token_chunks.h"
 #include "ffi/device/transfer/eager_layout.h"
-#include "ffi/device/transfer/token_chunks.h"
 #include "ffi/runtime/config.h"
 
 namespace jax_ep {

@@ -1,7 +1,8 @@
-// Takes the place of ffi/device/transfer/send_order.cuh: each rank sends its tokens in another
-// order than theirs. So a kernel that takes a token for its position, or the reverse, is wrong.
-#ifndef JAX_EP_DEVICE_TRANSFER_SEND_ORDER_CUH_
-#define JAX_EP_DEVICE_TRANSFER_SEND_ORDER_CUH_
+// Takes the place of ffi/device/transfer/dispatch/send_order.cuh: each rank sends its tokens in
+// another order than theirs. So a kernel that takes a token for its position, or the reverse, is
+// wrong.
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_SEND_ORDER_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_SEND_ORDER_CUH_
 
 #include "tests/cpp/emulation/emulator.h"
 // After the emulator, which comes before all others.
@@ -25,4 +26,4 @@ class TokenOrder {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_SEND_ORDER_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_SEND_ORDER_CUH_

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/device/transfer/token_params.h"
+#include "ffi/device/transfer/dispatch/token_params.h"
 #include "tests/cpp/gpu/contract.h"
 
 namespace harness {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ffi/device/ptx/memory.cuh"
-#include "ffi/device/transfer/token_params.h"
+#include "ffi/device/transfer/dispatch/token_params.h"
 #include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 

@@ -1,10 +1,9 @@
-#include "ffi/device/transfer/combine_schedule.h"
-
 #include <cstdint>
 #include <map>
 #include <tuple>
 #include <vector>
 
+#include "ffi/device/transfer/combine/schedule.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {

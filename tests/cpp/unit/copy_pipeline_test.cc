@@ -1,4 +1,4 @@
-#include "ffi/device/transfer/copy_pipeline.h"
+#include "ffi/device/transfer/dispatch/copy_pipeline.h"
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-#include "ffi/device/transfer/token_chunks.h"
+#include "ffi/device/transfer/dispatch/token_chunks.h"
 
 #include <algorithm>
 

@@ -1,9 +1,9 @@
 // Where a row of tokens is read: among the operands, or in the workspace, where its scales follow
 // its payload.
-#ifndef JAX_EP_DEVICE_TRANSFER_ROW_SOURCE_CUH_
-#define JAX_EP_DEVICE_TRANSFER_ROW_SOURCE_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_SOURCE_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_SOURCE_CUH_
 
-#include "ffi/device/transfer/token_params.h"
+#include "ffi/device/transfer/dispatch/token_params.h"
 
 namespace jax_ep {
 
@@ -27,4 +27,4 @@ __device__ inline RowSource OperandRow(const TokenParams& params, int token) {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_ROW_SOURCE_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_SOURCE_CUH_

@@ -4,8 +4,8 @@
 // On overflow, every local expert of a destination gets the same cap: the largest one with which
 // the padded groups fit into its M rows. Within an expert, every source rank gets the same quota:
 // the largest one within the cap.
-#ifndef JAX_EP_DEVICE_TRANSFER_QUOTAS_CUH_
-#define JAX_EP_DEVICE_TRANSFER_QUOTAS_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_QUOTAS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_QUOTAS_CUH_
 
 #include "ffi/device/common/role_context.cuh"
 #include "ffi/device/protocol/running_call.cuh"
@@ -229,4 +229,4 @@ class Quotas {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_QUOTAS_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_QUOTAS_CUH_

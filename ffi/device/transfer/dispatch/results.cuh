@@ -4,9 +4,9 @@
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_RESULTS_CUH_
 
 #include "ffi/device/protocol/peer_stores.cuh"
+#include "ffi/device/transfer/dispatch/token_params.h"
 #include "ffi/device/transfer/fill.cuh"
 #include "ffi/device/transfer/plan.h"
-#include "ffi/device/transfer/token_params.h"
 
 namespace jax_ep {
 

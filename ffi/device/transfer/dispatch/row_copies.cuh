@@ -3,16 +3,16 @@
 //
 // Scales of quantized rows follow the payload, in flight and in shared memory. Whole vectors of
 // them go by bulk copies. The others, and those of results, are copied word by word.
-#ifndef JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
-#define JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_COPIES_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_COPIES_CUH_
 
 #include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/ptx/bulk_copy.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/device/transfer/copy_pipeline.h"
+#include "ffi/device/transfer/dispatch/copy_pipeline.h"
+#include "ffi/device/transfer/dispatch/row_source.cuh"
 #include "ffi/device/transfer/plan_rows.cuh"
-#include "ffi/device/transfer/row_source.cuh"
 
 namespace jax_ep {
 
@@ -283,4 +283,4 @@ using RowCopies = BulkRowCopies;
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_ROW_COPIES_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_COPIES_CUH_

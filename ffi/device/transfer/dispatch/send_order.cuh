@@ -1,8 +1,8 @@
 // The order in which a rank sends its tokens in a dispatch: a policy of TokenSender and
 // TokenExpansion. Ring slots, token chunks and credits are addressed by the position in that order,
 // and not by the token, so another order changes nothing else. All ranks have to agree on it.
-#ifndef JAX_EP_DEVICE_TRANSFER_SEND_ORDER_CUH_
-#define JAX_EP_DEVICE_TRANSFER_SEND_ORDER_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_SEND_ORDER_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_SEND_ORDER_CUH_
 
 #include "ffi/device/protocol/call_params.h"
 
@@ -19,4 +19,4 @@ class TokenOrder {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_SEND_ORDER_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_SEND_ORDER_CUH_

@@ -1,12 +1,12 @@
 // The parameters that dispatch and redispatch share: how tokens are sent (token_sender.cuh) and
 // expanded into rows (token_expansion.cuh).
-#ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_PARAMS_H_
-#define JAX_EP_DEVICE_TRANSFER_TOKEN_PARAMS_H_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_PARAMS_H_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_PARAMS_H_
 
 #include "ffi/device/protocol/call_params.h"
-#include "ffi/device/transfer/arrivals.h"
-#include "ffi/device/transfer/copy_pipeline.h"
-#include "ffi/device/transfer/token_chunks.h"
+#include "ffi/device/transfer/dispatch/arrivals.h"
+#include "ffi/device/transfer/dispatch/copy_pipeline.h"
+#include "ffi/device/transfer/dispatch/token_chunks.h"
 
 namespace jax_ep {
 
@@ -32,4 +32,4 @@ struct TokenParams {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_TOKEN_PARAMS_H_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_PARAMS_H_

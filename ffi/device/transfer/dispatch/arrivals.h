@@ -1,7 +1,7 @@
 // Arrival counters tell a concurrent kernel which rows of a dispatch are complete. A counter holds
 // the sequence number of the latest call and that call's count, so nobody zeroes it between calls.
-#ifndef JAX_EP_DEVICE_TRANSFER_ARRIVALS_H_
-#define JAX_EP_DEVICE_TRANSFER_ARRIVALS_H_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ARRIVALS_H_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_ARRIVALS_H_
 
 #include "ffi/device/common/integers.h"
 #include "ffi/device/protocol/control_block.h"
@@ -24,4 +24,4 @@ JAX_EP_HOST_DEVICE constexpr uint64_t ArrivalValue(uint64_t sequence, int count)
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_ARRIVALS_H_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_ARRIVALS_H_

@@ -3,7 +3,7 @@
 #define JAX_EP_DEVICE_TRANSFER_COMBINE_PARAMS_H_
 
 #include "ffi/device/protocol/call_params.h"
-#include "ffi/device/transfer/combine_schedule.h"
+#include "ffi/device/transfer/combine/schedule.h"
 #include "ffi/device/transfer/plan.h"
 
 namespace jax_ep {

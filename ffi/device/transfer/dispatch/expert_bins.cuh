@@ -1,6 +1,6 @@
 // Counting assignments by expert, in order.
-#ifndef JAX_EP_DEVICE_TRANSFER_EXPERT_BINS_CUH_
-#define JAX_EP_DEVICE_TRANSFER_EXPERT_BINS_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_EXPERT_BINS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_EXPERT_BINS_CUH_
 
 #include "ffi/device/protocol/running_call.cuh"
 
@@ -26,4 +26,4 @@ __device__ inline int32_t CountInOrder(int32_t* counts, int bin) {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_EXPERT_BINS_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_EXPERT_BINS_CUH_

@@ -1,12 +1,12 @@
 // The two steps of combine. Each rank sums its rows of a token and sends the partial sum to the
 // token's rank, which reduces the partial sums of all ranks.
-#ifndef JAX_EP_DEVICE_TRANSFER_PARTIAL_SUMS_CUH_
-#define JAX_EP_DEVICE_TRANSFER_PARTIAL_SUMS_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_PARTIAL_SUMS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_COMBINE_PARTIAL_SUMS_CUH_
 
-#include "ffi/device/transfer/combine_params.h"
+#include "ffi/device/transfer/combine/params.h"
+#include "ffi/device/transfer/combine/row_sums.cuh"
 #include "ffi/device/transfer/fill.cuh"
 #include "ffi/device/transfer/plan_rows.cuh"
-#include "ffi/device/transfer/row_sums.cuh"
 
 namespace jax_ep {
 
@@ -109,4 +109,4 @@ __device__ __noinline__ inline void FillWithNan(const CombineParams& params,
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_PARTIAL_SUMS_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_COMBINE_PARTIAL_SUMS_CUH_

@@ -1,10 +1,10 @@
 // The expand warps of dispatch and redispatch. They store each token that has arrived on this rank
 // to all of its rows, and fill the rows that come from no token.
-#ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_EXPANSION_CUH_
-#define JAX_EP_DEVICE_TRANSFER_TOKEN_EXPANSION_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_EXPANSION_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_EXPANSION_CUH_
 
-#include "ffi/device/transfer/dispatch_results.cuh"
-#include "ffi/device/transfer/token_sender.cuh"
+#include "ffi/device/transfer/dispatch/results.cuh"
+#include "ffi/device/transfer/dispatch/token_sender.cuh"
 
 namespace jax_ep {
 
@@ -211,4 +211,4 @@ class TokenExpansion {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_TOKEN_EXPANSION_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_EXPANSION_CUH_

@@ -1,9 +1,9 @@
 // The counts that all ranks send (assignment_tile.cuh), read as they arrive.
-#ifndef JAX_EP_DEVICE_TRANSFER_INCOMING_COUNTS_CUH_
-#define JAX_EP_DEVICE_TRANSFER_INCOMING_COUNTS_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_INCOMING_COUNTS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_INCOMING_COUNTS_CUH_
 
+#include "ffi/device/transfer/dispatch/quotas.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
-#include "ffi/device/transfer/quotas.cuh"
 
 namespace jax_ep {
 
@@ -100,4 +100,4 @@ class IncomingCounts {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_INCOMING_COUNTS_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_INCOMING_COUNTS_CUH_

@@ -1,7 +1,7 @@
 // The shared memory pipelines of row copies (row_copies.cuh): each warp has a ring of stages, and a
 // row in flight occupies one or several of them.
-#ifndef JAX_EP_DEVICE_TRANSFER_COPY_PIPELINE_H_
-#define JAX_EP_DEVICE_TRANSFER_COPY_PIPELINE_H_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_COPY_PIPELINE_H_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_COPY_PIPELINE_H_
 
 #include "ffi/device/common/integers.h"
 #include "ffi/device/common/limits.h"
@@ -96,4 +96,4 @@ constexpr CopyPipeline PlanSendPipeline(int64_t row_vectors, int32_t max_destina
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_COPY_PIPELINE_H_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_COPY_PIPELINE_H_

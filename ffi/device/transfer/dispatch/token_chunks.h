@@ -1,7 +1,7 @@
 // The token chunks of a dispatch, and the receive rings for them. They follow from static shapes
 // alone, because all ranks have to agree.
-#ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_CHUNKS_H_
-#define JAX_EP_DEVICE_TRANSFER_TOKEN_CHUNKS_H_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_CHUNKS_H_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_CHUNKS_H_
 
 #include "ffi/device/protocol/control_block.h"
 
@@ -41,4 +41,4 @@ constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_TOKEN_CHUNKS_H_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_CHUNKS_H_

@@ -2,13 +2,13 @@
 //
 // It runs before anything can be copied, and mostly once per launch, so its time is dominated by
 // instruction fetches. Loops are therefore not unrolled where there is little to overlap.
-#ifndef JAX_EP_DEVICE_TRANSFER_ASSIGNMENT_TILE_CUH_
-#define JAX_EP_DEVICE_TRANSFER_ASSIGNMENT_TILE_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ASSIGNMENT_TILE_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_ASSIGNMENT_TILE_CUH_
 
 #include "ffi/device/protocol/abort.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/transfer/dispatch/expert_bins.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
-#include "ffi/device/transfer/expert_bins.cuh"
 
 namespace jax_ep {
 
@@ -188,4 +188,4 @@ class AssignmentTile {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_ASSIGNMENT_TILE_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_ASSIGNMENT_TILE_CUH_

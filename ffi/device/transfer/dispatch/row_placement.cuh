@@ -1,11 +1,11 @@
 // The rows of a token's assignments on this rank, derived from routes and quotas, and their part of
 // the plan.
-#ifndef JAX_EP_DEVICE_TRANSFER_ROW_PLACEMENT_CUH_
-#define JAX_EP_DEVICE_TRANSFER_ROW_PLACEMENT_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_PLACEMENT_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_PLACEMENT_CUH_
 
-#include "ffi/device/transfer/dispatch_results.cuh"
+#include "ffi/device/transfer/dispatch/quotas.cuh"
+#include "ffi/device/transfer/dispatch/results.cuh"
 #include "ffi/device/transfer/lane_assignments.cuh"
-#include "ffi/device/transfer/quotas.cuh"
 
 namespace jax_ep {
 
@@ -79,4 +79,4 @@ class RowPlacement {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_ROW_PLACEMENT_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_PLACEMENT_CUH_

@@ -1,6 +1,6 @@
 // Weighted sums of rows in float32, for combine's partial sums and their reduction.
-#ifndef JAX_EP_DEVICE_TRANSFER_ROW_SUMS_CUH_
-#define JAX_EP_DEVICE_TRANSFER_ROW_SUMS_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_
 
 #include "ffi/device/common/vectors.cuh"
 #include "ffi/device/protocol/peer_stores.cuh"
@@ -110,4 +110,4 @@ __device__ inline void SumRows(const SumPipeline<kStages>& pipeline,
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_ROW_SUMS_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_

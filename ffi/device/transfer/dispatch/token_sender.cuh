@@ -1,13 +1,13 @@
 // The send warps of dispatch and redispatch. They store each token of this rank once to every peer
 // that it goes to, into the peer's receive ring, chunk by chunk.
-#ifndef JAX_EP_DEVICE_TRANSFER_TOKEN_SENDER_CUH_
-#define JAX_EP_DEVICE_TRANSFER_TOKEN_SENDER_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_SENDER_CUH_
+#define JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_SENDER_CUH_
 
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
-#include "ffi/device/transfer/row_copies.cuh"
-#include "ffi/device/transfer/send_order.cuh"
-#include "ffi/device/transfer/token_params.h"
+#include "ffi/device/transfer/dispatch/row_copies.cuh"
+#include "ffi/device/transfer/dispatch/send_order.cuh"
+#include "ffi/device/transfer/dispatch/token_params.h"
 
 namespace jax_ep {
 
@@ -202,4 +202,4 @@ __device__ inline Outcome SendTokens(const TokenParams& params, const Order& ord
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_TRANSFER_TOKEN_SENDER_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_DISPATCH_TOKEN_SENDER_CUH_
