@@ -72,19 +72,19 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/transfer/redispatch.cu
     ffi/kernels/transfer/start_generation.cu
     ffi/kernels/transfer/token_preparation.cc
-    ffi/runtime/call_site_cuda.cc
-    ffi/runtime/device_cuda.cc
-    ffi/runtime/driver_cuda.cc
-    ffi/runtime/generation_cuda.cc
-    ffi/runtime/generation_memory_cuda.cc
-    ffi/runtime/group_cuda.cc
-    ffi/runtime/group_peers_cuda.cc
-    ffi/runtime/groups_cuda.cc
-    ffi/runtime/processes/driver_memory_cuda.cc
-    ffi/runtime/processes/ipc_memory_cuda.cc
-    ffi/runtime/processes/nccl_exchange_cuda.cc
-    ffi/runtime/processes/share_generation_cuda.cc
-    ffi/runtime/processes/transport_cuda.cc)
+    ffi/runtime/cuda/device_cuda.cc
+    ffi/runtime/cuda/driver_cuda.cc
+    ffi/runtime/groups/call_site_cuda.cc
+    ffi/runtime/groups/generation_cuda.cc
+    ffi/runtime/groups/generation_memory_cuda.cc
+    ffi/runtime/groups/group_cuda.cc
+    ffi/runtime/groups/group_peers_cuda.cc
+    ffi/runtime/groups/groups_cuda.cc
+    ffi/runtime/groups/share_generation_cuda.cc
+    ffi/runtime/transport/local/driver_memory_cuda.cc
+    ffi/runtime/transport/local/ipc_memory_cuda.cc
+    ffi/runtime/transport/local/nccl_exchange_cuda.cc
+    ffi/runtime/transport/local/transport_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

@@ -11,7 +11,7 @@
 #include "ffi/kernels/quantize/quantize.h"
 #include "ffi/kernels/quantize/quantize_weights.h"
 #include "ffi/kernels/transfer/launch.h"
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "ffi/handlers/targets.h"
-#include "ffi/runtime/buffers.h"
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/driver.h"
-#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/calls/buffers.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/calls/signatures.h"
+#include "ffi/runtime/cuda/driver.h"
 #include "ffi/runtime/status.h"
 #include "xla/ffi/api/ffi.h"
 

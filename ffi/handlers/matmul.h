@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ffi/handlers/local.h"
-#include "ffi/runtime/tile_counter.h"
+#include "ffi/runtime/calls/tile_counter.h"
 
 namespace jax_ep {
 

@@ -5,8 +5,8 @@
 #include "ffi/handlers/operations.h"
 #include "ffi/handlers/quantize.h"
 #include "ffi/handlers/transfer.h"
-#include "ffi/runtime/groups.h"
-#include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/groups/groups.h"
+#include "ffi/runtime/groups/mailbox.h"
 
 namespace jax_ep {
 namespace {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "ffi/handlers/collectives.h"
-#include "ffi/runtime/device_cuda.h"
-#include "ffi/runtime/nccl.h"
-#include "ffi/runtime/processes/transport.h"
+#include "ffi/runtime/cuda/device_cuda.h"
+#include "ffi/runtime/cuda/nccl.h"
 #include "ffi/runtime/settings.h"
+#include "ffi/runtime/transport/transport.h"
 
 namespace jax_ep {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "ffi/handlers/call.h"
 #include "ffi/kernels/transfer/launch.h"
-#include "ffi/runtime/call_site.h"
+#include "ffi/runtime/groups/call_site.h"
 #include "ffi/runtime/per_device.h"
 
 namespace jax_ep {

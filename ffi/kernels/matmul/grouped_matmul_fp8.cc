@@ -4,8 +4,8 @@
 #include "ffi/kernels/matmul/activation_function.h"
 #include "ffi/kernels/matmul/launch.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "ffi/device/matmul/params.h"
 #ifndef __CUDACC_RTC__
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 #endif
 
 namespace jax_ep {

@@ -7,7 +7,7 @@
 #include "ffi/kernels/matmul/kernels.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
 #include "ffi/kernels/matmul/swapped_choice.h"
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 

@@ -8,8 +8,8 @@
 
 #include "ffi/device/matmul/params.h"
 #include "ffi/kernels/matmul/kernels.h"
-#include "ffi/runtime/buffers.h"
-#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/calls/buffers.h"
+#include "ffi/runtime/calls/signatures.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ffi/runtime/device_cuda.h"
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 namespace {

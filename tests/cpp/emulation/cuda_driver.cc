@@ -2,7 +2,7 @@
 #include <string_view>
 
 #include "cuda.h"
-#include "ffi/runtime/driver.h"
+#include "ffi/runtime/cuda/driver.h"
 
 // Refuses what the driver's documentation rules out.
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,

@@ -11,8 +11,8 @@
 
 #include "cuda_runtime_api.h"
 #include "ffi/kernels/transfer/launch.h"
-#include "ffi/runtime/call_site.h"
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
+#include "ffi/runtime/groups/call_site.h"
 #include "tests/cpp/emulation/streams.h"
 #include "tests/cpp/unit/check.h"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ffi/kernels/transfer/launch.h"
-#include "ffi/runtime/call_site.h"
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
+#include "ffi/runtime/groups/call_site.h"
 #include "tests/cpp/emulation/streams.h"
 #include "tests/cpp/gpu/transfer_random.h"
 #include "tests/cpp/unit/check.h"

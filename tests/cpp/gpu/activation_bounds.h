@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ffi/runtime/config.h"
+#include "ffi/runtime/calls/config.h"
 #include "tests/cpp/gpu/intervals.h"
 
 namespace harness {

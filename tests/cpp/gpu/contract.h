@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 #include "tests/cpp/gpu/numbers.h"
 
 namespace harness {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/runtime/config.h"
+#include "ffi/runtime/calls/config.h"
 #include "tests/cpp/gpu/matmul_cases.h"
 
 namespace harness {

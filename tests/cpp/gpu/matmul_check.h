@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 #include "tests/cpp/gpu/for_each.h"
 #include "tests/cpp/gpu/numbers.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 #include "tests/cpp/gpu/numbers.h"
 #include "tests/cpp/gpu/require.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
 #include "tests/cpp/gpu/call_sequence.h"
 #include "tests/cpp/gpu/transfer_options.h"
 

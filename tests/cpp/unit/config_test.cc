@@ -1,4 +1,4 @@
-#include "ffi/runtime/config.h"
+#include "ffi/runtime/calls/config.h"
 
 #include "tests/cpp/unit/check.h"
 

@@ -1,4 +1,4 @@
-#include "ffi/runtime/driver.h"
+#include "ffi/runtime/cuda/driver.h"
 
 #include "tests/cpp/unit/check.h"
 

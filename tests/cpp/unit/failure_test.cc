@@ -1,4 +1,4 @@
-#include "ffi/runtime/failure.h"
+#include "ffi/runtime/groups/failure.h"
 
 #include "tests/cpp/unit/check.h"
 

@@ -1,4 +1,4 @@
-#include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/groups/mailbox.h"
 
 #include <atomic>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "ffi/runtime/rendezvous.h"
+#include "ffi/runtime/groups/rendezvous.h"
 
 #include <algorithm>
 #include <atomic>

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/calls/signatures.h"
 
 namespace jax_ep {
 

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/calls/signatures.h"
 #include "tests/cpp/unit/check.h"
 #include "tests/cpp/unit/signature_buffers.h"
 

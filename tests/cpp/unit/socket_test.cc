@@ -1,5 +1,5 @@
 // Tests messages and descriptors between two processes.
-#include "ffi/runtime/processes/socket.h"
+#include "ffi/runtime/transport/local/socket.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "ffi/runtime/processes/identity.h"
+#include "ffi/runtime/transport/identity.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {

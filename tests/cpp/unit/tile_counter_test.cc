@@ -1,4 +1,4 @@
-#include "ffi/runtime/tile_counter.h"
+#include "ffi/runtime/calls/tile_counter.h"
 
 #include <memory>
 #include <set>

@@ -1,4 +1,4 @@
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
 
 #include <limits>
 #include <string_view>

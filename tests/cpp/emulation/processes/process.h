@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <functional>
 
-#include "ffi/runtime/groups.h"
-#include "ffi/runtime/processes/cuda_transport.h"
+#include "ffi/runtime/groups/groups.h"
+#include "ffi/runtime/transport/local/cuda_transport.h"
 #include "tests/cpp/emulation/cases.h"
 #include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/processes/forks.h"

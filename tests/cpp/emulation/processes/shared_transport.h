@@ -13,7 +13,7 @@
 #include <new>
 #include <thread>
 
-#include "ffi/runtime/processes/transport.h"
+#include "ffi/runtime/transport/transport.h"
 
 namespace jax_ep::testing {
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ffi/runtime/groups.h"
+#include "ffi/runtime/groups/groups.h"
 #include "tests/cpp/emulation/cases.h"
 #include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/register_kernels.h"

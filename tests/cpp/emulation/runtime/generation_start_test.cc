@@ -4,7 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "ffi/runtime/groups.h"
+#include "ffi/runtime/groups/groups.h"
 #include "tests/cpp/emulation/random_operations.h"
 #include "tests/cpp/emulation/register_kernels.h"
 
