@@ -29,19 +29,20 @@ if(JAX_EP_WITH_CUDA)
     jax_ep_cuda STATIC
     # Takes longest by far: first, so that no core waits for it at the end.
     ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
-    ffi/handlers/bulk_copy_ceiling.cc
     ffi/handlers/call.cc
-    ffi/handlers/combine.cc
-    ffi/handlers/dispatch.cc
-    ffi/handlers/grouped_matmul.cc
-    ffi/handlers/grouped_matmul_activation.cc
-    ffi/handlers/grouped_matmul_quantized.cc
-    ffi/handlers/grouped_matmul_quantized_activation.cc
-    ffi/handlers/quantize.cc
-    ffi/handlers/quantize_weights.cc
-    ffi/handlers/redispatch.cc
+    ffi/handlers/matmul/grouped_matmul.cc
+    ffi/handlers/matmul/grouped_matmul_activation.cc
+    ffi/handlers/matmul/grouped_matmul_quantized.cc
+    ffi/handlers/matmul/grouped_matmul_quantized_activation.cc
+    ffi/handlers/operations.cc
+    ffi/handlers/quantize/quantize.cc
+    ffi/handlers/quantize/quantize_weights.cc
     ffi/handlers/targets.cc
-    ffi/handlers/transfer.cc
+    ffi/handlers/transfer/bulk_copy_ceiling.cc
+    ffi/handlers/transfer/combine.cc
+    ffi/handlers/transfer/dispatch.cc
+    ffi/handlers/transfer/redispatch.cc
+    ffi/handlers/transfer/transfer.cc
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
     ffi/kernels/matmul/grouped_matmul_fp8.cc

@@ -1,19 +1,24 @@
-#include "ffi/handlers/operations.h"
-#include "ffi/handlers/transfer.h"
+#include "ffi/handlers/transfer/transfer.h"
 #include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
 
+void Decode(AttributeReader& reader, TransferConfig* config) {
+  DecodeTransfer(reader, config);
+  reader.Read("repeats", &config->repeats);
+  config->num_experts = config->group_size;
+  reader.ReadOptional("is_quantized", &config->is_quantized);
+}
+
 // Sends rows to all other ranks by bulk copies, as fast as the links carry them. Benchmarks alone
 // use it.
-constexpr TransferOperation kOperation = {
-    kBulkCopyCeilingTarget, CheckBulkCopyCeiling,
-    PrepareAs<PreparedBulkCopyCeiling, PrepareBulkCopyCeiling>};
+constexpr TransferStages kStages = {{kBulkCopyCeilingTarget, Decode, CheckBulkCopyCeiling},
+                                    PrepareAs<PreparedBulkCopyCeiling, PrepareBulkCopyCeiling>};
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateTransfer(kOperation, attributes, operands, results);
+  return InstantiateTransfer(kStages, attributes, operands, results);
 }
 
 ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
@@ -31,8 +36,8 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
 
 }  // namespace
 
-Target BulkCopyCeilingHandlers() {
-  return TransferTarget(kBulkCopyCeilingTarget, kInstantiate, kExecute);
+Handlers BulkCopyCeilingHandlers() {
+  return TransferHandlers(kBulkCopyCeilingTarget, kInstantiate, kExecute);
 }
 
 }  // namespace jax_ep

@@ -1,14 +1,15 @@
 #include "ffi/kernels/matmul/grouped_matmul_activation.h"
 
-#include "ffi/handlers/matmul.h"
-#include "ffi/handlers/operations.h"
+#include "ffi/handlers/matmul/matmul.h"
+#include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
 namespace {
 
-using State = GroupedMatmulActivationState;
 using Config = GroupedMatmulActivationConfig;
 using Sizes = GroupedMatmulSizes;
+constexpr char kStateName[] = "jax_ep.GroupedMatmulActivationState.v1";
+using State = MatmulState<Config, kStateName>;
 
 Status CheckForward(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckGroupedMatmulActivation(config, operands, results, sizes);
@@ -23,16 +24,31 @@ Status CheckGradient(const Config& config, Buffers operands, Buffers results, Si
             CheckGroupedMatmulActivationLaunch(config, *sizes));
 }
 
+void DecodeGradient(AttributeReader& reader, Config* config) {
+  reader.Read("activation", &config->activation);
+  reader.Read("has_row_weights", &config->has_row_weights);
+  reader.Read("num_sms", &config->num_sms);
+}
+
+void DecodeForward(AttributeReader& reader, Config* config) {
+  reader.Read("has_bias", &config->has_bias);
+  reader.Read("keep_pre_activation", &config->keep_pre_activation);
+  DecodeGradient(reader, config);
+}
+
+constexpr Contract<Config, Sizes> kForward = {kGroupedMatmulActivationTarget, DecodeForward,
+                                              CheckForward};
+constexpr Contract<Config, Sizes> kGradient = {kGroupedMatmulActivationGradientTarget,
+                                               DecodeGradient, CheckGradient};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kGroupedMatmulActivationTarget, CheckForward, attributes, operands,
-                                 results);
+  return InstantiateLocal<State>(kForward, attributes, operands, results);
 }
 
 auto InstantiateGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kGroupedMatmulActivationGradientTarget, CheckGradient, attributes,
-                                 operands, results);
+  return InstantiateLocal<State>(kGradient, attributes, operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -87,13 +103,14 @@ XLA_FFI_DEFINE_HANDLER(kExecuteGradient, ExecuteGradient, ExecuteBinding<State>(
 
 }  // namespace
 
-Target GroupedMatmulActivationHandlers() {
-  return LocalTarget<State>(kGroupedMatmulActivationTarget, kInstantiate, kExecute);
+Handlers GroupedMatmulActivationHandlers() {
+  return LocalHandlers<State>(kGroupedMatmulActivationTarget, LoadMatmulKernels, kInstantiate,
+                              kExecute);
 }
 
-Target GroupedMatmulActivationGradientHandlers() {
-  return LocalTarget<State>(kGroupedMatmulActivationGradientTarget, kInstantiateGradient,
-                            kExecuteGradient);
+Handlers GroupedMatmulActivationGradientHandlers() {
+  return LocalHandlers<State>(kGroupedMatmulActivationGradientTarget, LoadMatmulKernels,
+                              kInstantiateGradient, kExecuteGradient);
 }
 
 }  // namespace jax_ep

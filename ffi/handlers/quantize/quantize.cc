@@ -1,15 +1,15 @@
-#include "ffi/handlers/quantize.h"
+#include "ffi/handlers/quantize/quantize.h"
 
-#include "ffi/handlers/operations.h"
 #include "ffi/kernels/quantize/quantize.h"
 
 namespace jax_ep {
 namespace {
 
 // Quantizes rows to 8-bit values with scales.
-using State = QuantizeState;
 using Config = QuantizeConfig;
 using Sizes = QuantizeSizes;
+constexpr char kStateName[] = "jax_ep.QuantizeState.v1";
+using State = StateOfQuantizing<Config, kStateName>;
 
 Status Check(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckQuantize(config, operands, results, sizes);
@@ -22,9 +22,18 @@ QuantizeKind KindOf(const Config& config) {
   return config.is_e5m2 ? QuantizeKind::kRowE5M2 : QuantizeKind::kRow;
 }
 
+void Decode(AttributeReader& reader, Config* config) {
+  reader.Read("scale_block", &config->scale_block);
+  reader.Read("is_e5m2", &config->is_e5m2);
+  reader.Read("min_amax", &config->min_amax);
+  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+}
+
+constexpr Contract<Config, Sizes> kContract = {kQuantizeTarget, Decode, Check};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kQuantizeTarget, Check, attributes, operands, results);
+  return InstantiateLocal<State>(kContract, attributes, operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -51,6 +60,8 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
 
 }  // namespace
 
-Target QuantizeHandlers() { return LocalTarget<State>(kQuantizeTarget, kInstantiate, kExecute); }
+Handlers QuantizeHandlers() {
+  return LocalHandlers<State>(kQuantizeTarget, LoadQuantizeKernels, kInstantiate, kExecute);
+}
 
 }  // namespace jax_ep

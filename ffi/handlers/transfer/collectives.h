@@ -1,6 +1,6 @@
 // XLA's extension that lends a call the communicator of its group.
-#ifndef JAX_EP_HANDLERS_COLLECTIVES_H_
-#define JAX_EP_HANDLERS_COLLECTIVES_H_
+#ifndef JAX_EP_HANDLERS_TRANSFER_COLLECTIVES_H_
+#define JAX_EP_HANDLERS_TRANSFER_COLLECTIVES_H_
 
 #include <cstdint>
 
@@ -22,4 +22,4 @@ struct Collectives : ::xla::ffi::internal::CollectivesExtensionBase<Communicator
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_HANDLERS_COLLECTIVES_H_
+#endif  // JAX_EP_HANDLERS_TRANSFER_COLLECTIVES_H_

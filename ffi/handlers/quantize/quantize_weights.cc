@@ -1,15 +1,15 @@
 #include "ffi/kernels/quantize/quantize_weights.h"
 
-#include "ffi/handlers/operations.h"
-#include "ffi/handlers/quantize.h"
+#include "ffi/handlers/quantize/quantize.h"
 
 namespace jax_ep {
 namespace {
 
 // Quantizes matrices in blocks of 128 x 128, in one layout or both.
-using State = QuantizeWeightsState;
 using Config = QuantizeWeightsConfig;
 using Sizes = QuantizeWeightsSizes;
+constexpr char kStateName[] = "jax_ep.QuantizeWeightsState.v1";
+using State = StateOfQuantizing<Config, kStateName>;
 
 Status Check(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckQuantizeWeights(config, operands, results, sizes);
@@ -34,9 +34,18 @@ WeightLayouts LayoutsOf(const Config& config, const Sizes& sizes,
   return layouts;
 }
 
+void Decode(AttributeReader& reader, Config* config) {
+  reader.Read("as_given", &config->as_given);
+  reader.Read("transposed", &config->transposed);
+  reader.Read("min_amax", &config->min_amax);
+  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+}
+
+constexpr Contract<Config, Sizes> kContract = {kQuantizeWeightsTarget, Decode, Check};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kQuantizeWeightsTarget, Check, attributes, operands, results);
+  return InstantiateLocal<State>(kContract, attributes, operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -68,8 +77,9 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
 
 }  // namespace
 
-Target QuantizeWeightsHandlers() {
-  return LocalTarget<State>(kQuantizeWeightsTarget, kInstantiate, kExecute);
+Handlers QuantizeWeightsHandlers() {
+  return LocalHandlers<State>(kQuantizeWeightsTarget, LoadQuantizeWeightsKernels, kInstantiate,
+                              kExecute);
 }
 
 }  // namespace jax_ep

@@ -1,14 +1,15 @@
 // The state of a call site that quantizes rows, or matrices.
-#ifndef JAX_EP_HANDLERS_QUANTIZE_H_
-#define JAX_EP_HANDLERS_QUANTIZE_H_
+#ifndef JAX_EP_HANDLERS_QUANTIZE_QUANTIZE_H_
+#define JAX_EP_HANDLERS_QUANTIZE_QUANTIZE_H_
 
 #include "ffi/handlers/local.h"
 
 namespace jax_ep {
 
-template <typename CallConfig>
+template <typename CallConfig, const char* kStateName>
 struct StateOfQuantizing {
   using Config = CallConfig;
+  static constexpr const char* kName = kStateName;
   inline static ffi::TypeId id = {};
 
   StateOfQuantizing(const char* target, Config config) : target(target), config(config) {}
@@ -16,9 +17,7 @@ struct StateOfQuantizing {
   const char* target;
   Config config;
 };
-using QuantizeState = StateOfQuantizing<QuantizeConfig>;
-using QuantizeWeightsState = StateOfQuantizing<QuantizeWeightsConfig>;
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_HANDLERS_QUANTIZE_H_
+#endif  // JAX_EP_HANDLERS_QUANTIZE_QUANTIZE_H_

@@ -1,12 +1,13 @@
 // The stages that all transfers share: dispatch, redispatch, combine, bulk_copy_ceiling.
-#ifndef JAX_EP_HANDLERS_TRANSFER_H_
-#define JAX_EP_HANDLERS_TRANSFER_H_
+#ifndef JAX_EP_HANDLERS_TRANSFER_TRANSFER_H_
+#define JAX_EP_HANDLERS_TRANSFER_TRANSFER_H_
 
 #include <cstdint>
 #include <memory>
 #include <variant>
 
 #include "ffi/handlers/call.h"
+#include "ffi/handlers/operations.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/runtime/groups/call_site.h"
 #include "ffi/runtime/per_device.h"
@@ -17,9 +18,7 @@ using PreparedTransfer =
     std::variant<PreparedDispatch, PreparedRedispatch, PreparedCombine, PreparedBulkCopyCeiling>;
 
 // Holds what the stages before execute need of one operation.
-struct TransferOperation {
-  const char* target;
-  BufferCheck<TransferConfig, TransferShape> check;
+struct TransferStages : Contract<TransferConfig, TransferShape> {
   Status (*prepare)(const TransferCall& call, PreparedTransfer* prepared);
 };
 
@@ -33,21 +32,26 @@ Status PrepareAs(const TransferCall& call, PreparedTransfer* prepared) {
 struct TransferState {
   static ffi::TypeId id;  // filled when JAX registers the type
 
-  TransferState(const TransferOperation& operation, TransferConfig config);
+  TransferState(const TransferStages& stages, TransferConfig config);
 
-  const TransferOperation& operation;
+  const TransferStages& stages;
   const TransferConfig config;
   CallSite site;
   PerDevice<PreparedTransfer> prepared;  // made by the first initialize
 };
 
-ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(const TransferOperation& operation,
+ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(const TransferStages& stages,
                                                                  const ffi::Dictionary& attributes,
                                                                  const ffi::RemainingArgs& operands,
                                                                  const ffi::RemainingRets& results);
 
+// Reads the attributes that all transfers have, and those of transfers by a plan.
+void DecodeTransfer(AttributeReader& reader, TransferConfig* config);
+void DecodePlanned(AttributeReader& reader, TransferConfig* config);
+
 // Completes an operation's stages by the shared prepare and initialize.
-Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute);
+Handlers TransferHandlers(const char* target, XLA_FFI_Handler* instantiate,
+                          XLA_FFI_Handler* execute);
 
 // Finds what execute needs on a device; an error if the device has not initialized the call.
 Status FindPrepared(const TransferState& state, int32_t device, const PreparedTransfer** prepared,
@@ -74,4 +78,4 @@ PlanResults NextPlanResults(Addresses<ffi::RemainingRets>& results);
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_HANDLERS_TRANSFER_H_
+#endif  // JAX_EP_HANDLERS_TRANSFER_TRANSFER_H_

@@ -1,17 +1,21 @@
-#include "ffi/handlers/operations.h"
-#include "ffi/handlers/transfer.h"
+#include "ffi/handlers/transfer/transfer.h"
 #include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
 
+void Decode(AttributeReader& reader, TransferConfig* config) {
+  DecodePlanned(reader, config);
+  reader.Read("has_scalars", &config->has_scalars);
+}
+
 // Returns expert outputs to the tokens' ranks, and sums them with their weights.
-constexpr TransferOperation kOperation = {kCombineTarget, CheckCombine,
-                                          PrepareAs<PreparedCombine, PrepareCombine>};
+constexpr TransferStages kStages = {{kCombineTarget, Decode, CheckCombine},
+                                    PrepareAs<PreparedCombine, PrepareCombine>};
 
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateTransfer(kOperation, attributes, operands, results);
+  return InstantiateTransfer(kStages, attributes, operands, results);
 }
 
 ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
@@ -36,6 +40,6 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
 
 }  // namespace
 
-Target CombineHandlers() { return TransferTarget(kCombineTarget, kInstantiate, kExecute); }
+Handlers CombineHandlers() { return TransferHandlers(kCombineTarget, kInstantiate, kExecute); }
 
 }  // namespace jax_ep

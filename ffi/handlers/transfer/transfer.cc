@@ -1,4 +1,4 @@
-#include "ffi/handlers/transfer.h"
+#include "ffi/handlers/transfer/transfer.h"
 
 #include <memory>
 #include <numeric>
@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "ffi/handlers/collectives.h"
+#include "ffi/handlers/transfer/collectives.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 #include "ffi/runtime/cuda/nccl.h"
 #include "ffi/runtime/settings.h"
@@ -55,7 +55,7 @@ Status FindCommunicator(const CallSite& site, Communicator& communicator,
 // Describes a call, so that processes can compare theirs.
 std::string Describe(const TransferState& state, const TransferCall& call) {
   const TransferShape& shape = call.shape;
-  return Concatenate(state.operation.target, " of ", shape.num_tokens, " tokens with hidden ",
+  return Concatenate(state.stages.target, " of ", shape.num_tokens, " tokens with hidden ",
                      shape.hidden, ", top_k ", shape.top_k, ", ", shape.num_experts, " experts, ",
                      shape.num_rows, " rows, row_align ", call.row_align, ", zero_tail ",
                      call.zero_tail, ", weights ", call.has_weights, ", scalars ", call.has_scalars,
@@ -78,13 +78,12 @@ Status PrepareCall(const TransferState& state, int32_t device, const ffi::Remain
                        .has_scalars = config.has_scalars,
                        .repeats = config.repeats,
                        .allow_low_latency = !LowLatencyIsDisabled()};
-  const TransferOperation& operation = state.operation;
   const CurrentDevice current(device);
   Status status = current.status();
   if (status.ok()) {
-    status = CheckCallBuffers(operation.check, config, operands, results, &call.shape);
+    status = CheckCallBuffers(state.stages.check, config, operands, results, &call.shape);
   }
-  if (status.ok()) status = operation.prepare(call, prepared);
+  if (status.ok()) status = state.stages.prepare(call, prepared);
   if (status.ok()) *description = Describe(state, call);
   return status;
 }
@@ -153,24 +152,44 @@ XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
 
 ffi::TypeId TransferState::id = {};
 
-TransferState::TransferState(const TransferOperation& operation, TransferConfig config)
-    : operation(operation),
+TransferState::TransferState(const TransferStages& stages, TransferConfig config)
+    : stages(stages),
       config(std::move(config)),
       site(this->config.Groups(), this->config.lane, {LoadAllKernels, LaunchStartGeneration},
            CudaTransport()) {}
 
 ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
-    const TransferOperation& operation, const ffi::Dictionary& attributes,
+    const TransferStages& stages, const ffi::Dictionary& attributes,
     const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
   TransferConfig config;
-  const Status status =
-      CheckInstantiate(operation.target, operation.check, attributes, operands, results, &config);
+  const Status status = CheckInstantiate(stages, attributes, operands, results, &config);
   if (!status.ok()) return ToError(status);
-  return std::make_unique<TransferState>(operation, std::move(config));
+  return std::make_unique<TransferState>(stages, std::move(config));
 }
 
-Target TransferTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
-  return {name, Address(instantiate), Address(kPrepare), Address(kInitialize), Address(execute)};
+void DecodeTransfer(AttributeReader& reader, TransferConfig* config) {
+  reader.Read("replica_groups", &config->replica_groups);
+  reader.Read("group_size", &config->group_size);
+  reader.Read("num_sms", &config->num_sms);
+  reader.ReadOptional("lane", &config->lane);
+  reader.ReadOptional("num_lanes", &config->num_lanes);
+}
+
+void DecodePlanned(AttributeReader& reader, TransferConfig* config) {
+  DecodeTransfer(reader, config);
+  reader.Read("num_experts", &config->num_experts);
+  reader.Read("row_align", &config->row_align);
+  reader.Read("zero_tail", &config->zero_tail);
+  reader.Read("has_weights", &config->has_weights);
+}
+
+Handlers TransferHandlers(const char* target, XLA_FFI_Handler* instantiate,
+                          XLA_FFI_Handler* execute) {
+  return {.target = {target, Address(instantiate), Address(kPrepare), Address(kInitialize),
+                     Address(execute)},
+          .state = MakeStateType<TransferState>("jax_ep.TransferState.v1"),
+          .load_kernels = LoadTransferKernels,
+          .communicates = true};
 }
 
 Status FindPrepared(const TransferState& state, int32_t device, const PreparedTransfer** prepared,
@@ -178,7 +197,7 @@ Status FindPrepared(const TransferState& state, int32_t device, const PreparedTr
   *prepared = state.prepared.Find(device);
   *control = state.site.control(device);
   if (*prepared != nullptr && *control != nullptr) return {};
-  return FailedPrecondition(state.operation.target, ": GPU ", device,
+  return FailedPrecondition(state.stages.target, ": GPU ", device,
                             " executes a call that it has not initialized");
 }
 

@@ -1,14 +1,15 @@
-#include "ffi/handlers/matmul.h"
-#include "ffi/handlers/operations.h"
+#include "ffi/handlers/matmul/matmul.h"
 #include "ffi/kernels/matmul/grouped_matmul_fp8.h"
+#include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
 namespace {
 
 // Multiplies each group's rows by the group's matrix, both of 8-bit values with scales.
-using State = GroupedMatmulQuantizedState;
 using Config = GroupedMatmulQuantizedConfig;
 using Sizes = GroupedMatmulSizes;
+constexpr char kStateName[] = "jax_ep.GroupedMatmulQuantizedState.v1";
+using State = MatmulState<Config, kStateName>;
 
 Status Check(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckGroupedMatmulQuantized(config, operands, results, sizes);
@@ -21,10 +22,17 @@ Fp8Kind KindOf(const Config& config, const Sizes& sizes) {
   return sizes.lhs_type == kF8E5M2 ? Fp8Kind::kRowE5M2 : Fp8Kind::kRow;
 }
 
+void Decode(AttributeReader& reader, Config* config) {
+  reader.Read("scale_block", &config->scale_block);
+  reader.Read("zero_tail", &config->zero_tail);
+  reader.Read("num_sms", &config->num_sms);
+}
+
+constexpr Contract<Config, Sizes> kContract = {kGroupedMatmulQuantizedTarget, Decode, Check};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kGroupedMatmulQuantizedTarget, Check, attributes, operands,
-                                 results);
+  return InstantiateLocal<State>(kContract, attributes, operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -52,8 +60,9 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
 
 }  // namespace
 
-Target GroupedMatmulQuantizedHandlers() {
-  return LocalTarget<State>(kGroupedMatmulQuantizedTarget, kInstantiate, kExecute);
+Handlers GroupedMatmulQuantizedHandlers() {
+  return LocalHandlers<State>(kGroupedMatmulQuantizedTarget, LoadMatmulKernels, kInstantiate,
+                              kExecute);
 }
 
 }  // namespace jax_ep

@@ -2,16 +2,17 @@
 
 #include <type_traits>
 
-#include "ffi/handlers/matmul.h"
-#include "ffi/handlers/operations.h"
+#include "ffi/handlers/matmul/matmul.h"
+#include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
 namespace {
 
 // Multiplies each group's rows by the group's matrix.
-using State = GroupedMatmulState;
 using Config = GroupedMatmulConfig;
 using Sizes = GroupedMatmulSizes;
+constexpr char kStateName[] = "jax_ep.GroupedMatmulState.v1";
+using State = MatmulState<Config, kStateName>;
 using Check = BufferCheck<Config, Sizes>;
 using Launch = decltype(&LaunchGroupedMatmul);
 static_assert(std::is_same_v<Launch, decltype(&LaunchGroupedMatmulRhsGradient)>);
@@ -28,15 +29,30 @@ Status CheckRhsGradient(const Config& config, Buffers operands, Buffers results,
   return At(kGroupedMatmulRhsGradientTarget, CheckGroupedMatmulRhsGradientLaunch(config, *sizes));
 }
 
+void DecodeForward(AttributeReader& reader, Config* config) {
+  reader.Read("transpose_rhs", &config->transpose_rhs);
+  reader.Read("num_sms", &config->num_sms);
+  reader.Read("zero_tail", &config->zero_tail);
+}
+
+void DecodeRhsGradient(AttributeReader& reader, Config* config) {
+  reader.Read("transpose_rhs", &config->transpose_rhs);
+  reader.Read("num_sms", &config->num_sms);
+  reader.Read("has_accumulator", &config->has_accumulator);
+}
+
+constexpr Contract<Config, Sizes> kForward = {kGroupedMatmulTarget, DecodeForward, CheckForward};
+constexpr Contract<Config, Sizes> kRhsGradient = {kGroupedMatmulRhsGradientTarget,
+                                                  DecodeRhsGradient, CheckRhsGradient};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kGroupedMatmulTarget, CheckForward, attributes, operands, results);
+  return InstantiateLocal<State>(kForward, attributes, operands, results);
 }
 
 auto InstantiateRhsGradient(ffi::RemainingArgs operands, ffi::RemainingRets results,
                             ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kGroupedMatmulRhsGradientTarget, CheckRhsGradient, attributes,
-                                 operands, results);
+  return InstantiateLocal<State>(kRhsGradient, attributes, operands, results);
 }
 
 ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t stream,
@@ -77,13 +93,13 @@ XLA_FFI_DEFINE_HANDLER(kExecuteRhsGradient, ExecuteRhsGradient, ExecuteBinding<S
 
 }  // namespace
 
-Target GroupedMatmulHandlers() {
-  return LocalTarget<State>(kGroupedMatmulTarget, kInstantiate, kExecute);
+Handlers GroupedMatmulHandlers() {
+  return LocalHandlers<State>(kGroupedMatmulTarget, LoadMatmulKernels, kInstantiate, kExecute);
 }
 
-Target GroupedMatmulRhsGradientHandlers() {
-  return LocalTarget<State>(kGroupedMatmulRhsGradientTarget, kInstantiateRhsGradient,
-                            kExecuteRhsGradient);
+Handlers GroupedMatmulRhsGradientHandlers() {
+  return LocalHandlers<State>(kGroupedMatmulRhsGradientTarget, LoadMatmulKernels,
+                              kInstantiateRhsGradient, kExecuteRhsGradient);
 }
 
 }  // namespace jax_ep

@@ -1,14 +1,15 @@
-#include "ffi/handlers/matmul.h"
-#include "ffi/handlers/operations.h"
+#include "ffi/handlers/matmul/matmul.h"
 #include "ffi/kernels/matmul/grouped_matmul_fp8.h"
+#include "ffi/kernels/matmul/launch.h"
 
 namespace jax_ep {
 namespace {
 
 // Multiplies 8-bit rows by gate and up matrices, and quantizes the activations.
-using State = GroupedMatmulQuantizedActivationState;
 using Config = GroupedMatmulQuantizedActivationConfig;
 using Sizes = GroupedMatmulSizes;
+constexpr char kStateName[] = "jax_ep.GroupedMatmulQuantizedActivationState.v1";
+using State = MatmulState<Config, kStateName>;
 
 Status Check(const Config& config, Buffers operands, Buffers results, Sizes* sizes) {
   Status status = CheckGroupedMatmulQuantizedActivation(config, operands, results, sizes);
@@ -17,10 +18,20 @@ Status Check(const Config& config, Buffers operands, Buffers results, Sizes* siz
             CheckGroupedMatmulFp8ActivationLaunch(config.activation, config.num_sms, *sizes));
 }
 
+void Decode(AttributeReader& reader, Config* config) {
+  reader.Read("keep_pre_activation", &config->keep_pre_activation);
+  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+  reader.Read("activation", &config->activation);
+  reader.Read("has_row_weights", &config->has_row_weights);
+  reader.Read("num_sms", &config->num_sms);
+}
+
+constexpr Contract<Config, Sizes> kContract = {kGroupedMatmulQuantizedActivationTarget, Decode,
+                                               Check};
+
 auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes) {
-  return InstantiateLocal<State>(kGroupedMatmulQuantizedActivationTarget, Check, attributes,
-                                 operands, results);
+  return InstantiateLocal<State>(kContract, attributes, operands, results);
 }
 
 ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
@@ -58,8 +69,9 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<State>(),
 
 }  // namespace
 
-Target GroupedMatmulQuantizedActivationHandlers() {
-  return LocalTarget<State>(kGroupedMatmulQuantizedActivationTarget, kInstantiate, kExecute);
+Handlers GroupedMatmulQuantizedActivationHandlers() {
+  return LocalHandlers<State>(kGroupedMatmulQuantizedActivationTarget, LoadMatmulKernels,
+                              kInstantiate, kExecute);
 }
 
 }  // namespace jax_ep

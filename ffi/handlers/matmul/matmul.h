@@ -1,6 +1,6 @@
 // The state that all grouped matmuls share.
-#ifndef JAX_EP_HANDLERS_MATMUL_H_
-#define JAX_EP_HANDLERS_MATMUL_H_
+#ifndef JAX_EP_HANDLERS_MATMUL_MATMUL_H_
+#define JAX_EP_HANDLERS_MATMUL_MATMUL_H_
 
 #include <utility>
 
@@ -9,10 +9,11 @@
 
 namespace jax_ep {
 
-// The state of a call site, as TransferState.
-template <typename CallConfig>
+// The state of a call site, as TransferState. `kStateName` is a character array of its operation.
+template <typename CallConfig, const char* kStateName>
 struct MatmulState {
   using Config = CallConfig;
+  static constexpr const char* kName = kStateName;
   inline static ffi::TypeId id = {};
 
   MatmulState(const char* target, Config config) : target(target), config(std::move(config)) {}
@@ -22,11 +23,7 @@ struct MatmulState {
   // One counter is enough: a device runs a call site's launches one after another.
   const TileCounter tile_counter;
 };
-using GroupedMatmulState = MatmulState<GroupedMatmulConfig>;
-using GroupedMatmulQuantizedState = MatmulState<GroupedMatmulQuantizedConfig>;
-using GroupedMatmulQuantizedActivationState = MatmulState<GroupedMatmulQuantizedActivationConfig>;
-using GroupedMatmulActivationState = MatmulState<GroupedMatmulActivationConfig>;
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_HANDLERS_MATMUL_H_
+#endif  // JAX_EP_HANDLERS_MATMUL_MATMUL_H_
