@@ -43,16 +43,20 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/transfer/dispatch.cc
     ffi/handlers/transfer/redispatch.cc
     ffi/handlers/transfer/transfer.cc
+    ffi/kernels/matmul/family.cc
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
     ffi/kernels/matmul/grouped_matmul_fp8.cc
     ffi/kernels/matmul/launch.cc
     ffi/kernels/matmul/portable/activation_gradient.cu
+    ffi/kernels/matmul/portable/family.cc
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
+    ffi/kernels/matmul/sm90/matmul_16bit.cc
+    ffi/kernels/matmul/sm90/matmul_fp8.cc
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc
     ffi/kernels/quantize/quantize.cu

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "ffi/kernels/matmul/fp8_kernels.h"
+#include "ffi/kernels/matmul/call.h"
 #include "ffi/runtime/calls/config.h"
 #include "ffi/runtime/calls/signatures.h"
 #include "ffi/runtime/status.h"

@@ -142,11 +142,11 @@ RowSegments PlanSegments(const TransferCall& call) {
 
 Status FindRowCopySupport(RowCopySupport* support) {
   constexpr int kFixedBytes = 3 * 1024;  // static shared memory of the kernels
-  int major = 0;
+  ComputeCapability device;
   int most = 0;
-  Status status = FindComputeCapabilityMajor(&major);
+  Status status = FindComputeCapability(&device);
   if (status.ok()) status = FindSharedBytes(&most);
-  *support = {major >= 9, most - kFixedBytes};
+  *support = {device.major >= 9, most - kFixedBytes};
   return status;
 }
 

@@ -33,20 +33,11 @@ Status CountSms(int64_t* count) {
   return status;
 }
 
-Status FindComputeCapabilityMajor(int* major) {
-  return FindAttribute(cudaDevAttrComputeCapabilityMajor, "the compute capability", major);
-}
-
-Status IsComputeCapability(int major, int minor, bool* is) {
-  int found_major = 0;
-  int found_minor = 0;
-  Status status = FindComputeCapabilityMajor(&found_major);
-  if (status.ok()) {
-    status =
-        FindAttribute(cudaDevAttrComputeCapabilityMinor, "the compute capability", &found_minor);
-  }
-  *is = found_major == major && found_minor == minor;
-  return status;
+Status FindComputeCapability(ComputeCapability* capability) {
+  constexpr char kWhat[] = "the compute capability";
+  Status status = FindAttribute(cudaDevAttrComputeCapabilityMajor, kWhat, &capability->major);
+  if (!status.ok()) return status;
+  return FindAttribute(cudaDevAttrComputeCapabilityMinor, kWhat, &capability->minor);
 }
 
 Status FindSharedBytes(int* bytes) {

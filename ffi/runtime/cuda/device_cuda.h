@@ -19,10 +19,15 @@ Status OnGpu(int device, const Status& status);
 // Counts the current device's SMs.
 Status CountSms(int64_t* count);
 
-Status FindComputeCapabilityMajor(int* major);
+struct ComputeCapability {
+  int major = 0;
+  int minor = 0;
 
-// Sets `is` to whether the current device has exactly this compute capability.
-Status IsComputeCapability(int major, int minor, bool* is);
+  friend bool operator==(ComputeCapability, ComputeCapability) = default;
+};
+
+// Finds the current device's.
+Status FindComputeCapability(ComputeCapability* capability);
 
 // Finds the most shared memory that a block can have, in bytes.
 Status FindSharedBytes(int* bytes);

@@ -19,7 +19,7 @@
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
-#include "ffi/kernels/matmul/kernels.h"
+#include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
 
@@ -101,15 +101,15 @@ const void* KernelAddress(bool is_bfloat16, MatmulKind kind) {
 }  // namespace
 }  // namespace sm90
 
-MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
+Sm90Kernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
   using namespace sm90;
-  return {.address = KernelAddress<SwappedTilePairs>(is_bfloat16, kind),
+  return {.kernel = {.address = KernelAddress<SwappedTilePairs>(is_bfloat16, kind),
+                     .threads = kThreads,
+                     .cluster_blocks = kClusterBlocks,
+                     .shared_bytes = SharedLayout::kBytes,
+                     .tile_m = kSwappedRows,
+                     .tile_n = kSwappedColumns},
           .wide_address = KernelAddress<SwappedWideTilePairs>(is_bfloat16, kind),
-          .threads = kThreads,
-          .cluster_blocks = kClusterBlocks,
-          .shared_bytes = SharedLayout::kBytes,
-          .tile_m = kSwappedRows,
-          .tile_n = kSwappedColumns,
           .a_box_rows = kSwappedBoxRows,
           .b_box_rows = HasTransposedB(kind) ? kSwappedColumns : kTileK,
           .b_box_column_blocks = kind == MatmulKind::kForward ? kSwappedColumns / kColumnBlock : 1,

@@ -2,7 +2,7 @@
 #include "tests/cpp/emulation/matmul/register_matmuls.h"
 
 #include "cuda_runtime_api.h"
-#include "ffi/kernels/matmul/fp8_kernels.h"
+#include "ffi/kernels/matmul/portable/kernels.h"
 #include "ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu"
 #include "ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu"
 
@@ -12,15 +12,16 @@ namespace jax_ep {
 MatmulKernel Portable16BitMatmulKernel(bool, MatmulKind, bool) { return {}; }
 MatmulKernel PortableFloat32MatmulKernel(MatmulKind) { return {}; }
 MatmulKernel PortableActivationGradientKernel(ElementType) { return {}; }
-MatmulKernel Fp8MatmulKernel(Fp8Kind, bool) { return {}; }
-MatmulKernel Fp8ActivationKernel() { return {}; }
+Sm90Kernel Fp8MatmulKernel(Fp8Kind, bool) { return {}; }
+Sm90Kernel Fp8ActivationKernel() { return {}; }
 
 namespace {
 
 template <typename T, MatmulKind kKind>
 void RegisterSwapped() {
-  const MatmulKernel kernel = Sm90SwappedMatmulKernel(std::is_same_v<T, BFloat16>, kKind);
-  emulation::Register(kernel.address, sm90::GroupedMatmulSwappedKernel<T, kKind, SwappedTilePairs>);
+  const Sm90Kernel kernel = Sm90SwappedMatmulKernel(std::is_same_v<T, BFloat16>, kKind);
+  emulation::Register(kernel.kernel.address,
+                      sm90::GroupedMatmulSwappedKernel<T, kKind, SwappedTilePairs>);
   if (kernel.wide_address == nullptr) return;
   emulation::Register(kernel.wide_address,
                       sm90::GroupedMatmulSwappedKernel<T, kKind, SwappedWideTilePairs>);
@@ -32,7 +33,7 @@ void RegisterKernelsOf() {
   RegisterSwapped<T, MatmulKind::kForwardTransposed>();
   RegisterSwapped<T, MatmulKind::kActivation>();
   RegisterSwapped<T, MatmulKind::kActivationGradient>();
-  emulation::Register(Sm90RhsGradientKernel(std::is_same_v<T, BFloat16>).address,
+  emulation::Register(Sm90RhsGradientKernel(std::is_same_v<T, BFloat16>).kernel.address,
                       sm90::GroupedMatmulRhsGradientKernel<T>);
 }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "ffi/device/matmul/sm90/fp8_params.h"
-#include "ffi/kernels/matmul/fp8_kernels.h"
+#include "ffi/kernels/matmul/call.h"
 #include "tests/cpp/gpu/matmul/matmul_check.h"
 
 namespace harness {

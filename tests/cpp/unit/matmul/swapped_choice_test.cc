@@ -1,4 +1,4 @@
-#include "ffi/kernels/matmul/swapped_choice.h"
+#include "ffi/kernels/matmul/sm90/swapped_choice.h"
 
 #include "tests/cpp/unit/check.h"
 

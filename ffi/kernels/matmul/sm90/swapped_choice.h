@@ -1,7 +1,7 @@
 // How the launch chooses among the tiles of matmuls with swapped operands (sm_90): by static
 // shapes, as group sizes are known on the device only.
-#ifndef JAX_EP_KERNELS_MATMUL_SWAPPED_CHOICE_H_
-#define JAX_EP_KERNELS_MATMUL_SWAPPED_CHOICE_H_
+#ifndef JAX_EP_KERNELS_MATMUL_SM90_SWAPPED_CHOICE_H_
+#define JAX_EP_KERNELS_MATMUL_SM90_SWAPPED_CHOICE_H_
 
 #include <cstdint>
 
@@ -39,4 +39,4 @@ struct SwappedCall {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_KERNELS_MATMUL_SWAPPED_CHOICE_H_
+#endif  // JAX_EP_KERNELS_MATMUL_SM90_SWAPPED_CHOICE_H_
