@@ -23,6 +23,8 @@ ElementType ToElementType(ffi::DataType type) {
       return kF8E4M3;
     case ffi::F8E5M2:
       return kF8E5M2;
+    case ffi::F8E8M0FNU:
+      return kF8E8M0;
     default:
       return kOther;
   }

@@ -26,8 +26,7 @@ uint32_t NanWord(ElementType type) {
 
 Status CheckTransfer(const TransferCall& call) {
   const TransferShape& shape = call.shape;
-  if (shape.format != kBFloat16Rows && shape.format != kFloat16Rows &&
-      shape.format != kFloat32Rows && !IsQuantized(shape.format)) {
+  if (!IsMoved(shape.format)) {
     return Unimplemented(
         "rows are of another format; the kernels take bf16, f16, f32, and f8 with scales");
   }

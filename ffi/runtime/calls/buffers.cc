@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::pair<ElementType, const char*> kTypeNames[] = {
     {kPred, "pred"}, {kS32, "s32"},         {kF16, "f16"},       {kBF16, "bf16"},
-    {kF32, "f32"},   {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"},
+    {kF32, "f32"},   {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"}, {kF8E8M0, "f8e8m0fnu"},
 };
 
 std::string Describe(Types types) {
@@ -52,6 +52,7 @@ int64_t ElementBytes(ElementType type) {
     case kPred:
     case kF8E4M3:
     case kF8E5M2:
+    case kF8E8M0:
       return 1;
     case kF16:
     case kBF16:

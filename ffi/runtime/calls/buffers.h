@@ -23,6 +23,7 @@ enum ElementType : uint8_t {
   kF32 = 16,
   kF8E4M3 = 32,
   kF8E5M2 = 64,
+  kF8E8M0 = 128,  // powers of two, of scales only
 };
 
 int64_t ElementBytes(ElementType type);

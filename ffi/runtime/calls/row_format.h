@@ -30,21 +30,29 @@ struct RowFormat {
   friend bool operator==(const RowFormat&, const RowFormat&) = default;
 };
 
-// The formats that the kernels move.
+// Rows without scales.
 inline constexpr RowFormat kBFloat16Rows = {.payload = kBF16};
 inline constexpr RowFormat kFloat16Rows = {.payload = kF16};
 inline constexpr RowFormat kFloat32Rows = {.payload = kF32};
 
+// Eight-bit rows. A row has a scale for every `values_per_scale` values: a float32 number, or as in
+// MXFP8 a power of two, kF8E8M0, for every 32.
+constexpr RowFormat QuantizedRowFormat(ElementType payload, int64_t values_per_scale,
+                                       ElementType scales = kF32) {
+  return {.payload = payload, .scales = scales, .values_per_scale = values_per_scale};
+}
+constexpr bool IsQuantized(const RowFormat& format) {
+  return (format.payload == kF8E4M3 || format.payload == kF8E5M2) && format.scales != kOther &&
+         format.values_per_scale > 0;
+}
+
 // A row segment of a low-latency call has a scale per lane at most (low_latency/layout.h).
 inline constexpr int64_t kMinValuesPerScale = 128;
 
-// Eight-bit rows. A row has a scale for every `values_per_scale` values, at least
-// kMinValuesPerScale.
-constexpr RowFormat QuantizedRowFormat(ElementType payload, int64_t values_per_scale) {
-  return {.payload = payload, .scales = kF32, .values_per_scale = values_per_scale};
-}
-constexpr bool IsQuantized(const RowFormat& format) {
-  return (format.payload == kF8E4M3 || format.payload == kF8E5M2) && format.scales == kF32 &&
+// Returns whether the kernels move rows of a format.
+constexpr bool IsMoved(const RowFormat& format) {
+  if (format == kBFloat16Rows || format == kFloat16Rows || format == kFloat32Rows) return true;
+  return IsQuantized(format) && format.scales == kF32 &&
          format.values_per_scale >= kMinValuesPerScale;
 }
 

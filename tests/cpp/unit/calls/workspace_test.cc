@@ -121,6 +121,17 @@ void TestRowFormat() {
   CHECK(BytesOf(one_rank, "received_rows") == 4096 * (14336 + 224));
 }
 
+// MXFP8 rows: a scale of one byte for every 32 values. No kernel moves them yet.
+void TestScalesOfOtherTypes() {
+  constexpr RowFormat kMx = QuantizedRowFormat(kF8E4M3, 32, kF8E8M0);
+  static_assert(IsQuantized(kMx) && !IsMoved(kMx));
+  static_assert(IsMoved(QuantizedRowFormat(kF8E4M3, 128)) && IsMoved(kBFloat16Rows));
+  static_assert(!IsMoved(QuantizedRowFormat(kF8E4M3, 32)) && !IsMoved(RowFormat{}));
+  CHECK(kMx.num_scales(7168) == 224 && kMx.scale_bytes(7168) == 224);
+  CHECK(kMx.payload_bytes(7168) == 7168 && kMx.wire_bytes(7168) == 7168 + 224);
+  CHECK(kMx.wire_bytes(2880) == 2976);  // 2880 + 90 rounded up to 16
+}
+
 void TestRefused() {
   CHECK_FAILS(Refused([](TransferShape& s) { s.num_tokens = -1; }), "num_tokens is -1");
   CHECK_FAILS(Refused([](TransferShape& s) { s.hidden = 0; }), "hidden is 0");
@@ -152,6 +163,7 @@ int main() {
   jax_ep::TestTokensArriveOnce();
   jax_ep::TestEdges();
   jax_ep::TestRowFormat();
+  jax_ep::TestScalesOfOtherTypes();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }
