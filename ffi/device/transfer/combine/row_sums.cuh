@@ -2,10 +2,10 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_
 
-#include "ffi/device/common/vectors.cuh"
 #include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/ptx/cp_async.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/ptx/vectors.cuh"
 #include "ffi/device/transfer/plan_rows.cuh"
 
 namespace jax_ep {

@@ -7,7 +7,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_QUOTAS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_QUOTAS_CUH_
 
-#include "ffi/device/common/role_context.cuh"
+#include "ffi/device/protocol/role_context.cuh"
 #include "ffi/device/protocol/running_call.cuh"
 #include "ffi/device/transfer/plan.h"
 

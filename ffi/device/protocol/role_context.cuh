@@ -1,8 +1,8 @@
 // A role is what some warps of each block of a kernel do. It knows its threads, blocks and shared
 // memory by a context instead of threadIdx and gridDim, so that the warps of another kernel can run
 // it, too.
-#ifndef JAX_EP_DEVICE_COMMON_ROLE_CONTEXT_CUH_
-#define JAX_EP_DEVICE_COMMON_ROLE_CONTEXT_CUH_
+#ifndef JAX_EP_DEVICE_PROTOCOL_ROLE_CONTEXT_CUH_
+#define JAX_EP_DEVICE_PROTOCOL_ROLE_CONTEXT_CUH_
 
 #include "ffi/device/ptx/barrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
@@ -81,4 +81,4 @@ struct RoleContext {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_COMMON_ROLE_CONTEXT_CUH_
+#endif  // JAX_EP_DEVICE_PROTOCOL_ROLE_CONTEXT_CUH_

@@ -1,6 +1,6 @@
 // Conversion between 16-byte vectors of row elements and float32 values.
-#ifndef JAX_EP_DEVICE_COMMON_VECTORS_CUH_
-#define JAX_EP_DEVICE_COMMON_VECTORS_CUH_
+#ifndef JAX_EP_DEVICE_PTX_VECTORS_CUH_
+#define JAX_EP_DEVICE_PTX_VECTORS_CUH_
 
 #include "ffi/device/ptx/element_types.cuh"
 
@@ -27,4 +27,4 @@ __device__ inline uint4 PackVector(const float (&values)[kPerVector<Type>]) {
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_COMMON_VECTORS_CUH_
+#endif  // JAX_EP_DEVICE_PTX_VECTORS_CUH_
