@@ -17,8 +17,8 @@ namespace jax_ep {
 namespace {
 
 // XLA's own communicator over the whole mesh, the one that a psum over all its axes uses: another
-// would cost some 200 MiB of every GPU. It is used for one thing: a device's rank in it is its
-// logical id.
+// would cost some 200 MiB of every GPU. A device's rank in it is its logical id. Processes exchange
+// their identities over it, once; rows never go that way.
 constexpr int64_t kCommunicationId = 0;
 
 std::vector<std::vector<int64_t>> WholeMesh(const CallSite& site) {

@@ -49,11 +49,11 @@ class Generation {
                          int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
                          bool* out_of_memory, PeerMemory* shared = nullptr);
 
-  // Makes a descriptor of each local rank's memory, in rank order.
-  Status Export(std::vector<UniqueFd>* descriptors) const;
+  // Makes a handle of each local rank's memory, in rank order.
+  Status Export(std::vector<MemoryHandle>* handles) const;
   // Maps the memory of the remote ranks, and sets the number on which the processes have agreed.
-  // `descriptors` are indexed by rank.
-  Status Import(uint64_t number, const std::vector<UniqueFd>& descriptors);
+  // `handles` are indexed by rank.
+  Status Import(uint64_t number, const std::vector<MemoryHandle>& handles);
 
   // Frees everything. No kernel of this generation may run.
   ~Generation();

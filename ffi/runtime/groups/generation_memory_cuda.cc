@@ -74,17 +74,17 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
   return {};
 }
 
-Status Generation::Export(std::vector<UniqueFd>* descriptors) const {
+Status Generation::Export(std::vector<MemoryHandle>* handles) const {
   for (size_t rank : local_) {
-    UniqueFd descriptor;
-    Status status = shared_->Export(memory_[rank].shared, &descriptor);
+    MemoryHandle handle;
+    Status status = shared_->Export(memory_[rank].shared, &handle);
     if (!status.ok()) return OnGpu(members_[rank].device, status);
-    descriptors->push_back(std::move(descriptor));
+    handles->push_back(std::move(handle));
   }
   return {};
 }
 
-Status Generation::Import(uint64_t number, const std::vector<UniqueFd>& descriptors) {
+Status Generation::Import(uint64_t number, const std::vector<MemoryHandle>& handles) {
   number_ = number;
   std::vector<int> devices;
   for (size_t rank : local_) devices.push_back(members_[rank].device);
@@ -93,7 +93,7 @@ Status Generation::Import(uint64_t number, const std::vector<UniqueFd>& descript
     RankMemory& memory = memory_[rank];
     const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
     const CurrentDevice current(devices[0]);
-    Status status = shared_->Import(devices, descriptors[rank].get(), bytes, &memory.shared);
+    Status status = shared_->Import(devices, handles[rank], bytes, &memory.shared);
     if (!status.ok()) {
       return FailedPrecondition("the memory of rank ", rank, " cannot be used: ", status.message);
     }

@@ -65,29 +65,27 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
                        Generation* generation, uint64_t* number, SharingFailure* failure) {
   Stopwatch stopwatch;
   Offer offer = {.number = *number, .workspace_bytes = workspace_bytes, .failure = *failure};
-  std::vector<UniqueFd> exported;
+  std::vector<MemoryHandle> exported;
   Status status = allocated;
   if (status.ok()) {
     status = generation->Export(&exported);
     offer.failure.memory = !status.ok();
   }
   const std::string export_time = stopwatch.Lap();
-  std::vector<int> descriptors;
-  for (const UniqueFd& descriptor : exported) descriptors.push_back(descriptor.get());
   std::vector<PeerGroup::Contribution> all;
   const Status gathered =
-      peers.Gather(PeerGroup::Step::kGeneration, Encode(offer, status), descriptors, &all);
+      peers.Gather(PeerGroup::Step::kGeneration, Encode(offer, status), exported, &all);
   if (!gathered.ok()) return gathered;
   status = Compare(peers, all, number, failure);
   if (!status.ok()) return status;
   const std::string exchange_time = stopwatch.Lap();
 
-  // The descriptors of a process are those of its ranks, in order.
-  std::vector<UniqueFd> by_rank(peers.processes().num_ranks());
+  // The handles of a process are those of its ranks, in order.
+  std::vector<MemoryHandle> by_rank(peers.processes().num_ranks());
   std::vector<size_t> used(all.size());
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const size_t process = peers.processes().process_of(rank);
-    std::vector<UniqueFd>& of_process = all[process].descriptors;
+    std::vector<MemoryHandle>& of_process = all[process].handles;
     const size_t next = used[process]++;
     if (next < of_process.size()) by_rank[rank] = std::move(of_process[next]);
   }

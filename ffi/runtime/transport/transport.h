@@ -35,6 +35,12 @@ class Exchange {
                            size_t num_devices, std::vector<Identity>* identities) = 0;
 };
 
+// What another process needs to map memory. Opaque to all but the transport that makes it, sends it
+// and opens it.
+struct MemoryHandle {
+  UniqueFd descriptor = {};  // local processes pass it over a socket
+};
+
 // Thread-safe.
 class PeerMemory {
  public:
@@ -52,10 +58,10 @@ class PeerMemory {
   // `out_of_memory`.
   virtual Status Allocate(const std::vector<int>& devices, size_t bytes, Mapping* mapping,
                           bool* out_of_memory) = 0;
-  // Makes a descriptor that other processes import.
-  virtual Status Export(const Mapping& mapping, UniqueFd* descriptor) = 0;
+  // Makes a handle that other processes import.
+  virtual Status Export(const Mapping& mapping, MemoryHandle* handle) = 0;
   // Maps another process's memory, as long as it was allocated, for all of `devices`.
-  virtual Status Import(const std::vector<int>& devices, int descriptor, size_t bytes,
+  virtual Status Import(const std::vector<int>& devices, const MemoryHandle& handle, size_t bytes,
                         Mapping* mapping) = 0;
   // Ends this process's use. Memory lives until all processes have ended theirs.
   virtual void Unmap(Mapping* mapping) = 0;

@@ -84,27 +84,27 @@ class DriverMemory : public PeerMemory {
     return Map(devices, mapping);
   }
 
-  Status Export(const Mapping& mapping, UniqueFd* descriptor) override {
+  Status Export(const Mapping& mapping, MemoryHandle* exported) override {
     int fd = -1;
     Status status = driver_.Check(
         driver_.export_handle(&fd, mapping.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
         "exporting a workspace (cuMemExportToShareableHandle)");
     if (!status.ok()) return status;
-    *descriptor = UniqueFd(fd);
+    exported->descriptor = UniqueFd(fd);
     static_cast<void>(fcntl(fd, F_SETFD, FD_CLOEXEC));
     return {};
   }
 
-  Status Import(const std::vector<int>& devices, int descriptor, size_t bytes,
+  Status Import(const std::vector<int>& devices, const MemoryHandle& exported, size_t bytes,
                 Mapping* mapping) override {
     Status status = FindOnce();
     if (status.ok()) status = RoundUp(devices[0], bytes, &mapping->bytes);
     if (!status.ok()) return status;
     CUmemGenericAllocationHandle handle = 0;
-    status = driver_.Check(
-        driver_.import_handle(&handle, reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor)),
-                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        "importing its workspace (cuMemImportFromShareableHandle)");
+    const auto descriptor = static_cast<uintptr_t>(exported.descriptor.get());
+    status = driver_.Check(driver_.import_handle(&handle, reinterpret_cast<void*>(descriptor),
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                           "importing its workspace (cuMemImportFromShareableHandle)");
     if (!status.ok()) return status;
     mapping->handle = handle;
     return Map(devices, mapping);

@@ -67,17 +67,18 @@ class IpcMemory : public PeerMemory {
     return owned.file.Write(handle);
   }
 
-  Status Export(const Mapping& mapping, UniqueFd* descriptor) override {
+  Status Export(const Mapping& mapping, MemoryHandle* exported) override {
     const std::lock_guard lock(mutex_);
-    *descriptor = Copy(owned_.at(mapping.address).file.shared.get());
-    if (!descriptor->is_open()) return FailedPrecondition("exporting: too many files are open");
+    exported->descriptor = Copy(owned_.at(mapping.address).file.shared.get());
+    if (!exported->descriptor.is_open())
+      return FailedPrecondition("exporting: too many files are open");
     return {};
   }
 
-  Status Import(const std::vector<int>& devices, int descriptor, size_t bytes,
+  Status Import(const std::vector<int>& devices, const MemoryHandle& exported, size_t bytes,
                 Mapping* mapping) override {
     if (Status status = CheckOneDevice(devices); !status.ok()) return status;
-    Opened opened = {devices[0], Copy(descriptor)};
+    Opened opened = {devices[0], Copy(exported.descriptor.get())};
     cudaIpcMemHandle_t handle;
     if (pread(opened.shared.get(), &handle, sizeof handle, 0) != sizeof handle) {
       return FailedPrecondition("importing its workspace: it has sent no handle of CUDA IPC");

@@ -50,7 +50,8 @@ void PeerGroup::Start(OnFailure on_failure) {
   Connections::OfProcess().Subscribe(key_, this);
 }
 
-Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<int>& descriptors,
+Status PeerGroup::Gather(Step step, const std::string& bytes,
+                         const std::vector<MemoryHandle>& handles,
                          std::vector<Contribution>* contributions) {
   const std::lock_guard gathering(gathering_);
   Turn turn;
@@ -65,6 +66,8 @@ Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<
                                 .group = key_,
                                 .era = turn.first,
                                 .turn = turn.second};
+  std::vector<int> descriptors;
+  for (const MemoryHandle& handle : handles) descriptors.push_back(handle.descriptor.get());
   Status status = processes_.Send(header, bytes, descriptors, Name(step));
   if (status.ok()) status = Await(step, turn);
   if (!status.ok()) return step == Step::kRelease ? status : Fail(std::move(status));
@@ -73,7 +76,11 @@ Status PeerGroup::Gather(Step step, const std::string& bytes, const std::vector<
   contributions->resize(processes_.size());
   (*contributions)[processes_.self()].bytes = bytes;
   for (auto& [process, frame] : frames_[turn]) {
-    (*contributions)[process] = {std::move(frame.bytes), std::move(frame.descriptors)};
+    Contribution& contribution = (*contributions)[process];
+    contribution.bytes = std::move(frame.bytes);
+    for (UniqueFd& descriptor : frame.descriptors) {
+      contribution.handles.push_back({std::move(descriptor)});
+    }
   }
   frames_.erase(turn);
   if (step == Step::kRelease) BeginEra();

@@ -20,6 +20,7 @@
 #include "ffi/runtime/transport/identity.h"
 #include "ffi/runtime/transport/local/connections.h"
 #include "ffi/runtime/transport/local/group_processes.h"
+#include "ffi/runtime/transport/transport.h"
 
 namespace jax_ep {
 
@@ -35,7 +36,7 @@ class PeerGroup : private Connections::Receiver {
   };
   struct Contribution {
     std::string bytes;
-    std::vector<UniqueFd> descriptors;
+    std::vector<MemoryHandle> handles;
   };
   // Ends the calls of this process. Called at most once per era, and when a process dies.
   using OnFailure = std::function<void(const std::string& reason, bool has_died)>;
@@ -52,8 +53,8 @@ class PeerGroup : private Connections::Receiver {
   const GroupProcesses& processes() const { return processes_; }
 
   // Waits until every process has made this step. Returns their contributions, indexed by process,
-  // without descriptors for this one. An error is the group's: later steps fail, too.
-  Status Gather(Step step, const std::string& bytes, const std::vector<int>& descriptors,
+  // without handles of this one. An error is the group's: later steps fail, too.
+  Status Gather(Step step, const std::string& bytes, const std::vector<MemoryHandle>& handles,
                 std::vector<Contribution>* contributions);
 
   // Makes the step kCall. All processes must run the same call; they get the same new id.
