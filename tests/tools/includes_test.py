@@ -33,7 +33,7 @@ LAYERS = (
     "ffi/handlers",
     "ffi",  # the Python module
 )
-# What sees neither groups nor the way to other processes, and what kernels never see.
+# Kernels see neither groups nor the way to other processes, and the runtime sees no kernels.
 APART = {
     "ffi/kernels": ("ffi/runtime/groups", "ffi/runtime/transport"),
     "ffi/runtime": ("ffi/kernels", "ffi/handlers"),

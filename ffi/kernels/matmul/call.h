@@ -22,7 +22,7 @@ struct Fp8Operands {
   Fp8Kind kind;
   const float* a_scales;
   const float* b_scales;
-  // Of the results of kActivation, which are quantized again.
+  // kActivation quantizes its results again.
   float* out_scales = nullptr;
   bool power_of_two_scales = false;  // rounds them up
 };

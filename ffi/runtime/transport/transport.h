@@ -35,8 +35,8 @@ class Exchange {
                            size_t num_devices, std::vector<Identity>* identities) = 0;
 };
 
-// What another process needs to map memory. Opaque to all but the transport that makes it, sends it
-// and opens it.
+// Memory of this process for another one to map. Opaque to all but the transport that makes it,
+// sends it and opens it.
 struct MemoryHandle {
   UniqueFd descriptor = {};  // local processes pass it over a socket
 };
