@@ -7,7 +7,7 @@
 namespace jax_ep {
 namespace {
 
-// In the order in which they are asked.
+// In the order in which they are asked. The last one refuses 8-bit operands only.
 constexpr const MatmulFamily& (*kFamilies[])() = {Sm90Matmuls, Sm90Fp8Matmuls, PortableMatmuls};
 
 Status FindFamily(const MatmulCall& call, const MatmulFamily** family) {
