@@ -268,7 +268,7 @@ def moe_mlp(
         y, stats, sums = in_chunks(
             compute, (x, topk_ids, topk_weights), experts, params, num_chunks
         )
-        y = y.astype(x.dtype)  # of an experts_fn
+        y = y.astype(x.dtype)  # as an experts_fn may return another
         if shared is not None:
             checks.shape(operation, "experts_fn's result beside a shared expert", y, shared.shape)
             y = y + shared
