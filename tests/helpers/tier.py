@@ -53,6 +53,7 @@ SLOW = {
     "operations/quant_test.py::QuantizeTest::test_rows": 5,
     "operations/quantize_weights_test.py::*::test_against_numpy": 2,
     "operations/layer_stack_test.py::*": 1,
+    "operations/module_functions_test.py::*": 2,
     "operations/module_stack_test.py::NnxTest::*": 1,
     "operations/module_stack_test.py::LinenTest::*": 0,
     "operations/quantized_checkpoint_test.py::LayerTest::test_other_axes_*": 0,
