@@ -18,7 +18,7 @@ CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
 class Traced:
-    """What a function computes of arrays of the traced shapes and of those that it closes over.
+    """A function, by what it computes of arrays of the traced shapes and of those it closes over.
 
     Equal to another one that computes the same, values and first derivatives.
     """
@@ -76,15 +76,10 @@ def _derivative_key(jaxpr: Any) -> Hashable:
         results, back = jax.vjp(of_floats, [x for f, x in zip(is_float, inputs, strict=True) if f])
         return back(results)  # as good a cotangent as any
 
+    avals = [v.aval for v in jaxpr.constvars], [v.aval for v in jaxpr.invars]
     try:
-        closed = jax.make_jaxpr(pull_back)(
-            [v.aval for v in jaxpr.constvars], [v.aval for v in jaxpr.invars]
-        )
-    except (
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    ):  # it has none; whoever differentiates the function hears of it
+        closed = jax.make_jaxpr(pull_back)(*avals)
+    except (NotImplementedError, TypeError, ValueError):  # there is no derivative
         return object()
     return _key_of(closed)
 

@@ -26,8 +26,8 @@ from jax_ep._src.layer.config import (
     spec_entry,
 )
 from jax_ep._src.layer.functions import (
+    CallSite,
     Functions,
-    Site,
     function_names,
     recording,
     replaying,
@@ -98,7 +98,7 @@ Outputs = tuple[jax.Array, MoEStats, Accumulators | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """What a compiled layer depends on beside arrays and mesh. Hashed by value."""
+    """A layer, by all that its program depends on beside arrays and mesh. Hashed by value."""
 
     config: Config
     router: Traced | None  # None for one that has a name
@@ -166,7 +166,7 @@ def _trace_router(
     return traced, arrays._replace(router=arrays.router._replace(closed_over=constants))
 
 
-_sites: dict[Any, tuple[Site, ...]] = {}
+_sites: dict[Any, tuple[CallSite, ...]] = {}
 """By what is compiled, but for the functions: where the layer calls them."""
 
 
@@ -182,7 +182,7 @@ def _trace_functions(
     stripped = dataclasses.replace(layer, config=without_functions(layer.config))
     key = stripped, mesh, structure, tuple(map(jax.typeof, leaves))
     if key not in _sites:
-        calls: dict[Site, None] = {}
+        calls: dict[CallSite, None] = {}
         recorder = dataclasses.replace(layer, config=recording(layer.config, calls))
         jax.eval_shape(functools.partial(_run, recorder, mesh), arrays, x, token_mask)
         _sites[key] = tuple(calls)

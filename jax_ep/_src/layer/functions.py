@@ -17,7 +17,7 @@ from jax_ep._src.core.traced import Traced, trace
 from jax_ep._src.layer.config import Config
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """A call of a user's function: its option, and what it is called with."""
 
     name: str
@@ -25,7 +25,7 @@ class Site(NamedTuple):
     structure: Any
 
 
-Functions = tuple[tuple[Site, Traced], ...]
+Functions = tuple[tuple[CallSite, Traced], ...]
 """What the functions compute where they are called. Hashed by value."""
 
 
@@ -34,7 +34,7 @@ def function_names(config: Config) -> tuple[str, ...]:
     return tuple(n for n in ("activation", "experts_fn") if callable(getattr(config, n)))
 
 
-def recording(config: Config, sites: dict[Site, None]) -> Config:
+def recording(config: Config, sites: dict[CallSite, None]) -> Config:
     """The options with functions that add their calls to `sites`."""
 
     def record(name: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -44,7 +44,7 @@ def recording(config: Config, sites: dict[Site, None]) -> Config:
     return _replace(config, record)
 
 
-def trace_at(config: Config, sites: tuple[Site, ...]) -> tuple[Functions, list[Any]]:
+def trace_at(config: Config, sites: tuple[CallSite, ...]) -> tuple[Functions, list[Any]]:
     """Calls the functions in the context of their sites; returns the arrays they close over too."""
     found = [
         trace(getattr(config, site.name), *jax.tree.unflatten(site.structure, site.avals))
@@ -84,9 +84,9 @@ def _replace(config: Config, call: Callable[..., Any]) -> Config:
     return dataclasses.replace(config, **calls)
 
 
-def _site(name: str, args: tuple[Any, ...]) -> Site:
+def _site(name: str, args: tuple[Any, ...]) -> CallSite:
     leaves, structure = jax.tree.flatten(args)
-    return Site(name, tuple(map(jax.typeof, leaves)), structure)
+    return CallSite(name, tuple(map(jax.typeof, leaves)), structure)
 
 
 def _stand_in(*arrays: Any) -> Any:
