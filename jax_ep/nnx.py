@@ -136,9 +136,10 @@ class MoE(nnx.Module):
           tensor_axis: the mesh axis that F is sharded over. Tokens are replicated over it, and the
             experts' outputs summed.
           router: ``"softmax"``, ``"sigmoid"`` (`jax_ep.routing`), or a function from float32 logits
-            [T, E] and K to `routing.Routing`. It is called on each rank for that rank's tokens,
-            every time the layer is called or traced. A pytree or an nnx module with a ``__call__``
-            may hold arrays; it may not change them during the call.
+            [T, E] and K to `routing.Routing`. Each call of the layer calls it once, to trace it for
+            the tokens of a rank; eager calls compile again only if it computes something else. A
+            pytree or an nnx module with a ``__call__`` may hold arrays; it may not change them
+            during the call.
           logits_bias: adds a param to the logits (gpt-oss).
           selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
             router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.

@@ -136,6 +136,7 @@ PRODUCERS = {
         lambda: moe_mlp(up=(1, 8, 4)),
         lambda: moe_mlp(up=(1, 7, 2, 4)),
         lambda: moe_mlp(num_experts=None) if RANKS > 1 else moe_mlp(up=(1, 8, 4)),
+        lambda: moe_mlp(num_experts=None, check_vma=False) if RANKS > 1 else moe_mlp(up=(1, 8, 4)),
         lambda: moe_mlp(num_experts=2 * RANKS),
         lambda: moe_mlp(num_chunks=3),
         lambda: layer(num_chunks=0),
