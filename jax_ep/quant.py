@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from jax_ep._src.mlp.quantized_experts import experts_from_checkpoint, quantize_experts
 from jax_ep._src.quant.fake_quantize import fake_quantize
-from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row, Quantized
+from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row
 from jax_ep._src.quant.quantize import dequantize, quantize
 from jax_ep._src.quant.quantize_for_training import quantize_for_training
 from jax_ep._src.quant.quantize_weights import quantize_weights
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedWeights, Recipe
 
 __all__ = [

@@ -8,12 +8,14 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.apply import MoEStats
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.moe.stats import Stats
-from jax_ep._src.quant.formats import Fp8Block128, Fp8Row, Quantized
+from jax_ep._src.quant.formats import Format
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedWeights
 from jax_ep._src.routing.routers import Routing
 from jax_ep._src.transfer.plan import Dispatched, Plan
@@ -37,15 +39,17 @@ def _static_from_bytes(data: bytes | bytearray) -> Any:
 
 
 def _format_to_bytes(static: tuple[Any, ...]) -> bytes:
+    """The class and the options of a format, in their order."""
     (format,) = static
-    if isinstance(format, Fp8Row):
-        return _static_to_bytes(("Fp8Row", format.dtype.name, format.scale_rounding))
-    return _static_to_bytes(("Fp8Block128", format.scale_rounding))
+    options = (getattr(format, field.name) for field in dataclasses.fields(format))
+    literals = (option.name if isinstance(option, np.dtype) else option for option in options)
+    return _static_to_bytes((type(format).__name__, *literals))
 
 
 def _format_from_bytes(data: bytes | bytearray) -> Any:
-    name, *options = _static_from_bytes(data)
-    return ({"Fp8Row": Fp8Row, "Fp8Block128": Fp8Block128}[name](*options),)
+    name, *options = _static_from_bytes(data)  # older programs have fewer options
+    classes = {format.__name__: format for format in Format.__subclasses__()}
+    return (classes[name](*options),)
 
 
 def register() -> None:

@@ -122,6 +122,7 @@ class ExportTest(parameterized.TestCase):
             for format in (
                 quant.Fp8Block128("power_of_two"),
                 quant.Fp8Row(jnp.float8_e5m2, "power_of_two"),
+                quant.Fp8Block128().for_cotangents(),
             )
         ]
         weights = quant.quantize_for_training(np.ones((1, 8, 8), np.float32), quant.Recipe())

@@ -89,7 +89,8 @@ def layouts(program):
 
 def matmul(lhs, rhs, **options):
     sizes = jnp.array([3, 5])
-    return jax_ep.grouped_matmul(lhs, rhs, sizes, quantization=quant.Recipe(), **options)
+    options = {"quantization": quant.Recipe()} | options
+    return jax_ep.grouped_matmul(lhs, rhs, sizes, **options)
 
 
 def mlp(rows, up, down, **options):
@@ -163,6 +164,30 @@ class QuantizeWeightsLoweringTest(parameterized.TestCase):
         both = lower_for_cuda(jax.grad(loss(call), argnums=(0, 1)), lhs, rhs)
         self.assertCountEqual(layouts(both), [(operands, forward), (operands, backward)])
         self.assertEmpty(both.operations_on(GROUPS * K * N))
+
+    @parameterized.parameters(quant.Fp8Block128(), quant.Fp8Row())
+    def test_cotangents_have_the_least_floor(self, format):
+        options = dict(quantization=quant.Recipe(format))
+        for call, operands, cotangents in (
+            (matmul, (struct((8, K), jnp.bfloat16), struct((GROUPS, K, N))), 1),
+            (
+                mlp,
+                (
+                    struct((8, K), jnp.bfloat16),
+                    struct((GROUPS, K, 2 * N)),
+                    struct((GROUPS, N, K)),
+                ),
+                2,
+            ),
+        ):
+            program = lower_for_cuda(jax.grad(loss(call, **options)), *operands)
+            floors = [
+                np.float32(call.attributes["min_amax"][1])
+                for call in program.calls
+                if "quantize.v1" in call.target
+            ]
+            least = np.float32(format.for_cotangents().min_amax)
+            self.assertCountEqual(floors, [np.float32(format.min_amax), *[least] * cotangents])
 
     @parameterized.parameters("swiglu", "silu")
     def test_each_pass_of_an_mlp_asks_for_one_layout(self, activation):

@@ -13,7 +13,7 @@ import numpy_moe
 import programs
 import tier
 from absl.testing import absltest, parameterized
-from quantized import assert_products, exact
+from quantized import assert_products, exact, norm
 
 import jax_ep
 from jax_ep import quant
@@ -104,6 +104,33 @@ class RecipeTest(parameterized.TestCase):
         ):
             error = np.linalg.norm(result - expected) / np.linalg.norm(expected)
             self.assertBetween(error, bound / 3, bound)
+
+    @parameterized.product(recipe=RECIPES, n=[1e6, 1e9, 1e10, 1e20, 1e30])
+    def test_small_cotangents_lose_nothing(self, recipe, n):
+        """The gradient of a mean over n tokens has the error of that of a sum."""
+        lhs, rhs, out_bar = problem()
+        out_bar = np.nan_to_num(np.asarray(out_bar, np.float32))
+        compute = with_gradients(recipe)
+        found = compute(lhs, rhs, None, jnp.asarray(out_bar / n, jnp.bfloat16))[1:]
+        expected = compute(lhs, rhs, None, jnp.asarray(out_bar, jnp.bfloat16))[1:]
+        for result, other in zip(found, expected, strict=True):
+            self.assertLess(norm(np.asarray(result, np.float64) * n, other), 0.05)
+
+    @parameterized.parameters(*RECIPES)
+    def test_powers_of_two_change_no_bit_of_a_gradient(self, recipe):
+        lhs, rhs, out_bar = problem()
+        compute = with_gradients(recipe)
+        expected = compute(lhs, rhs, None, out_bar)[1:]
+        for scale in 2.0**-40, 2.0**-90:
+            found = compute(lhs, rhs, None, out_bar * scale)[1:]
+            restored = [result / jnp.asarray(scale, result.dtype) for result in found]
+            jax.tree.map(testing.assert_bitwise, restored, list(expected))
+
+    @parameterized.parameters(*RECIPES)
+    def test_cotangents_of_zero(self, recipe):
+        lhs, rhs, out_bar = problem()
+        for gradient in with_gradients(recipe)(lhs, rhs, None, jnp.zeros_like(out_bar))[1:]:
+            testing.assert_bitwise(gradient, np.zeros_like(gradient))
 
     @parameterized.parameters(BLOCKS, ROWS)
     def test_weights_quantized_before_give_the_same_bits(self, recipe):

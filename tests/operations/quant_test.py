@@ -139,6 +139,27 @@ class QuantizeTest(parameterized.TestCase):
         got = quant.dequantize(quant.quantize(small, quant.Fp8Row(jnp.float8_e5m2)), jnp.float32)
         np.testing.assert_allclose(got, small, rtol=1e-6)
 
+    @parameterized.parameters(*FORMATS)
+    def test_cotangents_may_be_small(self, format):
+        """A power of two is in the scales, and changes no value."""
+        compute = quantizer(format.for_cotangents())
+        x, power = values_of((16, 300)), np.float32(2.0**-80)
+        small, expected = compute(x * power), compute(x)
+        testing.assert_bitwise(small.values, expected.values)
+        testing.assert_bitwise(np.asarray(small.scales) / power, expected.scales)
+
+    @parameterized.parameters(*FORMATS)
+    def test_the_least_scale_has_a_reciprocal(self, format):
+        """Kernels and XLA may take numbers that are not normal for zeros."""
+        least = format.for_cotangents()
+        tiny = np.finfo(np.float32).tiny
+        for amax in 0.0, 1e-45, tiny, least.min_amax:
+            got = quantizer(least)(np.full((1, 128), amax, np.float32))
+            scale = np.asarray(got.scales)
+            self.assertTrue(((scale >= tiny) & (1 / scale >= tiny) & (1 / scale < np.inf)).all())
+            error = np.abs(np.asarray(quant.dequantize(got, jnp.float32)) - np.float32(amax))
+            self.assertLessEqual(error.max(), amax / 8 if amax == least.min_amax else tiny)
+
     @parameterized.product(bad=[np.nan, np.inf, -np.inf], format=FORMATS)
     def test_bad_values_make_their_block_nan(self, bad, format):
         x = values_of((4, 384))

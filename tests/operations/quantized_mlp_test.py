@@ -118,6 +118,20 @@ class GroupedMlpTest(parameterized.TestCase):
             if name in ("y", "rows", "row weights"):
                 testing.assert_bitwise(result[END:], np.zeros_like(result[END:]), name)
 
+    @parameterized.parameters((BLOCKS, "swiglu"), (BLOCKS, "relu2"), (ROWS, "swiglu"))
+    def test_small_cotangents_lose_nothing(self, recipe, activation):
+        """A power of two changes no bit of a gradient."""
+        *arrays, y_bar = map(np.nan_to_num, problem(activation))
+        compute = with_gradients(
+            lambda rows, weights, up, down: jax_ep.grouped_mlp(
+                rows, up, down, SIZES, weights, activation=activation, quantization=recipe
+            )
+        )
+        _, *expected = compute(*arrays, y_bar)
+        scale = np.float32(2.0**-80)
+        for result, other in zip(compute(*arrays, y_bar * scale)[1:], expected, strict=True):
+            testing.assert_bitwise(result / scale, other)
+
     def test_matrices_of_every_form(self):
         _, _, up, down, _ = problem("swiglu")
         expected = quant.quantize_experts(up, down, BLOCKS)
@@ -150,7 +164,7 @@ def layer_problem():
 
 
 @functools.cache
-def gradients(dtype=jnp.bfloat16, policy=None, **options):
+def gradients(dtype=jnp.bfloat16, policy=None, scale=1.0, **options):
     """(*layer_problem(), quantized) -> gradients of x, weights, w_up and w_down."""
 
     def layer(x, ids, weights, up, down, quantized):
@@ -167,7 +181,7 @@ def gradients(dtype=jnp.bfloat16, policy=None, **options):
 
     def loss(x, ids, weights, up, down, quantized):
         y = mapped(x.astype(dtype), ids, weights, up, down, quantized)
-        return jnp.sum(y.astype(jnp.float32) * jnp.cos(jnp.arange(H)))
+        return jnp.sum(y.astype(jnp.float32) * jnp.cos(jnp.arange(H))) * scale
 
     return jax.jit(jax.grad(loss, (0, 2, 3, 4)))
 
@@ -234,6 +248,16 @@ class MoeMlpTest(parameterized.TestCase):
         self.assertLen(to_experts, transfers)
         # The cotangent of combine is sent as it is.
         self.assertLen(sent, transfers + 1)
+
+    @parameterized.parameters(False, True)
+    def test_small_cotangents_lose_nothing(self, quantized_dispatch):
+        """A power of two changes no bit of a gradient."""
+        recipe = quant.Recipe(quantized_dispatch=quantized_dispatch)
+        expected = gradients(quantization=recipe)(*layer_problem(), None)
+        scale = 2.0**-80
+        found = gradients(quantization=recipe, scale=scale)(*layer_problem(), None)
+        for result, other in zip(found, expected, strict=True):
+            testing.assert_bitwise(result / np.float32(scale), other)
 
     def test_chunks(self):
         arrays = layer_problem()

@@ -57,6 +57,21 @@ class ModulesTest(absltest.TestCase):
         compute = lambda params: loss(*layer.apply({"params": params}, x))
         jax.tree.map(testing.assert_bitwise, jax.jit(jax.grad(compute))(params), found)
 
+    def test_a_mean_over_many_tokens(self):
+        """Its gradients have the errors of those of a sum, the router's among them."""
+        options = dict(mesh=testing.expert_mesh(), dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        x = np.random.default_rng(0).normal(size=(TOKENS, 1, H)).astype(np.float32)
+        layer = jax_ep.nnx.MoE(H, F, 2 * testing.NUM_DEVICES, 2, **options, quantization=BLOCKS)
+
+        @nnx.jit
+        def compute(layer, x, scale):
+            loss = lambda layer, x: jnp.sum(layer(x)[0].astype(jnp.float32) * jnp.arange(H)) * scale
+            gradients = nnx.grad(loss, argnums=(0, 1))(layer, x)
+            return jax.tree.map(lambda gradient: gradient / scale, gradients)
+
+        found, expected = (compute(layer, x, np.float32(2.0**-n)) for n in (32, 0))
+        jax.tree.map(testing.assert_bitwise, found, expected)
+
 
 @tier.only_on_cpu
 class ShardedModulesTest(parameterized.TestCase):

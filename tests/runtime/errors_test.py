@@ -189,6 +189,7 @@ PRODUCERS = {
         lambda: jax_ep.routing.sigmoid_topk(X, 2, num_groups=3),
         lambda: jax_ep.memory(8, 64, 32, 7, 2, 4),
         lambda: quant.Fp8Block128("up"),
+        lambda: quant.Fp8Block128(min_amax=0),
         lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, X[:, :2], quant.Fp8Block128())),
         lambda: quant.dequantize(quant.Quantized(EIGHT_BIT, X[0], quant.Fp8Row())),
         lambda: quant.quantize(np.ones((1, 129)), quant.Fp8Block128()).to_qwix(),

@@ -22,7 +22,8 @@ from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import parameters, reshard
 from jax_ep._src.layer.router import LAYER
 from jax_ep._src.mlp.quantized_experts import quantize_experts
-from jax_ep._src.quant.formats import BLOCK, Fp8Block128, Quantized, as_bits, from_bits
+from jax_ep._src.quant.formats import matrix_scales
+from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import (
     QuantizedExperts,
     QuantizedWeights,
@@ -78,7 +79,7 @@ def _quantize(
     if manual.issuperset(axes.expert or axes.tokens):
         return compute(w_up, w_down)
     # XLA reduces over axes that split the values of a scale, or gate and up apart.
-    is_blocked = isinstance(config.quantization.weights, Fp8Block128)
+    is_blocked = config.quantization.weights.is_blocked
     left = () if is_blocked else axes.fsdp
     left += () if is_blocked and not config.is_gated else axes.tensor
     axis_names = frozenset(mesh.axis_names) - manual - frozenset(left)
@@ -107,7 +108,7 @@ def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: Quanti
     check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
     for which, one in zip(("up", "down"), quantized, strict=True):
         scales = tuple(layout.scales.shape for layout in one.layouts)
-        expected = tuple(map(_shape_of_scales, one.layouts))
+        expected = tuple(matrix_scales(layout.format, layout.shape) for layout in one.layouts)
         if scales != expected:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: quantized_weights ({which}) has scales of shapes {scales}; "
@@ -120,7 +121,8 @@ def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: Quanti
 
 def _check_whole_blocks(config: Config, mesh: Mesh | AbstractMesh) -> None:
     assert config.quantization is not None
-    if not isinstance(config.quantization.weights, Fp8Block128):
+    rows, block = config.quantization.weights.matrix_block
+    if block is None:
         return
     axes = config.axes.within(mesh.axis_names)
     for name, size, names in (
@@ -128,11 +130,11 @@ def _check_whole_blocks(config: Config, mesh: Mesh | AbstractMesh) -> None:
         ("intermediate_size", config.intermediate_size, axes.tensor),
     ):
         num_ranks = math.prod(mesh.shape[axis] for axis in names)
-        if num_ranks > 1 and size % (BLOCK * num_ranks):
+        if num_ranks > 1 and size % (block * num_ranks):
             raise ArgumentError(
-                f"jax_ep.{LAYER}: quantized_weights have blocks of {BLOCK} x {BLOCK}, and the "
+                f"jax_ep.{LAYER}: quantized_weights have blocks of {rows} x {block}, and the "
                 f"axes {names} split {name}={size} over {num_ranks} ranks; expected a multiple of "
-                f"{BLOCK} on each rank. Leave them out: each call quantizes what it gathers."
+                f"{block} on each rank. Leave them out: each call quantizes what it gathers."
             )
 
 
@@ -186,25 +188,18 @@ def gather(axes: Axes, quantized: QuantizedExperts | None) -> QuantizedExperts |
         return from_bits(dataclasses.replace(bits, values=values, scales=scales))
 
     gathered = _map(of_layout, quantized)
-    # Blocks have one set of values in both layouts: transposing takes less than gathering.
+    # Square blocks have one set of values in both layouts: transposing takes less than gathering.
     return tuple(
         QuantizedWeights(one.forward, one.forward.mT)
-        if isinstance(one.forward.format, Fp8Block128)
+        if one.forward.format.has_square_blocks
         else one
         for one in gathered
     )  # type: ignore[return-value]
 
 
 def sharded_of_scales(x: Quantized, dimensions: tuple[str, str]) -> tuple[str | None, ...]:
-    """Returns the dimensions that scales have: both, or with `Fp8Row` that of the channels."""
-    return dimensions if isinstance(x.format, Fp8Block128) else (dimensions[0], None)
-
-
-def _shape_of_scales(x: Quantized) -> tuple[int, ...]:
-    groups, rows, columns = x.shape
-    if isinstance(x.format, Fp8Block128):
-        return groups, -(-rows // BLOCK), -(-columns // BLOCK)
-    return groups, rows, 1
+    """Returns the dimensions that scales have: both, or that of the channels, one scale each."""
+    return dimensions if x.format.is_blocked else (dimensions[0], None)
 
 
 def _map(

@@ -20,7 +20,7 @@ from jax_ep._src.matmul.layer_stack import (
 )
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import chained_matmul
-from jax_ep._src.quant.formats import Quantized
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedWeights, Recipe, check_no_quantized_weights
 
 

@@ -19,8 +19,9 @@ from jax_ep._src.core.errors import DtypeError
 from jax_ep._src.matmul import reference
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_matmul
-from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, Quantized, check
+from jax_ep._src.quant.formats import Format, has_kernels, matrix_scales, row_scales
 from jax_ep._src.quant.quantize import dequantize, without_derivative
+from jax_ep._src.quant.quantized import Quantized, check
 
 OPERATION = "grouped_matmul"
 KERNEL_CAPABILITY = "9.0"
@@ -133,7 +134,7 @@ def _dequantized(
 
 def _attributes(avals: list[Aval], params: GroupedMatmulParams, formats: Formats) -> dict[str, Any]:
     return {
-        "scale_block": np.int64(BLOCK if isinstance(formats[0], Fp8Block128) else 0),
+        "scale_block": np.int64(formats[0].block or 0),
         "zero_tail": np.bool_(params.zero_tail),
         "num_sms": np.int64(params.num_sms),
     }
@@ -156,7 +157,8 @@ def unsupported_operands(avals: list[Aval], formats: Formats) -> str | None:
 
 def _unsupported_formats(formats: Formats) -> str | None:
     lhs, rhs = formats
-    if type(lhs) is type(rhs) and rhs.dtype == jnp.float8_e4m3fn:
+    are_alike = lhs.matrix_block == rhs.matrix_block
+    if are_alike and rhs.dtype == jnp.float8_e4m3fn and all(map(has_kernels, formats)):
         return None
     return f"no kernel multiplies {lhs} by {rhs}"
 
@@ -167,11 +169,7 @@ def _unsupported_shapes(avals: list[Aval], formats: Formats) -> str | None:
     for name, size, multiple in ("K", k, 16), ("N", n, 8):
         if size % multiple or size == 0:
             return f"{name} is {size}; the FP8 kernels take positive multiples of {multiple}"
-    if isinstance(formats[0], Fp8Block128):
-        k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
-        expected = ((m, k_blocks), (groups, n_blocks, k_blocks))
-    else:
-        expected = ((m, 1), (groups, n, 1))
+    expected = row_scales(formats[0], lhs), matrix_scales(formats[1], rhs)
     if (lhs_scales, rhs_scales) != expected:
         return (
             f"scales have shapes {lhs_scales} and {rhs_scales}; the FP8 kernels take {expected[0]} "

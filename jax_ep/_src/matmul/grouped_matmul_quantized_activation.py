@@ -21,10 +21,13 @@ from jax_ep._src.matmul.grouped_matmul_quantized import (
     unsupported_operands,
 )
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
-from jax_ep._src.quant.formats import BLOCK, Fp8Block128, Quantized
+from jax_ep._src.quant.formats import BLOCK, Format, has_kernels
 from jax_ep._src.quant.quantize import quantize
+from jax_ep._src.quant.quantized import Quantized
 
 PRE_ACTIVATION_DTYPE = jnp.dtype(jnp.bfloat16)
+MIN_AMAX = 1e-4
+"""The least magnitude of a block for which the epilogue makes a scale."""
 
 
 def has_quantized_activation(lhs: Quantized, rhs: Quantized, activation: str, dtype: Any) -> bool:
@@ -32,11 +35,15 @@ def has_quantized_activation(lhs: Quantized, rhs: Quantized, activation: str, dt
     return (
         activation in GATED_ACTIVATIONS
         and dtype == PRE_ACTIVATION_DTYPE
-        and isinstance(lhs.format, Fp8Block128)
-        and isinstance(rhs.format, Fp8Block128)
+        and all(map(_has_epilogue, (lhs.format, rhs.format)))
+        and lhs.format.min_amax == MIN_AMAX
         and rhs.shape[1] % (2 * BLOCK) == 0
         and rhs.shape[1] > 0
     )
+
+
+def _has_epilogue(format: Format) -> bool:
+    return format.matrix_block == (BLOCK, BLOCK) and has_kernels(format)
 
 
 def bind_quantized_activation(

@@ -17,9 +17,9 @@ from jax_ep._src.core import compat
 from jax_ep._src.matmul.grouped_matmul_quantized import bind_quantized
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_rhs_gradient
-from jax_ep._src.quant.formats import Quantized, as_bits, from_bits
 from jax_ep._src.quant.quantize import dequantize, quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
+from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import (
     QuantizedWeights,
     Recipe,

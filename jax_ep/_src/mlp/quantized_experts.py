@@ -14,9 +14,9 @@ from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.matmul.layer_stack import check_no_layer
 from jax_ep._src.mlp.expert_forms import UpWeights, check_forms
 from jax_ep._src.mlp.experts import Experts
-from jax_ep._src.quant.formats import Quantized, check
 from jax_ep._src.quant.quantize import check_floats
 from jax_ep._src.quant.quantize_for_training import quantize_layouts
+from jax_ep._src.quant.quantized import Quantized, check
 from jax_ep._src.quant.recipe import (
     QuantizedExperts,
     QuantizedWeights,

@@ -24,9 +24,9 @@ from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.primitives import bind_rhs_gradient
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
-from jax_ep._src.quant.formats import Quantized, as_bits, from_bits
 from jax_ep._src.quant.quantize import dequantize, quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
+from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import Recipe
 
 

@@ -33,8 +33,8 @@ from jax_ep._src.mlp.quantized_mlp import (
     repeat_quantized_pre_activation,
 )
 from jax_ep._src.moe.params import MoeMlpParams
-from jax_ep._src.quant.formats import as_bits, from_bits
 from jax_ep._src.quant.quantize import quantize
+from jax_ep._src.quant.quantized import as_bits, from_bits
 from jax_ep._src.transfer.dispatch import checked_dispatch
 from jax_ep._src.transfer.plan import Plan
 from jax_ep._src.transfer.primitives import Rows

@@ -1,39 +1,130 @@
-"""The eight-bit formats, and the pytree of an array in one of them."""
+"""Eight-bit formats: which values share a scale, and how it follows from them."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 
 BLOCK = 128
-"""Values per scale of `Fp8Block128`, along each blocked axis."""
+"""Values per scale of the kernels that have blocks, along each blocked axis."""
+
+LEAST_SCALE = 2.0**-125
+"""A scale of this size and its reciprocal are normal in float32, also after rounding."""
 
 ScaleRounding = Literal["none", "power_of_two"]
 """``"power_of_two"`` rounds scales up to powers of two, so that scaling is exact."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Fp8Block128:
+class Format(abc.ABC):
+    """How values are quantized: `Fp8Block128` or `Fp8Row`, compared and hashed by value.
+
+    Operations ask a format for these properties and never for its class.
+    """
+
+    @property
+    @abc.abstractmethod
+    def scale_rounding(self) -> ScaleRounding:
+        """Whether scales are rounded up to powers of two: ``"none"`` or ``"power_of_two"``."""
+
+    @property
+    @abc.abstractmethod
+    def min_amax(self) -> float:
+        """The least magnitude that the largest value of a scale is taken to have."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+
+    @property
+    def scale_dtype(self) -> np.dtype[Any]:
+        """The dtype of the scales."""
+        return jnp.dtype(jnp.float32)
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int | None:
+        """How many values of a row share a scale; None if the whole row does."""
+
+    @property
+    def matrix_block(self) -> tuple[int, int | None]:
+        """How many rows and columns of a matrix [N, K] share a scale, as `block` counts them."""
+        return 1, self.block
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a row has one scale per block rather than a single one."""
+        return self.block is not None
+
+    @property
+    def has_square_blocks(self) -> bool:
+        """Whether transposing a quantized matrix equals quantizing the transposed matrix."""
+        rows, columns = self.matrix_block
+        return rows == columns
+
+    @property
+    def least_amax(self) -> float:
+        """The least `min_amax`: its scale and the scale's reciprocal are normal in float32."""
+        return LEAST_SCALE * float(jnp.finfo(self.dtype).max)
+
+    def for_weights(self) -> Format:
+        """Returns the format of the weights that rows of this format are multiplied by."""
+        default: Any = type(self).min_amax
+        return self.with_min_amax(default)
+
+    def for_cotangents(self) -> Format:
+        """Returns this format with the least `min_amax`: gradients may be of any magnitude."""
+        return self.with_min_amax(self.least_amax)
+
+    def with_min_amax(self, min_amax: float) -> Format:
+        """Returns this format with another `min_amax`."""
+        changes: dict[str, Any] = {"min_amax": min_amax}
+        return dataclasses.replace(self, **changes)
+
+    def _check(self) -> None:
+        if self.scale_rounding not in ("none", "power_of_two"):
+            raise ArgumentError(
+                f"jax_ep.quant: scale_rounding={self.scale_rounding!r}; expected 'none' or "
+                "'power_of_two'. Use 'power_of_two' if values are scaled again without rounding."
+            )
+        is_number = isinstance(self.min_amax, int | float)
+        if not (is_number and self.least_amax <= self.min_amax < math.inf):
+            raise ArgumentError(
+                f"jax_ep.quant: min_amax={self.min_amax!r}; expected a finite Python number of at "
+                f"least {self.least_amax}, as scales below 2^-125 leave float32's normal range. "
+                "format.for_cotangents() has the least one."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Block128(Format):
     """E4M3 values with a float32 scale per 128 values of a row, or per 128 x 128 of a matrix.
 
-    This is the format of DeepSeek-V3. A scale is the block's largest magnitude, at least 1e-4,
-    times 1 / 448. The last block of an axis is partial if the axis is no multiple of 128.
+    This is the format of DeepSeek-V3. A scale is the block's largest magnitude, at least
+    `min_amax`, times 1 / 448. The last block of an axis is partial if the axis is no multiple of
+    128.
 
     Attributes:
       scale_rounding: ``"none"`` or ``"power_of_two"``.
+      min_amax: DeepSeek-V3's 1e-4 by default. Blocks whose largest magnitude is smaller lose
+        accuracy: those below 1e-4 / 448 / 1024 become zeros. A `Recipe` quantizes cotangents by
+        `for_cotangents`, without this loss.
     """
 
     scale_rounding: ScaleRounding = "none"
+    min_amax: float = 1e-4
 
     def __post_init__(self) -> None:
-        _check_scale_rounding(self)
+        self._check()
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -41,25 +132,32 @@ class Fp8Block128:
         return jnp.dtype(jnp.float8_e4m3fn)
 
     @property
-    def min_amax(self) -> float:
-        """The least magnitude that a block is taken to have."""
-        return 1e-4
+    def block(self) -> int:
+        """How many values of a row share a scale."""
+        return BLOCK
+
+    @property
+    def matrix_block(self) -> tuple[int, int]:
+        """How many rows and columns of a matrix share a scale."""
+        return BLOCK, BLOCK
 
 
 @dataclasses.dataclass(frozen=True)
-class Fp8Row:
+class Fp8Row(Format):
     """E4M3 or E5M2 values with one float32 scale per row, or per channel of a matrix.
 
-    A scale is the row's largest magnitude, at least 1e-30, times the reciprocal of the
+    A scale is the row's largest magnitude, at least `min_amax`, times the reciprocal of the
     dtype's largest value.
 
     Attributes:
       dtype: float8_e4m3fn (values up to 448) or float8_e5m2 (up to 57344).
       scale_rounding: ``"none"`` or ``"power_of_two"``.
+      min_amax: 1e-30 by default.
     """
 
     dtype: Any = jnp.float8_e4m3fn
     scale_rounding: ScaleRounding = "none"
+    min_amax: float = 1e-30
 
     def __post_init__(self) -> None:
         try:
@@ -72,155 +170,40 @@ class Fp8Row:
                 "for rows and weights, and E5M2 for gradients."
             )
         object.__setattr__(self, "dtype", dtype)
-        _check_scale_rounding(self)
+        self._check()
 
     @property
-    def min_amax(self) -> float:
-        """The least magnitude that a row is taken to have."""
-        return 1e-30
+    def block(self) -> None:
+        """None: the whole row shares a scale."""
+        return None
+
+    def for_weights(self) -> Fp8Row:
+        """Returns the format of the weights: E4M3, whatever the rows' dtype."""
+        return Fp8Row(jnp.float8_e4m3fn, self.scale_rounding)
 
 
-Format = Fp8Block128 | Fp8Row
-"""How values are quantized. Formats are compared and hashed by value."""
+def row_scales(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of the scales of rows [..., K]."""
+    *leading, size = shape
+    return *leading, num_blocks(size, format.block)
 
 
-def _check_scale_rounding(format: Format) -> None:
-    if format.scale_rounding not in ("none", "power_of_two"):
-        raise ArgumentError(
-            f"jax_ep.quant: scale_rounding={format.scale_rounding!r}; expected 'none' or "
-            "'power_of_two'. Use 'power_of_two' if values are scaled again without rounding."
-        )
+def matrix_scales(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of the scales of matrices [..., N, K]."""
+    *leading, n, k = shape
+    rows, columns = format.matrix_block
+    return *leading, num_blocks(n, rows), num_blocks(k, columns)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Quantized:
-    """Eight-bit values and their scales: a pytree with a static format.
-
-    `jax_ep.quant.quantize` makes one. A checkpoint that is quantized already needs only the
-    constructor: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
-
-    ``==`` and hashes are by identity, as those of all pytrees of jax_ep. Compare the arrays.
-
-    Attributes:
-      values: float8[...].
-      scales: float32[...], of as many axes. An axis has as many scales as values, or one scale per
-        128 (`Fp8Block128`) or one scale (`Fp8Row`).
-      format: the format (static).
-    """
-
-    values: jax.Array
-    scales: jax.Array
-    format: Format = dataclasses.field(metadata={"static": True})
-
-    instead_of_array: ClassVar[str] = (
-        "Use jax_ep.quant.dequantize, or give the array before it was quantized."
-    )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values."""
-        return self.values.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return self.values.ndim
-
-    @property
-    def block_shape(self) -> tuple[int, ...]:
-        """The number of values that share a scale, along each axis."""
-        if len(self.scales.shape) != len(self.shape):
-            raise self._bad_scales()
-        return tuple(map(self._block, self.shape, self.scales.shape))
-
-    @property
-    def mT(self) -> Quantized:
-        """Exchanges the last two axes of values and scales, without rounding."""
-        return dataclasses.replace(self, values=self.values.mT, scales=self.scales.mT)
-
-    def transposed_scales(self) -> jax.Array:
-        """The scales as other block-scaled matmuls of Hopper GPUs read them, by TMA.
-
-        TMA copies lines of a multiple of 16 bytes. DeepGEMM and MAX therefore read scales with the
-        rows innermost, and with the number of rows rounded up.
-
-        Returns:
-          float32[..., S, M'] for scales of shape [..., M, S]; M' is M rounded up to a multiple of
-          4. What is added has the scale 1.
-        """
-        transposed = self.scales.mT
-        padding = [(0, 0)] * (transposed.ndim - 1) + [(0, -transposed.shape[-1] % 4)]
-        return jnp.pad(transposed, padding, constant_values=1)
-
-    def to_qwix(self) -> Any:
-        """Returns a `qwix.QArray` of the same arrays. Blocks must be whole."""
-        block_shape = self.block_shape
-        if any(size % block for size, block in zip(self.shape, block_shape, strict=True)):
-            raise ArgumentError(
-                f"jax_ep.quant: values of shape {self.shape} have partial blocks of {block_shape}; "
-                "expected whole ones, as qwix.QArray has no others. Pad the array first."
-            )
-        from qwix import QArray  # optional
-
-        return QArray(qvalue=self.values, scale=self.scales, qtype=self.values.dtype)
-
-    @classmethod
-    def from_qwix(cls, array: Any, format: Format) -> Quantized:
-        """Takes the arrays of a `qwix.QArray` that is quantized symmetrically, as `format` says."""
-        if getattr(array, "zero_point", None) is not None:
-            raise ArgumentError(
-                "jax_ep.quant: the QArray has a zero point; expected none. Quantize it "
-                "symmetrically."
-            )
-        if not (hasattr(array, "qvalue") and hasattr(array, "scale")):
-            raise DtypeError(
-                f"jax_ep.quant: array is a {type(array).__name__}; expected a qwix.QArray. Give "
-                "other arrays to the constructor: Quantized(values, scales, format)."
-            )
-        quantized = cls(array.qvalue, array.scale, format)
-        check("quant.Quantized.from_qwix", quantized)
-        return quantized
-
-    def _block(self, num_values: int, num_scales: int) -> int:
-        if num_scales == num_values:
-            return 1
-        block = BLOCK if isinstance(self.format, Fp8Block128) else max(num_values, 1)
-        if num_scales != -(-num_values // block):
-            raise self._bad_scales()
-        return block
-
-    def _bad_scales(self) -> ArgumentError:
-        per_axis = f"one per {BLOCK}" if isinstance(self.format, Fp8Block128) else "a single one"
-        return ArgumentError(
-            f"jax_ep.quant: scales have shape {self.scales.shape} with values of shape "
-            f"{self.shape}; expected along each axis as many scales as values, or {per_axis}, by "
-            f"the format {self.format}. Give the format that the arrays have."
-        )
+def num_blocks(size: int, block: int | None) -> int:
+    """Returns how many scales an axis has."""
+    return 1 if block is None else -(-size // block)
 
 
-def as_bits[T](tree: T) -> T:
-    """Returns a tree whose quantized arrays are integers: they have no derivative.
-
-    They can be kept for a backward pass, too. jax.checkpoint rounds floats that it keeps by
-    `lax.reduce_precision`, which takes the largest values of E4M3 for infinities.
-    """
-    return _recast(tree, lambda _: (jnp.uint8, jnp.uint32))
-
-
-def from_bits[T](tree: T) -> T:
-    """Returns the tree that `as_bits` was given."""
-    return _recast(tree, lambda x: (x.format.dtype, jnp.float32))
-
-
-def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:
-    def recast(node: Any) -> Any:
-        if not isinstance(node, Quantized):
-            return node
-        values, scales = map(jax.lax.bitcast_convert_type, (node.values, node.scales), dtypes(node))
-        return Quantized(values, scales, node.format)
-
-    return jax.tree.map(recast, tree, is_leaf=lambda node: isinstance(node, Quantized))
+def has_kernels(format: Format) -> bool:
+    """Whether CUDA kernels read and write scales of this dtype, for as many values each."""
+    is_known = format.matrix_block in ((1, None), (BLOCK, BLOCK))
+    return is_known and format.scale_dtype == jnp.float32
 
 
 def check_format(operation: str, format: Any) -> None:
@@ -230,32 +213,3 @@ def check_format(operation: str, format: Any) -> None:
             f"jax_ep.{operation}: format={format!r}; expected a jax_ep.quant.Fp8Block128 or "
             "Fp8Row. Formats are values: call the class, as in Fp8Block128()."
         )
-
-
-def check(operation: str, x: Quantized) -> None:
-    """Raises if the arrays do not have the dtypes and shapes of the format."""
-    check_format(operation, x.format)
-    for name, array in ("values", x.values), ("scales", x.scales):
-        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-            raise DtypeError(
-                f"jax_ep.{operation}: quantized {name} are a {type(array).__name__}; expected an "
-                "array. Give both: jax_ep.quant.Quantized(values, scales, format)."
-            )
-    dtype, expected = jnp.dtype(x.values.dtype), x.format.dtype
-    if dtype != expected:
-        raise DtypeError(
-            f"jax_ep.{operation}: quantized values have dtype {dtype}; expected {expected}, by "
-            f"their format {x.format}. Give the format that they have, or view bytes as what they "
-            f"are: values.view(jnp.{expected})."
-        )
-    dtype = jnp.dtype(x.scales.dtype)
-    if dtype != jnp.float32:
-        advice = (
-            "Cast them: scales.astype(jnp.float32)."
-            if jnp.issubdtype(dtype, jnp.floating)
-            else "For bytes of E8M0: scales.view(jnp.float8_e8m0fnu).astype(jnp.float32)."
-        )
-        raise DtypeError(
-            f"jax_ep.{operation}: quantized scales have dtype {dtype}; expected float32. {advice}"
-        )
-    _ = x.block_shape

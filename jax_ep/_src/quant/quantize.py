@@ -15,7 +15,8 @@ from jax_ep._src.core import checks, compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
 from jax_ep._src.quant import reference
-from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, Quantized, check, check_format
+from jax_ep._src.quant.formats import Format, check_format, has_kernels, num_blocks, row_scales
+from jax_ep._src.quant.quantized import Quantized, check
 
 STRAIGHT_THROUGH = (
     "jax.lax.stop_gradient on its operands keeps it out of a derivative, and "
@@ -70,8 +71,8 @@ def quantize(
 
 
 def num_scales(x: Any, format: Format) -> int:
-    """Returns the scales of a row of x."""
-    return -(-x.shape[-1] // _row_blocks(x, format)[0])
+    """Returns the number of scales of a row of x."""
+    return num_blocks(x.shape[-1], format.block)
 
 
 def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
@@ -127,14 +128,13 @@ class QuantizeParams:
 
 
 def _row_blocks(x: Any, format: Format) -> tuple[int]:
-    return (BLOCK if isinstance(format, Fp8Block128) else x.shape[-1],)
+    return (x.shape[-1] if format.block is None else format.block,)
 
 
 def _avals(x: Aval, *, params: QuantizeParams, format: Format) -> list[Aval]:
-    *leading, _ = x.shape
     return [
         compat.aval_like(x, x.shape, format.dtype),
-        compat.aval_like(x, (*leading, num_scales(x, format)), jnp.dtype(jnp.float32)),
+        compat.aval_like(x, row_scales(format, x.shape), format.scale_dtype),
     ]
 
 
@@ -146,7 +146,7 @@ def _reference(x: jax.Array, *, params: QuantizeParams, format: Format) -> tuple
 
 def _attributes(avals: list[Aval], params: QuantizeParams, format: Format) -> dict[str, Any]:
     return {
-        "scale_block": np.int64(BLOCK if isinstance(format, Fp8Block128) else 0),
+        "scale_block": np.int64(format.block or 0),
         "is_e5m2": np.bool_(format.dtype == jnp.float8_e5m2),
         **scale_attributes(format),
     }
@@ -162,6 +162,8 @@ def scale_attributes(format: Format) -> dict[str, Any]:
 
 def _unsupported(avals: list[Aval], params: QuantizeParams, format: Format) -> str | None:
     (x,) = avals
+    if not has_kernels(format):
+        return f"no kernel quantizes to {format}"
     if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
         return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
     return primitive.too_many(num_rows=math.prod(x.shape[:-1]), row_size=x.shape[-1])
@@ -226,6 +228,7 @@ def quantize_by_xla(
 
     def with_static(x: jax.Array, scales: jax.Array) -> Quantized:
         x, scales = reference.as_float32(x), jnp.broadcast_to(scales, shape)
+        scales = scales.astype(format.scale_dtype)
         return reference.with_scales(x, scales, format, blocks)
 
     if scales is None:
@@ -252,6 +255,6 @@ def _static_scales(operation: str, scales: Any) -> jax.Array:
 def _dequantize(x: Quantized, dtype: Any) -> jax.Array:
     def dequantize(values: jax.Array, scales: jax.Array) -> jax.Array:
         scales = reference.expanded(scales, x.shape, x.block_shape)
-        return (values.astype(jnp.float32) * scales).astype(dtype)
+        return (values.astype(jnp.float32) * scales.astype(jnp.float32)).astype(dtype)
 
     return without_derivative("quant.dequantize", dequantize, x.values, x.scales)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import UnavailableError
-from jax_ep._src.quant.formats import Fp8Block128, Quantized
 from jax_ep._src.quant.quantize import check_floats
 from jax_ep._src.quant.quantize_weights import quantize_blocks, quantize_weights
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedWeights, Recipe, check_recipe
 
 OPERATION = "quant.quantize_for_training"
@@ -73,10 +73,10 @@ def layout(
 
 
 def backward_layout(quantized: QuantizedWeights) -> Quantized:
-    """Returns what the gradient of rows reads, which blocks of 128 x 128 need not have."""
+    """Returns what the gradient of rows reads, which square blocks need not have."""
     if quantized.backward is not None:
         return quantized.backward
-    if isinstance(quantized.forward.format, Fp8Block128):
+    if quantized.forward.format.has_square_blocks:
         return quantized.forward.mT
     raise UnavailableError(
         f"jax_ep.{OPERATION}: a derivative reads quantized weights of the format "
@@ -103,7 +103,7 @@ def quantize_layouts(
     for part in parts:
         check_floats(operation, "w", part, recipe.weights, 2)
     implementation = checks.implementation(operation, implementation)
-    if isinstance(recipe.weights, Fp8Block128):
+    if recipe.weights.has_square_blocks:
         as_given, transposed = (forward, backward) if transpose_rhs else (backward, forward)
         layouts = quantize_blocks(
             operation,

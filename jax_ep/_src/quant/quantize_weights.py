@@ -13,7 +13,7 @@ from jax.interpreters import batching
 from jax_ep._src.core import checks, compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.quant import reference
-from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, Quantized
+from jax_ep._src.quant.formats import Format, has_kernels, matrix_scales
 from jax_ep._src.quant.quantize import (
     QuantizeParams,
     check_floats,
@@ -21,6 +21,7 @@ from jax_ep._src.quant.quantize import (
     scale_attributes,
     without_derivative,
 )
+from jax_ep._src.quant.quantized import Quantized
 
 
 def quantize_weights(
@@ -57,11 +58,12 @@ def quantize_weights(
     operation = "quant.quantize_weights"
     check_floats(operation, "w", w, format, 2)
     implementation = checks.implementation(operation, implementation)
-    if not isinstance(format, Fp8Block128):
-        channels = (1, w.shape[-1]) if transpose_rhs else (w.shape[-2], 1)
-        return quantize_by_xla(operation, w, format, channels, scales)
-    if scales is not None:
-        return quantize_by_xla(operation, w, format, (BLOCK, BLOCK), scales)
+    if scales is not None or not format.has_square_blocks:
+        rows, columns = format.matrix_block
+        size = w.shape[-1 if transpose_rhs else -2]
+        block = (rows, size if columns is None else columns)
+        blocks = block if transpose_rhs else block[::-1]
+        return quantize_by_xla(operation, w, format, blocks, scales)
     (as_given,) = quantize_blocks(
         operation, (w,), format, as_given=True, implementation=implementation
     )
@@ -71,7 +73,7 @@ def quantize_weights(
 def quantize_blocks(
     operation: str,
     parts: tuple[jax.Array, ...],
-    format: Fp8Block128,
+    format: Format,
     *,
     as_given: bool = False,
     transposed: bool = False,
@@ -79,11 +81,12 @@ def quantize_blocks(
 ) -> list[Quantized]:
     """Quantizes matrices [..., R, C] in the layouts that are asked for, the one as given first.
 
-    Several parts are matrices side by side, whose columns are joined.
+    The format has square blocks. Several parts are matrices side by side, whose columns are joined.
     """
     parts = compat.vary_together(tuple(map(jnp.asarray, parts)))
+    block, _ = format.matrix_block
     are_alike = len({(part.shape[:-1], part.dtype) for part in parts}) == 1
-    if not are_alike or any(part.shape[-1] % BLOCK for part in parts[:-1]):
+    if not are_alike or any(part.shape[-1] % block for part in parts[:-1]):
         parts = (jnp.concatenate(parts, axis=-1),)
     parameters: dict[str, Any] = {
         "params": QuantizeParams(implementation),
@@ -112,11 +115,11 @@ def _avals(
 ) -> list[Aval]:
     *leading, rows, _ = parts[0].shape
     columns = sum(part.shape[-1] for part in parts)
-    blocks = -(-rows // BLOCK), -(-columns // BLOCK)
+    blocks = matrix_scales(format, (rows, columns))
     as_given_avals, transposed_avals = (
         [
             compat.aval_like(parts[0], (*leading, *(rows, columns)[::step]), format.dtype),
-            compat.aval_like(parts[0], (*leading, *blocks[::step]), jnp.dtype(jnp.float32)),
+            compat.aval_like(parts[0], (*leading, *blocks[::step]), format.scale_dtype),
         ]
         for step in (1, -1)
     )
@@ -127,7 +130,8 @@ def _reference(
     *parts: jax.Array, params: QuantizeParams, format: Format, as_given: bool, transposed: bool
 ) -> list[jax.Array]:
     w = jnp.concatenate(parts, axis=-1)
-    of_w = reference.quantized(w, format, (*(1,) * (w.ndim - 2), BLOCK, BLOCK))
+    block, _ = format.matrix_block
+    of_w = reference.quantized(w, format, (*(1,) * (w.ndim - 2), block, block))
     layouts = [of_w] * as_given + [of_w.mT] * transposed
     return [array for layout in layouts for array in (layout.values, layout.scales)]
 
@@ -146,6 +150,8 @@ def _unsupported(
     avals: list[Aval], params: QuantizeParams, format: Format, **_: bool
 ) -> str | None:
     *leading, rows, _columns = avals[0].shape
+    if not has_kernels(format):
+        return f"no kernel quantizes to {format}"
     if avals[0].dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
         return f"w is {avals[0].dtype}; the kernels take bfloat16, float16 and float32"
     columns = sum(aval.shape[-1] for aval in avals)

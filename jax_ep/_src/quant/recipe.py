@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
-from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row, Quantized, check
+from jax_ep._src.quant.formats import Format, Fp8Block128
+from jax_ep._src.quant.quantized import Quantized, check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Recipe:
 
     Attributes:
       rows: the format of rows. Weights have E4M3 values with scales of the same kind.
-      gradients: the format of cotangents, of the class of `rows`; None is `rows`.
+      gradients: the format of cotangents, of the class of `rows`; None is `rows`. Its `min_amax`
+        is not used: cotangents have the least one, so that gradients may be of any magnitude.
       quantized_dispatch: whether `moe_mlp` sends rows quantized: half of the bytes, and the same
         bits in its results. combine sends rows in their dtype.
     """
@@ -56,15 +58,13 @@ class Recipe:
     @property
     def weights(self) -> Format:
         """The format of weights."""
-        if isinstance(self.rows, Fp8Block128):
-            return self.rows
-        return Fp8Row(jnp.float8_e4m3fn, self.rows.scale_rounding)
+        return self.rows.for_weights()
 
     @property
     def cotangents(self) -> Format:
-        """The format of cotangents."""
+        """The format of cotangents: `gradients` with the least `min_amax`."""
         assert self.gradients is not None
-        return self.gradients
+        return self.gradients.for_cotangents()
 
 
 @jax.tree_util.register_dataclass
@@ -95,7 +95,11 @@ class QuantizedWeights:
 
 
 QuantizedExperts = tuple[QuantizedWeights, QuantizedWeights]
-"""Of w_up [L, H, N] and w_down [L, F, H]."""
+"""The experts' quantized matrices: those of w_up [L, H, N], gate before up, and w_down [L, F, H].
+
+`jax_ep.quant.quantize_experts`, `experts_from_checkpoint` and the layers' `quantize_weights` make
+them; `moe_mlp`, `grouped_mlp` and the layers take them as ``quantized_weights``.
+"""
 
 
 def check_recipe(operation: str, recipe: Any, name: str = "recipe") -> None:
@@ -140,7 +144,8 @@ def check_layouts(operation: str, name: str, quantized: Any, recipe: Recipe) -> 
                 "jax_ep.quant.Quantized. Give both layouts of the weights, or forward alone."
             )
         check(operation, layout)
-        if layout.format != recipe.weights:
+        # How large values were taken to be at least does not matter any more.
+        if layout.format.with_min_amax(recipe.weights.min_amax) != recipe.weights:
             raise ArgumentError(
                 f"jax_ep.{operation}: {name} has the format {layout.format}; expected "
                 f"{recipe.weights}, by the recipe. Quantize the weights with the same recipe."

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_ep._src.quant.formats import Format, Quantized
+from jax_ep._src.quant.formats import Format
+from jax_ep._src.quant.quantized import Quantized
 
 
 def quantized(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> Quantized:
@@ -39,13 +40,13 @@ def scales_of(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Arra
         # Carries any bit of the mantissa into the exponent. Scales are positive and not subnormal.
         bits = lax.bitcast_convert_type(scales, jnp.int32)
         scales = lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
-    return jnp.where(jnp.isfinite(amax), scales, jnp.nan)
+    return jnp.where(jnp.isfinite(amax), scales, jnp.nan).astype(format.scale_dtype)
 
 
 def with_scales(
     x: jax.Array, scales: jax.Array, format: Format, blocks: tuple[int, ...]
 ) -> Quantized:
-    scaled = x * expanded(1 / scales, x.shape, blocks)
+    scaled = x * expanded(1 / scales.astype(jnp.float32), x.shape, blocks)
     largest = float(jnp.finfo(format.dtype).max)
     # A cast alone would turn what is too large into NaN or infinity.
     scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), jnp.nan)

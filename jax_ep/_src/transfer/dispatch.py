@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.expert_axis import AxisName
-from jax_ep._src.quant.formats import Quantized, as_bits, from_bits
+from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import Dispatched, Plan, PlanArrays, check_num_rows
 from jax_ep._src.transfer.primitives import Rows, bind_combine, bind_dispatch

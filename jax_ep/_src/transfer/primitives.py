@@ -19,7 +19,7 @@ import numpy as np
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.core.runtime import LIMITS
-from jax_ep._src.quant.formats import Quantized
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.transfer import reference
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import PlanArrays, plan_shapes
@@ -153,9 +153,14 @@ def _row_attributes(avals: list[Aval], num_others: int, params: TransferParams) 
     return _attributes(avals, params, **flags)
 
 
-def _unsupported(ids_shape: tuple[int, int], rows: Aval, params: TransferParams) -> str | None:
+def _unsupported(
+    ids_shape: tuple[int, int], x: Sequence[Aval], params: TransferParams
+) -> str | None:
     num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
+    rows, *scales = x
     row_bytes = rows.shape[1] * rows.dtype.itemsize
+    if scales and scales[0].dtype != jnp.float32:
+        return f"scales are {scales[0].dtype}; the kernels take float32"
     if num_ranks > LIMITS["num_ranks"]:
         return (
             f"the expert axis has {num_ranks} ranks; the kernels take up to {LIMITS['num_ranks']}"
@@ -174,13 +179,13 @@ def _unsupported(ids_shape: tuple[int, int], rows: Aval, params: TransferParams)
 
 def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:
     x, (topk_ids, *_) = reference.split_rows(avals)
-    return _unsupported(topk_ids.shape, x[0], params)
+    return _unsupported(topk_ids.shape, x, params)
 
 
 def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
     rows, operands = reference.split_rows(avals)
     plan = PlanArrays(*operands[: len(PlanArrays._fields)])
-    return _unsupported(plan.kept.shape, rows[0], params)
+    return _unsupported(plan.kept.shape, rows, params)
 
 
 dispatch_p = primitive.define_primitive(

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.core.runtime import LIMITS
-from jax_ep._src.quant.formats import Quantized, as_bits, check
 from jax_ep._src.quant.quantize import num_scales, without_derivative
+from jax_ep._src.quant.quantized import Quantized, as_bits, check
 from jax_ep._src.transfer.primitives import Rows
 
 

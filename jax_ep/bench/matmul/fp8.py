@@ -102,14 +102,14 @@ class Torch:
 def dense(torch: Any, x: Quantized) -> Callable[[], Any]:
     """torch._scaled_mm with the first group's matrix, in the scales' blocks."""
     lhs, rhs = _to_torch(torch, x.lhs.values), _to_torch(torch, x.rhs.values[0])
-    if isinstance(x.lhs.format, quant.Fp8Block128):
+    if x.lhs.format.is_blocked:
         # It reads the scales of rows along the rows.
         lhs_scales = _to_torch(torch, x.lhs.scales.T).t()
         rhs_scales = _to_torch(torch, x.rhs.scales[0]).t()
     else:
         lhs_scales = _to_torch(torch, x.lhs.scales)
         rhs_scales = _to_torch(torch, x.rhs.scales[0].T)
-    fast = not isinstance(x.lhs.format, quant.Fp8Block128)
+    fast = not x.lhs.format.is_blocked
     return lambda: torch._scaled_mm(
         lhs, rhs.t(), lhs_scales, rhs_scales, out_dtype=torch.bfloat16, use_fast_accum=fast
     )

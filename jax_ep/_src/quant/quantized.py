@@ -1,0 +1,175 @@
+"""Quantized: the pytree of eight-bit values, their scales and their format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.core.errors import ArgumentError, DtypeError
+from jax_ep._src.quant.formats import Format, check_format, num_blocks
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Quantized:
+    """Eight-bit values and their scales: a pytree with a static format.
+
+    `jax_ep.quant.quantize` makes one. A checkpoint that is quantized already needs only the
+    constructor: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
+
+    ``==`` and hashes are by identity, as those of all pytrees of jax_ep. Compare the arrays.
+
+    Attributes:
+      values: float8[...].
+      scales: [...] of the format's `scale_dtype`, of as many axes. An axis has as many scales as
+        values, or one per `block` of the format, or a single one.
+      format: the format (static).
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    format: Format = dataclasses.field(metadata={"static": True})
+
+    instead_of_array: ClassVar[str] = (
+        "Use jax_ep.quant.dequantize, or give the array before it was quantized."
+    )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.values.ndim
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The number of values that share a scale, along each axis."""
+        if len(self.scales.shape) != len(self.shape):
+            raise self._bad_scales()
+        return tuple(map(self._block, self.shape, self.scales.shape))
+
+    @property
+    def mT(self) -> Quantized:
+        """Exchanges the last two axes of values and scales, without rounding."""
+        return dataclasses.replace(self, values=self.values.mT, scales=self.scales.mT)
+
+    def transposed_scales(self) -> jax.Array:
+        """The scales as other block-scaled matmuls of Hopper GPUs read them, by TMA.
+
+        TMA copies lines of a multiple of 16 bytes. DeepGEMM and MAX therefore read scales with the
+        rows innermost, and with the number of rows rounded up.
+
+        Returns:
+          float32[..., S, M'] for scales of shape [..., M, S]; M' is M rounded up to a multiple of
+          4. What is added has the scale 1.
+        """
+        transposed = self.scales.mT
+        padding = [(0, 0)] * (transposed.ndim - 1) + [(0, -transposed.shape[-1] % 4)]
+        return jnp.pad(transposed, padding, constant_values=1)
+
+    def to_qwix(self) -> Any:
+        """Returns a `qwix.QArray` of the same arrays. Blocks must be whole."""
+        block_shape = self.block_shape
+        if any(size % block for size, block in zip(self.shape, block_shape, strict=True)):
+            raise ArgumentError(
+                f"jax_ep.quant: values of shape {self.shape} have partial blocks of {block_shape}; "
+                "expected whole ones, as qwix.QArray has no others. Pad the array first."
+            )
+        from qwix import QArray  # optional
+
+        return QArray(qvalue=self.values, scale=self.scales, qtype=self.values.dtype)
+
+    @classmethod
+    def from_qwix(cls, array: Any, format: Format) -> Quantized:
+        """Takes the arrays of a `qwix.QArray` that is quantized symmetrically, as `format` says."""
+        if getattr(array, "zero_point", None) is not None:
+            raise ArgumentError(
+                "jax_ep.quant: the QArray has a zero point; expected none. Quantize it "
+                "symmetrically."
+            )
+        if not (hasattr(array, "qvalue") and hasattr(array, "scale")):
+            raise DtypeError(
+                f"jax_ep.quant: array is a {type(array).__name__}; expected a qwix.QArray. Give "
+                "other arrays to the constructor: Quantized(values, scales, format)."
+            )
+        quantized = cls(array.qvalue, array.scale, format)
+        check("quant.Quantized.from_qwix", quantized)
+        return quantized
+
+    def _block(self, num_values: int, num_scales: int) -> int:
+        if num_scales == num_values:
+            return 1
+        block = self.format.block
+        if num_scales != num_blocks(num_values, block):
+            raise self._bad_scales()
+        return max(num_values, 1) if block is None else block
+
+    def _bad_scales(self) -> ArgumentError:
+        block = self.format.block
+        per_axis = "a single one" if block is None else f"one per {block}"
+        return ArgumentError(
+            f"jax_ep.quant: scales have shape {self.scales.shape} with values of shape "
+            f"{self.shape}; expected along each axis as many scales as values, or {per_axis}, by "
+            f"the format {self.format}. Give the format that the arrays have."
+        )
+
+
+def as_bits[T](tree: T) -> T:
+    """Returns a tree whose quantized arrays are integers: they have no derivative.
+
+    They can be kept for a backward pass, too. jax.checkpoint rounds floats that it keeps by
+    `lax.reduce_precision`, which takes the largest values of E4M3 for infinities.
+    """
+    return _recast(tree, lambda x: (jnp.uint8, f"uint{8 * x.format.scale_dtype.itemsize}"))
+
+
+def from_bits[T](tree: T) -> T:
+    """Returns the tree that `as_bits` was given."""
+    return _recast(tree, lambda x: (x.format.dtype, x.format.scale_dtype))
+
+
+def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:
+    def recast(node: Any) -> Any:
+        if not isinstance(node, Quantized):
+            return node
+        values, scales = map(jax.lax.bitcast_convert_type, (node.values, node.scales), dtypes(node))
+        return Quantized(values, scales, node.format)
+
+    return jax.tree.map(recast, tree, is_leaf=lambda node: isinstance(node, Quantized))
+
+
+def check(operation: str, x: Quantized) -> None:
+    """Raises if the arrays do not have the dtypes and shapes of the format."""
+    check_format(operation, x.format)
+    for name, array in ("values", x.values), ("scales", x.scales):
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise DtypeError(
+                f"jax_ep.{operation}: quantized {name} are a {type(array).__name__}; expected an "
+                "array. Give both: jax_ep.quant.Quantized(values, scales, format)."
+            )
+    dtype, expected = jnp.dtype(x.values.dtype), x.format.dtype
+    if dtype != expected:
+        raise DtypeError(
+            f"jax_ep.{operation}: quantized values have dtype {dtype}; expected {expected}, by "
+            f"their format {x.format}. Give the format that they have, or view bytes as what they "
+            f"are: values.view(jnp.{expected})."
+        )
+    dtype, expected = jnp.dtype(x.scales.dtype), x.format.scale_dtype
+    if dtype != expected:
+        advice = (
+            f"Cast them: scales.astype(jnp.{expected})."
+            if jnp.issubdtype(dtype, jnp.floating)
+            else f"For bytes of E8M0: scales.view(jnp.float8_e8m0fnu).astype(jnp.{expected})."
+        )
+        raise DtypeError(
+            f"jax_ep.{operation}: quantized scales have dtype {dtype}; expected {expected}. "
+            f"{advice}"
+        )
+    _ = x.block_shape
