@@ -73,7 +73,7 @@ def _quantize(
     compute = functools.partial(
         quantize_experts, recipe=config.quantization, implementation=config.implementation
     )
-    axes = config.axes.within(mesh.axis_names)
+    axes = config.axes_on(mesh)
     manual = frozenset(mesh.abstract_mesh.manual_axes)
     if manual.issuperset(axes.expert or axes.tokens):
         return compute(w_up, w_down)
@@ -122,7 +122,7 @@ def _check_whole_blocks(config: Config, mesh: Mesh | AbstractMesh) -> None:
     assert config.quantization is not None
     if not isinstance(config.quantization.weights, Fp8Block128):
         return
-    axes = config.axes.within(mesh.axis_names)
+    axes = config.axes_on(mesh)
     for name, size, names in (
         ("hidden_size", config.hidden_size, axes.fsdp),
         ("intermediate_size", config.intermediate_size, axes.tensor),
