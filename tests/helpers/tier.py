@@ -26,7 +26,7 @@ ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
     "grouped_mlp", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_parts", "quantized_dispatch",
-    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "plan", "property", "quant", "quantize_weights", "reference",
+    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "plan", "property", "quant", "quantize_weights", "reference",
     "transformations",
 )  # fmt: skip
 

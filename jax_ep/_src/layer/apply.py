@@ -37,7 +37,13 @@ from jax_ep._src.layer.functions import (
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router, SplitRouter
-from jax_ep._src.layer.tokens import flatten, pad, some_token, token_spec
+from jax_ep._src.layer.tokens import (
+    flatten,
+    pad,
+    some_token,
+    token_spec,
+    warn_of_repeated_work,
+)
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.mlp.quantized_experts import check_given
 from jax_ep._src.moe.moe_mlp import moe_mlp
@@ -128,6 +134,7 @@ def apply(
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
+    warn_of_repeated_work(config, mesh, x)
     # Functions may close over state, so that each call traces them: nothing keeps a first trace.
     traced = None
     if router is not None:
@@ -225,9 +232,9 @@ def _run(
 ) -> Outputs:
     """`layer`, in a `shard_map` unless the context already is one over the right axes."""
     config = layer.config
-    axes = config.axes.within(mesh.axis_names)
+    axes = config.axes_on(mesh)
     manual = frozenset(mesh.abstract_mesh.manual_axes)
-    if manual.issuperset(axes.expert or axes.tokens):
+    if manual.issuperset(axes.all):
         return layer(axes.within(manual), arrays, x, token_mask)
 
     axis_names = frozenset(mesh.axis_names) - manual
