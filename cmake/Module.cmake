@@ -29,29 +29,34 @@ if(JAX_EP_WITH_CUDA)
     jax_ep_cuda STATIC
     # Takes longest by far: first, so that no core waits for it at the end.
     ffi/kernels/matmul/portable/grouped_matmul_16bit.cu
-    ffi/handlers/bulk_copy_ceiling.cc
     ffi/handlers/call.cc
-    ffi/handlers/combine.cc
-    ffi/handlers/dispatch.cc
-    ffi/handlers/grouped_matmul.cc
-    ffi/handlers/grouped_matmul_activation.cc
-    ffi/handlers/grouped_matmul_quantized.cc
-    ffi/handlers/grouped_matmul_quantized_activation.cc
-    ffi/handlers/quantize.cc
-    ffi/handlers/quantize_weights.cc
-    ffi/handlers/redispatch.cc
+    ffi/handlers/matmul/grouped_matmul.cc
+    ffi/handlers/matmul/grouped_matmul_activation.cc
+    ffi/handlers/matmul/grouped_matmul_quantized.cc
+    ffi/handlers/matmul/grouped_matmul_quantized_activation.cc
+    ffi/handlers/operations.cc
+    ffi/handlers/quantize/quantize.cc
+    ffi/handlers/quantize/quantize_weights.cc
     ffi/handlers/targets.cc
-    ffi/handlers/transfer.cc
+    ffi/handlers/transfer/bulk_copy_ceiling.cc
+    ffi/handlers/transfer/combine.cc
+    ffi/handlers/transfer/dispatch.cc
+    ffi/handlers/transfer/redispatch.cc
+    ffi/handlers/transfer/transfer.cc
+    ffi/kernels/matmul/family.cc
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
     ffi/kernels/matmul/grouped_matmul_fp8.cc
     ffi/kernels/matmul/launch.cc
     ffi/kernels/matmul/portable/activation_gradient.cu
+    ffi/kernels/matmul/portable/family.cc
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
+    ffi/kernels/matmul/sm90/matmul_16bit.cc
+    ffi/kernels/matmul/sm90/matmul_fp8.cc
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc
     ffi/kernels/quantize/quantize.cu
@@ -72,19 +77,19 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/transfer/redispatch.cu
     ffi/kernels/transfer/start_generation.cu
     ffi/kernels/transfer/token_preparation.cc
-    ffi/runtime/call_site_cuda.cc
-    ffi/runtime/device_cuda.cc
-    ffi/runtime/driver_cuda.cc
-    ffi/runtime/generation_cuda.cc
-    ffi/runtime/generation_memory_cuda.cc
-    ffi/runtime/group_cuda.cc
-    ffi/runtime/group_peers_cuda.cc
-    ffi/runtime/groups_cuda.cc
-    ffi/runtime/processes/driver_memory_cuda.cc
-    ffi/runtime/processes/ipc_memory_cuda.cc
-    ffi/runtime/processes/nccl_exchange_cuda.cc
-    ffi/runtime/processes/share_generation_cuda.cc
-    ffi/runtime/processes/transport_cuda.cc)
+    ffi/runtime/cuda/device_cuda.cc
+    ffi/runtime/cuda/driver_cuda.cc
+    ffi/runtime/groups/call_site_cuda.cc
+    ffi/runtime/groups/generation_cuda.cc
+    ffi/runtime/groups/generation_memory_cuda.cc
+    ffi/runtime/groups/group_cuda.cc
+    ffi/runtime/groups/group_peers_cuda.cc
+    ffi/runtime/groups/groups_cuda.cc
+    ffi/runtime/groups/share_generation_cuda.cc
+    ffi/runtime/transport/local/driver_memory_cuda.cc
+    ffi/runtime/transport/local/ipc_memory_cuda.cc
+    ffi/runtime/transport/local/nccl_exchange_cuda.cc
+    ffi/runtime/transport/local/transport_cuda.cc)
   target_include_directories(jax_ep_cuda SYSTEM PRIVATE
                              "${xla_headers}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)

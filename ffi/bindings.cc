@@ -13,9 +13,9 @@
 #include "ffi/device/common/limits.h"
 #include "ffi/handlers/targets.h"
 #include "ffi/kernels/probe.h"
-#include "ffi/runtime/mailbox.h"
-#include "ffi/runtime/processes/mesh_processes.h"
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
+#include "ffi/runtime/groups/mailbox.h"
+#include "ffi/runtime/transport/local/mesh_processes.h"
 
 // Set by the build: JAX_EP_VERSION, JAX_EP_COMPILER, and in builds with CUDA also
 // JAX_EP_CUDA_VERSION and JAX_EP_CUDA_ARCHITECTURES (separated by ", ").

@@ -24,7 +24,6 @@ from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
 from jax_ep._src.layer.boxes import Partitioned
 from jax_ep._src.layer.config import (
-    BATCH_AXES,
     BIAS_INIT,
     KERNEL_INIT,
     Config,
@@ -65,7 +64,7 @@ class MoE(nn.Module):
     top_k: int
     mesh: Mesh | AbstractMesh | None = None
     expert_axis: AxisName | None = "expert"
-    batch_axes: tuple[str, ...] = BATCH_AXES
+    batch_axes: tuple[str, ...] | None = None
     sequence_axes: tuple[str, ...] = ()
     fsdp_axis: str | None = None
     tensor_axis: str | None = None
@@ -115,7 +114,7 @@ class MoE(nn.Module):
         mesh = given_mesh(self.mesh)
         if mesh is not None:
             check_mesh(config, mesh)
-        axes = config.axes if mesh is None else config.axes.within(mesh.axis_names)
+        axes = config.axes if mesh is None else config.axes_on(mesh)
         arrays = {
             name: self._param(name, param, mesh) for name, param in parameters(config, axes).items()
         }

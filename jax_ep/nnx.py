@@ -19,7 +19,6 @@ from jax.typing import DTypeLike
 from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
 from jax_ep._src.layer.config import (
-    BATCH_AXES,
     BIAS_INIT,
     KERNEL_INIT,
     Config,
@@ -56,9 +55,9 @@ class MoE(nnx.Module):
     nothing tells which ones hold the experts, it raises an error.
 
     * A mesh of Auto or Explicit axes: experts are sharded over the expert axis, tokens over
-      `batch_axes`.
+      `batch_axes`, by default over all axes of the mesh.
     * Inside a `shard_map` in which the expert axis is manual: parameters and x are the local views
-      there, by the specs in the parameters' metadata, and nothing is resharded.
+      there, by the specs in the parameters' metadata. Nothing is resharded over manual axes.
     * ``expert_axis=None``: every rank holds all experts, and nothing is exchanged or dropped.
 
     Losses, loads and their gradients are those of all tokens, and parameters are initialized
@@ -90,7 +89,7 @@ class MoE(nnx.Module):
         *,
         mesh: Mesh | AbstractMesh | None = None,
         expert_axis: AxisName | None = "expert",
-        batch_axes: tuple[str, ...] = BATCH_AXES,
+        batch_axes: tuple[str, ...] | None = None,
         sequence_axes: tuple[str, ...] = (),
         fsdp_axis: str | None = None,
         tensor_axis: str | None = None,
@@ -126,9 +125,11 @@ class MoE(nnx.Module):
           expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
             experts on every rank.
           batch_axes: the mesh axes that the leading dimension of x is sharded over. The expert axis
-            and `fsdp_axis` count among them, unless they are among `sequence_axes`. Of the default
-            those that the mesh lacks are ignored. Ranks along an axis that no option names repeat
-            each other's work.
+            and `fsdp_axis` count among them, unless they are among `sequence_axes`. None takes
+            every axis of the mesh that no other option names, except one that `jax.vmap` maps over
+            (``spmd_axis_name``) and, inside of a `shard_map`, manual ones other than ``"data"``.
+            Ranks along an axis that a tuple leaves out repeat each other's work; there is a warning
+            if x is known to be sharded over it.
           sequence_axes: the mesh axes that the second dimension of x is sharded over, if it has one
             before H.
           fsdp_axis: the mesh axis that the weights' H is sharded over too. They are gathered for
@@ -136,9 +137,10 @@ class MoE(nnx.Module):
           tensor_axis: the mesh axis that F is sharded over. Tokens are replicated over it, and the
             experts' outputs summed.
           router: ``"softmax"``, ``"sigmoid"`` (`jax_ep.routing`), or a function from float32 logits
-            [T, E] and K to `routing.Routing`. It is called on each rank for that rank's tokens,
-            every time the layer is called or traced. A pytree or an nnx module with a ``__call__``
-            may hold arrays; it may not change them during the call.
+            [T, E] and K to `routing.Routing`. Each call of the layer calls it once, to trace it for
+            the tokens of a rank; eager calls compile again only if it computes something else. A
+            pytree or an nnx module with a ``__call__`` may hold arrays; it may not change them
+            during the call.
           logits_bias: adds a param to the logits (gpt-oss).
           selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
             router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.
@@ -206,7 +208,7 @@ class MoE(nnx.Module):
         known_mesh = given_mesh(mesh)
         if known_mesh is not None:
             check_mesh(config, known_mesh)
-        axes = config.axes if known_mesh is None else config.axes.within(known_mesh.axis_names)
+        axes = config.axes if known_mesh is None else config.axes_on(known_mesh)
         made = {
             name: _param(initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
             for name, param in parameters(config, axes).items()

@@ -1,5 +1,5 @@
 // Shared by all handlers: a call's attributes, buffers and state, from XLA's types to those of
-// runtime/.
+// runtime/calls/.
 #ifndef JAX_EP_HANDLERS_CALL_H_
 #define JAX_EP_HANDLERS_CALL_H_
 
@@ -7,15 +7,15 @@
 
 #include <cstddef>
 #include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "ffi/handlers/attributes.h"
 #include "ffi/handlers/targets.h"
-#include "ffi/runtime/buffers.h"
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/driver.h"
-#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/calls/buffers.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/calls/signatures.h"
+#include "ffi/runtime/cuda/driver.h"
 #include "ffi/runtime/status.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -28,30 +28,6 @@ ffi::Error ToError(const Status& status);
 // Views of operands or results. They refer to the call frame: do not keep them.
 std::vector<BufferView> Views(const ffi::RemainingArgs& operands);
 std::vector<BufferView> Views(const ffi::RemainingRets& results);
-
-// Reads all attributes, and checks them by CheckConfig. Each must be known and present, with its
-// exact type; only a transfer's lane and num_lanes may be absent.
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    TransferConfig* config);
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    GroupedMatmulConfig* config);
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    GroupedMatmulQuantizedConfig* config);
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    GroupedMatmulActivationConfig* config);
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    GroupedMatmulQuantizedActivationConfig* config);
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    QuantizeConfig* config);
-Status DecodeConfig(std::string_view target, const ffi::Dictionary& attributes,
-                    QuantizeWeightsConfig* config);
-
-// Loads the kernels of all operations that do not communicate on a device. Later calls return at
-// once: loading at every execution would cost as much as a small matmul.
-Status LoadLocalKernelsOnce(int32_t device);
-
-// Loads all kernels of this build on the current device.
-Status LoadAllKernels();
 
 inline void* AddressOf(const ffi::RemainingArgs& operands, size_t index) {
   return operands.get<ffi::AnyBuffer>(index)->untyped_data();
@@ -81,6 +57,19 @@ template <typename Config, typename Sizes>
 using BufferCheck = Status (*)(const Config& config, Buffers operands, Buffers results,
                                Sizes* sizes);
 
+// How instantiate reads and checks a call.
+template <typename CallConfig, typename CallSizes>
+struct Contract {
+  using Config = CallConfig;
+  using Sizes = CallSizes;
+
+  const char* target;
+  // Reads all attributes. Each must be known and present, with its exact type, unless it is read as
+  // an optional one.
+  void (*decode)(AttributeReader& reader, Config* config);
+  BufferCheck<Config, Sizes> check;
+};
+
 template <typename Config, typename Sizes>
 Status CheckCallBuffers(BufferCheck<Config, Sizes> check, const Config& config,
                         const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
@@ -91,17 +80,20 @@ Status CheckCallBuffers(BufferCheck<Config, Sizes> check, const Config& config,
 // The checks of instantiate. It makes all of them, because its errors become exceptions of the
 // compilation; a later error on one device would end the process.
 template <typename Config, typename Sizes>
-Status CheckInstantiate(const char* target, BufferCheck<Config, Sizes> check,
-                        const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
-                        const ffi::RemainingRets& results, Config* config) {
-  Status status = DecodeConfig(target, attributes, config);
+Status CheckInstantiate(const Contract<Config, Sizes>& contract, const ffi::Dictionary& attributes,
+                        const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
+                        Config* config) {
+  AttributeReader reader(contract.target, attributes);
+  contract.decode(reader, config);
+  Status status = reader.Finish();
+  if (status.ok()) status = CheckConfig(contract.target, *config);
   // Some runtimes pass no buffers to this stage; a later one checks them again.
   if (Sizes sizes; status.ok() && operands.size() > 0) {
-    status = CheckCallBuffers(check, *config, operands, results, &sizes);
+    status = CheckCallBuffers(contract.check, *config, operands, results, &sizes);
   }
   if (status.ok()) {
     status = CheckDriver(QueryCudaVersions());
-    if (!status.ok()) status.message = Concatenate(target, ": ", status.message);
+    if (!status.ok()) status.message = Concatenate(contract.target, ": ", status.message);
   }
   return status;
 }
@@ -118,6 +110,12 @@ auto ExecuteBinding() {
       .template Ctx<ffi::DeviceOrdinal>()
       .RemainingArgs()
       .RemainingRets();
+}
+
+template <typename State>
+StateType MakeStateType(const char* name) {
+  static XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<State>();
+  return {name, &State::id, &info};
 }
 
 inline void* Address(XLA_FFI_Handler* handler) { return reinterpret_cast<void*>(handler); }

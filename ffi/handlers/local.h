@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ffi/handlers/call.h"
+#include "ffi/handlers/operations.h"
 
 namespace jax_ep {
 
@@ -18,13 +19,12 @@ inline Status At(const char* target, Status status) {
 
 template <typename State, typename Sizes>
 ffi::ErrorOr<std::unique_ptr<State>> InstantiateLocal(
-    const char* target, BufferCheck<typename State::Config, Sizes> check,
-    const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
-    const ffi::RemainingRets& results) {
+    const Contract<typename State::Config, Sizes>& contract, const ffi::Dictionary& attributes,
+    const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
   typename State::Config config;
-  const Status status = CheckInstantiate(target, check, attributes, operands, results, &config);
+  const Status status = CheckInstantiate(contract, attributes, operands, results, &config);
   if (!status.ok()) return ToError(status);
-  return std::make_unique<State>(target, std::move(config));
+  return std::make_unique<State>(contract.target, std::move(config));
 }
 
 // Runs once per execution and device, before any device launches.
@@ -40,13 +40,16 @@ ffi::Error InitializeLocal(State* /*state*/) {
 
 // Completes an operation's stages by the shared prepare and initialize.
 template <typename State>
-Target LocalTarget(const char* name, XLA_FFI_Handler* instantiate, XLA_FFI_Handler* execute) {
+Handlers LocalHandlers(const char* target, Status (*load_kernels)(), XLA_FFI_Handler* instantiate,
+                       XLA_FFI_Handler* execute) {
   XLA_FFI_DEFINE_HANDLER(
       prepare, PrepareLocal<State>,
       ffi::Ffi::BindPrepare().Ctx<ffi::State<State>>().template Ctx<ffi::DeviceOrdinal>());
   XLA_FFI_DEFINE_HANDLER(initialize, InitializeLocal<State>,
                          ffi::Ffi::BindInitialize().Ctx<ffi::State<State>>());
-  return {name, Address(instantiate), Address(prepare), Address(initialize), Address(execute)};
+  return {{target, Address(instantiate), Address(prepare), Address(initialize), Address(execute)},
+          MakeStateType<State>(State::kName),
+          load_kernels};
 }
 
 }  // namespace jax_ep

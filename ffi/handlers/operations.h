@@ -1,23 +1,54 @@
-// The handlers of each custom call, each defined in the file of its operation.
+// The operations, each defined in its own file: its handlers, the type of its state, its kernels.
 #ifndef JAX_EP_HANDLERS_OPERATIONS_H_
 #define JAX_EP_HANDLERS_OPERATIONS_H_
 
+#include <cstdint>
+
 #include "ffi/handlers/targets.h"
+#include "ffi/runtime/status.h"
 
 namespace jax_ep {
 
-Target DispatchHandlers();
-Target RedispatchHandlers();
-Target CombineHandlers();
-Target BulkCopyCeilingHandlers();
-Target GroupedMatmulHandlers();
-Target GroupedMatmulRhsGradientHandlers();
-Target GroupedMatmulQuantizedHandlers();
-Target GroupedMatmulQuantizedActivationHandlers();
-Target GroupedMatmulActivationHandlers();
-Target GroupedMatmulActivationGradientHandlers();
-Target QuantizeHandlers();
-Target QuantizeWeightsHandlers();
+struct Handlers {
+  Target target;
+  StateType state;           // operations may share it
+  Status (*load_kernels)();  // on the current device; operations may share it
+  bool communicates = false;
+};
+
+Handlers DispatchHandlers();
+Handlers RedispatchHandlers();
+Handlers CombineHandlers();
+Handlers BulkCopyCeilingHandlers();
+Handlers GroupedMatmulHandlers();
+Handlers GroupedMatmulRhsGradientHandlers();
+Handlers GroupedMatmulQuantizedHandlers();
+Handlers GroupedMatmulQuantizedActivationHandlers();
+Handlers GroupedMatmulActivationHandlers();
+Handlers GroupedMatmulActivationGradientHandlers();
+Handlers QuantizeHandlers();
+Handlers QuantizeWeightsHandlers();
+
+// All operations of this build.
+inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
+                                                 RedispatchHandlers,
+                                                 CombineHandlers,
+                                                 BulkCopyCeilingHandlers,
+                                                 GroupedMatmulHandlers,
+                                                 GroupedMatmulRhsGradientHandlers,
+                                                 GroupedMatmulQuantizedHandlers,
+                                                 GroupedMatmulQuantizedActivationHandlers,
+                                                 GroupedMatmulActivationHandlers,
+                                                 GroupedMatmulActivationGradientHandlers,
+                                                 QuantizeHandlers,
+                                                 QuantizeWeightsHandlers};
+
+// Loads the kernels of all operations that do not communicate on a device. Later calls return at
+// once: loading at every execution would cost as much as a small matmul.
+Status LoadLocalKernelsOnce(int32_t device);
+
+// Loads all kernels of this build on the current device.
+Status LoadAllKernels();
 
 }  // namespace jax_ep
 

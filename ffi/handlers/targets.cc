@@ -1,48 +1,28 @@
 #include "ffi/handlers/targets.h"
 
-#include "ffi/handlers/call.h"
-#include "ffi/handlers/matmul.h"
+#include <algorithm>
+
 #include "ffi/handlers/operations.h"
-#include "ffi/handlers/quantize.h"
-#include "ffi/handlers/transfer.h"
-#include "ffi/runtime/groups.h"
-#include "ffi/runtime/mailbox.h"
+#include "ffi/runtime/cuda/driver.h"
+#include "ffi/runtime/groups/groups.h"
+#include "ffi/runtime/groups/mailbox.h"
 
 namespace jax_ep {
-namespace {
-
-template <typename State>
-StateType MakeStateType(const char* name) {
-  static XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<State>();
-  return {name, &State::id, &info};
-}
-
-}  // namespace
 
 std::vector<Target> Targets() {
-  return {DispatchHandlers(),
-          RedispatchHandlers(),
-          CombineHandlers(),
-          BulkCopyCeilingHandlers(),
-          GroupedMatmulHandlers(),
-          GroupedMatmulRhsGradientHandlers(),
-          GroupedMatmulQuantizedHandlers(),
-          GroupedMatmulQuantizedActivationHandlers(),
-          GroupedMatmulActivationHandlers(),
-          GroupedMatmulActivationGradientHandlers(),
-          QuantizeHandlers(),
-          QuantizeWeightsHandlers()};
+  std::vector<Target> targets;
+  for (const auto& make : kAllHandlers) targets.push_back(make().target);
+  return targets;
 }
 
 std::vector<StateType> StateTypes() {
-  return {MakeStateType<TransferState>("jax_ep.TransferState.v1"),
-          MakeStateType<GroupedMatmulState>("jax_ep.GroupedMatmulState.v1"),
-          MakeStateType<GroupedMatmulQuantizedState>("jax_ep.GroupedMatmulQuantizedState.v1"),
-          MakeStateType<GroupedMatmulQuantizedActivationState>(
-              "jax_ep.GroupedMatmulQuantizedActivationState.v1"),
-          MakeStateType<GroupedMatmulActivationState>("jax_ep.GroupedMatmulActivationState.v1"),
-          MakeStateType<QuantizeState>("jax_ep.QuantizeState.v1"),
-          MakeStateType<QuantizeWeightsState>("jax_ep.QuantizeWeightsState.v1")};
+  std::vector<StateType> types;
+  for (const auto& make : kAllHandlers) {
+    const StateType type = make().state;
+    const auto is_same = [&](const StateType& other) { return other.type_id == type.type_id; };
+    if (std::ranges::none_of(types, is_same)) types.push_back(type);
+  }
+  return types;
 }
 
 void PostReports() { Groups::OfProcess().PostReports(ProcessMailbox()); }

@@ -1,6 +1,6 @@
 #include "ffi/device/common/architecture.cuh"
 #include "ffi/kernels/probe.h"
-#include "ffi/runtime/driver.h"
+#include "ffi/runtime/cuda/driver.h"
 
 namespace jax_ep {
 
@@ -13,7 +13,7 @@ __global__ void ProbeKernel(int* architecture) { *architecture = CompiledArchite
 #include <cuda_runtime.h>
 
 #include "ffi/kernels/probe.h"
-#include "ffi/runtime/driver.h"
+#include "ffi/runtime/cuda/driver.h"
 
 namespace jax_ep {
 namespace {

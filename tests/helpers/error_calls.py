@@ -35,11 +35,10 @@ WEIGHTS = np.ones((4 * RANKS, 2), np.float32)
 EIGHT_BIT = X.astype(jnp.float8_e4m3fn)
 
 
-def inside(f, mesh=MESH):
+def inside(f, mesh=MESH, **options):
     """Traces f(x, ids, weights) inside shard_map."""
-    jax.eval_shape(
-        jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert")), X, IDS, WEIGHTS
-    )
+    specs = {"in_specs": P("expert"), "out_specs": P("expert")}
+    jax.eval_shape(jax.shard_map(f, mesh=mesh, **specs, **options), X, IDS, WEIGHTS)
 
 
 def mesh_of_two_hosts(sizes, **options):
@@ -231,14 +230,14 @@ def grouped_mlp(sizes=1, up=(1, 8, 2, 4), down=(1, 4, 8), w_down=np.float32, **o
     )
 
 
-def moe_mlp(num_experts=RANKS, up=(1, 8, 2, 4), **options):
+def moe_mlp(num_experts=RANKS, up=(1, 8, 2, 4), check_vma=True, **options):
     """The weights are constants, equal on all ranks: only `num_experts` allows that."""
 
     def f(x, ids, weights):
         call = {"axis_name": "expert", "num_experts": num_experts} | options
         return jax_ep.moe_mlp(x, ids, weights, jnp.ones(up), jnp.ones((1, 4, 8)), **call)[0]
 
-    inside(f)
+    inside(f, check_vma=check_vma)
 
 
 def layer(

@@ -49,7 +49,7 @@ def python_templates() -> dict[str, set[str]]:
                         found[node.name].add(template_of(call.args[0]))
             call = node.exc if isinstance(node, ast.Raise) else node
             if isinstance(call, ast.Call) and call.args and isinstance(call.func, ast.Name):
-                warns = call.func.id == "_warn_once"
+                warns = call.func.id == "warn_once"
                 name, message = "Warnings" if warns else call.func.id, call.args[-1]
                 if name in found and isinstance(message, ast.JoinedStr | ast.Constant):
                     found[name].add(template_of(message))

@@ -26,7 +26,7 @@ ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
     "grouped_mlp", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_parts", "quantized_dispatch",
-    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "plan", "property", "quant", "quantize_weights", "reference",
+    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "plan", "property", "quant", "quantize_weights", "reference",
     "transformations",
 )  # fmt: skip
 
@@ -38,6 +38,7 @@ ON_CPU_ONLY = {
     "tools/*": "tools, benchmarks, examples and documents",
     "operations/linen_test.py": "the layer of nnx_test.py in other words",
     "operations/memory_test.py": "sizes that follow from shapes",
+    "operations/module_functions_test.py": "compilations of eager calls",
     "operations/module_stack_test.py": "modules on top of layer_stack_test.py",
     "operations/moe_layer_errors_test.py": "messages",
     "operations/nnx_mesh_test.py": "how a layer finds its mesh while it is traced",
@@ -73,6 +74,7 @@ SLOW = {
     "operations/quant_test.py::QuantizeTest::test_rows": 5,
     "operations/quantize_weights_test.py::*::test_against_numpy": 2,
     "operations/layer_stack_test.py::*": 1,
+    "operations/module_functions_test.py::*": 2,
     "operations/module_stack_test.py::NnxTest::*": 1,
     "operations/module_stack_test.py::LinenTest::*": 0,
     "operations/quantized_checkpoint_test.py::LayerTest::test_other_axes_*": 0,

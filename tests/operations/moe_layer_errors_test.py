@@ -55,7 +55,7 @@ class ErrorTest(parameterized.TestCase):
             jax.export.export(jax.jit(lambda x: layer(x)[0]))(x)
 
     def test_mesh_without_any_of_the_axes(self):
-        layer = make_layer(expert_axis=None)
+        layer = make_layer(expert_axis=None, tensor_axis="model")
         message = "name the mesh's in batch_axes"
         mesh = testing.mesh_of((8,), ("model",))
         with jax.set_mesh(mesh), self.assertRaisesRegex(errors.ArgumentError, message):

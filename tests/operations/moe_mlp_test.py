@@ -142,6 +142,10 @@ class WeightFormsTest(parameterized.TestCase):
         if MOST > 1:  # one rank has all experts
             with self.assertRaisesRegex(ValueError, "w_up .* is the same on all .*PartitionSpec"):
                 run(None, True)
+            with self.assertRaisesRegex(
+                ValueError, f"num_experts is not given .*={2 * MOST * MOST}"
+            ):
+                run(None, False)
         for check_vma in True, False:
             with self.assertRaisesRegex(ValueError, f"w_up has {2 * MOST} experts .*PartitionSpec"):
                 run((MOST + 1) * SIZES.num_experts, check_vma)

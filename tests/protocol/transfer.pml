@@ -83,7 +83,7 @@
  * safe: after its wait, what a reader finds does not depend on what its rank has yet to send, and what peers
  * find does not depend on reads. After its entry wait a sender waits only as the last sender of a chunk, for
  * the prologue. Here its block goes on, and reads, while that signal is pending. The kernels make no less
- * progress: readers of a dispatch never keep a warp from sending, and combine_schedule.h says why the order
+ * progress: readers of a dispatch never keep a warp from sending, and combine/schedule.h says why the order
  * of a combine is safe.
  *
  * A ring dispatch is different: there what peers find depends on reads. So each of its blocks is two

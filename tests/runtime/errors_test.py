@@ -137,6 +137,7 @@ PRODUCERS = {
         lambda: moe_mlp(up=(1, 8, 4)),
         lambda: moe_mlp(up=(1, 7, 2, 4)),
         lambda: moe_mlp(num_experts=None) if RANKS > 1 else moe_mlp(up=(1, 8, 4)),
+        lambda: moe_mlp(num_experts=None, check_vma=False) if RANKS > 1 else moe_mlp(up=(1, 8, 4)),
         lambda: moe_mlp(num_experts=2 * RANKS),
         lambda: moe_mlp(num_chunks=3),
         lambda: layer(num_chunks=0),
@@ -179,7 +180,7 @@ PRODUCERS = {
         lambda: layer(fsdp_axis="expert"),
         lambda: layer(tensor_axis="expert", local_only=True),
         lambda: layer(axes=("a", "b")),
-        lambda: layer(axes=("a", "b"), expert_axis=None),
+        lambda: layer(batch_axes=(), expert_axis=None),
         lambda: layer(mesh=OTHER_MESH),
         layer_without_mesh,
         stack,
@@ -244,7 +245,7 @@ PRODUCERS = {
         lambda: layer(dtype=jnp.int32),
         lambda: jax_ep.memory(8, 64, 32, 8, 2, 4, dtype=jnp.int32),
         lambda: jax_ep.memory(8, 64, 32, 8, 2, 4, activation=jax.nn.silu),
-        lambda: layer(batch_axes=None),
+        lambda: layer(sequence_axes=None),
         lambda: layer(mesh="expert"),
         lambda: layer(mask=jnp.ones((8, 4))),
         lambda: jax_ep.routing.softmax_topk(X, 2.0),
@@ -402,7 +403,7 @@ class ProducedTest(absltest.TestCase):
             on(MESH, num_experts=2048 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
             each_quantized_fallback()
-        (template,) = documented()["Warnings"]
+        template, _ = documented()["Warnings"]
         for pattern in patterns:
             self.assertTrue(any(pattern.search(message) for message in messages), pattern)
         for message in messages:

@@ -89,7 +89,7 @@ struct MatmulParams {
   int32_t shape_n;
   int32_t shape_k;          // all but kRhsGradient
   int32_t out_tile_n;       // columns of `out` per tile: half of the tile's if kActivation is gated
-  int32_t b_column_blocks;  // sm_90: column blocks in a TMA box of b, see MatmulKernel
+  int32_t b_column_blocks;  // sm_90: column blocks in a TMA box of b, see Sm90Kernel
   bool halves_columns;      // sm_90: see SwappedTilePairs
   bool halves_rows;         // sm_90: see SwappedWideTilePairs
   bool has_few_pairs;       // sm_90: and not few rows per group; see RunScheduler

@@ -2,8 +2,8 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_RUNNING_CALL_CUH_
 
-#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/protocol/call_params.h"
+#include "ffi/device/protocol/role_context.cuh"
 #include "ffi/device/ptx/memory.cuh"
 
 namespace jax_ep {

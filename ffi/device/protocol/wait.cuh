@@ -11,8 +11,8 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_WAIT_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WAIT_CUH_
 
-#include "ffi/device/common/role_context.cuh"
 #include "ffi/device/protocol/deadline.cuh"
+#include "ffi/device/protocol/role_context.cuh"
 
 namespace jax_ep {
 

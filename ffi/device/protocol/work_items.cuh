@@ -6,7 +6,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 
-#include "ffi/device/common/role_context.cuh"
+#include "ffi/device/protocol/role_context.cuh"
 #include "ffi/device/ptx/memory.cuh"
 
 namespace jax_ep {

@@ -2,7 +2,7 @@
 #ifndef JAX_EP_DEVICE_QUANTIZE_ELEMENTS_CUH_
 #define JAX_EP_DEVICE_QUANTIZE_ELEMENTS_CUH_
 
-#include "ffi/device/common/vectors.cuh"
+#include "ffi/device/ptx/vectors.cuh"
 
 namespace jax_ep {
 

@@ -2,7 +2,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_FILL_CUH_
 #define JAX_EP_DEVICE_TRANSFER_FILL_CUH_
 
-#include "ffi/device/common/role_context.cuh"
+#include "ffi/device/protocol/role_context.cuh"
 
 namespace jax_ep {
 

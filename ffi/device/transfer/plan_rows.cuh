@@ -3,7 +3,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_PLAN_ROWS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_PLAN_ROWS_CUH_
 
-#include "ffi/device/common/role_context.cuh"
+#include "ffi/device/protocol/role_context.cuh"
 #include "ffi/device/transfer/lane_assignments.cuh"
 #include "ffi/device/transfer/plan.h"
 

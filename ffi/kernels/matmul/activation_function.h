@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/runtime/config.h"
+#include "ffi/runtime/calls/config.h"
 
 namespace jax_ep {
 

@@ -42,8 +42,13 @@ Status LaunchGroupedMatmul(const GroupedMatmulConfig& config, const GroupedMatmu
   params.shape_k = static_cast<int32_t>(sizes.contracted);
   params.groups = MakeRowGroups(sizes, group_sizes, config.zero_tail);
   params.tile_counter = tile_counter;
-  return LaunchMatmul(config.transpose_rhs ? MatmulKind::kForwardTransposed : MatmulKind::kForward,
-                      sizes.lhs_type, sizes.result_type, config.num_sms, params, stream);
+  return LaunchMatmul(
+      {.kind = config.transpose_rhs ? MatmulKind::kForwardTransposed : MatmulKind::kForward,
+       .type = sizes.lhs_type,
+       .out_type = sizes.result_type,
+       .num_sms = config.num_sms,
+       .params = params},
+      stream);
 }
 
 Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
@@ -69,8 +74,12 @@ Status LaunchGroupedMatmulRhsGradient(const GroupedMatmulConfig& config,
   params.shape_n = static_cast<int32_t>(b.row_stride);
   params.groups = MakeRowGroups(sizes, group_sizes, false);
   params.tile_counter = tile_counter;
-  return LaunchMatmul(MatmulKind::kRhsGradient, sizes.lhs_type, sizes.rhs_type, config.num_sms,
-                      params, stream);
+  return LaunchMatmul({.kind = MatmulKind::kRhsGradient,
+                       .type = sizes.lhs_type,
+                       .out_type = sizes.rhs_type,
+                       .num_sms = config.num_sms,
+                       .params = params},
+                      stream);
 }
 
 }  // namespace jax_ep

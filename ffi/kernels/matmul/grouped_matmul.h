@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/signatures.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/calls/signatures.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {

@@ -35,8 +35,12 @@ Status LaunchGroupedMatmulActivation(const GroupedMatmulActivationConfig& config
   params.shape_k = static_cast<int32_t>(sizes.contracted);
   params.groups = MakeRowGroups(sizes, buffers.group_sizes, false);
   params.tile_counter = tile_counter;
-  return LaunchMatmul(MatmulKind::kActivation, sizes.lhs_type, sizes.lhs_type, config.num_sms,
-                      params, stream);
+  return LaunchMatmul({.kind = MatmulKind::kActivation,
+                       .type = sizes.lhs_type,
+                       .out_type = sizes.lhs_type,
+                       .num_sms = config.num_sms,
+                       .params = params},
+                      stream);
 }
 
 Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig& config,
@@ -62,8 +66,12 @@ Status LaunchGroupedMatmulActivationGradient(const GroupedMatmulActivationConfig
   params.shape_k = static_cast<int32_t>(sizes.contracted);
   params.groups = MakeRowGroups(sizes, buffers.group_sizes, false);
   params.tile_counter = tile_counter;
-  return LaunchMatmul(MatmulKind::kActivationGradient, sizes.lhs_type, sizes.lhs_type,
-                      config.num_sms, params, stream);
+  return LaunchMatmul({.kind = MatmulKind::kActivationGradient,
+                       .type = sizes.lhs_type,
+                       .out_type = sizes.lhs_type,
+                       .num_sms = config.num_sms,
+                       .params = params},
+                      stream);
 }
 
 }  // namespace jax_ep

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "ffi/kernels/matmul/fp8_kernels.h"
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/signatures.h"
+#include "ffi/kernels/matmul/call.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/calls/signatures.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {

@@ -1,4 +1,4 @@
-// Launches a grouped matmul of any kind: chooses the kernel, encodes tensor maps, sizes the grid.
+// Launches a grouped matmul of any kind: asks the kernel families in order.
 #ifndef JAX_EP_KERNELS_MATMUL_LAUNCH_H_
 #define JAX_EP_KERNELS_MATMUL_LAUNCH_H_
 
@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "ffi/device/matmul/params.h"
-#include "ffi/kernels/matmul/kernels.h"
-#include "ffi/runtime/buffers.h"
-#include "ffi/runtime/signatures.h"
+#include "ffi/kernels/matmul/call.h"
+#include "ffi/runtime/calls/buffers.h"
+#include "ffi/runtime/calls/signatures.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
@@ -28,18 +28,8 @@ MatmulOperand MakeOperand(const void* data, ElementType type, int64_t row_stride
 RowGroups MakeRowGroups(const GroupedMatmulSizes& sizes, const int32_t* group_sizes,
                         bool zero_tail);
 
-// Launches on `stream`. `params` has its operands, shape, groups, epilogue and tile counter; the
-// launch fills in the rest. num_sms: 0 for all.
-Status LaunchMatmul(MatmulKind kind, ElementType type, ElementType out_type, int64_t num_sms,
-                    MatmulParams params, cudaStream_t stream);
-
-// Launches a persistent kernel that computes up to `tiles` tiles. num_sms: 0 for all.
-Status LaunchPersistentKernel(const MatmulKernel& kernel, int64_t tiles, int64_t num_sms,
-                              void** arguments, cudaStream_t stream);
-
-// Returns an upper bound of the tiles: each group, and the tail, has at most one partial tile along
-// m.
-int64_t MaxTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulParams& params);
+// Launches on `stream`, by the first family that runs on the device and supports the call.
+Status LaunchMatmul(MatmulCall call, cudaStream_t stream);
 
 }  // namespace jax_ep
 

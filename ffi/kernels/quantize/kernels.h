@@ -3,7 +3,7 @@
 #define JAX_EP_KERNELS_QUANTIZE_KERNELS_H_
 
 #include "ffi/device/quantize/params.h"
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 
 namespace jax_ep {
 

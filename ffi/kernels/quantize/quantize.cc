@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ffi/device/common/limits.h"
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 namespace {

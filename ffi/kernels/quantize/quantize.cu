@@ -3,9 +3,9 @@
 // A block takes a row. Its threads hold a tile of the row in registers, find the largest magnitude
 // of each scale's values by shuffles, and round. A row with one scale that is longer than a tile is
 // read twice; the second time from L2.
-#include "ffi/device/common/vectors.cuh"
 #include "ffi/device/ptx/eight_bit_types.cuh"
 #include "ffi/device/ptx/memory.cuh"
+#include "ffi/device/ptx/vectors.cuh"
 #include "ffi/device/quantize/elements.cuh"
 #include "ffi/device/quantize/scale.cuh"
 #include "ffi/kernels/quantize/kernels.h"

@@ -4,8 +4,8 @@
 
 #include "ffi/device/common/limits.h"
 #include "ffi/kernels/quantize/weights_kernels.h"
-#include "ffi/runtime/config.h"
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 namespace {

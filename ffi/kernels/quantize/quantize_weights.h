@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "ffi/device/quantize/weights_params.h"
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {

@@ -2,7 +2,7 @@
 #ifndef JAX_EP_KERNELS_QUANTIZE_WEIGHTS_KERNELS_H_
 #define JAX_EP_KERNELS_QUANTIZE_WEIGHTS_KERNELS_H_
 
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 
 namespace jax_ep {
 

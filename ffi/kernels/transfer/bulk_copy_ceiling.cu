@@ -4,7 +4,7 @@
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
-#include "ffi/device/transfer/row_copies.cuh"
+#include "ffi/device/transfer/dispatch/row_copies.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {

@@ -11,8 +11,8 @@
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
-#include "ffi/device/transfer/combine_schedule.h"
-#include "ffi/device/transfer/partial_sums.cuh"
+#include "ffi/device/transfer/combine/partial_sums.cuh"
+#include "ffi/device/transfer/combine/schedule.h"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {

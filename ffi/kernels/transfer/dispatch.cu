@@ -13,11 +13,11 @@
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/device/transfer/assignment_tile.cuh"
-#include "ffi/device/transfer/incoming_counts.cuh"
-#include "ffi/device/transfer/quotas.cuh"
-#include "ffi/device/transfer/row_placement.cuh"
-#include "ffi/device/transfer/token_expansion.cuh"
+#include "ffi/device/transfer/dispatch/assignment_tile.cuh"
+#include "ffi/device/transfer/dispatch/incoming_counts.cuh"
+#include "ffi/device/transfer/dispatch/quotas.cuh"
+#include "ffi/device/transfer/dispatch/row_placement.cuh"
+#include "ffi/device/transfer/dispatch/token_expansion.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {

@@ -16,8 +16,8 @@
 #include "ffi/device/protocol/control_block.h"
 #include "ffi/device/transfer/plan.h"
 #include "ffi/kernels/transfer/params.h"
+#include "ffi/runtime/calls/transfer_shape.h"
 #include "ffi/runtime/status.h"
-#include "ffi/runtime/transfer_shape.h"
 
 namespace jax_ep {
 

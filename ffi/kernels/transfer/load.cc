@@ -3,7 +3,7 @@
 
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/kernels/transfer/preparation.h"
-#include "ffi/runtime/device_cuda.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 

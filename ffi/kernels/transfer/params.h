@@ -2,10 +2,10 @@
 #ifndef JAX_EP_KERNELS_TRANSFER_PARAMS_H_
 #define JAX_EP_KERNELS_TRANSFER_PARAMS_H_
 
-#include "ffi/device/transfer/combine_params.h"
+#include "ffi/device/transfer/combine/params.h"
+#include "ffi/device/transfer/dispatch/token_params.h"
 #include "ffi/device/transfer/low_latency/layout.h"
 #include "ffi/device/transfer/plan.h"
-#include "ffi/device/transfer/token_params.h"
 
 namespace jax_ep {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ffi/runtime/device_cuda.h"
-#include "ffi/runtime/workspace.h"
+#include "ffi/runtime/calls/workspace.h"
+#include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 namespace {
@@ -26,8 +26,7 @@ uint32_t NanWord(ElementType type) {
 
 Status CheckTransfer(const TransferCall& call) {
   const TransferShape& shape = call.shape;
-  if (shape.format != kBFloat16Rows && shape.format != kFloat16Rows &&
-      shape.format != kFloat32Rows && !IsQuantized(shape.format)) {
+  if (!IsMoved(shape.format)) {
     return Unimplemented(
         "rows are of another format; the kernels take bf16, f16, f32, and f8 with scales");
   }
@@ -142,11 +141,11 @@ RowSegments PlanSegments(const TransferCall& call) {
 
 Status FindRowCopySupport(RowCopySupport* support) {
   constexpr int kFixedBytes = 3 * 1024;  // static shared memory of the kernels
-  int major = 0;
+  ComputeCapability device;
   int most = 0;
-  Status status = FindComputeCapabilityMajor(&major);
+  Status status = FindComputeCapability(&device);
   if (status.ok()) status = FindSharedBytes(&most);
-  *support = {major >= 9, most - kFixedBytes};
+  *support = {device.major >= 9, most - kFixedBytes};
   return status;
 }
 

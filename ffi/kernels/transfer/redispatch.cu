@@ -12,7 +12,7 @@
 // Shared memory: the pipelines of both roles.
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
-#include "ffi/device/transfer/token_expansion.cuh"
+#include "ffi/device/transfer/dispatch/token_expansion.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {

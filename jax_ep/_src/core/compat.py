@@ -84,6 +84,17 @@ def is_partitioned(ctx: Any) -> bool:
     return any(size > 1 for name, size in context.mesh.shape.items() if name not in manual)
 
 
+def vmapped_axes() -> frozenset[str]:
+    """The mesh axes over which a surrounding `jax.vmap` splits its elements.
+
+    These are its ``spmd_axis_name``, and the Explicit axes that shard the mapped dimension.
+    """
+    from jax._src import core  # no public name
+
+    env = core.get_axis_env()
+    return frozenset(env.spmd_axis_names) | frozenset(env.explicit_mesh_axis_names)
+
+
 # ---- which mesh and devices
 
 
@@ -125,6 +136,18 @@ def mesh_of(value: Any) -> Mesh | AbstractMesh | None:
         return None if mesh.empty else mesh
     sharding = getattr(value, "sharding", None)
     return sharding.mesh if isinstance(sharding, NamedSharding) else None
+
+
+def known_axes(value: Any) -> frozenset[str]:
+    """The mesh axes over which an array or a tracer is known to be sharded."""
+    if isinstance(value, jax.core.Tracer):
+        found = frozenset(explicit_axes(jax.typeof(value)))
+        return found | known_axes(whole) if (whole := concrete(value)) is not None else found
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return frozenset()
+    entries = (entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec)
+    return frozenset(name for entry in entries for name in entry if isinstance(name, str))
 
 
 def is_on_one_device(value: Any) -> bool:

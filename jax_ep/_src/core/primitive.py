@@ -111,7 +111,7 @@ def define_primitive(
                 f"jax_ep.{operation}: implementation='cuda' was asked for, but {reason}. "
                 "Use implementation=None or 'xla' for the pure-JAX implementation."
             )
-        _warn_once(
+        warn_once(
             reason,
             f"jax_ep.{operation} {fallback.action}, slower than its kernel: {reason}. "
             "This is said once per reason. implementation='xla' asks for pure JAX without a "
@@ -181,7 +181,7 @@ def _check_one_platform(operation: str, platforms: Sequence[str]) -> None:
 _warned: set[str] = set()
 
 
-def _warn_once(reason: str, message: str) -> None:
+def warn_once(reason: str, message: str) -> None:
     if reason not in _warned:
         _warned.add(reason)
         # The line that is shown is the user's, below all frames of JAX and of jax_ep.

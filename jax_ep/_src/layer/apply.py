@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_ep._src.core import checks
+from jax_ep._src.core import checks, compat
+from jax_ep._src.core.traced import Traced, trace
 from jax_ep._src.layer import router as layer_router
 from jax_ep._src.layer import sharded_weights as quantized_experts
 from jax_ep._src.layer.config import (
@@ -23,10 +25,25 @@ from jax_ep._src.layer.config import (
     check_mesh,
     spec_entry,
 )
+from jax_ep._src.layer.functions import (
+    CallSite,
+    Functions,
+    function_names,
+    recording,
+    replaying,
+    trace_at,
+    without_functions,
+)
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router, SplitRouter
-from jax_ep._src.layer.tokens import flatten, pad, some_token, token_spec
+from jax_ep._src.layer.tokens import (
+    flatten,
+    pad,
+    some_token,
+    token_spec,
+    warn_of_repeated_work,
+)
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.mlp.quantized_experts import check_given
 from jax_ep._src.moe.moe_mlp import moe_mlp
@@ -53,6 +70,13 @@ class MoEStats:
     num_dropped: jax.Array
 
 
+class RouterArrays(NamedTuple):
+    """The arrays of a router that has no name."""
+
+    own: list[Any]  # leaves of the pytree that it is
+    closed_over: list[Any]
+
+
 class LayerArrays(NamedTuple):
     """The arrays of a layer, and their specs. Those that a layer lacks are None.
 
@@ -68,13 +92,31 @@ class LayerArrays(NamedTuple):
     shared_w_down: Any = None  # [shared F, H]
     logits_bias: Any = None  # [E]
     selection_bias: Any = None  # [E]
-    router: Any = ()  # list of a custom router's arrays
+    router: Any = None  # `RouterArrays` of one that has no name
+    functions: Any = ()  # lists of arrays that the activation and experts_fn close over
     quantized: QuantizedExperts | None = None  # w_up and w_down, quantized
     layer: Any = None  # int32[]
     sums: Any = None  # `Accumulators` of one rank after another
 
 
 Outputs = tuple[jax.Array, MoEStats, Accumulators | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """A layer, by all that its program depends on beside arrays and mesh. Hashed by value."""
+
+    config: Config
+    router: Traced | None  # None for one that has a name
+    functions: Functions = ()
+
+    def __call__(
+        self, axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: jax.Array | None
+    ) -> Outputs:
+        config = self.config
+        if self.functions:
+            config = replaying(config, self.functions, arrays.functions)
+        return _local_layer(config, self.router, axes, arrays, x, token_mask)
 
 
 def apply(
@@ -84,7 +126,7 @@ def apply(
     x: jax.Array,
     token_mask: jax.Array | None,
 ) -> Outputs:
-    """Runs the layer. `router` is None for one that has a name, and `arrays.router` is empty."""
+    """Runs the layer. `router` is None for one that has a name, and `arrays` have none of it."""
     check_input(config, x, token_mask)
     # A stack of layers, say: one of them is called by stack(), or in a scan.
     router_shape = config.hidden_size, config.num_experts
@@ -92,28 +134,107 @@ def apply(
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
-    is_static = isinstance(config.activation, str) and config.experts_fn is None
-    if router is None and is_static:
-        return _compiled(config, mesh, None, arrays, x, token_mask)
-    # A function may close over state, so it is called each time: nothing keeps its first trace.
-    split = None if router is None else SplitRouter(router)
-    run = jax.jit(functools.partial(_run, config, mesh, split), inline=True)
-    return run(arrays._replace(router=[] if split is None else split.arrays), x, token_mask)
+    warn_of_repeated_work(config, mesh, x)
+    # Functions may close over state, so that each call traces them: nothing keeps a first trace.
+    traced = None
+    if router is not None:
+        traced, arrays = _trace_router(config, mesh, router, arrays, x, token_mask)
+    layer = _Layer(config, traced)
+    if function_names(config):
+        if any(compat.concrete(leaf) is None for leaf in jax.tree.leaves((arrays, x, token_mask))):
+            run = jax.jit(functools.partial(_run, layer, mesh), inline=True)
+            return run(arrays, x, token_mask)
+        layer, arrays = _trace_functions(layer, mesh, arrays, x, token_mask)
+    return _compiled(layer, mesh, arrays, x, token_mask)
+
+
+def _trace_router(
+    config: Config,
+    mesh: Mesh | AbstractMesh,
+    router: Router,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> tuple[Traced, LayerArrays]:
+    """Calls the router once, and returns what it computes, and its arrays among the others."""
+    split = SplitRouter(router)
+    arrays = arrays._replace(router=RouterArrays(split.arrays, []))
+    found: list[tuple[Traced, list[Any]]] = []
+
+    def probe(axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: Any) -> None:
+        def call(logits: jax.Array, bias: jax.Array | None, own: list[jax.Array]) -> Any:
+            return layer_router.call(split.merge(own), logits, config.top_k, bias)
+
+        *_, logits = _tokens_and_logits(config, arrays, x, token_mask)
+        found.append(trace(call, logits, arrays.selection_bias, arrays.router.own))
+
+    _probe(config, mesh, probe, arrays, x, token_mask)
+    ((traced, constants),) = found
+    return traced, arrays._replace(router=arrays.router._replace(closed_over=constants))
+
+
+_sites: dict[Any, tuple[CallSite, ...]] = {}
+"""By what is compiled, but for the functions: where the layer calls them."""
+
+
+def _trace_functions(
+    layer: _Layer,
+    mesh: Mesh | AbstractMesh,
+    arrays: LayerArrays,
+    x: jax.Array,
+    token_mask: jax.Array | None,
+) -> tuple[_Layer, LayerArrays]:
+    """Calls the functions, and returns what they compute, and the arrays they close over."""
+    leaves, structure = jax.tree.flatten((arrays, x, token_mask))
+    stripped = dataclasses.replace(layer, config=without_functions(layer.config))
+    key = stripped, mesh, structure, tuple(map(jax.typeof, leaves))
+    if key not in _sites:
+        calls: dict[CallSite, None] = {}
+        recorder = dataclasses.replace(layer, config=recording(layer.config, calls))
+        jax.eval_shape(functools.partial(_run, recorder, mesh), arrays, x, token_mask)
+        _sites[key] = tuple(calls)
+    found: list[tuple[Functions, list[Any]]] = []
+
+    def probe(*_: Any) -> None:
+        found.append(trace_at(layer.config, _sites[key]))
+
+    _probe(layer.config, mesh, probe, arrays, x, token_mask)
+    ((functions, constants),) = found
+    layer = dataclasses.replace(stripped, functions=functions)
+    return layer, arrays._replace(functions=constants)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Probe:
+    """Runs a function on each rank in the place of a layer."""
+
+    config: Config
+    function: Callable[..., None]
+
+    def __call__(self, axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: Any) -> Any:
+        self.function(axes, arrays, x, token_mask)
+        return x, None, None
+
+
+def _probe(
+    config: Config, mesh: Mesh | AbstractMesh, function: Callable[..., None], *given: Any
+) -> None:
+    """Traces `function` where the layer would run, and computes nothing."""
+    jax.eval_shape(functools.partial(_run, _Probe(config, function), mesh), *given)
 
 
 def _run(
-    config: Config,
+    layer: _Layer | _Probe,
     mesh: Mesh | AbstractMesh,
-    router: SplitRouter | None,
     arrays: LayerArrays,
     x: jax.Array,
     token_mask: jax.Array | None,
 ) -> Outputs:
-    """`_local_layer`, in a `shard_map` unless the context already is one over the right axes."""
-    layer = functools.partial(_local_layer, config, router)
-    axes = config.axes.within(mesh.axis_names)
+    """`layer`, in a `shard_map` unless the context already is one over the right axes."""
+    config = layer.config
+    axes = config.axes_on(mesh)
     manual = frozenset(mesh.abstract_mesh.manual_axes)
-    if manual.issuperset(axes.expert or axes.tokens):
+    if manual.issuperset(axes.all):
         return layer(axes.within(manual), arrays, x, token_mask)
 
     axis_names = frozenset(mesh.axis_names) - manual
@@ -129,8 +250,10 @@ def _run(
         x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
     param_specs = specs_of(config, outer, is_stack=arrays.layer is not None)
     by_rank = P(spec_entry(outer.all))
-    specs = LayerArrays(**param_specs, selection_bias=P(), router=P(), layer=P(), sums=by_rank)
-    compute = functools.partial(layer, axes)
+    specs = LayerArrays(
+        **param_specs, selection_bias=P(), router=P(), functions=P(), layer=P(), sums=by_rank
+    )
+    compute: Callable[..., Outputs] = functools.partial(layer, axes)
     if (quantized := arrays.quantized) is not None:
         if arrays.layer is None:  # moe_mlp takes no stacks of quantized weights
             quantized_experts.check_quantized(config, mesh, quantized)
@@ -168,44 +291,29 @@ def _joined(layer: Any, arrays: LayerArrays, *tokens: Any) -> Outputs:
     return result
 
 
-_compiled = jax.jit(_run, static_argnums=(0, 1, 2), inline=True)
+_compiled = jax.jit(_run, static_argnums=(0, 1), inline=True)
 
 
 def _local_layer(
     config: Config,
-    router: SplitRouter | None,
+    router: Traced | None,
     axes: Axes,
     arrays: LayerArrays,
     x: jax.Array,
     token_mask: jax.Array | None,
 ) -> Outputs:
     """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
-    tokens, mask = flatten(x, token_mask)
-    num_tokens = tokens.shape[0]
-    if not num_tokens:  # on all ranks alike
+    if not x.size:  # on all ranks alike
         zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
         stats = MoEStats(aux_loss=zero, z_loss=zero, expert_load=load, num_dropped=load[0])
         return x.astype(config.dtype or x.dtype), stats, arrays.sums
-    tokens, mask = pad(tokens, mask, config.num_chunks)
-    if mask is not None:
-        # NaN in padding reaches no gradient.
-        filler: Any = 0 if arrays.shared_w_up is None else some_token(tokens, mask)
-        tokens = jnp.where(mask[:, None], tokens, filler)
-    logits = jnp.dot(
-        tokens.astype(jnp.float32),
-        arrays.router_kernel.astype(jnp.float32),
-        precision=lax.Precision.HIGHEST,  # TF32 would select other experts
-    )
-    if arrays.logits_bias is not None:
-        logits = logits + arrays.logits_bias.astype(jnp.float32)
-    if mask is not None:
-        logits = jnp.where(mask[:, None], logits, 0)  # with a bias
+    tokens, mask, logits = _tokens_and_logits(config, arrays, x, token_mask)
     if router is None:
         assert config.router is not None
         route = layer_router.NAMED_ROUTERS[config.router]
+        routed = layer_router.call(route, logits, config.top_k, arrays.selection_bias)
     else:
-        route = router.merge(arrays.router)
-    routed = layer_router.call(route, logits, config.top_k, arrays.selection_bias)
+        routed = router(arrays.router.closed_over, logits, arrays.selection_bias, arrays.router.own)
     if mask is not None:
         routed = routers.masked(routed, mask)
 
@@ -220,7 +328,29 @@ def _local_layer(
         expert_load=losses.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
         num_dropped=num_dropped,
     )
-    return y[:num_tokens].reshape(*x.shape[:-1], y.shape[-1]), stats, sums
+    y = y[: math.prod(x.shape[:-1])].reshape(*x.shape[:-1], y.shape[-1])
+    return y, stats, sums
+
+
+def _tokens_and_logits(
+    config: Config, arrays: LayerArrays, x: jax.Array, token_mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """Tokens [T, H], padded for chunks, with their mask, and the router's logits float32[T, E]."""
+    tokens, mask = pad(*flatten(x, token_mask), config.num_chunks)
+    if mask is not None:
+        # NaN in padding reaches no gradient.
+        filler: Any = 0 if arrays.shared_w_up is None or not x.size else some_token(tokens, mask)
+        tokens = jnp.where(mask[:, None], tokens, filler)
+    logits = jnp.dot(
+        tokens.astype(jnp.float32),
+        arrays.router_kernel.astype(jnp.float32),
+        precision=lax.Precision.HIGHEST,  # TF32 would select other experts
+    )
+    if arrays.logits_bias is not None:
+        logits = logits + arrays.logits_bias.astype(jnp.float32)
+    if mask is not None:
+        logits = jnp.where(mask[:, None], logits, 0)  # with a bias
+    return tokens, mask, logits
 
 
 def _experts(

@@ -13,7 +13,7 @@ from jax.nn.initializers import Initializer
 from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
-from jax_ep._src.core import checks
+from jax_ep._src.core import checks, compat
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS, Router
@@ -24,6 +24,8 @@ from jax_ep._src.moe.users_experts import ExpertsFunction
 from jax_ep._src.quant.recipe import Recipe, check_recipe
 
 BATCH_AXES = ("data", "expert")
+"""The batch axes that are known without a mesh, or where they are manual already."""
+
 KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
 BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
@@ -72,7 +74,7 @@ class Config:
     top_k: int
     mesh: Mesh | AbstractMesh | None = None
     expert_axis: AxisName | None = "expert"
-    batch_axes: tuple[str, ...] = BATCH_AXES
+    batch_axes: tuple[str, ...] | None = None
     sequence_axes: tuple[str, ...] = ()
     fsdp_axis: str | None = None
     tensor_axis: str | None = None
@@ -148,7 +150,7 @@ class Config:
         """Raises unless all are names, and makes tuples of lists."""
         for name in ("expert_axis", "batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
             given, is_tuple = getattr(self, name), name in ("batch_axes", "sequence_axes")
-            if given is None and not is_tuple:
+            if given is None and name != "sequence_axes":
                 continue
             names = (given,) if isinstance(given, str) else given
             if not (isinstance(names, tuple | list) and all(isinstance(n, str) for n in names)):
@@ -162,15 +164,30 @@ class Config:
 
     @functools.cached_property
     def axes(self) -> Axes:
-        """The mesh axes. The batch has those that tokens need and that the sequence lacks."""
+        """The axes that options name. The batch has those that tokens need, less the sequence's."""
         expert, fsdp, tensor = map(
             _names, (self.expert_axis or (), self.fsdp_axis or (), self.tensor_axis or ())
         )
         local = expert if self.local_only else ()
-        tokens = dict.fromkeys((*self.batch_axes, *expert, *fsdp))
+        batch_axes = BATCH_AXES if self.batch_axes is None else self.batch_axes
+        tokens = dict.fromkeys((*batch_axes, *expert, *fsdp))
         batch = (name for name in tokens if name not in (*self.sequence_axes, *local))
         sequence = (name for name in self.sequence_axes if name not in local)
         return Axes(tuple(batch), tuple(sequence), expert, fsdp, tensor)
+
+    def axes_on(self, mesh: Mesh | AbstractMesh) -> Axes:
+        """The axes of `mesh`. By default tokens are split over all that no option names.
+
+        They are not split over an axis that `jax.vmap` maps over, whose ranks have other layers,
+        nor over a manual one that no option names, which may be one of pipeline stages.
+        """
+        vmapped = compat.vmapped_axes()
+        axes = self.axes.within(frozenset(mesh.axis_names) - vmapped)
+        if self.batch_axes is not None:
+            return axes
+        named = {*self.axes.all, *mesh.abstract_mesh.manual_axes, *vmapped}
+        batch = (n for n in mesh.axis_names if n in axes.batch or n not in named)
+        return dataclasses.replace(axes, batch=tuple(batch))
 
     @property
     def is_gated(self) -> bool:
@@ -193,8 +210,8 @@ def _names(axes: AxisName) -> tuple[str, ...]:
 
 def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
     """Raises unless the layer can be laid out over `mesh`."""
-    wanted, axes = config.axes, config.axes.within(mesh.axis_names)
-    if axes.expert != wanted.expert:
+    wanted, axes = config.axes, config.axes_on(mesh)
+    if not set(wanted.expert).issubset(mesh.axis_names):
         raise ArgumentError(
             f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected the expert axis "
             f"{spec_entry(wanted.expert)!r} among them. Give the mesh this axis, name another one "
@@ -203,8 +220,7 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
     for name in ("batch_axes", "sequence_axes", "fsdp_axis", "tensor_axis"):
         given = getattr(config, name)
         missing = [axis for axis in _names(given or ()) if axis not in mesh.axis_names]
-        is_default = name == "batch_axes" and given == BATCH_AXES  # for any mesh
-        if missing and not is_default:
+        if missing:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: {name}={given!r} has {missing[0]!r}, which is no axis of the "
                 f"mesh {mesh.axis_names}; expected one of these. Give the mesh this axis, of size "
@@ -212,9 +228,9 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
             )
     if not (axes.tokens or config.local_only):
         raise ArgumentError(
-            f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}; expected one or several of "
-            f"{wanted.tokens}, over which tokens are sharded. Add one, of size 1 if need be, or "
-            "name the mesh's in batch_axes."
+            f"jax_ep.{LAYER}: the mesh has the axes {mesh.axis_names}, and tokens are sharded over "
+            "none of them; expected one or several. Add one, of size 1 if need be, or name the "
+            "mesh's in batch_axes."
         )
     shape = dict(mesh.shape)
     for name, size, over in (

@@ -74,7 +74,7 @@ def _quantize(
     compute = functools.partial(
         quantize_experts, recipe=config.quantization, implementation=config.implementation
     )
-    axes = config.axes.within(mesh.axis_names)
+    axes = config.axes_on(mesh)
     manual = frozenset(mesh.abstract_mesh.manual_axes)
     if manual.issuperset(axes.expert or axes.tokens):
         return compute(w_up, w_down)
@@ -124,7 +124,7 @@ def _check_whole_blocks(config: Config, mesh: Mesh | AbstractMesh) -> None:
     rows, block = config.quantization.weights.matrix_block
     if block is None:
         return
-    axes = config.axes.within(mesh.axis_names)
+    axes = config.axes_on(mesh)
     for name, size, names in (
         ("hidden_size", config.hidden_size, axes.fsdp),
         ("intermediate_size", config.intermediate_size, axes.tensor),

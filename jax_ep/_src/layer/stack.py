@@ -126,13 +126,13 @@ def _start_sums(
     config: Config, mesh: Mesh | AbstractMesh, w_up: jax.Array, w_down: jax.Array
 ) -> Accumulators:
     """Returns `accumulators` of every rank for stacks of layers, one rank after another."""
-    axes = config.axes.within(mesh.axis_names)
+    axes = config.axes_on(mesh)
     manual = frozenset(mesh.abstract_mesh.manual_axes)
 
     def start(w_up: jax.Array, w_down: jax.Array, names: tuple[str, ...]) -> Accumulators:
         return compat.vary_together(accumulators(w_up, w_down), names)
 
-    if manual.issuperset(axes.expert or axes.tokens):
+    if manual.issuperset(axes.all):
         return start(w_up, w_down, axes.within(manual).all)
     axis_names = frozenset(mesh.axis_names) - manual
     outer = axes.within(axis_names)

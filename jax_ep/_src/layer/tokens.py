@@ -9,20 +9,42 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_ep._src.layer.config import Axes, spec_entry
+from jax_ep._src.core import compat
+from jax_ep._src.core.primitive import warn_once
+from jax_ep._src.layer.config import Axes, Config, spec_entry
+from jax_ep._src.layer.router import LAYER
 
 
 def token_spec(x: jax.Array, mesh: Mesh | AbstractMesh, axes: Axes) -> P | None:
-    """Returns the spec of x [..., H] over the token axes; None if a dimension does not divide."""
-    if axes.sequence and x.ndim > 2:
-        groups: tuple[tuple[str, ...], ...] = (axes.batch, axes.sequence)
-    else:
-        groups = (axes.tokens,)
-    divides = all(
-        size % math.prod(mesh.shape[axis] for axis in group) == 0
-        for size, group in zip(x.shape, groups, strict=False)
-    )
-    return P(*map(spec_entry, groups)) if divides else None
+    """Returns the spec of x [..., H] over the token axes; None if a dimension does not divide.
+
+    Batch axes for which the first dimension is too small split the second one.
+    """
+
+    def divides(size: int, names: tuple[str, ...]) -> bool:
+        return size % math.prod(mesh.shape[axis] for axis in names) == 0
+
+    if x.ndim == 2:
+        return P(spec_entry(axes.tokens)) if divides(x.shape[0], axes.tokens) else None
+    for count in range(len(axes.batch), -1, -1):
+        first, second = axes.batch[:count], (*axes.batch[count:], *axes.sequence)
+        if divides(x.shape[0], first) and divides(x.shape[1], second):
+            return P(spec_entry(first), spec_entry(second))
+    return None
+
+
+def warn_of_repeated_work(config: Config, mesh: Mesh | AbstractMesh, x: jax.Array) -> None:
+    """Warns where x is known to be sharded over a mesh axis over which the layer gathers it."""
+    axes, manual = config.axes_on(mesh), mesh.abstract_mesh.manual_axes
+    for name in sorted(compat.known_axes(x).difference(axes.all, manual, compat.vmapped_axes())):
+        if mesh.shape.get(name, 1) > 1:
+            warn_once(
+                f"{name} {config}",
+                f"jax_ep.{LAYER}: x is sharded over mesh axis {name!r}, which is in none of the "
+                f"layer's options: x is gathered over it, and its {mesh.shape[name]} ranks repeat "
+                f"each other's work. Add {name!r} to batch_axes={config.batch_axes}, or leave "
+                "batch_axes out, which splits tokens over every axis that no option names.",
+            )
 
 
 def flatten(x: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:

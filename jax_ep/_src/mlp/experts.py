@@ -128,7 +128,8 @@ def check_num_experts(
     """E, which the weights of one rank have to fit; all layers have as many.
 
     Without `num_experts`, weights that are the same on all ranks are an error: every rank would
-    hold the experts of rank 0, and no token would go anywhere else.
+    hold the experts of rank 0, and no token would go anywhere else. So it is needed where
+    `shard_map` does not tell.
     """
     num_local = experts.w_up.shape[0] // (num_layers or 1)
     spec = repr(axis.name) if num_layers is None else f"None, {axis.name!r}"
@@ -143,16 +144,22 @@ def check_num_experts(
         return num_experts
     sizes = dict(axis.mesh_shape)
     split_over = {name for name in axis.names if sizes[name] > 1}
-    if compat.tracks_varying_axes(axis.names):
-        for name, matrix in ("w_up", experts.w_up), ("w_down", experts.w_down):
-            missing = split_over - compat.varying_axes(matrix)
-            if missing:
-                raise ArgumentError(
-                    f"jax_ep.{operation}: {name} of shape {matrix.shape} is the same on all ranks "
-                    f"of axis {min(missing)!r}; expected each rank's own experts. Shard the "
-                    f"weights over the axis: in_specs=PartitionSpec({spec}) splits them. Or "
-                    "give num_experts, if ranks do hold equal experts."
-                )
+    if split_over and not compat.tracks_varying_axes(axis.names):
+        raise ArgumentError(
+            f"jax_ep.{operation}: num_experts is not given under check_vma=False, where weights "
+            "that are the same on all ranks cannot be told from each rank's own; expected the "
+            f"experts of all ranks. Give num_experts={num_local * axis.size} if each of the "
+            f"{axis.size} ranks has {num_local} of its own, or leave check_vma=True."
+        )
+    for name, matrix in ("w_up", experts.w_up), ("w_down", experts.w_down):
+        missing = split_over - compat.varying_axes(matrix)
+        if missing:
+            raise ArgumentError(
+                f"jax_ep.{operation}: {name} of shape {matrix.shape} is the same on all ranks "
+                f"of axis {min(missing)!r}; expected each rank's own experts. Shard the "
+                f"weights over the axis: in_specs=PartitionSpec({spec}) splits them. Or "
+                "give num_experts, if ranks do hold equal experts."
+            )
     return num_local * axis.size
 
 

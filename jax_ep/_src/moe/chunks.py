@@ -40,7 +40,7 @@ def in_chunks(
     all_stats: list[Stats] = []
     for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
         is_last = len(outs) + 1 == num_chunks
-        is_first_sum = is_last and not in_chain  # of the backward pass
+        is_first_sum = is_last and not in_chain  # in the backward pass
         of_chunk = params.accumulating(Accumulation.FIRST if is_first_sum else Accumulation.NEXT)
         out, stats, accumulators = one(chunk, experts, of_chunk)
         if experts is not None:

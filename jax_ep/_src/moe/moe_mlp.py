@@ -140,8 +140,8 @@ def moe_mlp(
         inference, or for gradients of other arrays.
       axis_name: the expert axis, or a tuple of mesh axes that are it together.
       num_experts: E, the experts of all ranks, of which the weights must be L = E/R. None takes
-        E = L*R, and refuses weights that are the same on all ranks, where `shard_map` tells
-        (``check_vma=True``).
+        E = L*R, and refuses weights that are the same on all ranks, which `shard_map` tells. With
+        ``check_vma=False`` it does not, and num_experts has to be given.
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
         ``"relu2"``, ``"silu"``; or a function, as in `grouped_mlp`.
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
@@ -268,7 +268,7 @@ def moe_mlp(
         y, stats, sums = in_chunks(
             compute, (x, topk_ids, topk_weights), experts, params, num_chunks
         )
-        y = y.astype(x.dtype)  # of an experts_fn
+        y = y.astype(x.dtype)  # as an experts_fn may return another
         if shared is not None:
             checks.shape(operation, "experts_fn's result beside a shared expert", y, shared.shape)
             y = y + shared

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ffi/runtime/groups.h"
+#include "ffi/runtime/groups/groups.h"
 
 namespace jax_ep::testing {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "cuda_runtime_api.h"
-#include "ffi/runtime/processes/transport.h"
+#include "ffi/runtime/transport/transport.h"
 
 namespace jax_ep::testing {
 

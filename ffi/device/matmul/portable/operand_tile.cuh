@@ -3,11 +3,11 @@
 #ifndef JAX_EP_DEVICE_MATMUL_PORTABLE_OPERAND_TILE_CUH_
 #define JAX_EP_DEVICE_MATMUL_PORTABLE_OPERAND_TILE_CUH_
 
-#include "ffi/device/common/vectors.cuh"
 #include "ffi/device/matmul/params.h"
 #include "ffi/device/ptx/cp_async.cuh"
 #include "ffi/device/ptx/mma.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/ptx/vectors.cuh"
 
 namespace jax_ep::portable {
 

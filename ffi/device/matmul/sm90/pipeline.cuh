@@ -27,9 +27,9 @@
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_PIPELINE_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_PIPELINE_CUH_
 
+#include "ffi/device/matmul/sm90/schedule/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/tile_pairs.h"
 #include "ffi/device/matmul/sm90/shapes.h"
-#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
-#include "ffi/device/matmul/sm90/tile_pairs.h"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"

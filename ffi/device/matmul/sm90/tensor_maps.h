@@ -26,7 +26,9 @@ struct alignas(64) CUtensorMap {
 #include <cuda.h>
 #endif
 
+#include "ffi/device/common/integers.h"
 #include "ffi/device/common/limits.h"
+#include "ffi/device/ptx/tma_coordinates.cuh"
 
 namespace jax_ep {
 
@@ -44,6 +46,18 @@ struct MatmulTensorMaps {
   CUtensorMap out;                // (*)
   CUtensorMap pre_activation[2];  // (*) if it is kept: the gate columns, then the up columns
 };
+
+namespace sm90 {
+
+// Returns the box that begins at `row` and `column` of the matrix and stops before row `end`; it is
+// empty if `row` is not below `end`. In maps whose boxes have several column blocks, `column_block`
+// is the first one's index and `column` is 0.
+JAX_EP_HOST_DEVICE inline TmaCoordinates PrefixCoordinates(int end, int column, int row,
+                                                           int column_block = 0) {
+  return {column, kPrefixRows - (end - row), column_block, end, kPrefixRows};
+}
+
+}  // namespace sm90
 
 }  // namespace jax_ep
 

@@ -4,9 +4,9 @@
 #define JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_BLOCK_PLAN_CUH_
 
 #include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/device/transfer/expert_bins.cuh"
+#include "ffi/device/transfer/dispatch/expert_bins.cuh"
+#include "ffi/device/transfer/dispatch/quotas.cuh"
 #include "ffi/device/transfer/low_latency/row_segments.cuh"
-#include "ffi/device/transfer/quotas.cuh"
 
 namespace jax_ep {
 

@@ -4,8 +4,8 @@
 #define JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_PUSH_CUH_
 
 #include "ffi/device/protocol/signal.cuh"
+#include "ffi/device/transfer/dispatch/token_params.h"
 #include "ffi/device/transfer/low_latency/row_segments.cuh"
-#include "ffi/device/transfer/token_params.h"
 
 namespace jax_ep {
 

@@ -4,9 +4,9 @@
 
 #include "ffi/device/protocol/wait.cuh"
 #include "ffi/device/protocol/work_items.cuh"
+#include "ffi/device/transfer/dispatch/row_source.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/low_latency/layout.h"
-#include "ffi/device/transfer/row_source.cuh"
 
 namespace jax_ep {
 

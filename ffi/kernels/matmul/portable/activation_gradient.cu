@@ -5,7 +5,7 @@
 // the weighted intermediate activations, stores the gradient of the pre-activation, and reduces the
 // row's dot product.
 #include "ffi/device/matmul/portable/epilogue.cuh"
-#include "ffi/kernels/matmul/kernels.h"
+#include "ffi/kernels/matmul/portable/kernels.h"
 
 namespace jax_ep::portable {
 namespace {

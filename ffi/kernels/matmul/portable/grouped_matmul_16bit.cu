@@ -16,7 +16,7 @@
 #include "ffi/device/matmul/portable/tile_scheduler.cuh"
 #include "ffi/device/ptx/cp_async.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/kernels/matmul/kernels.h"
+#include "ffi/kernels/matmul/portable/kernels.h"
 
 namespace jax_ep::portable {
 template <typename T, MatmulKind kKind, bool kUseCpAsync>

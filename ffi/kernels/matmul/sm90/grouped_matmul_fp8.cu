@@ -4,17 +4,17 @@
 // pipeline take two 8-bit values for one 16-bit element, and b as [n, k]: 8-bit wgmma reads K-major
 // operands only. The consumers multiply by 8-bit wgmma and promote the products of every k-block to
 // float32 sums (fp8_consumer.cuh).
-#include "ffi/device/matmul/sm90/fp8_consumer.cuh"
-#include "ffi/device/matmul/sm90/fp8_epilogue.cuh"
-#include "ffi/device/matmul/sm90/fp8_epilogue_activation.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_activation.cuh"
+#include "ffi/device/matmul/sm90/epilogue/fp8_store.cuh"
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/mainloop/fp8_consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/producer.cuh"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
-#include "ffi/kernels/matmul/fp8_kernels.h"
+#include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
 
@@ -91,14 +91,14 @@ namespace jax_ep {
 
 namespace {
 
-MatmulKernel WithShapes(const void* address) {
+Sm90Kernel WithShapes(const void* address) {
   using namespace sm90;
-  return {.address = address,
-          .threads = kThreads,
-          .cluster_blocks = kClusterBlocks,
-          .shared_bytes = SharedLayout::kBytes,
-          .tile_m = kTileM,
-          .tile_n = kTileN,
+  return {.kernel = {.address = address,
+                     .threads = kThreads,
+                     .cluster_blocks = kClusterBlocks,
+                     .shared_bytes = SharedLayout::kBytes,
+                     .tile_m = kTileM,
+                     .tile_n = kTileN},
           .a_box_rows = kWarpgroupM,
           .b_box_rows = kHalfN};
 }
@@ -122,11 +122,11 @@ const void* Fp8KernelAddress(Fp8Kind kind) {
 
 }  // namespace
 
-MatmulKernel Fp8MatmulKernel(Fp8Kind kind, bool is_short) {
+Sm90Kernel Fp8MatmulKernel(Fp8Kind kind, bool is_short) {
   return WithShapes(is_short ? Fp8KernelAddress<true>(kind) : Fp8KernelAddress<false>(kind));
 }
 
-MatmulKernel Fp8ActivationKernel() {
+Sm90Kernel Fp8ActivationKernel() {
   return WithShapes(reinterpret_cast<const void*>(sm90::GroupedMatmulFp8ActivationKernel));
 }
 

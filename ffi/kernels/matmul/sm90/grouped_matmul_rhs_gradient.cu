@@ -17,16 +17,16 @@
 //
 // Order of steps: initialize the barriers, cluster barrier, reallocate registers, run the roles
 // until the scheduler sends an empty pair, cluster barrier.
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/mainloop/rhs_gradient_consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/producer.cuh"
-#include "ffi/device/matmul/sm90/rhs_gradient_consumer.cuh"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/shapes.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
-#include "ffi/kernels/matmul/kernels.h"
+#include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
 
@@ -72,16 +72,16 @@ namespace jax_ep {
 static_assert(kSm90OutBoxRows == sm90::kWarpM, "each consumer warp stores its own rows");
 static_assert(kSm90ColumnBlock == sm90::kColumnBlock, "host and device agree");
 
-MatmulKernel Sm90RhsGradientKernel(bool is_bfloat16) {
+Sm90Kernel Sm90RhsGradientKernel(bool is_bfloat16) {
   using namespace sm90;
-  return {.address = is_bfloat16
-                         ? reinterpret_cast<const void*>(GroupedMatmulRhsGradientKernel<BFloat16>)
-                         : reinterpret_cast<const void*>(GroupedMatmulRhsGradientKernel<Float16>),
-          .threads = kThreads,
-          .cluster_blocks = kClusterBlocks,
-          .shared_bytes = SharedLayout::kBytes,
-          .tile_m = kTileM,
-          .tile_n = kTileN,
+  const auto kernel = is_bfloat16 ? GroupedMatmulRhsGradientKernel<BFloat16>
+                                  : GroupedMatmulRhsGradientKernel<Float16>;
+  return {.kernel = {.address = reinterpret_cast<const void*>(kernel),
+                     .threads = kThreads,
+                     .cluster_blocks = kClusterBlocks,
+                     .shared_bytes = SharedLayout::kBytes,
+                     .tile_m = kTileM,
+                     .tile_n = kTileN},
           .a_box_rows = kTileK,
           .b_box_rows = kTileK,
           .b_box_column_blocks = kHalfN / kColumnBlock};

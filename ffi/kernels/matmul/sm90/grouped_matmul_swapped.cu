@@ -9,17 +9,17 @@
 // Producer, scheduler, pipeline and the order of steps are the same. A cluster computes a pair of
 // tiles of up to 256 rows and 128 columns. A consumer warpgroup multiplies 64 of the columns. Wide
 // tiles, of at most 128 rows and 256 columns, have rows as rows of an MMA, 64 per warpgroup.
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/load/swapped_loader.cuh"
+#include "ffi/device/matmul/sm90/mainloop/swapped_consumer.cuh"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/producer.cuh"
-#include "ffi/device/matmul/sm90/swapped_consumer.cuh"
-#include "ffi/device/matmul/sm90/swapped_loader.cuh"
-#include "ffi/device/matmul/sm90/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/swapped_tile_pairs.h"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/tile_scheduler.cuh"
 #include "ffi/device/matmul/sm90/warp_roles.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/ptx/tma.cuh"
-#include "ffi/kernels/matmul/kernels.h"
+#include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
 
@@ -101,15 +101,15 @@ const void* KernelAddress(bool is_bfloat16, MatmulKind kind) {
 }  // namespace
 }  // namespace sm90
 
-MatmulKernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
+Sm90Kernel Sm90SwappedMatmulKernel(bool is_bfloat16, MatmulKind kind) {
   using namespace sm90;
-  return {.address = KernelAddress<SwappedTilePairs>(is_bfloat16, kind),
+  return {.kernel = {.address = KernelAddress<SwappedTilePairs>(is_bfloat16, kind),
+                     .threads = kThreads,
+                     .cluster_blocks = kClusterBlocks,
+                     .shared_bytes = SharedLayout::kBytes,
+                     .tile_m = kSwappedRows,
+                     .tile_n = kSwappedColumns},
           .wide_address = KernelAddress<SwappedWideTilePairs>(is_bfloat16, kind),
-          .threads = kThreads,
-          .cluster_blocks = kClusterBlocks,
-          .shared_bytes = SharedLayout::kBytes,
-          .tile_m = kSwappedRows,
-          .tile_n = kSwappedColumns,
           .a_box_rows = kSwappedBoxRows,
           .b_box_rows = HasTransposedB(kind) ? kSwappedColumns : kTileK,
           .b_box_column_blocks = kind == MatmulKind::kForward ? kSwappedColumns / kColumnBlock : 1,

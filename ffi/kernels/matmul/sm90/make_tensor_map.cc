@@ -1,6 +1,6 @@
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
 
-#include "ffi/runtime/driver.h"
+#include "ffi/runtime/cuda/driver.h"
 
 namespace jax_ep {
 

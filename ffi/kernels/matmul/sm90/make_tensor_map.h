@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/runtime/buffers.h"
+#include "ffi/runtime/calls/buffers.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {

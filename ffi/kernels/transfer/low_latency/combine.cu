@@ -10,8 +10,8 @@
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/transfer/combine/partial_sums.cuh"
 #include "ffi/device/transfer/low_latency/row_segments.cuh"
-#include "ffi/device/transfer/partial_sums.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {

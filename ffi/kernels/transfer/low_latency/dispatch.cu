@@ -9,9 +9,9 @@
 // Shared memory: the BlockPlan.
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
+#include "ffi/device/transfer/dispatch/row_placement.cuh"
 #include "ffi/device/transfer/low_latency/block_plan.cuh"
 #include "ffi/device/transfer/low_latency/push.cuh"
-#include "ffi/device/transfer/row_placement.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {

@@ -5,7 +5,7 @@
 //   2. copy segments to rows as flags arrive, and fill the rows that come from no token.
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
-#include "ffi/device/transfer/dispatch_results.cuh"
+#include "ffi/device/transfer/dispatch/results.cuh"
 #include "ffi/device/transfer/low_latency/push.cuh"
 #include "ffi/device/transfer/plan_rows.cuh"
 #include "ffi/kernels/transfer/params.h"

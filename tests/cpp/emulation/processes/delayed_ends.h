@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "ffi/runtime/processes/connections.h"
+#include "ffi/runtime/transport/local/connections.h"
 
 namespace jax_ep::testing {
 

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "ffi/runtime/processes/cuda_transport.h"
-#include "tests/cpp/emulation/cuda_runtime_api.h"
+#include "ffi/runtime/transport/local/cuda_transport.h"
+#include "tests/cpp/emulation/cuda/cuda_runtime_api.h"
 #include "tests/cpp/emulation/processes/forks.h"
 #include "tests/cpp/emulation/processes/shared_transport.h"
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/runtime/processes/mesh_processes.h"
+#include "ffi/runtime/transport/local/mesh_processes.h"
 #include "tests/cpp/emulation/processes/process.h"
 
 namespace jax_ep::testing {

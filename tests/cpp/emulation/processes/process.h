@@ -5,15 +5,15 @@
 #include <cstdlib>
 #include <functional>
 
-#include "ffi/runtime/groups.h"
-#include "ffi/runtime/processes/cuda_transport.h"
+#include "ffi/runtime/groups/groups.h"
+#include "ffi/runtime/transport/local/cuda_transport.h"
 #include "tests/cpp/emulation/cases.h"
-#include "tests/cpp/emulation/dispatch_program.h"
 #include "tests/cpp/emulation/processes/forks.h"
 #include "tests/cpp/emulation/processes/shared_transport.h"
-#include "tests/cpp/emulation/register_kernels.h"
+#include "tests/cpp/emulation/programs/dispatch_program.h"
 #include "tests/cpp/emulation/reports.h"
 #include "tests/cpp/emulation/streams.h"
+#include "tests/cpp/emulation/transfer/register_kernels.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep::testing {

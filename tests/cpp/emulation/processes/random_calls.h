@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/cpp/emulation/processes/process.h"
-#include "tests/cpp/emulation/random_operations.h"
+#include "tests/cpp/emulation/programs/random_operations.h"
 
 namespace jax_ep::testing {
 

@@ -13,7 +13,7 @@
 #include <new>
 #include <thread>
 
-#include "ffi/runtime/processes/transport.h"
+#include "ffi/runtime/transport/transport.h"
 
 namespace jax_ep::testing {
 
@@ -86,15 +86,16 @@ class SharedMemory : public PeerMemory {
     return status;
   }
 
-  Status Export(const Mapping& mapping, UniqueFd* descriptor) override {
-    *descriptor = UniqueFd(fcntl(static_cast<int>(mapping.handle) - 1, F_DUPFD_CLOEXEC, 0));
+  Status Export(const Mapping& mapping, MemoryHandle* handle) override {
+    handle->descriptor = UniqueFd(fcntl(static_cast<int>(mapping.handle) - 1, F_DUPFD_CLOEXEC, 0));
     return {};
   }
 
-  Status Import(const std::vector<int>&, int descriptor, size_t bytes, Mapping* mapping) override {
+  Status Import(const std::vector<int>&, const MemoryHandle& handle, size_t bytes,
+                Mapping* mapping) override {
     if (before_import) before_import();
     if (fails_import) return FailedPrecondition("importing its workspace: no luck");
-    return Map(fcntl(descriptor, F_DUPFD_CLOEXEC, 0), bytes, mapping);
+    return Map(fcntl(handle.descriptor.get(), F_DUPFD_CLOEXEC, 0), bytes, mapping);
   }
 
   void Unmap(Mapping* mapping) override {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cpp/emulation/emulator.h"
+#include "tests/cpp/emulation/cuda/emulator.h"
 
 namespace jax_ep {
 

@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "ffi/runtime/groups.h"
+#include "ffi/runtime/groups/groups.h"
 #include "tests/cpp/emulation/cases.h"
-#include "tests/cpp/emulation/dispatch_program.h"
-#include "tests/cpp/emulation/register_kernels.h"
+#include "tests/cpp/emulation/programs/dispatch_program.h"
+#include "tests/cpp/emulation/transfer/register_kernels.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep::testing {

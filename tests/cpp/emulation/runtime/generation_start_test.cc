@@ -4,9 +4,9 @@
 #include <memory>
 #include <thread>
 
-#include "ffi/runtime/groups.h"
-#include "tests/cpp/emulation/random_operations.h"
-#include "tests/cpp/emulation/register_kernels.h"
+#include "ffi/runtime/groups/groups.h"
+#include "tests/cpp/emulation/programs/random_operations.h"
+#include "tests/cpp/emulation/transfer/register_kernels.h"
 
 namespace jax_ep::testing {
 namespace {

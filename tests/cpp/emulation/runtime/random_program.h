@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cpp/emulation/random_operations.h"
+#include "tests/cpp/emulation/programs/random_operations.h"
 
 namespace jax_ep::testing {
 

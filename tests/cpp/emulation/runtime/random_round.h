@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/runtime/groups.h"
+#include "ffi/runtime/groups/groups.h"
 #include "tests/cpp/emulation/runtime/random_check.h"
 #include "tests/cpp/emulation/runtime/random_fault.h"
 #include "tests/cpp/emulation/runtime/random_position.h"

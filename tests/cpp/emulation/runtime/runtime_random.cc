@@ -18,8 +18,8 @@
 #include <random>
 #include <string_view>
 
-#include "tests/cpp/emulation/register_kernels.h"
 #include "tests/cpp/emulation/runtime/random_round.h"
+#include "tests/cpp/emulation/transfer/register_kernels.h"
 
 namespace jax_ep::testing {
 namespace {

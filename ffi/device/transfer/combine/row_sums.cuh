@@ -1,0 +1,113 @@
+// Weighted sums of rows in float32, for combine's partial sums and their reduction.
+#ifndef JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_
+
+#include "ffi/device/protocol/peer_stores.cuh"
+#include "ffi/device/ptx/cp_async.cuh"
+#include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/ptx/vectors.cuh"
+#include "ffi/device/transfer/plan_rows.cuh"
+
+namespace jax_ep {
+
+// A warp's pipeline in shared memory: rows are loaded while others are added. On few SMs the bytes
+// in flight determine the speed. A lane has the same vectors of every row. It reads only what it
+// copied itself, so lanes need not synchronize.
+template <int kStages>
+struct SumPipeline {
+  // The role's warps have their pipelines at the begin of its shared memory.
+  __device__ explicit SumPipeline(const RoleContext& role)
+      : address(SharedAddress(role.shared) + role.Warp() * kBytes + LaneIndex() * kVectorBytes) {}
+
+  uint32_t address;  // this lane's first vector
+
+  static constexpr int kLoads = 2;  // vectors per lane and stage
+  static constexpr int kVectorBytes = 16;
+  static constexpr int kPitch = 32 * kVectorBytes;  // 32 lanes side by side: no bank conflicts
+  static constexpr int kStageBytes = kLoads * kPitch;
+  static constexpr int kBytes = kStages * kStageBytes;
+};
+
+// Rows and their weights, spread over a warp (lane_assignments.cuh).
+template <int kPerLane>
+struct SumTerms {
+  uint64_t assignments;     // the set of terms
+  uint64_t rows[kPerLane];  // addresses of the first vectors
+  float weights[kPerLane];
+};
+
+// Called by one warp. Stores to[i], the sum of weight * row[i] over the terms in order, for the
+// vectors i of [first, end). An empty sum is zero. Stores nothing if `to` is null.
+template <typename Type, int kStages, int kPerLane>
+__device__ inline void SumRows(const SumPipeline<kStages>& pipeline,
+                               const SumTerms<kPerLane>& terms, int first, int end,
+                               PeerPointer<uint4> to) {
+  using Pipeline = SumPipeline<kStages>;
+  constexpr int kStep = 32 * Pipeline::kLoads;
+  const int lane = LaneIndex();
+  const auto next = [](uint32_t stage) { return (stage + 1) % kStages; };
+
+  uint32_t load_stage = 0;
+  int load_base = first;
+  uint64_t load_left = terms.assignments;
+  // Commits one group per call, empty after the last load, so that the count to wait for is
+  // constant.
+  const auto load = [&] {
+    if (load_left != 0 && load_base < end) {
+      const auto* const from =
+          reinterpret_cast<const uint4*>(AssignmentValue(terms.rows, __ffsll(load_left) - 1));
+#pragma unroll
+      for (int i = 0; i < Pipeline::kLoads; ++i) {
+        const int vector = load_base + lane + 32 * i;
+        if (vector >= end) continue;
+        CpAsync<Pipeline::kVectorBytes>(
+            pipeline.address + load_stage * Pipeline::kStageBytes + i * Pipeline::kPitch,
+            from + vector, true);
+      }
+      load_stage = next(load_stage);
+      load_left &= load_left - 1;
+      if (load_left == 0) {
+        load_left = terms.assignments;
+        load_base += kStep;
+      }
+    }
+    CpAsyncCommitGroup();
+  };
+#pragma unroll 1
+  for (int i = 0; i < kStages - 1; ++i) load();
+
+  uint32_t stage = 0;
+#pragma unroll 1
+  for (int base = first; base < end; base += kStep) {
+    float sums[Pipeline::kLoads][kPerVector<Type>] = {};
+#pragma unroll 1
+    for (uint64_t left = terms.assignments; left != 0; left &= left - 1) {
+      // Reuses the stage that was added last: the lane has its vectors in registers.
+      load();
+      CpAsyncWaitGroup<kStages - 1>();
+      const float weight = AssignmentValue(terms.weights, __ffsll(left) - 1);
+#pragma unroll
+      for (int i = 0; i < Pipeline::kLoads; ++i) {
+        if (base + lane + 32 * i >= end) continue;
+        float values[kPerVector<Type>];
+        UnpackVector<Type>(
+            LoadShared(pipeline.address + stage * Pipeline::kStageBytes + i * Pipeline::kPitch),
+            values);
+#pragma unroll
+        for (int j = 0; j < kPerVector<Type>; ++j) {
+          sums[i][j] = __fmaf_rn(weight, values[j], sums[i][j]);
+        }
+      }
+      stage = next(stage);
+    }
+#pragma unroll
+    for (int i = 0; i < Pipeline::kLoads; ++i) {
+      const int vector = base + lane + 32 * i;
+      if (to && vector < end) StoreToPeer(to + vector, PackVector<Type>(sums[i]));
+    }
+  }
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TRANSFER_COMBINE_ROW_SUMS_CUH_

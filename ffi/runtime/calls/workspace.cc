@@ -1,0 +1,123 @@
+#include "ffi/runtime/calls/workspace.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+
+#include "ffi/device/transfer/dispatch/token_chunks.h"
+#include "ffi/device/transfer/eager_layout.h"
+#include "ffi/runtime/calls/config.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int64_t kIndexBytes = sizeof(int32_t);
+constexpr int64_t kScalarBytes = sizeof(float);
+constexpr int64_t kMaxAssignments = std::numeric_limits<int32_t>::max();
+
+// A non-negative 64-bit size that remembers overflow.
+class Bytes {
+ public:
+  explicit Bytes(std::initializer_list<int64_t> factors) {
+    for (int64_t factor : factors) overflow_ |= __builtin_mul_overflow(value_, factor, &value_);
+  }
+
+  Bytes RoundUp(int64_t unit) const {
+    Bytes rounded = *this;
+    rounded.overflow_ |= __builtin_add_overflow(value_, unit - 1, &rounded.value_);
+    rounded.value_ -= rounded.value_ % unit;
+    return rounded;
+  }
+
+  bool too_large() const { return overflow_ || value_ > kMaxWorkspaceBytes; }
+  int64_t value() const { return value_; }
+
+ private:
+  int64_t value_ = 1;
+  bool overflow_ = false;
+};
+
+Status CheckShape(const TransferShape& shape) {
+  const struct {
+    const char* name;
+    int64_t value, least, most;
+  } limits[] = {
+      {"num_tokens", shape.num_tokens, 0, kMaxAssignments},
+      {"hidden", shape.hidden, 1, kMaxWorkspaceBytes},
+      {"top_k", shape.top_k, 1, kMaxAssignments},
+      {"num_experts", shape.num_experts, 1, kMaxAssignments},
+      {"num_ranks", shape.num_ranks, 1, kMaxRanks},
+      {"the size of a row element in bytes", ElementBytes(shape.format.payload), 1, 4},
+  };
+  for (const auto& limit : limits) {
+    if (limit.value < limit.least || limit.value > limit.most) {
+      return InvalidArgument(limit.name, " is ", limit.value, "; expected ", limit.least, " to ",
+                             limit.most);
+    }
+  }
+  if (shape.num_experts % shape.num_ranks != 0) {
+    return InvalidArgument("num_experts is ", shape.num_experts,
+                           "; expected a multiple of num_ranks, which is ", shape.num_ranks);
+  }
+  // Both are below 2^31, so the product cannot overflow.
+  if (shape.num_tokens * shape.top_k > kMaxAssignments) {
+    return InvalidArgument("num_tokens * top_k is ", shape.num_tokens * shape.top_k,
+                           "; expected at most ", kMaxAssignments,
+                           ", because the index of an assignment has 32 bits");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
+  if (Status status = CheckShape(shape); !status.ok()) return status;
+  const int64_t tokens = shape.num_tokens;
+  const int64_t assignments = tokens * shape.top_k;
+  const int64_t ranks = shape.num_ranks;
+  const Bytes row({shape.wire_bytes()});
+  if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
+  const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
+
+  const struct {
+    WorkspaceBufferId buffer;
+    const char* name;
+    Bytes bytes;
+  } needs[] = {
+      // Stores to these do not wait for the receiver. The sizes do not depend on the shape.
+      {kEagerRows, "eager_rows", Bytes({2, kEagerRowBytes})},
+      {kEagerPackets, "eager_packets",
+       Bytes({2, kMaxLowLatencyAssignments, sizeof(AssignmentPacket)})},
+      {kEagerFlags, "eager_flags", Bytes({2, kMaxLowLatencySegments, sizeof(uint64_t)})},
+      // Peers store to these. In a dispatch, received_rows is the receive ring of every peer; in a
+      // combine it has the partial sums of this rank's tokens, min(K, R) for each.
+      {kReceivedRows, "received_rows",
+       Bytes({std::max((ranks - 1) * chunks.ring_slots, tokens * std::min(shape.top_k, ranks)),
+              row.value()})},
+      {kRoutes, "routes", Bytes({ranks, assignments, sizeof(Route)})},
+      {kReceivedWeights, "received_weights", Bytes({ranks, assignments, kScalarBytes})},
+      {kAssignmentScalars, "assignment_scalars", Bytes({assignments, kScalarBytes})},
+      // Private to the rank during a call.
+      {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 2, kIndexBytes})},
+      {kAssignmentRows, "assignment_rows", Bytes({ranks, assignments, kIndexBytes})},
+  };
+  static_assert(std::size(needs) == kNumBuffers);
+
+  WorkspaceLayout planned;
+  for (const auto& [buffer, name, need] : needs) {
+    const Bytes bytes = need.RoundUp(kWorkspaceAlignment);
+    if (bytes.too_large() || planned.bytes + bytes.value() > kMaxWorkspaceBytes) {
+      return InvalidArgument("the workspace would be larger than ", kMaxWorkspaceBytes >> 40,
+                             " TiB at its buffer ", name, " (", shape.num_tokens,
+                             " tokens per rank, hidden size ", shape.hidden, ", top-k ",
+                             shape.top_k, ", ", shape.num_ranks, " ranks)");
+    }
+    planned.buffers[buffer] = {name, planned.bytes, bytes.value()};
+    planned.bytes += bytes.value();
+  }
+  *layout = planned;
+  return {};
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,37 @@
+// The layout of a rank's workspace, the symmetric device memory of a group. It follows from static
+// shapes alone, so every process computes the same layout.
+#ifndef JAX_EP_RUNTIME_CALLS_WORKSPACE_H_
+#define JAX_EP_RUNTIME_CALLS_WORKSPACE_H_
+
+#include <array>
+#include <cstdint>
+
+#include "ffi/device/protocol/call_params.h"
+#include "ffi/runtime/calls/transfer_shape.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+struct WorkspaceBuffer {
+  const char* name;
+  int64_t offset;  // from the workspace's base; a multiple of kWorkspaceAlignment
+  int64_t bytes;   // a multiple of kWorkspaceAlignment
+};
+
+struct WorkspaceLayout {
+  std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by WorkspaceBufferId
+  int64_t bytes = 0;
+};
+
+inline constexpr int64_t kWorkspaceAlignment = 256;
+
+// Larger than any machine's memory: a larger size is a mistake.
+inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 44;
+
+// Computes the layout, or returns an error that names a size that makes no sense. Allocates
+// nothing.
+Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_CALLS_WORKSPACE_H_

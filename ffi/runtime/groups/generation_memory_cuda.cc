@@ -1,0 +1,186 @@
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ffi/runtime/calls/workspace.h"
+#include "ffi/runtime/cuda/device_cuda.h"
+#include "ffi/runtime/groups/generation.h"
+#include "ffi/runtime/settings.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr size_t RoundUp(size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+// The offsets in a rank's allocation.
+constexpr size_t kInboxOffset = RoundUp(sizeof(GenerationState));
+constexpr size_t kWorkspaceOffset = kInboxOffset + RoundUp(sizeof(Inbox));
+
+Status OutOfMemory(int64_t bytes, int device) {
+  size_t free = 0, total = 0;
+  static_cast<void>(cudaGetLastError());
+  static_cast<void>(cudaMemGetInfo(&free, &total));
+  return FailedPrecondition(
+      "jax_ep: out of memory on GPU ", device, ": the workspace of a rank takes ", bytes,
+      " bytes outside JAX's pool, and ", free, " of ", total,
+      " are free. Let JAX reserve less (XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 by default), or "
+      "dispatch fewer tokens at once; jax_ep.memory() says what a call needs, by buffer");
+}
+
+}  // namespace
+
+Generation::Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes,
+                       PeerMemory* shared)
+    : members_(members),
+      number_(number),
+      workspace_bytes_(workspace_bytes),
+      shared_(shared),
+      memory_(members.size()) {
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    if (members[rank].device != kRemoteDevice) local_.push_back(rank);
+  }
+}
+
+Inbox* Generation::inbox(size_t rank) const {
+  return reinterpret_cast<Inbox*>(reinterpret_cast<unsigned char*>(memory_[rank].state) +
+                                  kInboxOffset);
+}
+
+unsigned char* Generation::workspace(size_t rank) const {
+  if (workspace_bytes_ == 0) return nullptr;
+  return reinterpret_cast<unsigned char*>(memory_[rank].state) + kWorkspaceOffset;
+}
+
+Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
+                            int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
+                            bool* out_of_memory, PeerMemory* shared) {
+  *out_of_memory = false;
+  if (number > kMaxGeneration) {
+    return FailedPrecondition("jax_ep: ", kMaxGeneration,
+                              " generations of these GPUs have begun in this process: workspaces "
+                              "have grown or been released as often. Restart it, and call "
+                              "jax_ep.release() less often");
+  }
+  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes, shared));
+  for (size_t rank : made->local_) {  // GENERATION_ALLOCATE
+    if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
+  }
+  if (shared == nullptr) {
+    if (Status status = made->FillStates(); !status.ok()) return status;
+  }
+  *generation = std::move(made);
+  return {};
+}
+
+Status Generation::Export(std::vector<MemoryHandle>* handles) const {
+  for (size_t rank : local_) {
+    MemoryHandle handle;
+    Status status = shared_->Export(memory_[rank].shared, &handle);
+    if (!status.ok()) return OnGpu(members_[rank].device, status);
+    handles->push_back(std::move(handle));
+  }
+  return {};
+}
+
+Status Generation::Import(uint64_t number, const std::vector<MemoryHandle>& handles) {
+  number_ = number;
+  std::vector<int> devices;
+  for (size_t rank : local_) devices.push_back(members_[rank].device);
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].device != kRemoteDevice) continue;
+    RankMemory& memory = memory_[rank];
+    const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
+    const CurrentDevice current(devices[0]);
+    Status status = shared_->Import(devices, handles[rank], bytes, &memory.shared);
+    if (!status.ok()) {
+      return FailedPrecondition("the memory of rank ", rank, " cannot be used: ", status.message);
+    }
+    memory.state = static_cast<GenerationState*>(memory.shared.address);
+  }
+  return FillStates();
+}
+
+// Allocates the memory that peers write.
+Status Generation::AllocateState(size_t rank, bool* out_of_memory) {
+  RankMemory& memory = memory_[rank];
+  const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
+  if (shared_ == nullptr) {
+    const cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&memory.state), bytes);
+    if (error != cudaSuccess) memory.state = nullptr;
+    *out_of_memory = error == cudaErrorMemoryAllocation;
+    return FromCuda(error, "allocating a workspace");
+  }
+  std::vector<int> devices = {members_[rank].device};
+  for (size_t other : local_) {
+    if (other != rank) devices.push_back(members_[other].device);
+  }
+  Status status = shared_->Allocate(devices, bytes, &memory.shared, out_of_memory);
+  memory.state = static_cast<GenerationState*>(memory.shared.address);
+  return status;
+}
+
+Status Generation::AllocateRank(size_t rank, bool* out_of_memory) {
+  RankMemory& memory = memory_[rank];
+  const int device = members_[rank].device;
+  const CurrentDevice current(device);
+  Status status = AllocateState(rank, out_of_memory);
+  if (*out_of_memory) return OutOfMemory(workspace_bytes_, device);
+  if (!status.ok()) return OnGpu(device, status);
+  // Not cudaHostAlloc: the driver would free it at exit, while the watching thread reads it.
+  memory.records = std::make_unique<Records>();
+  cudaError_t error = cudaHostRegister(memory.records.get(), sizeof(Records),
+                                       cudaHostRegisterPortable | cudaHostRegisterMapped);
+  memory.registered = error == cudaSuccess;
+  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&memory.begun, cudaEventDisableTiming);
+  return OnGpu(device, FromCuda(error, "allocating a workspace"));
+}
+
+// Writes the states and zeroes the inboxes, which nobody uses yet.
+Status Generation::FillStates() {
+  Settings settings;
+  if (Status status = ReadSettings(&settings); !status.ok()) return status;
+  warning_seconds_ = static_cast<double>(settings.warning_ns) * 1e-9;
+  for (size_t rank : local_) {
+    const Member& member = members_[rank];
+    const CurrentDevice current(member.device);
+    Records* on_device = nullptr;
+    cudaError_t error = cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device),
+                                                 memory_[rank].records.get(), 0);
+    GenerationState state = {};
+    state.generation = number_;
+    state.rank = static_cast<int32_t>(rank);
+    state.num_ranks = static_cast<int32_t>(members_.size());
+    SetAllPeers(&state);
+    state.inbox = inbox(rank);
+    state.workspace = workspace(rank);
+    state.workspace_bytes = static_cast<uint64_t>(workspace_bytes_);
+    state.entry_deadline_ns = settings.entry_deadline_ns;
+    state.progress_deadline_ns = settings.progress_deadline_ns;
+    state.warning_ns = settings.warning_ns;
+    state.max_delay_ns = settings.max_delay_ns;
+    state.report = &on_device->report;
+    state.warning = &on_device->warning;
+    for (size_t peer = 0; peer < members_.size(); ++peer) {
+      state.peers[peer] = {inbox(peer), workspace(peer)};
+    }
+    // XLA's streams do not wait for the default stream, nor it for them. So this stream is waited
+    // for, and Start comes later.
+    if (error == cudaSuccess) {
+      error = cudaMemsetAsync(inbox(rank), 0, sizeof(Inbox), member.copies);
+    }
+    if (error == cudaSuccess) {
+      error = cudaMemcpyAsync(memory_[rank].state, &state, sizeof state, cudaMemcpyHostToDevice,
+                              member.copies);
+    }
+    // Also after an error: the memory may be freed next.
+    const cudaError_t ended = cudaStreamSynchronize(member.copies);
+    if (error == cudaSuccess) error = ended;
+    Status status = OnGpu(member.device, FromCuda(error, "preparing a generation"));
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,31 @@
+// tests/cpp/gpu/quantize/quantize_test.cu on a CPU: emulator.h runs the unchanged kernels.
+#include "ffi/kernels/quantize/quantize.cu"
+
+#include "cuda_runtime_api.h"
+
+#define JAX_EP_EMULATION
+#define main main_of_quantize_test
+#include "tests/cpp/gpu/quantize/quantize_test.cu"
+#undef main
+
+namespace {
+
+template <typename Type>
+void RegisterKernelsOf(jax_ep::ElementType type) {
+  using namespace jax_ep;
+  emulation::Register(QuantizeKernelAddress(type, QuantizeKind::kBlock128),
+                      QuantizeKernel<Type, E4M3, true>);
+  emulation::Register(QuantizeKernelAddress(type, QuantizeKind::kRow),
+                      QuantizeKernel<Type, E4M3, false>);
+  emulation::Register(QuantizeKernelAddress(type, QuantizeKind::kRowE5M2),
+                      QuantizeKernel<Type, E5M2, false>);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  RegisterKernelsOf<jax_ep::BFloat16>(jax_ep::kBF16);
+  RegisterKernelsOf<jax_ep::Float16>(jax_ep::kF16);
+  RegisterKernelsOf<jax_ep::Float32>(jax_ep::kF32);
+  return main_of_quantize_test(argc, argv);
+}

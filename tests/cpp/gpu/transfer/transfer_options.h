@@ -1,0 +1,40 @@
+// The command line of transfer_test.
+#ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_TRANSFER_OPTIONS_H_
+#define JAX_EP_TESTS_CPP_GPU_TRANSFER_TRANSFER_OPTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace harness {
+
+// Uniform routing of T tokens of every rank.
+struct TimedShape {
+  int tokens;
+  int hidden;
+  int experts;
+  int top_k;
+  int num_sms;  // 0: all
+};
+
+struct Options {
+  int ranks = 0;
+  bool shared = false;
+  bool tiny = false;
+  bool allow_low_latency = true;
+  bool counts_arrivals = false;
+  bool quantized = false;
+  double seconds = 30;
+  uint64_t seed = 1;
+  std::string only;
+  std::vector<TimedShape> shapes;
+};
+
+inline double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_TRANSFER_TRANSFER_OPTIONS_H_

@@ -1,0 +1,290 @@
+// Random calls against the contract: one by one, without a host in between, and in graphs.
+#ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_TRANSFER_RANDOM_H_
+#define JAX_EP_TESTS_CPP_GPU_TRANSFER_TRANSFER_RANDOM_H_
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "ffi/runtime/calls/workspace.h"
+#include "tests/cpp/gpu/transfer/call_sequence.h"
+#include "tests/cpp/gpu/transfer/transfer_options.h"
+
+namespace harness {
+
+inline int RowsFor(Random& random, const Routing& routing) {
+  const int dropless = routing.ranks * routing.tokens * std::min(routing.top_k, routing.local()) +
+                       routing.local() * (routing.align - 1);
+  const int rounded = (dropless + routing.align - 1) / routing.align * routing.align;
+  if (Uniform(random, 0, 2) == 0) return rounded;
+  // Near the demand of uniform routing; the ids are drawn later.
+  const int expected = routing.tokens * routing.top_k + routing.local() * (routing.align - 1);
+  return std::max(0, Pick(random, {expected, expected * 9 / 10, expected / 2, expected - 1, 0}));
+}
+
+inline Shape RandomShape(Random& random, int ranks, const Options& options) {
+  Shape shape;
+  Routing& routing = shape.routing;
+  routing.ranks = ranks;
+  routing.top_k = Pick(random, {1, 2, 3, 4, 8, 8, 11});
+  routing.tokens = Pick(random, {0, 1, 5, 16, 33, 64, 100});
+  int local = Pick(random, {1, 2, 3, 4, 8, 8, 24});
+  int chunks = Pick(random, {1, 2, 3, 8, 31, 33});
+  if (Uniform(random, 0, 9) == 0) {  // long rows: several rounds of a warp
+    chunks = Pick(random, {256, 257, 448, 896});
+    routing.tokens = std::min(routing.tokens, 6);
+  } else if (Uniform(random, 0, 9) == 0) {
+    routing.top_k = Pick(random, {31, 32, 33, 40, 64});
+    routing.tokens = std::min(routing.tokens, 16);
+  } else if (Uniform(random, 0, 9) == 0) {
+    local = std::min(Pick(random, {511, 512, 700}), jax_ep::kMaxExperts / ranks);
+  }
+  if (options.tiny) {
+    routing.tokens = std::min(routing.tokens, 8);
+    chunks = std::min(chunks, 3);
+    if (Uniform(random, 0, 9) == 0) {  // several segments
+      routing.tokens = std::min(routing.tokens, 3);
+      chunks = Pick(random, {65, 129, 257});
+    }
+  }
+  routing.experts = local * ranks;
+  routing.align = Pick(random, {1, 1, 8, 128});
+  if (local > 100) routing.align = Pick(random, {1, 8});
+  routing.rows = RowsFor(random, routing);
+  shape.type = static_cast<ElementType>(Pick(random, {jax_ep::kBF16, jax_ep::kF16, jax_ep::kF32}));
+  shape.hidden = static_cast<int>(chunks * 16 / jax_ep::ElementBytes(shape.type));
+  shape.has_weights = Uniform(random, 0, 1);
+  shape.has_scalars = Uniform(random, 0, 1);
+  shape.zero_tail = Uniform(random, 0, 1);
+  shape.allow_low_latency = Uniform(random, 0, 1);
+  shape.ring_chunks = Pick(random, {1, 1, 2, 5, jax_ep::kMaxChunks});
+  shape.counts_arrivals = Uniform(random, 0, 2) == 0;
+  shape.num_sms = options.shared ? Uniform(random, 1, 2) : Pick(random, {0, 1, 7, 32});
+  shape.has_own_num_sms = Uniform(random, 0, 3) == 0;
+  return shape;
+}
+
+// The same routing with another dtype, hidden size and other options.
+inline Shape Varied(Random& random, const Shape& like, const Options& options) {
+  Shape shape = RandomShape(random, like.routing.ranks, options);
+  if (int64_t{like.routing.rows} * shape.row_bytes() > 4 << 20) return like;
+  if (Uniform(random, 0, 1)) return like;
+  shape.routing = like.routing;
+  return shape;
+}
+
+inline void AddRandomCalls(Random& random, int ranks, const Options& options, int count,
+                           Sequence* calls) {
+  std::vector<std::shared_ptr<Dispatched>> dispatched;
+  for (int i = 0; i < count; ++i) {
+    const int kind = dispatched.empty() ? 0 : Uniform(random, 0, 3);
+    if (kind == 0) {
+      dispatched.push_back(calls->AddDispatch(RandomShape(random, ranks, options)));
+      continue;
+    }
+    const auto& plan = dispatched[random() % dispatched.size()];
+    const Shape shape = Varied(random, plan->shape, options);
+    if (kind == 1) {
+      calls->AddRedispatch(plan, shape);
+    } else {
+      calls->AddCombine(plan, shape);
+    }
+  }
+}
+
+// Sets a capacity near the demand, which follows from the ids: a first call finds it.
+inline void TestCapacity(Group* group, const Options& options) {
+  Random random(options.seed + 100);
+  const int before = failures;
+  for (const int align : {1, 8, 128}) {
+    for (const int change : {-1, 0, 1, -10}) {
+      Shape shape = RandomShape(random, group->size(), options);
+      Routing& routing = shape.routing;
+      routing.tokens = std::max(routing.tokens, 5);
+      shape.hidden = 32;
+      routing.align = align;
+      routing.rows = 1 << 20;
+      const uint64_t state = random();
+      Random same(state);
+      routing.ids = RandomIds(same, routing);
+      int demand = 0;
+      for (const HostPlan& plan : MakePlans(routing)) {
+        demand = std::max(demand, plan.row_offsets.back());
+      }
+      routing.rows = change == -10 ? demand * 9 / 10 : std::max(0, demand + change);
+      group->ResetArenas(0xff);
+      same.seed(state);
+      Sequence calls(group, &same);
+      const auto dispatched = calls.AddDispatch(shape);
+      calls.AddCombine(dispatched, shape);
+      calls.Fill();
+      calls.LaunchAll();
+      calls.Check();
+    }
+  }
+  std::printf("%s capacity -1/0/+1/0.9x\n", failures == before ? "PASS" : "FAIL");
+}
+
+inline void TestRandom(Group* group, const Options& options) {
+  Random random(options.seed);
+  const int before = failures;
+  const double start = Now();
+  int rounds = 0;
+  int calls_made = 0;
+  const int most = options.tiny ? 6 : 1'000'000;
+  for (; rounds < most && failures < 20 && Now() - start < options.seconds; ++rounds) {
+    if (rounds % 50 == 0) {  // sometimes with delays, which change all orders
+      group->max_delay_ns = rounds % 100 == 50 ? 30'000 : 0;
+      group->NewGeneration();
+    }
+    group->ResetArenas(rounds % 2 ? 0xff : 0x7b);
+    Sequence calls(group, &random);
+    calls.overwrites_operands = true;
+    AddRandomCalls(random, group->size(), options, options.tiny ? 4 : 8, &calls);
+    calls.Fill();
+    if (rounds % 3 == 0) {
+      calls.LaunchRankByRank();
+    } else {
+      calls.LaunchAll();
+    }
+    calls.Check();
+    calls_made += calls.size();
+    if (failures != before) std::printf("FAIL in round %d\n", rounds);
+  }
+  group->max_delay_ns = 0;
+  group->NewGeneration();
+  std::printf("%s random: %d rounds, %d calls per rank, %.1f s\n",
+              failures == before ? "PASS" : "FAIL", rounds, calls_made, Now() - start);
+}
+
+// Sends quantized rows of every format by dispatch and redispatch, and float rows in between.
+// Values and scales are any bits. Scales are whole vectors, or not; rows are one stage, or several.
+inline void TestQuantizedRows(Group* group, const Options& options) {
+  Random random(options.seed + 150);
+  const int before = failures;
+  int calls_made = 0;
+  for (const int hidden : {16384, 7168, 2048, 768, 272, 16}) {
+    const int blocks = (hidden + 127) / 128;
+    for (const int num_scales : {blocks, 1}) {  // Fp8Block128, Fp8Row
+      for (const bool allow_low_latency : {false, true}) {
+        Shape shape = RandomShape(random, group->size(), options);
+        shape.routing = {.tokens = 5,
+                         .top_k = 3,
+                         .experts = 2 * group->size(),
+                         .ranks = group->size(),
+                         .rows = group->size() * 8 + Uniform(random, 0, 40),  // some are dropped
+                         .align = Pick(random, {1, 4}),
+                         .ids = {}};
+        shape.type = Uniform(random, 0, 1) == 0 ? jax_ep::kF8E4M3 : jax_ep::kF8E5M2;
+        shape.hidden = hidden;
+        shape.num_scales = num_scales;
+        shape.allow_low_latency = allow_low_latency;
+        Shape floats = shape;
+        floats.type = jax_ep::kBF16;
+        floats.hidden = 64;
+        floats.num_scales = 0;
+        group->ResetArenas(0xff);
+        Sequence calls(group, &random);
+        calls.overwrites_operands = true;
+        const auto dispatched = calls.AddDispatch(shape);
+        calls.AddCombine(dispatched, floats);
+        calls.AddRedispatch(dispatched, shape);
+        calls.AddRedispatch(calls.AddDispatch(floats), shape);
+        calls.Fill();
+        calls.LaunchAll();
+        calls.Check();
+        calls_made += calls.size();
+      }
+    }
+  }
+  std::printf("%s quantized rows: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
+              calls_made);
+}
+
+// Launches the same sequence again and again, without host synchronization in between.
+inline void TestBackToBack(Group* group, const Options& options) {
+  Random random(options.seed + 200);
+  const int before = failures;
+  group->ResetArenas(0xff);
+  Sequence calls(group, &random);
+  AddRandomCalls(random, group->size(), options, 10, &calls);
+  calls.Fill();
+  const int repeats = options.tiny ? 3 : 300;
+  for (int i = 0; i < repeats; ++i) calls.LaunchAll();
+  calls.Check();
+  std::printf("%s back to back: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
+              repeats * calls.size());
+}
+
+// More tokens than the receive ring has slots (token_chunks.h), from four ranks on.
+inline void TestManyTokens(const Options& options) {
+  Random random(options.seed + 250);
+  const int before = failures;
+  Shape shape;
+  Routing& sizes = shape.routing;
+  sizes = {.tokens = 16384,
+           .top_k = 1,
+           .experts = 4 * options.ranks,
+           .ranks = options.ranks,
+           .rows = 16384 * 5 / 4,
+           .align = 1,
+           .ids = {}};
+  shape.hidden = 2048;
+  shape.num_sms = options.shared ? 2 : 0;
+  jax_ep::WorkspaceLayout layout;
+  STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = sizes.tokens,
+                                   .hidden = shape.hidden,
+                                   .top_k = sizes.top_k,
+                                   .num_experts = sizes.experts,
+                                   .num_ranks = sizes.ranks,
+                                   .format = jax_ep::kBFloat16Rows},
+                                  &layout));
+  const jax_ep::TokenChunks chunks =
+      jax_ep::PlanTokenChunks(sizes.tokens, shape.row_bytes(), sizes.ranks, sizes.top_k);
+  if (options.ranks >= 4 && chunks.ring_slots == sizes.tokens)
+    Fail("there are places for all tokens");
+  Group group(options.ranks, options.shared, layout.bytes, size_t{1} << 30);
+  group.ResetArenas(0xff);
+  Sequence calls(&group, &random);
+  const auto dispatched = calls.AddDispatch(shape);
+  calls.AddCombine(dispatched, shape);
+  calls.AddRedispatch(dispatched, shape);
+  calls.Fill();
+  for (int i = 0; i < 20; ++i) calls.LaunchAll();
+  calls.Check();
+  std::printf("%s many tokens: %d chunks of %d, places for %d\n",
+              failures == before ? "PASS" : "FAIL", chunks.num_chunks, chunks.tokens,
+              chunks.ring_chunks);
+}
+
+inline void TestGraph(Group* group, const Options& options) {
+  Random random(options.seed + 300);
+  const int before = failures;
+  int replays = 0;
+  for (int round = 0; round < (options.tiny ? 1 : 6); ++round) {
+    group->ResetArenas(0xff);
+    Sequence calls(group, &random);
+    AddRandomCalls(random, group->size(), options, 6, &calls);
+    const std::vector<cudaGraphExec_t> graphs = group->Capture([&](int r) {
+      for (int call = 0; call < calls.size(); ++call) calls.Launch(call, r);
+    });
+    for (int replay = 0; replay < (options.tiny ? 2 : 20); ++replay, ++replays) {
+      calls.Fill();
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        for (int r = 0; r < group->size(); ++r) {
+          CUDA_OK(cudaSetDevice(group->ranks[r].device));
+          CUDA_OK(cudaGraphLaunch(graphs[r], group->ranks[r].stream));
+        }
+      }
+      if (replay % 4 == 3) calls.LaunchAll();  // plain calls between replays
+      calls.Check();
+    }
+    for (cudaGraphExec_t graph : graphs) CUDA_OK(cudaGraphExecDestroy(graph));
+  }
+  std::printf("%s graph: %d replays with new inputs\n", failures == before ? "PASS" : "FAIL",
+              replays);
+}
+
+}  // namespace harness
+
+#endif  // JAX_EP_TESTS_CPP_GPU_TRANSFER_TRANSFER_RANDOM_H_

@@ -1,0 +1,108 @@
+// Runs the transfer kernels on N GPUs, or on N ranks that share one, against loops on the host.
+//
+//   transfer_test [--ranks N] [--shared] [--tiny] [--seconds S] [--seed X] [--only NAME]
+//                 [--general] [--arrivals] [--quantized] [--shape T,H,E,K,SMS]...
+//
+//   --ranks N     default: all GPUs
+//   --shared      all ranks on GPU 0, with few blocks each so that they all fit
+//   --tiny        few small calls, for compute-sanitizer (with more than one rank the tool must not
+//                 serialize kernels)
+//   --seconds S   duration of the random calls; default 30
+//   --only NAME   random, quantized, arrivals, graph, faults, many or timing
+//   --general     times without the low-latency kernels
+//   --arrivals    times dispatches that count arrivals
+//   --quantized   times rows of eight bits with a scale per 128 values
+//   --shape T,H,E,K,SMS   times this shape on so many SMs (0: all); may be given again
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "tests/cpp/gpu/transfer/transfer_arrivals.h"
+#include "tests/cpp/gpu/transfer/transfer_faults.h"
+#include "tests/cpp/gpu/transfer/transfer_random.h"
+#include "tests/cpp/gpu/transfer/transfer_timing.h"
+
+namespace harness {
+namespace {
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view name = argv[i];
+    const auto value = [&] { return i + 1 < argc ? argv[++i] : ""; };
+    if (name == "--ranks") options.ranks = std::atoi(value());
+    if (name == "--shared") options.shared = true;
+    if (name == "--tiny") options.tiny = true;
+    if (name == "--general") options.allow_low_latency = false;
+    if (name == "--arrivals") options.counts_arrivals = true;
+    if (name == "--quantized") options.quantized = true;
+    if (name == "--seconds") options.seconds = std::atof(value());
+    if (name == "--seed") options.seed = std::strtoull(value(), nullptr, 10);
+    if (name == "--only") options.only = value();
+    if (name == "--shape") {
+      TimedShape shape = {};
+      const int read = std::sscanf(value(), "%d,%d,%d,%d,%d", &shape.tokens, &shape.hidden,
+                                   &shape.experts, &shape.top_k, &shape.num_sms);
+      if (read != 5) {
+        std::printf("FAIL --shape %s: expected T,H,E,K,SMS, as 4096,7168,256,8,0\n", argv[i]);
+        std::exit(1);
+      }
+      options.shapes.push_back(shape);
+    }
+  }
+  if (options.shapes.empty()) {
+    options.shapes = {{4096, 7168, 256, 8, 0}, {4096, 7168, 256, 8, 24}, {4096, 2048, 128, 8, 0},
+                      {4096, 4096, 8, 2, 0},   {128, 7168, 256, 8, 0},   {1, 7168, 256, 8, 0}};
+  }
+  return options;
+}
+
+int Main(int argc, char** argv) {
+  // One hardware queue per stream: streams that share one wait for each other. Kernels are loaded
+  // eagerly: loading one at its launch waits for the device.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  Options options = Parse(argc, argv);
+  int devices = 0;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  if (options.ranks == 0) options.ranks = options.shared ? 4 : devices;
+  if (!options.shared && options.ranks > devices) {
+    std::printf("FAIL %d ranks need as many GPUs; there are %d\n", options.ranks, devices);
+    return 1;
+  }
+  const auto wanted = [&](std::string_view name) {
+    return options.only.empty() || options.only == name;
+  };
+  if (wanted("random") || wanted("quantized") || wanted("arrivals") || wanted("graph") ||
+      wanted("faults")) {
+    Group group(options.ranks, options.shared, size_t{options.tiny ? 32u : 64u} << 20,
+                size_t{options.tiny ? 64u : 512u} << 20);
+    if (wanted("random")) {
+      TestCapacity(&group, options);
+      TestRandom(&group, options);
+      TestBackToBack(&group, options);
+    }
+    if (wanted("quantized")) TestQuantizedRows(&group, options);
+    if (wanted("arrivals")) TestArrivals(&group, options);
+    if (wanted("graph")) TestGraph(&group, options);
+    if (wanted("faults")) {
+      for (const bool allow_low_latency : {false, true}) {
+        TestPoisonedPlan(&group, options, allow_low_latency);
+        TestMissingPeer(&group, options, allow_low_latency);
+        TestMismatch(&group, options, allow_low_latency);
+        TestNoWorkspace(&group, options, allow_low_latency);
+      }
+      TestTimeouts(&group, options);
+    }
+  }
+  if (wanted("many") && !options.tiny) TestManyTokens(options);
+  if (wanted("timing") && !options.tiny) Timing(options);
+  std::printf("%s transfer_test: %d ranks%s\n", failures == 0 ? "PASS" : "FAIL", options.ranks,
+              options.shared ? " on one GPU" : "");
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace harness
+
+int main(int argc, char** argv) { return harness::Main(argc, argv); }

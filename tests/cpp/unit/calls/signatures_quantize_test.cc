@@ -1,0 +1,70 @@
+#include <vector>
+
+#include "ffi/runtime/calls/signatures.h"
+#include "tests/cpp/unit/calls/signature_buffers.h"
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+void TestQuantize() {
+  QuantizeConfig config{.scale_block = 128};
+  const List x = {{kBF16, {2, 20, 144}}};
+  QuantizeSizes sizes;
+  const List blocked = {{kF8E4M3, {2, 20, 144}}, {kF32, {2, 20, 2}}};
+  CHECK_OK(Run(CheckQuantize, config, x, blocked, &sizes));
+  CHECK(sizes.num_rows == 40 && sizes.columns == 144 && sizes.type == kBF16);
+  CHECK_OK(Run(CheckQuantize, config, {{kF32, {144}}}, {{kF8E4M3, {144}}, {kF32, {2}}}, &sizes));
+  CHECK(sizes.num_rows == 1 && sizes.type == kF32);
+  CHECK_FAILS(Run(CheckQuantize, config, x, {{kF8E5M2, {40, 144}}, {kF32, {40, 2}}}, &sizes),
+              "(values) is f8e5m2[40,144]; expected f8e4m3fn[M=40,K=144]");
+  CHECK_FAILS(Run(CheckQuantize, config, x, {{kF8E4M3, {40, 144}}, {kF32, {40, 1}}}, &sizes),
+              "(scales) is f32[40,1]; expected f32[M=40,S=2]");
+  CHECK_FAILS(Run(CheckQuantize, config, {}, blocked, &sizes), "operand");
+  config.scale_block = 0;
+  config.is_e5m2 = true;
+  const List by_row = {{kF8E5M2, {40, 144}}, {kF32, {40, 1}}};
+  CHECK_OK(Run(CheckQuantize, config, x, by_row, &sizes));
+}
+
+void TestQuantizeWeights() {
+  QuantizeWeightsConfig config{.as_given = true, .transposed = true};
+  const List x = {{kBF16, {2, 3, 144, 256}}, {kBF16, {2, 3, 144, 40}}};
+  const OwnedBuffer values{kF8E4M3, {2, 3, 144, 296}}, scales{kF32, {2, 3, 2, 3}};
+  const OwnedBuffer mirrored{kF8E4M3, {2, 3, 296, 144}}, mirrored_scales{kF32, {2, 3, 3, 2}};
+  QuantizeWeightsSizes sizes;
+  const auto check = [&](const List& operands, const List& results) {
+    return Run(CheckQuantizeWeights, config, operands, results, &sizes);
+  };
+  CHECK_OK(check(x, {values, scales, mirrored, mirrored_scales}));
+  CHECK(sizes.num_matrices == 6 && sizes.rows == 144 && sizes.total_columns == 296);
+  CHECK((sizes.columns == std::vector<int64_t>{256, 40}) && sizes.type == kBF16);
+  CHECK_FAILS(check(x, {values, scales}), "result 2 (transposed values) is missing");
+  CHECK_FAILS(check({x[1], x[0]}, {values, scales, mirrored, mirrored_scales}),
+              "an operand before the last has 40 columns; expected a multiple of 128");
+  CHECK_FAILS(check({x[0], {kF32, {2, 3, 144, 40}}}, {}),
+              "operand 1 (x) is f32[6,144,40]; expected bf16[L=6,R=144,columns]");
+  CHECK_FAILS(check({x[0], {kBF16, {2, 3, 128, 40}}}, {}),
+              "(x) is bf16[6,128,40]; expected bf16[L=6,R=144,columns]");
+  CHECK_FAILS(check({}, {values, scales}), "operand 0 (x) is missing");
+  CHECK_FAILS(check({{kBF16, {144}}}, {}), "(x) is bf16[144]; expected f16|bf16|f32[L,R,columns]");
+  config.transposed = false;
+  CHECK_OK(check(x, {values, scales}));
+  CHECK_FAILS(check(x, {values, mirrored_scales}),
+              "(scales) is f32[6,3,2]; expected f32[L=6,R/128=2,C/128=3]");
+  CHECK_FAILS(check(x, {values, scales, mirrored, mirrored_scales}), "4 results are given");
+  config = {.transposed = true};
+  CHECK_OK(check({{kF32, {200, 7}}}, {{kF8E4M3, {7, 200}}, {kF32, {1, 2}}}));
+  CHECK(sizes.num_matrices == 1 && sizes.type == kF32);
+  CHECK_FAILS(check(x, {values, mirrored_scales}),
+              "(transposed values) is f8e4m3fn[6,144,296]; expected f8e4m3fn[L=6,C=296,R=144]");
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  jax_ep::TestQuantize();
+  jax_ep::TestQuantizeWeights();
+  return jax_ep::testing::Finish();
+}
