@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
+from jax_ep._src.layer.boxes import Partitioned
 from jax_ep._src.layer.config import (
     BIAS_INIT,
     KERNEL_INIT,
@@ -49,7 +50,9 @@ register_with_flax()
 class MoE(nn.Module):
     """Router, experts, and the exchange between them, as `jax_ep.nnx.MoE`.
 
-    Parameters are `flax.linen.Partitioned`, with the mesh axes of their dimensions as names. The
+    Parameters are `flax.linen.Partitioned`, with the mesh axes of their dimensions as names. A name
+    that `nn.scan` or `nn.vmap` adds (``metadata_params={nn.PARTITION_NAME: "layers"}``) is
+    translated by `nn.logical_axis_rules`; without a rule its dimension is not sharded. The
     selection bias is a variable of the collection "selection_bias", which is no param. A router
     that has no name is a function, a pytree with a ``__call__`` whose arrays are constants, or, on
     meshes of Auto axes, a linen module with parameters of its own.
@@ -184,7 +187,13 @@ class MoE(nn.Module):
         def make(key: jax.Array) -> jax.Array:
             return initialize(key, param, self.param_dtype, mesh)
 
-        boxed = self.param(name, nn.with_partitioning(make, tuple(param.spec)), unbox=False)
+        names = tuple(param.spec)
+        known = self._config().axes.all if mesh is None else mesh.axis_names
+
+        def make_boxed(key: jax.Array) -> Partitioned:
+            return Partitioned(make(key), names, mesh_axes=tuple(known))
+
+        boxed = self.param(name, make_boxed, unbox=False)
         return boxed.unbox(apply_constraint=False) if isinstance(boxed, nn.Partitioned) else boxed
 
 

@@ -276,8 +276,9 @@ class MoE(nnx.Module):
     def stack(self, x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares a module of stacked layers for a loop that reads their matrices in place.
 
-        The module's parameters have a leading dimension, as those of layers made by `nnx.vmap`. A
-        scan over the module itself copies each layer's matrices, and their gradients::
+        The module's parameters have a leading dimension, as those of layers made by `nnx.vmap`,
+        whose metadata must tell: ``nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME: None})``.
+        A scan over the module itself copies each layer's matrices, and their gradients::
 
             moe, sums = layers.moe.stack(x)
 
@@ -298,10 +299,17 @@ class MoE(nnx.Module):
           What calls the layers, and the float32 sums of the gradients of w_up and w_down.
 
         Raises:
-          ArgumentError (a ValueError): parameters that are no stacks; `fsdp_axis`, `quantization`
-            or `experts_fn`, which make other matrices of those in the stack.
+          ArgumentError (a ValueError): parameters that are no stacks, or whose metadata lack the
+            dimension of layers; `fsdp_axis`, `quantization` or `experts_fn`, which make other
+            matrices of those in the stack.
         """
-        return make_stack(self.config, self.router, self._arrays(), x)
+        variables = {name: getattr(self, name) for name in PARAMETERS}
+        shardings = {
+            name: variable.get_metadata().get("out_sharding")
+            for name, variable in variables.items()
+            if variable is not None
+        }
+        return make_stack(self.config, self.router, self._arrays(), x, shardings)
 
     def _arrays(self) -> LayerArrays:
         variables = {name: getattr(self, name) for name in (*PARAMETERS, "selection_bias")}

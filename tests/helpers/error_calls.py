@@ -268,6 +268,15 @@ def stack(**options):
         jax.eval_shape(lambda: make()[1])
 
 
+def stack_without_metadata():
+    """Layers made by nnx.vmap alone."""
+    mesh = AbstractMesh((8,), ("expert",), axis_types=(AxisType.Auto,))
+    make = nnx.vmap(lambda key: jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(key)))
+    with jax.sharding.use_abstract_mesh(mesh):
+        keys = jax.random.split(jax.random.key(0), 2)
+        jax.eval_shape(lambda: make(keys).stack(jnp.ones((8, 8)))[1])
+
+
 def stack_with_a_linen_router():
     jax_ep.linen.MoE(8, 4, 8, 2, router=nn.Dense(2)).stack({"params": {}}, X)
 

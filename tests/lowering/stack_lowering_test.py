@@ -34,7 +34,10 @@ def bfloat16_arguments():
 def module_step():
     """The gradients of a stacked module, and its float32 parameters and bfloat16 tokens."""
     mesh = testing.mesh_of((SMALL, LARGE), ("data", "expert"))
-    make = nnx.vmap(lambda key: MoE(H, F, NUM_LOCAL * LARGE, 2, mesh=mesh, rngs=nnx.Rngs(key)))
+    make = nnx.vmap(
+        lambda key: MoE(H, F, NUM_LOCAL * LARGE, 2, mesh=mesh, rngs=nnx.Rngs(key)),
+        transform_metadata={nnx.PARTITION_NAME: None},
+    )
     layers = nnx.eval_shape(lambda: make(jax.random.split(jax.random.key(0), NUM_LAYERS)))
     definition, state = nnx.split(layers)
 

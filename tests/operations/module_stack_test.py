@@ -50,7 +50,7 @@ def make_mesh(names: str, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
 def make_layers(make_router=None, **options: Any) -> tuple[Any, Any]:
     """The definition and the state of a module of stacked layers."""
 
-    @nnx.vmap
+    @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: None})
     def make(key):
         rngs = nnx.Rngs(key)
         given = {} if make_router is None else {"router": make_router(rngs)}
@@ -185,22 +185,80 @@ class NnxTest(parameterized.TestCase):
                     nnx.merge(*make_layers(**option)).stack(x)
 
 
+class ShardingsTest(parameterized.TestCase):
+    """Metadata and boxes tell the shardings of stacks, their first dimension included."""
+
+    @parameterized.parameters({}, ALL)
+    def test_nnx_metadata(self, **options):
+        with jax.set_mesh(make_mesh("data expert tensor")):
+            definition, state = make_layers(**options)
+            shardings = nnx.get_named_sharding(state, jax.sharding.get_mesh())
+            layers = nnx.merge(definition, jax.device_put(state, shardings))
+            for name in ("w_up", "w_down", "b_up", "shared_w_up"):
+                made, placed = (getattr(tree, name, None) for tree in (state, layers))
+                if made is not None:
+                    self.assertEqual(len(made.out_sharding), made[...].ndim)
+                    self.assertTrue(
+                        placed[...].sharding.is_equivalent_to(made[...].sharding, made[...].ndim)
+                    )
+            layers.stack(tokens())
+
+    def test_metadata_without_the_layers_are_refused(self):
+        """They would shard the layers instead of the experts."""
+        make = nnx.vmap(lambda key: jax_ep.nnx.MoE(*SIZES, rngs=nnx.Rngs(key)))
+        keys = jax.random.split(jax.random.key(0), NUM_LAYERS)
+        for names in "expert", "data expert":
+            refused = self.assertRaisesRegex(errors.ArgumentError, "PARTITION_NAME: None")
+            with jax.set_mesh(make_mesh(names)), refused:
+                make(keys).stack(tokens())
+        with jax.set_mesh(testing.mesh_of((1,), ("expert",))):
+            make(keys).stack(tokens())
+
+    @parameterized.parameters(None, "layers", "stage")
+    def test_linen_boxes(self, name):
+        """A name that is no axis of the mesh is translated by rules, or shards nothing."""
+        with jax.set_mesh(testing.mesh_of((2, 4), ("stage", "expert"))):
+            model = scanned(4, {nn.PARTITION_NAME: name}, batch_axes=("expert",))
+            boxed = model.init(jax.random.key(0), tokens(), None)
+            for rules, layers in (
+                ((), "stage" if name == "stage" else None),
+                ((("layers", "stage"),), name and "stage"),
+            ):
+                with nn.logical_axis_rules(rules):
+                    spec = nn.get_partition_spec(boxed)["params"]["moe"]["w_up"]
+                    self.assertEqual(spec, P(layers, "expert", None, None, None))
+                    variables = nn.unbox(boxed)
+                    w_up = variables["params"]["moe"]["w_up"]
+                    self.assertEqual(w_up.sharding.spec[:2], (layers, "expert"))
+            shardings = nn.get_sharding(boxed, jax.sharding.get_mesh())
+            jax.device_put(variables, nn.unbox(shardings))
+            model.apply(boxed, tokens(), None)
+            of_layer = {"params": boxed["params"]["moe"]}
+            jax_ep.linen.MoE(*SIZES, batch_axes=("expert",)).stack(of_layer, tokens())
+
+
+def scanned(length: int, metadata: dict[str, Any], **options: Any) -> nn.Module:
+    """A model of linen whose layers are scanned."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            y, stats = jax_ep.linen.MoE(*SIZES, **options, name="moe")(x)
+            return x + y, stats
+
+    return nn.scan(
+        Block,
+        variable_axes={"params": 0, "selection_bias": 0},
+        split_rngs={"params": True},
+        length=length,
+        metadata_params=metadata,
+    )()
+
+
 class LinenTest(absltest.TestCase):
     def test_agrees_with_nn_scan(self):
-        class Block(nn.Module):
-            @nn.compact
-            def __call__(self, x, _):
-                y, stats = jax_ep.linen.MoE(*SIZES, selection_bias=True, name="moe")(x)
-                return x + y, stats
-
         with jax.set_mesh(make_mesh("data expert")):
-            model = nn.scan(
-                Block,
-                variable_axes={"params": 0, "selection_bias": 0},
-                split_rngs={"params": True},
-                length=NUM_LAYERS,
-                metadata_params={nn.PARTITION_NAME: None},
-            )()
+            model = scanned(NUM_LAYERS, {nn.PARTITION_NAME: "layers"}, selection_bias=True)
             variables = nn.unbox(model.init(jax.random.key(0), tokens(), None))
 
             def stacked(variables, x):

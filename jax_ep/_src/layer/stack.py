@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, overload
 
 import jax
@@ -92,9 +93,16 @@ class Stack:
 
 
 def make_stack(
-    config: Config, router: Router | None, arrays: LayerArrays, x: jax.Array
+    config: Config,
+    router: Router | None,
+    arrays: LayerArrays,
+    x: jax.Array,
+    shardings: Mapping[str, Any] | None = None,
 ) -> tuple[Stack, Accumulators]:
-    """Returns the stack for tokens like x, and the sums that start a chain of its calls."""
+    """Returns the stack for tokens like x, and the sums that start a chain of its calls.
+
+    `shardings` are what the module says of its parameters: an entry per dimension, by name.
+    """
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
     given = {
@@ -110,6 +118,7 @@ def make_stack(
                 "module itself, which slices."
             )
     stack = Stack(config, router, arrays, config.dtype or x.dtype)
+    _check_shardings(mesh, arrays, shardings or {})
     return stack, _start_sums(config, mesh, arrays.w_up, arrays.w_down)
 
 
@@ -136,6 +145,24 @@ def _start_sums(
         axis_names=axis_names,
     )
     return sharded(reshard(mesh, specs["w_up"], w_up), reshard(mesh, specs["w_down"], w_down))
+
+
+def _check_shardings(
+    mesh: Mesh | AbstractMesh, arrays: LayerArrays, shardings: Mapping[str, Any]
+) -> None:
+    """Raises if they lack the dimension of layers, which would take the place of the next one."""
+    for name, sharding in shardings.items():
+        shape, spec = getattr(arrays, name).shape, tuple(sharding or ())
+        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+        axes = [axis for entry in entries for axis in entry if mesh.shape.get(axis, 1) > 1]
+        if axes and len(spec) != len(shape):
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: stack() of {name} of shape {shape}, whose metadata say "
+                f"out_sharding={spec}; expected an entry per dimension, None for the layers: the "
+                f"axis {axes[0]} would shard another dimension. Make the layers by "
+                "nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME: None}), or call "
+                "set_metadata(out_sharding=...)."
+            )
 
 
 def _num_layers(arrays: LayerArrays) -> int:
