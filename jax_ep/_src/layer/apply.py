@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_ep._src.core import checks
+from jax_ep._src.core import checks, compat
 from jax_ep._src.layer import router as routers
 from jax_ep._src.layer import sharded_weights as quantized_experts
 from jax_ep._src.layer.config import (
@@ -123,7 +123,7 @@ def _run(
     if manual.issuperset(axes.all):
         return layer(axes.within(manual), arrays, x, token_mask)
 
-    axis_names = frozenset(mesh.axis_names) - manual
+    axis_names = frozenset(mesh.axis_names) - manual - compat.vmapped_explicit_axes()
     outer = axes.within(axis_names)
     to_spec = functools.partial(reshard, mesh)
     given, tokens = x, token_spec(x, mesh, outer)
@@ -154,6 +154,8 @@ def _run(
         in_specs=in_specs,
         out_specs=(tokens, P(), by_rank),
         axis_names=axis_names,
+        # JAX tracks no axis over which vmap splits its elements through all of its own rules.
+        check_vma=not compat.vmapped_axes() - compat.vmapped_explicit_axes(),
     )
     operands = jax.tree.map(
         lambda spec, subtree: jax.tree.map(functools.partial(to_spec, spec), subtree),

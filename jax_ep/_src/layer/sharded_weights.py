@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_ep._src.core import compat
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.config import Axes, Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
@@ -82,6 +83,7 @@ def _quantize(
     left = () if is_blocked else axes.fsdp
     left += () if is_blocked and not config.is_gated else axes.tensor
     axis_names = frozenset(mesh.axis_names) - manual - frozenset(left)
+    axis_names -= compat.vmapped_explicit_axes()
     outer = axes.within(axis_names)
     params = parameters(config, outer)
     in_specs = params["w_up"].spec, params["w_down"].spec

@@ -105,7 +105,7 @@ def _start_sums(
 
     if manual.issuperset(axes.all):
         return start(w_up, w_down, axes.within(manual).all)
-    axis_names = frozenset(mesh.axis_names) - manual
+    axis_names = frozenset(mesh.axis_names) - manual - compat.vmapped_explicit_axes()
     outer = axes.within(axis_names)
     specs = specs_of(config, outer, is_stack=True)
     sharded = jax.shard_map(
