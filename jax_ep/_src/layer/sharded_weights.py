@@ -22,6 +22,7 @@ from jax_ep._src.layer.config import Axes, Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import parameters, reshard
 from jax_ep._src.layer.router import LAYER
+from jax_ep._src.layer.slots import check_slots, num_slots
 from jax_ep._src.mlp.quantized_experts import quantize_experts
 from jax_ep._src.quant.formats import BLOCK, Fp8Block128, Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import (
@@ -62,6 +63,7 @@ def quantize(config: Config, w_up: Any, w_down: Any) -> QuantizedExperts:
         )
     mesh = find_mesh(config, [w_up, w_down])
     check_mesh(config, mesh)
+    check_slots(config, mesh, w_down, axis=0)
     _check_whole_blocks(config, mesh)
     return _quantize(config, mesh, w_up, w_down)
 
@@ -99,13 +101,16 @@ def _quantize(
     return result
 
 
-def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: QuantizedExperts) -> None:
+def check_quantized(
+    config: Config, mesh: Mesh | AbstractMesh, quantized: QuantizedExperts, w_down: Any
+) -> None:
     """Raises unless these are the layer's matrices, with whole blocks on each rank."""
     if config.quantization is None:
         return check_no_quantized_weights(LAYER, "quantized_weights", quantized)
-    hidden, inner, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
+    hidden, inner = config.hidden_size, config.intermediate_size
     columns = 2 * inner if config.is_gated else inner
-    shapes = (num_experts, hidden, columns), (num_experts, inner, hidden)
+    slots = num_slots(config, mesh) if w_down is None else w_down.shape[0]
+    shapes = (slots, hidden, columns), (slots, inner, hidden)
     check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
     for which, one in zip(("up", "down"), quantized, strict=True):
         scales = tuple(layout.scales.shape for layout in one.layouts)

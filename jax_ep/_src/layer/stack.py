@@ -18,6 +18,7 @@ from jax_ep._src.layer.config import Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import OF_EXPERTS, reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router
+from jax_ep._src.layer.slots import check_slots
 from jax_ep._src.matmul.accumulation import Accumulators, accumulators
 from jax_ep._src.matmul.layer_stack import LayerIndex, check_index
 
@@ -90,6 +91,7 @@ def make_stack(
                 "module itself, which slices."
             )
     stack = Stack(config, router, arrays, config.dtype or x.dtype)
+    check_slots(config, mesh, arrays.w_down, axis=1)
     return stack, _start_sums(config, mesh, arrays.w_up, arrays.w_down)
 
 
