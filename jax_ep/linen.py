@@ -31,9 +31,10 @@ from jax_ep._src.layer.config import (
     check_router,
 )
 from jax_ep._src.layer.mesh import given_mesh
-from jax_ep._src.layer.parameters import Parameter, initialize, parameters
+from jax_ep._src.layer.parameters import OF_EXPERTS, Parameter, initialize, parameters
 from jax_ep._src.layer.router import LAYER, Router
 from jax_ep._src.layer.sharded_weights import quantize
+from jax_ep._src.layer.slots import num_slots
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.matmul.activations import Activation
@@ -115,9 +116,8 @@ class MoE(nn.Module):
         if mesh is not None:
             check_mesh(config, mesh)
         axes = config.axes if mesh is None else config.axes_on(mesh)
-        arrays = {
-            name: self._param(name, param, mesh) for name, param in parameters(config, axes).items()
-        }
+        params = parameters(config, axes, num_slots(config, mesh))
+        arrays = {name: self._param(name, param, mesh) for name, param in params.items()}
         if self.selection_bias:
             bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
             arrays["selection_bias"] = bias.value
@@ -183,6 +183,10 @@ class MoE(nn.Module):
         manual = () if mesh is None else mesh.abstract_mesh.manual_axes
         if mesh is not None and manual:
             param = param._replace(shape=_local_shape(param, mesh, manual))
+        if name in OF_EXPERTS and self.has_variable("params", name):
+            # They may be padded for another mesh.
+            (given,) = jax.tree.leaves(self.get_variable("params", name))
+            param = param._replace(shape=(*given.shape[:1], *param.shape[1:]))
 
         def make(key: jax.Array) -> jax.Array:
             return initialize(key, param, self.param_dtype, mesh)

@@ -29,6 +29,7 @@ from jax_ep._src.layer.mesh import given_mesh
 from jax_ep._src.layer.parameters import initialize, parameters
 from jax_ep._src.layer.router import Router
 from jax_ep._src.layer.sharded_weights import quantize
+from jax_ep._src.layer.slots import num_slots
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.matmul.activations import Activation
@@ -62,6 +63,11 @@ class MoE(nnx.Module):
 
     Losses, loads and their gradients are those of all tokens, and parameters are initialized
     equally, whatever the mesh.
+
+    Every rank holds equally many experts. If E does not divide over the expert axis of the mesh
+    that is known at construction, the experts' parameters (w_up, w_down, b_up, b_down) have more
+    rows than E, the next multiple of its size: zeros at the end, to which no token is routed, and
+    whose gradients are zeros. All else is of E experts.
 
     Attributes:
       router_kernel: param [hidden_size, num_experts].
@@ -119,7 +125,8 @@ class MoE(nnx.Module):
         Args:
           hidden_size: H, the size of a token.
           intermediate_size: F, the inner size of an expert.
-          num_experts: E; a multiple of the size of the expert axis.
+          num_experts: E. Where the expert axis has more ranks than divide it, the experts'
+            parameters are padded; see `MoE`.
           top_k: K, the experts per token.
           mesh: the mesh to run on; None takes it from the context or the shardings, see `MoE`.
           expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
@@ -211,7 +218,7 @@ class MoE(nnx.Module):
         axes = config.axes if known_mesh is None else config.axes_on(known_mesh)
         made = {
             name: _param(initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
-            for name, param in parameters(config, axes).items()
+            for name, param in parameters(config, axes, num_slots(config, known_mesh)).items()
         }
         self.router_kernel = made["router_kernel"]
         self.w_up: Any = made.get("w_up")

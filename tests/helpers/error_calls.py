@@ -285,6 +285,14 @@ def quantize_without_a_recipe():
     jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0)).quantize_weights()
 
 
+def layer_of_another_mesh():
+    """Nine experts on four ranks; where the parameters were made, nothing told of them."""
+    moe = jax_ep.nnx.MoE(8, 4, 9, 2, rngs=nnx.Rngs(0))
+    mesh = AbstractMesh((4,), ("expert",), axis_types=(AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(lambda x: moe(x)[0], jnp.ones((8, 8)))
+
+
 def layer_without_mesh():
     moe = jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0))
     with unittest.mock.patch.object(jax, "device_count", lambda: 8):

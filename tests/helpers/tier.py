@@ -26,7 +26,7 @@ ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
     "grouped_mlp", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_parts", "quantized_dispatch",
-    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "plan", "property", "quant", "quantize_weights", "reference",
+    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "padded_experts", "plan", "property", "quant", "quantize_weights", "reference",
     "transformations",
 )  # fmt: skip
 
@@ -82,6 +82,7 @@ SLOW = {
     "operations/grouped_matmul_recipe_test.py::*": 1,
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
+    "operations/padded_experts_test.py::*": 1,
     "processes/layouts_test.py::LayoutsTest::*": 1,
     "processes/programs_test.py::*": 0,
     "processes/two_hosts_test.py::*": 0,

@@ -17,7 +17,6 @@ from jax_ep.nnx import MoE
 
 class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("expert", dict(num_experts=12), "num_experts=12 .* Use 16"),
         ("fsdp", dict(hidden_size=33), "hidden_size=33 .* Use 34"),
         ("tensor", dict(intermediate_size=25), "intermediate_size=25 .* Use 26"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -25,6 +25,26 @@ def tracks_varying_axes(axes: Iterable[str]) -> bool:
     return varying[0]
 
 
+def over_shards(function: Callable[..., Any], mapped: list[Any]) -> Callable[..., Any]:
+    """`function` of arrays and whole ones, for each shard of the leading dimension of `mapped`.
+
+    Auto and manual axes shard no dimension of a type, so that only Explicit ones count here.
+    """
+    avals = [jax.typeof(leaf) for leaf in jax.tree.leaves(mapped)]
+    names = next(filter(None, (explicit_axes(aval, slice(1)) for aval in avals)), ())
+    if not names:
+        return function
+    mesh = avals[0].sharding.mesh
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(PartitionSpec(names), PartitionSpec()),
+        out_specs=PartitionSpec(names),
+        axis_names=set(names),
+        check_vma=not mesh.manual_axes or tracks_varying_axes(mesh.manual_axes),
+    )
+
+
 def vary_over(x: jax.Array, axes: Iterable[str]) -> jax.Array:
     """`x` typed as varying over `axes` too. Its transpose is a psum over the axes added."""
     missing = tuple(sorted(frozenset(axes) - varying_axes(x)))
@@ -34,7 +54,36 @@ def vary_over(x: jax.Array, axes: Iterable[str]) -> jax.Array:
 def vary_together[T](tree: T, axes: Iterable[str] = ()) -> T:
     """Every array of `tree`, varying over `axes` and over what any of them varies over."""
     union = frozenset(axes).union(*(varying_axes(leaf) for leaf in jax.tree.leaves(tree)))
-    return jax.tree.map(lambda leaf: vary_over(leaf, union), tree)
+    return _batched_together(jax.tree.map(lambda leaf: vary_over(leaf, union), tree))
+
+
+def _batched_together[T](tree: T) -> T:
+    """The floats of `tree` are all elements of a batch that `jax.vmap` splits over a manual axis.
+
+    JAX sums the gradient of an argument of a `custom_vjp` that is none over the batch, but not over
+    the axis. That of an element is right, and so is that of an addition, which XLA removes.
+    """
+    axes = vmapped_manual_axes()
+    if not (axes and tracks_varying_axes(axes)):
+        return tree
+
+    def is_element(x: jax.Array) -> bool:
+        try:  # JAX hides the axis in its type
+            jax.lax.pcast(x, tuple(axes), to="varying")
+        except ValueError:
+            return True
+        return False
+
+    element = next((x for x in jax.tree.leaves(tree) if x.size and is_element(x)), None)
+    if element is None:
+        return tree
+    zero = element.ravel()[0].astype(jax.numpy.int32) * 0
+
+    def batched(x: jax.Array) -> jax.Array:
+        is_float = jax.numpy.issubdtype(x.dtype, jax.numpy.floating) and x.dtype.itemsize > 1
+        return x + zero.astype(x.dtype) if is_float and not is_element(x) else x
+
+    return jax.tree.map(batched, tree)
 
 
 def struct_like(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -48,8 +97,8 @@ def aval_like(aval: Aval, shape: tuple[int, ...], dtype: Any) -> Aval:
     return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def explicit_axes(aval: Aval) -> tuple[str, ...]:
-    """The Explicit mesh axes over which `aval` is sharded."""
+def explicit_axes(aval: Aval, dims: slice = slice(None)) -> tuple[str, ...]:
+    """The Explicit mesh axes over which `aval` is sharded, in some of its dimensions."""
     mesh = aval.sharding.mesh
     if mesh.empty:
         return ()
@@ -59,11 +108,49 @@ def explicit_axes(aval: Aval) -> tuple[str, ...]:
         if kind == AxisType.Explicit
     }
     used: list[str] = []
-    for entry in aval.sharding.spec:
+    for entry in aval.sharding.spec[dims]:
         for name in entry if isinstance(entry, tuple) else (entry,):
             if name in explicit:
                 used.append(name)
     return tuple(used)
+
+
+def without_tangents[T](tree: T) -> T:
+    """The results of a `jax.custom_vjp`, of which integers have no tangents of type float0.
+
+    Under ``vmap(spmd_axis_name=...)`` the zeros that JAX makes as their cotangents in a later
+    `custom_vjp` lack that axis among those that they vary over, and JAX refuses them. Operations on
+    bits have no derivative, and XLA removes them.
+    """
+    if not vmapped_axes():
+        return tree
+
+    def cut(x: jax.Array) -> jax.Array:
+        if x.dtype == jax.numpy.bool_:
+            return jax.lax.bitwise_not(jax.lax.bitwise_not(x))
+        if not jax.numpy.issubdtype(x.dtype, jax.numpy.integer):
+            return x
+        unsigned = jax.numpy.dtype(f"uint{8 * x.dtype.itemsize}")
+        other = jax.numpy.dtype(f"int{8 * x.dtype.itemsize}") if x.dtype == unsigned else unsigned
+        bits = jax.lax.bitcast_convert_type(x, other)
+        return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+    return jax.tree.map(cut, tree)
+
+
+def without_gradients[T](tree: T) -> T:
+    """Arrays for which a `custom_vjp` has no cotangents, as `without_tangents` for integers."""
+    return jax.lax.stop_gradient(tree) if vmapped_axes() else tree
+
+
+def broadcast_over(x: jax.Array, batch: jax.Array, dim: int) -> jax.Array:
+    """`x` for each element of `batch`, sharded over the Explicit axes that shard its `dim`."""
+    size, names = batch.shape[dim], explicit_axes(jax.typeof(batch), slice(dim, dim + 1))
+    if not names:
+        return jax.numpy.broadcast_to(x, (size, *x.shape))
+    sharding = jax.typeof(x).sharding
+    spec = PartitionSpec(names, *sharding.spec)
+    return jax.lax.broadcast(x, (size,), out_sharding=sharding.update(spec=spec))
 
 
 def join_last_axes(x: jax.Array) -> jax.Array:
@@ -91,8 +178,28 @@ def vmapped_axes() -> frozenset[str]:
     """
     from jax._src import core  # no public name
 
-    env = core.get_axis_env()
-    return frozenset(env.spmd_axis_names) | frozenset(env.explicit_mesh_axis_names)
+    return frozenset(core.get_axis_env().spmd_axis_names) | vmapped_explicit_axes()
+
+
+def vmapped_manual_axes() -> frozenset[str]:
+    """Those of `vmapped_axes` that are manual: inside of a `jax.shard_map` under the `jax.vmap`."""
+    return vmapped_axes().intersection(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.checkpoint`, but where `jax.vmap` splits its elements over a manual axis.
+
+    With ``check_vma=True`` JAX's batching rule forgets the axis, and refuses the program.
+    """
+    axes = vmapped_manual_axes()
+    return function if axes and tracks_varying_axes(axes) else jax.checkpoint(function)
+
+
+def vmapped_explicit_axes() -> frozenset[str]:
+    """Those of `vmapped_axes` that are Explicit. A `jax.shard_map` there must leave them out."""
+    from jax._src import core  # no public name
+
+    return frozenset(core.get_axis_env().explicit_mesh_axis_names)
 
 
 # ---- which mesh and devices

@@ -241,14 +241,21 @@ def _one_after_another(primitive: Primitive) -> Any:
             for operand, dim in zip(operands, dims, strict=True)
         ]
 
-        def call(slices: list[Any]) -> Any:
-            arguments = [
-                operand if one is None else one
-                for operand, one in zip(operands, slices, strict=True)
-            ]
-            return primitive.bind(*arguments, **params)
+        others = [
+            operand if dim is None else None for operand, dim in zip(operands, dims, strict=True)
+        ]
 
-        results = lax.map(call, mapped)
+        def run(mapped: list[Any], others: list[Any]) -> Any:
+            def call(slices: list[Any]) -> Any:
+                arguments = [
+                    one if other is None else other
+                    for one, other in zip(slices, others, strict=True)
+                ]
+                return primitive.bind(*arguments, **params)
+
+            return lax.map(call, mapped)
+
+        results = compat.over_shards(run, mapped)(mapped, others)
         return results, [0] * len(results)
 
     return batch

@@ -37,6 +37,7 @@ from jax_ep._src.layer.functions import (
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router, SplitRouter
+from jax_ep._src.layer.slots import check_slots, local_slots
 from jax_ep._src.layer.tokens import (
     flatten,
     pad,
@@ -134,6 +135,7 @@ def apply(
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
+    check_slots(config, mesh, arrays.w_down, axis=0 if arrays.layer is None else 1)
     warn_of_repeated_work(config, mesh, x)
     # Functions may close over state, so that each call traces them: nothing keeps a first trace.
     traced = None
@@ -237,7 +239,7 @@ def _run(
     if manual.issuperset(axes.all):
         return layer(axes.within(manual), arrays, x, token_mask)
 
-    axis_names = frozenset(mesh.axis_names) - manual
+    axis_names = frozenset(mesh.axis_names) - manual - compat.vmapped_explicit_axes()
     outer = axes.within(axis_names)
     to_spec = functools.partial(reshard, mesh)
     given, tokens = x, token_spec(x, mesh, outer)
@@ -256,7 +258,7 @@ def _run(
     compute: Callable[..., Outputs] = functools.partial(layer, axes)
     if (quantized := arrays.quantized) is not None:
         if arrays.layer is None:  # moe_mlp takes no stacks of quantized weights
-            quantized_experts.check_quantized(config, mesh, quantized)
+            quantized_experts.check_quantized(config, mesh, quantized, arrays.w_down)
         quantized = quantized[0], quantized[1]  # checkpoints return lists
         if config.is_gated and outer.tensor:
             quantized = quantized_experts.split(quantized)
@@ -270,6 +272,8 @@ def _run(
         in_specs=in_specs,
         out_specs=(tokens, P(), by_rank),
         axis_names=axis_names,
+        # JAX tracks no axis over which vmap splits its elements through all of its own rules.
+        check_vma=not compat.vmapped_axes() - compat.vmapped_explicit_axes(),
     )
     operands = jax.tree.map(
         lambda spec, subtree: jax.tree.map(functools.partial(to_spec, spec), subtree),
@@ -362,14 +366,22 @@ def _experts(
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array, Accumulators | None]:
     """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""
-    ids, exchange, num_experts = routed.topk_ids, axes.expert, config.num_experts
+    ids, exchange = routed.topk_ids, axes.expert
+    num_slots = local_slots(arrays.w_down, arrays.quantized, is_stack=arrays.layer is not None)
     capacity_factor, recv_capacity = config.capacity_factor, None
-    if not exchange:
+    if exchange:
+        num_slots *= lax.axis_size(exchange)
+        if num_slots > config.num_experts:
+            ids = jnp.where(ids < config.num_experts, ids, num_slots)  # a bad id stays one
+        if num_slots > config.num_experts and capacity_factor is not None:
+            # The even share is that of a rank without padding.
+            capacity_factor *= num_slots / config.num_experts
+    else:
         # Every rank has copies of all experts. As experts of their own they are addressed here.
         exchange = axes.tokens
-        first_id = lax.axis_index(exchange) * num_experts
-        ids = jnp.where((ids >= 0) & (ids < num_experts), first_id + ids, -1)
-        num_experts *= lax.axis_size(exchange)
+        first_id = lax.axis_index(exchange) * num_slots
+        ids = jnp.where((ids >= 0) & (ids < config.num_experts), first_id + ids, -1)
+        num_slots *= lax.axis_size(exchange)
         capacity_factor, recv_capacity = None, max(1, ids.size)
     b_down = arrays.b_down
 
@@ -393,7 +405,7 @@ def _experts(
         whole(arrays.w_up, 1),
         whole(arrays.w_down, 2),
         axis_name=exchange,
-        num_experts=num_experts,
+        num_experts=num_slots,
         activation=config.activation,
         b_up=arrays.b_up,
         b_down=b_down,

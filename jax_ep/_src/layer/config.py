@@ -234,7 +234,6 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
         )
     shape = dict(mesh.shape)
     for name, size, over in (
-        ("num_experts", config.num_experts, axes.expert),
         ("hidden_size", config.hidden_size, axes.fsdp),
         ("intermediate_size", config.intermediate_size, axes.tensor),
         ("shared_intermediate_size", config.shared_intermediate_size or 0, axes.tensor),

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from jax_ep._src.core import compat
 from jax_ep._src.layer.config import Axes, Config, spec_entry
+from jax_ep._src.layer.slots import keys_of_experts, padded, without_padding
 
 OF_EXPERTS = ("w_up", "w_down", "b_up", "b_down")
 
@@ -29,29 +30,32 @@ class Parameter(NamedTuple):
     initializer: Callable[..., jax.Array]
 
 
-def parameters(config: Config, axes: Axes) -> dict[str, Parameter]:
-    """Returns the parameters by name, sharded over those of `axes` that shard weights."""
+def parameters(config: Config, axes: Axes, num_slots: int | None = None) -> dict[str, Parameter]:
+    """Returns the parameters by name, sharded over those of `axes` that shard weights.
+
+    Those of the experts have `num_slots` as their first size, by default E.
+    """
     hidden, size, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
+    slots = num_slots or num_experts
     expert, fsdp, tensor = map(spec_entry, (axes.expert, axes.fsdp, axes.tensor))
     two, both = ((2,), (None,)) if config.is_gated else ((), ())
 
     kernel_init: Callable[..., jax.Array] = config.kernel_init
-    matrix = functools.partial(_of_each_matrix, kernel_init)
+    matrix = functools.partial(_of_each_matrix, kernel_init, num_experts)
+    bias_init: Callable[..., jax.Array] = config.bias_init
+    if slots > num_experts:
+        bias_init = padded(bias_init, num_experts)
 
     found = {
         "router_kernel": Parameter((hidden, num_experts), P(None, None), config.kernel_init),
-        "w_up": Parameter(
-            (num_experts, hidden, *two, size), P(expert, fsdp, *both, tensor), matrix(1)
-        ),
-        "w_down": Parameter((num_experts, size, hidden), P(expert, tensor, fsdp), matrix(1)),
+        "w_up": Parameter((slots, hidden, *two, size), P(expert, fsdp, *both, tensor), matrix(1)),
+        "w_down": Parameter((slots, size, hidden), P(expert, tensor, fsdp), matrix(1)),
     }
     if config.quantized_only:
         del found["w_up"], found["w_down"]
     if config.use_bias:
-        found["b_up"] = Parameter(
-            (num_experts, *two, size), P(expert, *both, tensor), config.bias_init
-        )
-        found["b_down"] = Parameter((num_experts, hidden), P(expert, None), config.bias_init)
+        found["b_up"] = Parameter((slots, *two, size), P(expert, *both, tensor), bias_init)
+        found["b_down"] = Parameter((slots, hidden), P(expert, None), bias_init)
     if config.shared_intermediate_size is not None:
         shared = config.shared_intermediate_size
         found["shared_w_up"] = Parameter((hidden, *two, shared), P(fsdp, *both, tensor), matrix(0))
@@ -72,7 +76,7 @@ def specs_of(config: Config, axes: Axes, *, is_stack: bool) -> dict[str, Any]:
 
 @functools.cache
 def _of_each_matrix(
-    initializer: Callable[..., jax.Array], in_axis: int
+    initializer: Callable[..., jax.Array], num_experts: int, in_axis: int
 ) -> Callable[..., jax.Array]:
     """Initializes each expert's matrix, and gate and up, by themselves: [in, out]."""
 
@@ -84,8 +88,11 @@ def _of_each_matrix(
 
         for _ in others:
             one = jax.vmap(one)
-        keys = jax.random.split(key, others) if others else key
-        return jnp.moveaxis(one(keys), len(others), in_axis)
+        if in_axis == 0:  # a shared expert's
+            keys = jax.random.split(key, others) if others else key
+            return jnp.moveaxis(one(keys), len(others), in_axis)
+        values = one(keys_of_experts(key, others, num_experts))
+        return without_padding(jnp.moveaxis(values, len(others), in_axis), num_experts)
 
     return initialize
 

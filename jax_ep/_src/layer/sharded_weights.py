@@ -16,11 +16,13 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_ep._src.core import compat
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.config import Axes, Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import parameters, reshard
 from jax_ep._src.layer.router import LAYER
+from jax_ep._src.layer.slots import check_slots, num_slots
 from jax_ep._src.mlp.quantized_experts import quantize_experts
 from jax_ep._src.quant.formats import matrix_scales
 from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
@@ -62,6 +64,7 @@ def quantize(config: Config, w_up: Any, w_down: Any) -> QuantizedExperts:
         )
     mesh = find_mesh(config, [w_up, w_down])
     check_mesh(config, mesh)
+    check_slots(config, mesh, w_down, axis=0)
     _check_whole_blocks(config, mesh)
     return _quantize(config, mesh, w_up, w_down)
 
@@ -83,6 +86,7 @@ def _quantize(
     left = () if is_blocked else axes.fsdp
     left += () if is_blocked and not config.is_gated else axes.tensor
     axis_names = frozenset(mesh.axis_names) - manual - frozenset(left)
+    axis_names -= compat.vmapped_explicit_axes()
     outer = axes.within(axis_names)
     params = parameters(config, outer)
     in_specs = params["w_up"].spec, params["w_down"].spec
@@ -98,13 +102,16 @@ def _quantize(
     return result
 
 
-def check_quantized(config: Config, mesh: Mesh | AbstractMesh, quantized: QuantizedExperts) -> None:
+def check_quantized(
+    config: Config, mesh: Mesh | AbstractMesh, quantized: QuantizedExperts, w_down: Any
+) -> None:
     """Raises unless these are the layer's matrices, with whole blocks on each rank."""
     if config.quantization is None:
         return check_no_quantized_weights(LAYER, "quantized_weights", quantized)
-    hidden, inner, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
+    hidden, inner = config.hidden_size, config.intermediate_size
     columns = 2 * inner if config.is_gated else inner
-    shapes = (num_experts, hidden, columns), (num_experts, inner, hidden)
+    slots = num_slots(config, mesh) if w_down is None else w_down.shape[0]
+    shapes = (slots, hidden, columns), (slots, inner, hidden)
     check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
     for which, one in zip(("up", "down"), quantized, strict=True):
         scales = tuple(layout.scales.shape for layout in one.layouts)

@@ -19,6 +19,7 @@ from jax_ep._src.layer.config import Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.parameters import OF_EXPERTS, reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router
+from jax_ep._src.layer.slots import check_slots
 from jax_ep._src.matmul.accumulation import Accumulators, accumulators
 from jax_ep._src.matmul.layer_stack import LayerIndex, check_index
 
@@ -118,6 +119,7 @@ def make_stack(
                 "module itself, which slices."
             )
     stack = Stack(config, router, arrays, config.dtype or x.dtype)
+    check_slots(config, mesh, arrays.w_down, axis=1)
     _check_shardings(mesh, arrays, shardings or {})
     return stack, _start_sums(config, mesh, arrays.w_up, arrays.w_down)
 
@@ -134,7 +136,7 @@ def _start_sums(
 
     if manual.issuperset(axes.all):
         return start(w_up, w_down, axes.within(manual).all)
-    axis_names = frozenset(mesh.axis_names) - manual
+    axis_names = frozenset(mesh.axis_names) - manual - compat.vmapped_explicit_axes()
     outer = axes.within(axis_names)
     specs = specs_of(config, outer, is_stack=True)
     sharded = jax.shard_map(

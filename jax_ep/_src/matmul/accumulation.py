@@ -68,7 +68,9 @@ def _map_accumulator(operands: Any, dims: Any) -> Any:
     accumulator, result = operands
     if dims[0] is not None:
         return accumulator, dims[0]
-    return jnp.broadcast_to(accumulator, (result.shape[dims[1]], *accumulator.shape)), 0
+    axes = compat.vmapped_manual_axes() & compat.varying_axes(result)
+    accumulator = compat.vary_over(accumulator, axes)
+    return compat.broadcast_over(accumulator, result, dims[1]), 0
 
 
 _pass_on_p = Primitive("jax_ep.pass_on")

@@ -170,8 +170,9 @@ def _dots_with_group(
 
 def _narrow(terms: list[jax.Array]) -> jax.Array:
     """Stacks [n, ...] to [n, BIAS_COLUMNS, ...], and fills up with zeros."""
-    missing = [jnp.zeros_like(terms[0])] * (BIAS_COLUMNS - len(terms))
-    return jnp.stack([*terms, *missing], axis=1)
+    stacked = jnp.stack(terms, axis=1)
+    missing = BIAS_COLUMNS - len(terms)
+    return jnp.pad(stacked, ((0, 0), (0, missing), *((0, 0),) * (stacked.ndim - 2)))
 
 
 def _split(values: jax.Array, dtype: Any) -> list[jax.Array]:

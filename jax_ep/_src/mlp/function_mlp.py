@@ -78,7 +78,7 @@ def function_mlp_down(
             activations = activations * scale[:, None]
         return activations.astype(dtype)
 
-    activate = activate if keep_activations else jax.checkpoint(activate)
+    activate = activate if keep_activations else compat.checkpoint(activate)
     activations = activate(pre_activation, scale, experts.b_up)
     y, accumulator = _matmul(
         activations,

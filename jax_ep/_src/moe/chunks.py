@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_ep._src.core import compat
 from jax_ep._src.matmul.accumulation import Accumulation, Accumulators, stand_in
 from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.moe.moe_experts import Outputs
@@ -30,12 +31,14 @@ def in_chunks(
         return checked_combine(y, plan, row_weights, params.transfer), stats_of(plan), accumulators
 
     in_chain = experts is not None and experts.accumulators.w_up is not None
+    if in_chain:
+        experts = _constant(experts)
     if num_chunks == 1:
         return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
     # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
     if experts is not None and experts.w_up is not None and not in_chain:
         stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
-        experts = experts._replace(accumulators=stand_ins)
+        experts = _constant(experts._replace(accumulators=stand_ins))
     outs: list[jax.Array] = []
     all_stats: list[Stats] = []
     for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
@@ -48,6 +51,14 @@ def in_chunks(
         outs.append(out)
         all_stats.append(stats)
     return jnp.concatenate(outs), sum_of(all_stats), accumulators
+
+
+def _constant(experts: Experts | None) -> Experts | None:
+    """Returns experts of a chain: the gradients of their matrices are those of the accumulators."""
+    if experts is None:
+        return None
+    w_up, w_down = compat.without_gradients((experts.w_up, experts.w_down))
+    return experts._replace(w_up=w_up, w_down=w_down)
 
 
 def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:

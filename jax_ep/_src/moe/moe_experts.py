@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_ep._src.core import compat
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.mlp.epilogue_mlp import (
     epilogue_mlp,
@@ -57,7 +58,8 @@ def named_experts(
     recipe = params.mlp.quantization
     if remat is not None or (recipe is not None and recipe.quantized_dispatch):
         rule = _RULES[recipe is not None, remat]
-        y, plan, accumulators = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
+        results = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
+        y, plan, accumulators = compat.without_tangents(results)
         return y, None, plan, accumulators
     rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
     mlp = epilogue_mlp if recipe is None else quantized_mlp
@@ -79,12 +81,12 @@ def function_experts(
     """Returns the same as `named_experts`, with a function as the activation."""
     if remat == "experts":  # the function may close over anything, so JAX repeats the whole
         repeated = functools.partial(function_experts, function, remat=None, params=params)
-        return jax.checkpoint(repeated)(x, topk_ids, topk_weights, experts=experts)
+        return compat.checkpoint(repeated)(x, topk_ids, topk_weights, experts=experts)
     if remat == "dispatch":
-        up = experts._replace(accumulators=Accumulators(experts.accumulators.w_up, None))
-        (pre_activation, row_weights), plan, (up_accumulator, _) = _redispatching(
-            x, topk_ids, topk_weights, up, _UP, params
-        )
+        w_up, accumulators = experts.w_up, Accumulators(experts.accumulators.w_up, None)
+        up = compat.without_gradients(experts)._replace(w_up=w_up, accumulators=accumulators)
+        results = _redispatching(x, topk_ids, topk_weights, up, _UP, params)
+        (pre_activation, row_weights), plan, (up_accumulator, _) = compat.without_tangents(results)
     else:
         rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
         pre_activation, up_accumulator = function_mlp_up(

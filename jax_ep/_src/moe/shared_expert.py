@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jax_ep._src.core import checks
+from jax_ep._src.core import checks, compat
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.matmul.activations import Activation
 from jax_ep._src.mlp.expert_forms import UpWeights, check_activation, check_forms, kind_of
@@ -40,7 +40,7 @@ def shared_expert_output(
         grouped_mlp, activation=activation, zero_tail=False, implementation=implementation
     )
     if remat == "experts":
-        compute = jax.checkpoint(compute)
+        compute = compat.checkpoint(compute)
     with jax.named_scope("jax_ep.shared_expert"):
         return compute(x, w_up, w_down, num_tokens)
 

@@ -53,5 +53,5 @@ def users_experts(
         return compat.vary_together((y, row_weights, plan))
 
     if remat == "experts":
-        compute = jax.checkpoint(compute)
+        compute = compat.checkpoint(compute)
     return *compute(x, topk_weights, weights), NO_ACCUMULATORS

@@ -105,7 +105,8 @@ def checked_dispatch(
 ) -> Dispatched:
     """Dispatches operands that are checked and vary together; quantized rows come as bits."""
     with jax.named_scope("jax_ep.dispatch"):
-        rows, row_weights, arrays = _dispatch(x, topk_ids, topk_weights, params)
+        results = _dispatch(x, topk_ids, topk_weights, params)
+        rows, row_weights, arrays = compat.without_tangents(results)
     plan = Plan(
         *arrays,
         axis_name=params.axis.name,

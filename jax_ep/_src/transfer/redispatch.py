@@ -61,7 +61,8 @@ def checked_redispatch(
 ) -> Dispatched:
     """Redispatches operands that are checked and vary together; quantized rows come as bits."""
     with jax.named_scope("jax_ep.redispatch"):
-        rows, row_weights = _redispatch(x, plan.arrays, topk_weights, params)
+        results = _redispatch(x, plan.arrays, topk_weights, params)
+        rows, row_weights = compat.without_tangents(results)
     return Dispatched(from_bits(rows), row_weights, plan.group_sizes, plan)
 
 
