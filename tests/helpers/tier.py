@@ -26,8 +26,8 @@ ON_BOTH = (
     "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
     "grouped_mlp", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_parts", "quantized_dispatch",
-    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "padded_experts", "plan", "property", "quant", "quantize_weights", "reference",
-    "transformations",
+    "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "padded_experts",
+    "plan", "property", "quant", "quantize_weights", "reference", "transformations",
 )  # fmt: skip
 
 # Suites of the CPU tier alone, each with the reason. A suite that neither list has is an error.
@@ -49,6 +49,7 @@ ON_CPU_ONLY = {
     "operations/routing_test.py": "routers are plain JAX",
     "operations/routing_exact_test.py": "routers are plain JAX",
     "operations/row_weights_test.py": "messages",
+    "transformations/vmap_sharded_test.py": "meshes of two axes, on 8 devices",
     "transformations/vmap_chains_test.py": "batching rules, on top of transformations_test.py",
 }
 

@@ -223,7 +223,11 @@ class PaddedExpertsTest(parameterized.TestCase):
     def test_a_stack(self):
         """Layers of a scan, read in place."""
         with jax.set_mesh(mesh_of()):
-            layers = nnx.vmap(lambda rngs: jax_ep.nnx.MoE(*SIZES, rngs=rngs))(nnx.Rngs(0).split(2))
+            make = nnx.vmap(
+                lambda rngs: jax_ep.nnx.MoE(*SIZES, rngs=rngs),
+                transform_metadata={nnx.PARTITION_NAME: None},
+            )
+            layers = make(nnx.Rngs(0).split(2))
             stack, _ = layers.stack(tokens())
             got = jax.jit(lambda x: stack(x, 1))(tokens())
         single = jax.tree.map(lambda a: a[1], params_of(layers))
