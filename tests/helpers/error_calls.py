@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import re
 import subprocess
 import sys
@@ -249,6 +250,12 @@ def stack(**options):
     make = lambda: jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0), **options).stack(jnp.ones((8, 8)))
     with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(lambda: make()[1])
+
+
+def unpickle_without_devices():
+    state = pickle.dumps(jax_ep.linen.MoE(8, 4, 8, 2, mesh=MESH))
+    with unittest.mock.patch.object(jax, "devices", lambda platform: []):
+        pickle.loads(state)
 
 
 def stack_with_a_linen_router():

@@ -60,6 +60,7 @@ from error_calls import (
     stack_with_a_linen_router,
     symbolic_row_size,
     symbolic_rows,
+    unpickle_without_devices,
     weighted_twice,
 )
 from error_page import (
@@ -149,6 +150,7 @@ PRODUCERS = {
         lambda: moe_mlp(experts_fn=lambda rows, *_: rows, b_down=jnp.ones((1, 8))),
         lambda: layer(router="dice"),
         lambda: layer(router=CountingRouter()),
+        unpickle_without_devices,
         lambda: layer(top_k=9),
         lambda: layer(top_k=0),
         lambda: layer(activation="mish"),
