@@ -32,6 +32,7 @@ from jax_ep._src.layer.config import (
 )
 from jax_ep._src.layer.mesh import given_mesh
 from jax_ep._src.layer.parameters import OF_EXPERTS, Parameter, initialize, parameters
+from jax_ep._src.layer.pickling import with_devices, without_devices
 from jax_ep._src.layer.router import LAYER, Router
 from jax_ep._src.layer.sharded_weights import quantize
 from jax_ep._src.layer.slots import num_slots
@@ -88,6 +89,12 @@ class MoE(nn.Module):
     param_dtype: DTypeLike = jnp.float32
     kernel_init: Initializer = KERNEL_INIT
     bias_init: Initializer = BIAS_INIT
+
+    def __getstate__(self) -> dict[str, Any]:
+        return without_devices(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(with_devices(state))
 
     @nn.compact
     def __call__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import re
 import subprocess
 import sys
@@ -275,6 +276,12 @@ def stack_without_metadata():
     with jax.sharding.use_abstract_mesh(mesh):
         keys = jax.random.split(jax.random.key(0), 2)
         jax.eval_shape(lambda: make(keys).stack(jnp.ones((8, 8)))[1])
+
+
+def unpickle_without_devices():
+    state = pickle.dumps(jax_ep.linen.MoE(8, 4, 8, 2, mesh=MESH))
+    with unittest.mock.patch.object(jax, "devices", lambda platform: []):
+        pickle.loads(state)
 
 
 def stack_with_a_linen_router():

@@ -49,6 +49,7 @@ ON_CPU_ONLY = {
     "operations/routing_test.py": "routers are plain JAX",
     "operations/routing_exact_test.py": "routers are plain JAX",
     "operations/row_weights_test.py": "messages",
+    "transformations/settings_test.py": "settings of JAX for the pure-JAX implementation",
     "transformations/vmap_sharded_test.py": "meshes of two axes, on 8 devices",
     "transformations/vmap_chains_test.py": "batching rules, on top of transformations_test.py",
 }

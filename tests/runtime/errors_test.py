@@ -63,6 +63,7 @@ from error_calls import (
     stack_without_metadata,
     symbolic_row_size,
     symbolic_rows,
+    unpickle_without_devices,
     weighted_twice,
 )
 from error_page import (
@@ -155,6 +156,7 @@ PRODUCERS = {
         lambda: moe_mlp(experts_fn=lambda rows, *_: rows, b_down=jnp.ones((1, 8))),
         lambda: layer(router="dice"),
         lambda: layer(router=CountingRouter()),
+        unpickle_without_devices,
         lambda: layer(top_k=9),
         lambda: layer(top_k=0),
         lambda: layer(activation="mish"),

@@ -153,6 +153,11 @@ def broadcast_over(x: jax.Array, batch: jax.Array, dim: int) -> jax.Array:
     return jax.lax.broadcast(x, (size,), out_sharding=sharding.update(spec=spec))
 
 
+def looks_for_nan() -> bool:
+    """Whether JAX stops at NaN: then rows that nothing may read are zeros."""
+    return bool(jax.config.jax_debug_nans)
+
+
 def join_last_axes(x: jax.Array) -> jax.Array:
     """[..., A, B] as [..., A * B], in which no Explicit axis shards A * B."""
     shape = (*x.shape[:-2], x.shape[-2] * x.shape[-1])

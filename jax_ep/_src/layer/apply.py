@@ -351,7 +351,7 @@ def _tokens_and_logits(
         precision=lax.Precision.HIGHEST,  # TF32 would select other experts
     )
     if arrays.logits_bias is not None:
-        logits = logits + arrays.logits_bias.astype(jnp.float32)
+        logits = logits + arrays.logits_bias.astype(jnp.float32)[None]
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)  # with a bias
     return tokens, mask, logits

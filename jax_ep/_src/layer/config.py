@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.core.expert_axis import AxisName
+from jax_ep._src.layer.pickling import with_devices, without_devices
 from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS, Router
 from jax_ep._src.matmul.activations import Activation
 from jax_ep._src.mlp.expert_forms import check_activation
@@ -26,7 +27,15 @@ from jax_ep._src.quant.recipe import Recipe, check_recipe
 BATCH_AXES = ("data", "expert")
 """The batch axes that are known without a mesh, or where they are manual already."""
 
-KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
+
+def lecun_normal(
+    key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None
+) -> jax.Array:
+    """Draws as `jax.nn.initializers.lecun_normal`, whose function cannot be pickled."""
+    return jax.nn.initializers.lecun_normal()(key, shape, dtype, out_sharding)
+
+
+KERNEL_INIT: Initializer = lecun_normal
 BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
@@ -97,6 +106,12 @@ class Config:
     param_dtype: DTypeLike = jnp.float32
     kernel_init: Initializer = KERNEL_INIT
     bias_init: Initializer = BIAS_INIT
+
+    def __getstate__(self) -> dict[str, Any]:
+        return without_devices(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(with_devices(state))
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_experts", "top_k"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jax_ep._src.core import compat
+
 
 @dataclasses.dataclass(frozen=True)
 class GroupedMatmulParams:
@@ -20,6 +22,10 @@ class GroupedMatmulParams:
     num_sms: int
     implementation: str | None
 
+    def __post_init__(self) -> None:
+        if compat.looks_for_nan():
+            object.__setattr__(self, "zero_tail", True)
+
 
 @dataclasses.dataclass(frozen=True)
 class GroupedMatmulActivationParams:
@@ -28,3 +34,4 @@ class GroupedMatmulActivationParams:
     activation: str  # its name, or "none"
     num_sms: int
     implementation: str | None
+    zero_tail: bool = dataclasses.field(default_factory=compat.looks_for_nan)  # in pure JAX only

@@ -89,7 +89,8 @@ def grouped_matmul_activation(
     if has_row_weights:
         out = out * optional[-1][:, None]
     results = (out.astype(lhs.dtype), pre_activation)[: 1 + keep_pre_activation]
-    return tuple(_fill_tail(result, group_sizes, jnp.nan) for result in results)
+    tail = 0 if params.zero_tail else jnp.nan
+    return tuple(_fill_tail(result, group_sizes, tail) for result in results)
 
 
 def grouped_matmul_activation_gradient(
@@ -120,7 +121,8 @@ def grouped_matmul_activation_gradient(
     (gradient,) = backward(activations_bar)
     dtype = out_gradient.dtype
     results = gradient.astype(dtype), activations.astype(dtype), row_dots
-    return tuple(_fill_tail(result, group_sizes, jnp.nan) for result in results)
+    tail = 0 if params.zero_tail else jnp.nan
+    return tuple(_fill_tail(result, group_sizes, tail) for result in results)
 
 
 # ---- blocks of rows

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_ep._src.core import compat
 from jax_ep._src.matmul.accumulation import Accumulation
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
 from jax_ep._src.quant.recipe import Recipe
@@ -23,6 +24,10 @@ class GroupedMlpParams:
     accumulation: Accumulation = Accumulation.NONE
     quantization: Recipe | None = None
     row_dtype: Any = None  # what quantized rows were before
+
+    def __post_init__(self) -> None:
+        if compat.looks_for_nan():
+            object.__setattr__(self, "zero_tail", True)
 
     def epilogue(self, activation: str) -> GroupedMatmulActivationParams:
         """Returns the parameters of a matmul with that activation in its epilogue."""

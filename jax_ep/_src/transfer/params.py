@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_ep._src.core import compat
 from jax_ep._src.core.expert_axis import ExpertAxis
 
 
@@ -20,3 +21,7 @@ class TransferParams:
     implementation: str | None
     lane: int = 0  # calls of different lanes may run at the same time
     num_lanes: int = 1  # lanes that may be in flight; each gets a share of the SMs
+
+    def __post_init__(self) -> None:
+        if compat.looks_for_nan():
+            object.__setattr__(self, "zero_tail", True)
