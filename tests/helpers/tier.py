@@ -80,7 +80,7 @@ SLOW = {
     "operations/grouped_matmul_recipe_test.py::*": 1,
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
-    "processes/layouts_test.py::LayoutsTest::*": 1,
+    "processes/layouts_test.py::LayoutsTest::*": 0,
     "processes/programs_test.py::*": 0,
     "tools/bench_programs_test.py::*::test_all_calls_*": 1,
     "tools/bench_quantize_test.py::*::test_providers_*": 1,
