@@ -87,7 +87,7 @@ SLOW = {
     "operations/nnx_test.py::MeshTest::*": 2,
     "operations/nnx_*_test.py::*": 1,
     "operations/padded_experts_test.py::*": 1,
-    "processes/layouts_test.py::LayoutsTest::*": 1,
+    "processes/layouts_test.py::LayoutsTest::*": 0,
     "processes/programs_test.py::*": 0,
     "processes/two_hosts_test.py::*": 0,
     "tools/bench_programs_test.py::*::test_all_calls_*": 1,
