@@ -241,15 +241,16 @@ class OptionsTest(parameterized.TestCase):
     @parameterized.parameters("expert", "data_expert", "tensor", "bystander")
     def test_capacity(self, mesh: str):
         """All tokens want experts 0 and 1, which the ranks that hold them have room for 3/4 of."""
-        num_assignments = 288 * 5 * TOP_K
+        batch = 576 if mesh == "bystander" else 288
+        num_assignments = batch * 5 * TOP_K
         shape = dict(make_mesh(mesh).shape)
-        num_groups, num_ranks = shape.get("data", 1), shape["expert"]
+        num_groups, num_ranks = shape.get("data", 1) * shape.get("model", 1), shape["expert"]
         experts_there = 1 if num_ranks == NUM_EXPERTS else 2
         factor = 0.75 * num_ranks * experts_there / 2
         with jax.set_mesh(make_mesh(mesh)):
             layer = make_layer(capacity_factor=factor, **MESHES[mesh][2])
             layer.router_kernel[...] = jnp.zeros_like(layer.router_kernel[...])
-            y, stats = layer(tokens(batch=288))
+            y, stats = layer(tokens(batch=batch))
         room = int(factor * num_assignments) // num_groups // num_ranks
         self.assertGreater(room, 1024)  # fewer rows are never cut into
         wanted = (
