@@ -31,11 +31,11 @@ from jax_ep._src.layer.config import (
     check_router,
 )
 from jax_ep._src.layer.mesh import given_mesh
+from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import OF_EXPERTS, Parameter, initialize, parameters
 from jax_ep._src.layer.pickling import with_devices, without_devices
 from jax_ep._src.layer.router import LAYER, Router
 from jax_ep._src.layer.sharded_weights import quantize
-from jax_ep._src.layer.slots import num_slots
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.matmul.activations import Activation
@@ -123,7 +123,7 @@ class MoE(nn.Module):
         if mesh is not None:
             check_mesh(config, mesh)
         axes = config.axes if mesh is None else config.axes_on(mesh)
-        params = parameters(config, axes, num_slots(config, mesh))
+        params = parameters(config, axes, num_padded_experts(config, mesh))
         arrays = {name: self._param(name, param, mesh) for name, param in params.items()}
         if self.selection_bias:
             bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)

@@ -26,10 +26,10 @@ from jax_ep._src.layer.config import (
     check_router,
 )
 from jax_ep._src.layer.mesh import given_mesh
+from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import initialize, parameters
 from jax_ep._src.layer.router import Router
 from jax_ep._src.layer.sharded_weights import quantize
-from jax_ep._src.layer.slots import num_slots
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.matmul.activations import Activation
@@ -218,7 +218,9 @@ class MoE(nnx.Module):
         axes = config.axes if known_mesh is None else config.axes_on(known_mesh)
         made = {
             name: _param(initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
-            for name, param in parameters(config, axes, num_slots(config, known_mesh)).items()
+            for name, param in parameters(
+                config, axes, num_padded_experts(config, known_mesh)
+            ).items()
         }
         self.router_kernel = made["router_kernel"]
         self.w_up: Any = made.get("w_up")

@@ -26,7 +26,7 @@ from jax_ep import quant, routing
 HIDDEN, INTERMEDIATE, TOP_K = 32, 16, 2
 NUM_RANKS = testing.NUM_DEVICES
 NUM_EXPERTS = 2 * NUM_RANKS - 1 if NUM_RANKS > 1 else 3
-NUM_SLOTS = -(-NUM_EXPERTS // NUM_RANKS) * NUM_RANKS
+NUM_PADDED = -(-NUM_EXPERTS // NUM_RANKS) * NUM_RANKS
 SIZES = HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K
 OF_EXPERTS = {"w_up", "w_down", "b_up", "b_down"}
 ALL: dict[str, Any] = {
@@ -51,7 +51,7 @@ def params_of(layer: jax_ep.nnx.MoE) -> Any:
     return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
 
 
-def pad(params: Any, size: int = NUM_SLOTS) -> Any:
+def pad(params: Any, size: int = NUM_PADDED) -> Any:
     """The parameters of the experts, or their gradients, with zeros in the padding."""
 
     def of(name: str, a: np.ndarray) -> np.ndarray:
@@ -94,7 +94,7 @@ class PaddedExpertsTest(parameterized.TestCase):
         """The experts are those of one device; the rest are zeros, and all is sharded evenly."""
         whole = params_of(make_nnx(**ALL))
         layer = make_nnx(mesh_of(), **ALL)
-        self.assertEqual(layer.w_down.shape, (NUM_SLOTS, INTERMEDIATE, HIDDEN))
+        self.assertEqual(layer.w_down.shape, (NUM_PADDED, INTERMEDIATE, HIDDEN))
         self.assertEqual(layer.w_up[...].sharding.spec[0], "expert")
         self.assertEqual(layer.router_kernel.shape, (HIDDEN, NUM_EXPERTS))
         jax.tree.map(np.testing.assert_array_equal, params_of(layer), pad(whole))
@@ -190,7 +190,7 @@ class PaddedExpertsTest(parameterized.TestCase):
         if NUM_RANKS == 1:
             return
         layer = make_nnx()
-        message = f"have {NUM_EXPERTS} experts.*expected {NUM_SLOTS}, .*Make the layer where its"
+        message = f"have {NUM_EXPERTS} experts.*expected {NUM_PADDED}, .*Make the layer where its"
         with jax.set_mesh(mesh_of()), self.assertRaisesRegex(jax_ep.ArgumentError, message):
             layer(tokens())
 
@@ -241,7 +241,7 @@ class PaddedExpertsTest(parameterized.TestCase):
         layer = make_nnx(mesh_of(), quantization=recipe)
         x = tokens().astype(jnp.bfloat16)
         quantized = layer.quantize_weights()
-        self.assertEqual(quantized[0].forward.shape[0], NUM_SLOTS)
+        self.assertEqual(quantized[0].forward.shape[0], NUM_PADDED)
         expected = np.asarray(make_nnx(mesh_of(1), quantization=recipe)(x)[0], np.float32)
         y, _ = layer(x, quantized_weights=quantized)
         testing.assert_close(np.asarray(y, np.float32), expected, dtype=jnp.bfloat16)

@@ -35,9 +35,9 @@ from jax_ep._src.layer.functions import (
     without_functions,
 )
 from jax_ep._src.layer.mesh import find_mesh
+from jax_ep._src.layer.padded_experts import check_padding, local_slots
 from jax_ep._src.layer.parameters import reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router, SplitRouter
-from jax_ep._src.layer.slots import check_slots, local_slots
 from jax_ep._src.layer.tokens import (
     flatten,
     pad,
@@ -135,7 +135,7 @@ def apply(
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
-    check_slots(config, mesh, arrays.w_down, axis=0 if arrays.layer is None else 1)
+    check_padding(config, mesh, arrays.w_down, axis=0 if arrays.layer is None else 1)
     warn_of_repeated_work(config, mesh, x)
     # Functions may close over state, so that each call traces them: nothing keeps a first trace.
     traced = None
@@ -367,21 +367,23 @@ def _experts(
 ) -> tuple[jax.Array, jax.Array, Accumulators | None]:
     """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""
     ids, exchange = routed.topk_ids, axes.expert
-    num_slots = local_slots(arrays.w_down, arrays.quantized, is_stack=arrays.layer is not None)
+    num_padded_experts = local_slots(
+        arrays.w_down, arrays.quantized, is_stack=arrays.layer is not None
+    )
     capacity_factor, recv_capacity = config.capacity_factor, None
     if exchange:
-        num_slots *= lax.axis_size(exchange)
-        if num_slots > config.num_experts:
-            ids = jnp.where(ids < config.num_experts, ids, num_slots)  # a bad id stays one
-        if num_slots > config.num_experts and capacity_factor is not None:
+        num_padded_experts *= lax.axis_size(exchange)
+        if num_padded_experts > config.num_experts:
+            ids = jnp.where(ids < config.num_experts, ids, num_padded_experts)  # a bad id stays one
+        if num_padded_experts > config.num_experts and capacity_factor is not None:
             # The even share is that of a rank without padding.
-            capacity_factor *= num_slots / config.num_experts
+            capacity_factor *= num_padded_experts / config.num_experts
     else:
         # Every rank has copies of all experts. As experts of their own they are addressed here.
         exchange = axes.tokens
-        first_id = lax.axis_index(exchange) * num_slots
+        first_id = lax.axis_index(exchange) * num_padded_experts
         ids = jnp.where((ids >= 0) & (ids < config.num_experts), first_id + ids, -1)
-        num_slots *= lax.axis_size(exchange)
+        num_padded_experts *= lax.axis_size(exchange)
         capacity_factor, recv_capacity = None, max(1, ids.size)
     b_down = arrays.b_down
 
@@ -405,7 +407,7 @@ def _experts(
         whole(arrays.w_up, 1),
         whole(arrays.w_down, 2),
         axis_name=exchange,
-        num_experts=num_slots,
+        num_experts=num_padded_experts,
         activation=config.activation,
         b_up=arrays.b_up,
         b_down=b_down,

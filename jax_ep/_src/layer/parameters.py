@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from jax_ep._src.core import compat
 from jax_ep._src.layer.config import Axes, Config, spec_entry
-from jax_ep._src.layer.slots import keys_of_experts, padded, without_padding
+from jax_ep._src.layer.padded_experts import keys_of_experts, padded, without_padding
 
 OF_EXPERTS = ("w_up", "w_down", "b_up", "b_down")
 
@@ -30,13 +30,15 @@ class Parameter(NamedTuple):
     initializer: Callable[..., jax.Array]
 
 
-def parameters(config: Config, axes: Axes, num_slots: int | None = None) -> dict[str, Parameter]:
+def parameters(
+    config: Config, axes: Axes, num_padded_experts: int | None = None
+) -> dict[str, Parameter]:
     """Returns the parameters by name, sharded over those of `axes` that shard weights.
 
-    Those of the experts have `num_slots` as their first size, by default E.
+    Those of the experts have `num_padded_experts` as their first size, by default E.
     """
     hidden, size, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
-    slots = num_slots or num_experts
+    slots = num_padded_experts or num_experts
     expert, fsdp, tensor = map(spec_entry, (axes.expert, axes.fsdp, axes.tensor))
     two, both = ((2,), (None,)) if config.is_gated else ((), ())
 

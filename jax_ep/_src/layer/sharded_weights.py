@@ -20,9 +20,9 @@ from jax_ep._src.core import compat
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.config import Axes, Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
+from jax_ep._src.layer.padded_experts import check_padding, num_padded_experts
 from jax_ep._src.layer.parameters import parameters, reshard
 from jax_ep._src.layer.router import LAYER
-from jax_ep._src.layer.slots import check_slots, num_slots
 from jax_ep._src.mlp.quantized_experts import quantize_experts
 from jax_ep._src.quant.formats import matrix_scales
 from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
@@ -64,7 +64,7 @@ def quantize(config: Config, w_up: Any, w_down: Any) -> QuantizedExperts:
         )
     mesh = find_mesh(config, [w_up, w_down])
     check_mesh(config, mesh)
-    check_slots(config, mesh, w_down, axis=0)
+    check_padding(config, mesh, w_down, axis=0)
     _check_whole_blocks(config, mesh)
     return _quantize(config, mesh, w_up, w_down)
 
@@ -110,7 +110,7 @@ def check_quantized(
         return check_no_quantized_weights(LAYER, "quantized_weights", quantized)
     hidden, inner = config.hidden_size, config.intermediate_size
     columns = 2 * inner if config.is_gated else inner
-    slots = num_slots(config, mesh) if w_down is None else w_down.shape[0]
+    slots = num_padded_experts(config, mesh) if w_down is None else w_down.shape[0]
     shapes = (slots, hidden, columns), (slots, inner, hidden)
     check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
     for which, one in zip(("up", "down"), quantized, strict=True):

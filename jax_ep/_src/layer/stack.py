@@ -17,9 +17,9 @@ from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
 from jax_ep._src.layer.config import Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import find_mesh
+from jax_ep._src.layer.padded_experts import check_padding
 from jax_ep._src.layer.parameters import OF_EXPERTS, reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router
-from jax_ep._src.layer.slots import check_slots
 from jax_ep._src.matmul.accumulation import Accumulators, accumulators
 from jax_ep._src.matmul.layer_stack import LayerIndex, check_index
 
@@ -119,7 +119,7 @@ def make_stack(
                 "module itself, which slices."
             )
     stack = Stack(config, router, arrays, config.dtype or x.dtype)
-    check_slots(config, mesh, arrays.w_down, axis=1)
+    check_padding(config, mesh, arrays.w_down, axis=1)
     _check_shardings(mesh, arrays, shardings or {})
     return stack, _start_sums(config, mesh, arrays.w_up, arrays.w_down)
 

@@ -101,16 +101,16 @@ def memory(
     checks.integer(operation, "shared_intermediate_size", shared_intermediate_size, least=0)
     itemsize = checks.float_dtype(operation, "dtype", dtype, "Give the tokens' dtype.").itemsize
     tokens = num_tokens // num_chunks
-    num_slots = -(-num_experts // num_ranks) * num_ranks
-    if capacity_factor is not None and num_slots > num_experts:
-        capacity_factor *= num_slots / num_experts
+    num_padded_experts = -(-num_experts // num_ranks) * num_ranks
+    if capacity_factor is not None and num_padded_experts > num_experts:
+        capacity_factor *= num_padded_experts / num_experts
     try:
         workspace = runtime.workspace_buffers(
-            tokens, hidden_size, top_k, num_slots, num_ranks, itemsize
+            tokens, hidden_size, top_k, num_padded_experts, num_ranks, itemsize
         )
     except ValueError as error:
         raise ArgumentError(f"jax_ep.{operation}: {error}") from error
-    num_local = num_slots // num_ranks
+    num_local = num_padded_experts // num_ranks
     if recv_capacity is None:
         rows = num_rows(tokens, top_k, num_ranks, num_local, 1, capacity_factor)
     else:

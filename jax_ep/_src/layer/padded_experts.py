@@ -22,13 +22,13 @@ from jax_ep._src.layer.router import LAYER
 Initialize = Callable[..., jax.Array]
 
 
-def num_slots(config: Config, mesh: Mesh | AbstractMesh | None) -> int:
+def num_padded_experts(config: Config, mesh: Mesh | AbstractMesh | None) -> int:
     """Returns the leading size of the experts' parameters: E, or the next multiple of the ranks."""
     num_ranks = 1 if mesh is None else _num_ranks(config, mesh)
     return -(-config.num_experts // num_ranks) * num_ranks
 
 
-def check_slots(config: Config, mesh: Mesh | AbstractMesh, w_down: Any, axis: int) -> None:
+def check_padding(config: Config, mesh: Mesh | AbstractMesh, w_down: Any, axis: int) -> None:
     """Raises unless the ranks of the expert axis have equally many of w_down's experts."""
     if w_down is None:  # quantized ones are checked as such
         return
@@ -38,7 +38,7 @@ def check_slots(config: Config, mesh: Mesh | AbstractMesh, w_down: Any, axis: in
         if name in mesh.abstract_mesh.manual_axes
     )
     given, num_ranks = w_down.shape[axis], _num_ranks(config, mesh)
-    expected, total = num_slots(config, mesh), given * manual
+    expected, total = num_padded_experts(config, mesh), given * manual
     # Those padded for another mesh are fine. Too many are those of all ranks on each of them.
     divides = total % num_ranks == 0 and config.num_experts <= total < 2 * config.num_experts
     if total == expected or divides:
