@@ -35,7 +35,7 @@ from jax_ep._src.layer.functions import (
     without_functions,
 )
 from jax_ep._src.layer.mesh import find_mesh
-from jax_ep._src.layer.padded_experts import check_padding, local_slots
+from jax_ep._src.layer.padded_experts import check_padding, local_padded
 from jax_ep._src.layer.parameters import reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router, SplitRouter
 from jax_ep._src.layer.tokens import (
@@ -367,7 +367,7 @@ def _experts(
 ) -> tuple[jax.Array, jax.Array, Accumulators | None]:
     """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""
     ids, exchange = routed.topk_ids, axes.expert
-    num_padded_experts = local_slots(
+    num_padded_experts = local_padded(
         arrays.w_down, arrays.quantized, is_stack=arrays.layer is not None
     )
     capacity_factor, recv_capacity = config.capacity_factor, None

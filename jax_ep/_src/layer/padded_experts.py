@@ -53,7 +53,7 @@ def check_padding(config: Config, mesh: Mesh | AbstractMesh, w_down: Any, axis: 
     )
 
 
-def local_slots(w_down: Any, quantized: Any, *, is_stack: bool) -> int:
+def local_padded(w_down: Any, quantized: Any, *, is_stack: bool) -> int:
     """Returns the leading size of this rank's matrices."""
     matrix = quantized[1].layouts[0] if w_down is None else w_down
     return int(matrix.shape[1 if is_stack else 0])

@@ -110,8 +110,8 @@ def check_quantized(
         return check_no_quantized_weights(LAYER, "quantized_weights", quantized)
     hidden, inner = config.hidden_size, config.intermediate_size
     columns = 2 * inner if config.is_gated else inner
-    slots = num_padded_experts(config, mesh) if w_down is None else w_down.shape[0]
-    shapes = (slots, hidden, columns), (slots, inner, hidden)
+    padded = num_padded_experts(config, mesh) if w_down is None else w_down.shape[0]
+    shapes = (padded, hidden, columns), (padded, inner, hidden)
     check_quantized_experts(LAYER, quantized, config.quantization, *shapes)
     for which, one in zip(("up", "down"), quantized, strict=True):
         scales = tuple(layout.scales.shape for layout in one.layouts)
