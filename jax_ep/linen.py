@@ -57,7 +57,8 @@ class MoE(nn.Module):
     translated by `nn.logical_axis_rules`; without a rule its dimension is not sharded. The
     selection bias is a variable of the collection "selection_bias", which is no param. A router
     that has no name is a function, a pytree with a ``__call__`` whose arrays are constants, or, on
-    meshes of Auto axes, a linen module with parameters of its own.
+    meshes of Auto axes, a linen module with parameters of its own. Keys of its ``make_rng`` differ
+    between ranks that have different tokens.
     """
 
     hidden_size: int
@@ -129,7 +130,7 @@ class MoE(nn.Module):
             bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
             arrays["selection_bias"] = bias.value
         given = LayerArrays(**arrays, quantized=quantized_weights)
-        y, stats, _ = apply(config, self._router(), given, x, token_mask)
+        y, stats, _ = apply(config, _drawing(self._router()), given, x, token_mask)
         return y, stats
 
     def quantize_weights(self, variables: Mapping[str, Any]) -> QuantizedExperts:
@@ -206,6 +207,32 @@ class MoE(nn.Module):
 
         boxed = self.param(name, make_boxed, unbox=False)
         return boxed.unbox(apply_constraint=False) if isinstance(boxed, nn.Partitioned) else boxed
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Drawing:
+    """A router that draws random numbers inside of `shard_map`, from keys that are arguments."""
+
+    keys: dict[str, jax.Array]
+    router: Any = dataclasses.field(metadata={"static": True})
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        scope = self.router.scope
+        given = scope.rngs
+        scope.rngs = {name: rng.replace(rng=self.keys[name]) for name, rng in given.items()}
+        try:
+            return self.router(*args, **options)
+        finally:
+            scope.rngs = given
+
+
+def _drawing(router: Router | None) -> Router | None:
+    """A router that may call `make_rng`: a module, bound to the layer's scope."""
+    scope = getattr(router, "scope", None) if isinstance(router, nn.Module) else None
+    if scope is None or not scope.rngs:
+        return router
+    return _Drawing({name: rng.rng for name, rng in scope.rngs.items()}, router)
 
 
 def _unboxed(variables: Mapping[str, Any]) -> Any:

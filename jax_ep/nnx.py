@@ -6,6 +6,7 @@ the mesh. Parameters carry their partition specs as nnx metadata (``out_sharding
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from jax_ep._src.layer.config import (
 from jax_ep._src.layer.mesh import given_mesh
 from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import initialize, parameters
-from jax_ep._src.layer.router import Router
+from jax_ep._src.layer.router import Router, check_unchanged
 from jax_ep._src.layer.sharded_weights import quantize
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
@@ -146,8 +147,13 @@ class MoE(nnx.Module):
           router: ``"softmax"``, ``"sigmoid"`` (`jax_ep.routing`), or a function from float32 logits
             [T, E] and K to `routing.Routing`. Each call of the layer calls it once, to trace it for
             the tokens of a rank; eager calls compile again only if it computes something else. A
-            pytree or an nnx module with a ``__call__`` may hold arrays; it may not change them
-            during the call.
+            pytree or an nnx module with a ``__call__``, or a `functools.partial`, may hold arrays;
+            it may not change them during the call. Keys among them, and `nnx.Rngs`, differ between
+            ranks that have different tokens; each call advances a stream by one. Keys that a
+            function closes over are the same on all ranks. With an argument ``token_indices`` a
+            router gets int32[T], the tokens' indices among those of all ranks, and its keys as they
+            are: ``jax.vmap(jax.random.fold_in, (None, 0))(key, token_indices)`` then draws the same
+            numbers on any mesh.
           logits_bias: adds a param to the logits (gpt-oss).
           selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
             router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.
@@ -260,7 +266,7 @@ class MoE(nnx.Module):
             where one is needed.
         """
         given = self._arrays()._replace(quantized=quantized_weights)
-        y, stats, _ = apply(self.config, self.router, given, x, token_mask)
+        y, stats, _ = apply(self.config, _drawing(self.router), given, x, token_mask)
         return y, stats
 
     def quantize_weights(self) -> QuantizedExperts:
@@ -318,7 +324,7 @@ class MoE(nnx.Module):
             for name, variable in variables.items()
             if variable is not None
         }
-        return make_stack(self.config, self.router, self._arrays(), x, shardings)
+        return make_stack(self.config, _drawing(self.router), self._arrays(), x, shardings)
 
     def _arrays(self) -> LayerArrays:
         variables = {name: getattr(self, name) for name in (*PARAMETERS, "selection_bias")}
@@ -335,6 +341,47 @@ PARAMETERS = (
     "shared_w_down",
     "logits_bias",
 )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Drawing:
+    """A router that draws random numbers inside of `shard_map`, from streams of this call."""
+
+    router: nnx.Module
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        router: Any = nnx.clone(self.router)  # whose counts may change here
+        before = _leaves_beside_streams(router)
+        routed = router(*args, **options)
+        check_unchanged(router, before, _leaves_beside_streams(router))
+        return routed
+
+
+def _leaves_beside_streams(router: nnx.Module) -> list[Any]:
+    return jax.tree.leaves(nnx.state(router, nnx.Not(nnx.RngState)))
+
+
+def _drawing(router: Any) -> Any:
+    """A router that may draw from its `nnx.Rngs`, of which each stream has advanced by one."""
+    streams = _streams(router)
+    if not streams:
+        return router
+    copied = nnx.clone(router)
+    for stream, its_copy in zip(streams, _streams(copied), strict=True):
+        key, count = stream.key[...], stream.count[...]
+        fold_in = jax.random.fold_in
+        for _ in range(key.ndim):  # a stack of layers
+            fold_in = jax.vmap(fold_in)
+        its_copy.key[...], its_copy.count[...] = fold_in(key, count), jnp.zeros_like(count)
+        stream.count[...] = count + 1
+    return _Drawing(copied)
+
+
+def _streams(router: Any) -> list[nnx.RngStream]:
+    if not isinstance(router, nnx.Module):
+        return []
+    return [node for _, node in nnx.iter_graph(router) if isinstance(node, nnx.RngStream)]
 
 
 def _attribute(router: Router) -> Any:

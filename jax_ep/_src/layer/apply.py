@@ -42,6 +42,7 @@ from jax_ep._src.layer.tokens import (
     flatten,
     pad,
     some_token,
+    token_indices,
     token_spec,
     warn_of_repeated_work,
 )
@@ -164,11 +165,11 @@ def _trace_router(
     found: list[tuple[Traced, list[Any]]] = []
 
     def probe(axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: Any) -> None:
-        def call(logits: jax.Array, bias: jax.Array | None, own: list[jax.Array]) -> Any:
-            return layer_router.call(split.merge(own), logits, config.top_k, bias)
+        def call(logits: jax.Array, bias: Any, own: list[Any], indices: jax.Array) -> Any:
+            return layer_router.call_split(split, own, logits, config.top_k, bias, indices)
 
         *_, logits = _tokens_and_logits(config, arrays, x, token_mask)
-        found.append(trace(call, logits, arrays.selection_bias, arrays.router.own))
+        found.append(trace(call, *_router_arguments(axes, arrays, x, logits)))
 
     _probe(config, mesh, probe, arrays, x, token_mask)
     ((traced, constants),) = found
@@ -317,7 +318,8 @@ def _local_layer(
         route = layer_router.NAMED_ROUTERS[config.router]
         routed = layer_router.call(route, logits, config.top_k, arrays.selection_bias)
     else:
-        routed = router(arrays.router.closed_over, logits, arrays.selection_bias, arrays.router.own)
+        arguments = _router_arguments(axes, arrays, x, logits)
+        routed = router(arrays.router.closed_over, *arguments)
     if mask is not None:
         routed = routers.masked(routed, mask)
 
@@ -334,6 +336,13 @@ def _local_layer(
     )
     y = y[: math.prod(x.shape[:-1])].reshape(*x.shape[:-1], y.shape[-1])
     return y, stats, sums
+
+
+def _router_arguments(
+    axes: Axes, arrays: LayerArrays, x: jax.Array, logits: jax.Array
+) -> tuple[Any, ...]:
+    indices = token_indices(axes, x, logits.shape[0])
+    return logits, arrays.selection_bias, arrays.router.own, indices
 
 
 def _tokens_and_logits(

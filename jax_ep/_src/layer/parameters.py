@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from jax_ep._src.core import compat
 from jax_ep._src.layer.config import Axes, Config, spec_entry
-from jax_ep._src.layer.padded_experts import keys_of_experts, without_padding
+from jax_ep._src.layer.padded_experts import keys_of_experts, padded, without_padding
 
 OF_EXPERTS = ("w_up", "w_down", "b_up", "b_down")
 
@@ -38,26 +38,26 @@ def parameters(
     Those of the experts have `num_padded_experts` as their first size, by default E.
     """
     hidden, size, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
-    padded = num_padded_experts or num_experts
+    count = num_padded_experts or num_experts
     expert, fsdp, tensor = map(spec_entry, (axes.expert, axes.fsdp, axes.tensor))
     two, both = ((2,), (None,)) if config.is_gated else ((), ())
 
     kernel_init: Callable[..., jax.Array] = config.kernel_init
     matrix = functools.partial(_of_each_matrix, kernel_init, num_experts)
     bias_init: Callable[..., jax.Array] = config.bias_init
-    if padded > num_experts:
+    if count > num_experts:
         bias_init = padded(bias_init, num_experts)
 
     found = {
         "router_kernel": Parameter((hidden, num_experts), P(None, None), config.kernel_init),
-        "w_up": Parameter((padded, hidden, *two, size), P(expert, fsdp, *both, tensor), matrix(1)),
-        "w_down": Parameter((padded, size, hidden), P(expert, tensor, fsdp), matrix(1)),
+        "w_up": Parameter((count, hidden, *two, size), P(expert, fsdp, *both, tensor), matrix(1)),
+        "w_down": Parameter((count, size, hidden), P(expert, tensor, fsdp), matrix(1)),
     }
     if config.quantized_only:
         del found["w_up"], found["w_down"]
     if config.use_bias:
-        found["b_up"] = Parameter((padded, *two, size), P(expert, *both, tensor), bias_init)
-        found["b_down"] = Parameter((padded, hidden), P(expert, None), bias_init)
+        found["b_up"] = Parameter((count, *two, size), P(expert, *both, tensor), bias_init)
+        found["b_down"] = Parameter((count, hidden), P(expert, None), bias_init)
     if config.shared_intermediate_size is not None:
         shared = config.shared_intermediate_size
         found["shared_w_up"] = Parameter((hidden, *two, shared), P(fsdp, *both, tensor), matrix(0))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_ep._src.core import checks
@@ -25,6 +29,9 @@ class SplitRouter:
     """A router as its arrays, which a `shard_map` must take as arguments, and the rest."""
 
     def __init__(self, router: Router):
+        self.takes_indices = takes_indices(router)
+        if isinstance(router, functools.partial):  # a leaf otherwise
+            router = jax.tree_util.Partial(router.func, *router.args, **router.keywords)
         leaves, self._structure = jax.tree.flatten(router)
         self._is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
         self._others = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray)]
@@ -34,6 +41,50 @@ class SplitRouter:
         """The router with these arrays in the place of its own."""
         of_kind = {True: iter(arrays), False: iter(self._others)}
         return jax.tree.unflatten(self._structure, [next(of_kind[a]) for a in self._is_array])
+
+
+def call_split(
+    split: SplitRouter,
+    arrays: list[Any],
+    logits: jax.Array,
+    top_k: int,
+    selection_bias: jax.Array | None,
+    token_indices: jax.Array,
+) -> Routing:
+    """Calls a router on the tokens of a rank, with keys that are the rank's own.
+
+    Ranks that have the same tokens have the same keys. A router that takes `token_indices` gets
+    its keys as they are, and makes keys of tokens.
+    """
+    router: Router
+    if split.takes_indices:
+        router = functools.partial(split.merge(arrays), token_indices=token_indices)
+    else:
+        first = token_indices[0] if token_indices.size else 0
+        router = split.merge([_fold_in(a, first) if _is_key(a) else a for a in arrays])
+    return call(router, logits, top_k, selection_bias)
+
+
+def takes_indices(router: Router) -> bool:
+    """Whether a router has an argument `token_indices`."""
+    try:
+        return "token_indices" in inspect.signature(getattr(router, "router", router)).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_key(array: Any) -> bool:
+    """Whether an array holds keys of `jax.random`, of the new kind or of the old one."""
+    is_old = array.dtype == jnp.uint32 and array.shape[-1:] == (2,)
+    return is_old or jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _fold_in(keys: jax.Array, data: Any) -> jax.Array:
+    is_new = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    fold_in = functools.partial(jax.random.fold_in, data=data)
+    for _ in range(keys.ndim - (0 if is_new else 1)):
+        fold_in = jax.vmap(fold_in)
+    return fold_in(keys)
 
 
 def call(
@@ -46,13 +97,7 @@ def call(
     before = jax.tree.leaves(router)
     options = {} if selection_bias is None else {"bias": selection_bias}
     routed = router(logits, top_k, **options)
-    after = jax.tree.leaves(router)
-    if len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)):
-        raise ArgumentError(
-            f"jax_ep.{LAYER}: the router {type(router).__name__} changed its own state when it was "
-            "called; expected a call without side effects. Update the state between calls, e.g. "
-            "from MoEStats.expert_load."
-        )
+    check_unchanged(router, before, jax.tree.leaves(router))
     if not isinstance(routed, Routing):
         raise DtypeError(
             f"jax_ep.{LAYER}: the router returned a {type(routed).__name__}; expected a "
@@ -64,3 +109,13 @@ def call(
     for name, size in ("topk_weights", top_k), ("probabilities", num_experts):
         checks.weights(LAYER, name, getattr(routed, name), (num_tokens, size))
     return routed
+
+
+def check_unchanged(router: Router, before: list[Any], after: list[Any]) -> None:
+    """Raises if a router's state is not what it was before the call."""
+    if len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)):
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: the router {type(router).__name__} changed its own state when it was "
+            "called; expected a call without side effects. Update the state between calls, e.g. "
+            "from MoEStats.expert_load."
+        )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -51,6 +53,24 @@ def flatten(x: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.
     """Returns [N, H], and bool[N] or None."""
     mask = None if token_mask is None else token_mask.reshape(-1).astype(jnp.bool_)
     return x.reshape(-1, x.shape[-1]), mask
+
+
+def token_indices(axes: Axes, x: jax.Array, num_tokens: int) -> jax.Array:
+    """Returns int32[num_tokens]: where the tokens of a rank's x [..., H] are among those of all.
+
+    Padding, past the rank's last token, has index 0.
+    """
+    groups = (axes.batch, axes.sequence) if axes.sequence and x.ndim > 2 else (axes.tokens,)
+    indices = jnp.zeros((), jnp.int32)
+    for dim, size in enumerate(x.shape[:-1]):
+        names = groups[dim] if dim < len(groups) else ()
+        first: Any = 0
+        total = size
+        if names:
+            first, total = lax.axis_index(names) * size, lax.axis_size(names) * size
+        along = first + jnp.arange(size, dtype=jnp.int32)
+        indices = jnp.add.outer(indices * total, along)
+    return jnp.pad(indices.ravel(), (0, num_tokens - indices.size))
 
 
 def some_token(tokens: jax.Array, mask: jax.Array) -> jax.Array:
