@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.core.expert_axis import AxisName
-from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
+from jax_ep._src.layer.apply import apply
 from jax_ep._src.layer.boxes import Partitioned
 from jax_ep._src.layer.config import (
     BIAS_INIT,
@@ -30,6 +30,7 @@ from jax_ep._src.layer.config import (
     check_mesh,
     check_router,
 )
+from jax_ep._src.layer.local import LayerArrays, MoEStats
 from jax_ep._src.layer.mesh import given_mesh
 from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import OF_EXPERTS, Parameter, initialize, parameters

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jax_ep._src.core.errors import ArgumentError
-from jax_ep._src.layer.apply import MoEStats
+from jax_ep._src.layer.local import MoEStats
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.moe.stats import Stats
 from jax_ep._src.quant.formats import Format

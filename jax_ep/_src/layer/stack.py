@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.core import compat
 from jax_ep._src.core.errors import ArgumentError
-from jax_ep._src.layer.apply import LayerArrays, MoEStats, apply
+from jax_ep._src.layer.apply import apply
 from jax_ep._src.layer.config import Config, check_mesh, spec_entry
+from jax_ep._src.layer.local import LayerArrays, MoEStats
 from jax_ep._src.layer.mesh import find_mesh
 from jax_ep._src.layer.padded_experts import check_padding
 from jax_ep._src.layer.parameters import OF_EXPERTS, reshard, specs_of
