@@ -28,12 +28,12 @@ import numpy as np
 import optax
 import processes
 import text_data
-from checkpoints import Checkpoints
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from language_model import DenseMoE, LanguageModel, Losses
+from run_checkpoints import Checkpoints
 from settings import CPU_SETTINGS, GPU_SETTINGS, Settings, make_settings, parse_arguments
 from training_report import Claim, History, plot, print_summary, progress_bar
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(EXAMPLES))
 
 import text_data  # noqa: E402
 import train_moe_lm  # noqa: E402
-from checkpoints import Checkpoints  # noqa: E402
+from run_checkpoints import Checkpoints  # noqa: E402
 from training_report import History  # noqa: E402
 
 TINY = [
