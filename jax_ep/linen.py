@@ -15,34 +15,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.nn.initializers import Initializer
 from jax.sharding import AbstractMesh, Mesh
-from jax.typing import DTypeLike
 
 from jax_ep._src.core.errors import ArgumentError
-from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.apply import apply
 from jax_ep._src.layer.boxes import Partitioned
-from jax_ep._src.layer.config import (
-    BIAS_INIT,
-    KERNEL_INIT,
-    Config,
-    check_mesh,
-    check_router,
-)
+from jax_ep._src.layer.config import Config, check_mesh, check_router
 from jax_ep._src.layer.local import LayerArrays, MoEStats
 from jax_ep._src.layer.mesh import given_mesh
+from jax_ep._src.layer.options import Options, options_of
 from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import OF_EXPERTS, Parameter, initialize, parameters
-from jax_ep._src.layer.pickling import with_devices, without_devices
 from jax_ep._src.layer.router import LAYER, Router
 from jax_ep._src.layer.sharded_weights import quantize
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
-from jax_ep._src.matmul.activations import Activation
-from jax_ep._src.moe.params import Remat
-from jax_ep._src.moe.users_experts import ExpertsFunction
-from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.quant.recipe import QuantizedExperts
 from jax_ep._src.serialization import register_with_flax
 
 __all__ = ["MoE", "MoEStats"]
@@ -50,7 +38,7 @@ __all__ = ["MoE", "MoEStats"]
 register_with_flax()
 
 
-class MoE(nn.Module):
+class MoE(Options, nn.Module):
     """Router, experts, and the exchange between them, as `jax_ep.nnx.MoE`.
 
     Parameters are `flax.linen.Partitioned`, with the mesh axes of their dimensions as names. A name
@@ -62,41 +50,7 @@ class MoE(nn.Module):
     between ranks that have different tokens.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_experts: int
-    top_k: int
-    mesh: Mesh | AbstractMesh | None = None
-    expert_axis: AxisName | None = "expert"
-    batch_axes: tuple[str, ...] | None = None
-    sequence_axes: tuple[str, ...] = ()
-    fsdp_axis: str | None = None
-    tensor_axis: str | None = None
-    router: str | Router = "softmax"
-    logits_bias: bool = False
-    selection_bias: bool = False
-    activation: Activation = "swiglu"
-    use_bias: bool = False
-    shared_intermediate_size: int | None = None
-    experts_fn: ExpertsFunction | None = None
-    local_only: bool = False
-    capacity_factor: float | None = None
-    num_chunks: int = 1
-    remat: Remat = "dispatch"
-    quantization: Recipe | None = None
-    quantized_only: bool = False
-    num_comm_sms: int | None = None
-    implementation: str | None = None
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    kernel_init: Initializer = KERNEL_INIT
-    bias_init: Initializer = BIAS_INIT
-
-    def __getstate__(self) -> dict[str, Any]:
-        return without_devices(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(with_devices(state))
+    router: str | Router = dataclasses.field(default="softmax", kw_only=True)
 
     @nn.compact
     def __call__(
@@ -181,9 +135,8 @@ class MoE(nn.Module):
 
     def _config(self) -> Config:
         check_router(self.router)
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Config)}
-        named = isinstance(self.router, str)
-        return Config(**options | {"router": self.router if named else None})
+        name = self.router if isinstance(self.router, str) else None
+        return Config(**options_of(self), router=name)
 
     def _router(self) -> Router | None:
         return None if isinstance(self.router, str) else self.router

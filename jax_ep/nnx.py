@@ -12,32 +12,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.nn.initializers import Initializer
-from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
-from jax.typing import DTypeLike
 
-from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.apply import apply
-from jax_ep._src.layer.config import (
-    BIAS_INIT,
-    KERNEL_INIT,
-    Config,
-    check_mesh,
-    check_router,
-)
+from jax_ep._src.layer.config import Config, check_mesh, check_router
 from jax_ep._src.layer.local import LayerArrays, MoEStats
 from jax_ep._src.layer.mesh import given_mesh
+from jax_ep._src.layer.options import Options, options_of, takes
 from jax_ep._src.layer.padded_experts import num_padded_experts
-from jax_ep._src.layer.parameters import initialize, parameters
+from jax_ep._src.layer.parameters import Parameter, initialize, parameters
 from jax_ep._src.layer.router import Router, check_unchanged
 from jax_ep._src.layer.sharded_weights import quantize
 from jax_ep._src.layer.stack import Stack, make_stack
 from jax_ep._src.matmul.accumulation import Accumulators
-from jax_ep._src.matmul.activations import Activation
-from jax_ep._src.moe.params import Remat
-from jax_ep._src.moe.users_experts import ExpertsFunction
-from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.quant.recipe import QuantizedExperts
 from jax_ep._src.serialization import register_with_flax
 
 __all__ = ["MoE", "MoEStats", "SelectionBias"]
@@ -47,6 +35,13 @@ register_with_flax()
 
 class SelectionBias(nnx.Variable[Any]):
     """The type of `MoE.selection_bias`: state that is not trained by gradients."""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _Arguments(Options):
+    _: dataclasses.KW_ONLY
+    router: str | Router = "softmax"
+    rngs: nnx.Rngs
 
 
 class MoE(nnx.Module):
@@ -88,63 +83,11 @@ class MoE(nnx.Module):
       router: the router, if it was not given by name.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        mesh: Mesh | AbstractMesh | None = None,
-        expert_axis: AxisName | None = "expert",
-        batch_axes: tuple[str, ...] | None = None,
-        sequence_axes: tuple[str, ...] = (),
-        fsdp_axis: str | None = None,
-        tensor_axis: str | None = None,
-        router: str | Router = "softmax",
-        logits_bias: bool = False,
-        selection_bias: bool = False,
-        activation: Activation = "swiglu",
-        use_bias: bool = False,
-        shared_intermediate_size: int | None = None,
-        experts_fn: ExpertsFunction | None = None,
-        local_only: bool = False,
-        capacity_factor: float | None = None,
-        num_chunks: int = 1,
-        remat: Remat = "dispatch",
-        quantization: Recipe | None = None,
-        quantized_only: bool = False,
-        num_comm_sms: int | None = None,
-        implementation: str | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        kernel_init: Initializer = KERNEL_INIT,
-        bias_init: Initializer = BIAS_INIT,
-        rngs: nnx.Rngs,
-    ):
+    @takes(_Arguments)
+    def __init__(self, given: _Arguments):  # noqa: D417
         """Initializes the parameters, sharded over the mesh if one is known.
 
         Args:
-          hidden_size: H, the size of a token.
-          intermediate_size: F, the inner size of an expert.
-          num_experts: E. Where the expert axis has more ranks than divide it, the experts'
-            parameters are padded; see `MoE`.
-          top_k: K, the experts per token.
-          mesh: the mesh to run on; None takes it from the context or the shardings, see `MoE`.
-          expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
-            experts on every rank.
-          batch_axes: the mesh axes that the leading dimension of x is sharded over. The expert axis
-            and `fsdp_axis` count among them, unless they are among `sequence_axes`. None takes
-            every axis of the mesh that no other option names, except one that `jax.vmap` maps over
-            (``spmd_axis_name``) and, inside of a `shard_map`, manual ones other than ``"data"``.
-            Ranks along an axis that a tuple leaves out repeat each other's work; there is a warning
-            if x is known to be sharded over it.
-          sequence_axes: the mesh axes that the second dimension of x is sharded over, if it has one
-            before H.
-          fsdp_axis: the mesh axis that the weights' H is sharded over too. They are gathered for
-            use, and their gradients reduce-scattered.
-          tensor_axis: the mesh axis that F is sharded over. Tokens are replicated over it, and the
-            experts' outputs summed.
           router: ``"softmax"``, ``"sigmoid"`` (`jax_ep.routing`), or a function from float32 logits
             [T, E] and K to `routing.Routing`. Each call of the layer calls it once, to trace it for
             the tokens of a rank; eager calls compile again only if it computes something else. A
@@ -155,87 +98,36 @@ class MoE(nnx.Module):
             router gets int32[T], the tokens' indices among those of all ranks, and its keys as they
             are: ``jax.vmap(jax.random.fold_in, (None, 0))(key, token_indices)`` then draws the same
             numbers on any mesh.
-          logits_bias: adds a param to the logits (gpt-oss).
-          selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
-            router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.
-          activation: as in `moe_mlp`; a function of one array is taken for a plain one, a function
-            of (gate, up) for a gated one.
-          use_bias: adds biases to both matmuls of each expert (gpt-oss).
-          shared_intermediate_size: the F of a shared expert, which every token takes (DeepSeek-V3);
-            several of them are one of their summed size.
-          experts_fn: computes the experts, as in `moe_mlp`.
-          local_only: tokens are not sharded over the expert axis. Each rank computes its own
-            experts on all of them, and the layer sums over the axis: for few tokens.
-          capacity_factor: a rank can receive this multiple of its even share, as in `dispatch`.
-            None drops nothing, if a token's experts are distinct.
-          num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
-          remat: as in `moe_mlp`.
-          quantization: as in `moe_mlp`.
-          quantized_only: the layer has no w_up and w_down, and each call takes quantized_weights:
-            for inference from a checkpoint in eight bits.
-          num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
-          implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
-          dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
-          param_dtype: the dtype of the parameters. float32 weights stay so with a narrower dtype:
-            their gradients then are float32 as well.
-          kernel_init: initializes each matrix [in, out] by itself: the router's, and those of each
-            expert, gate and up apart.
-          bias_init: initializes the biases.
           rngs: gives the keys of the parameters.
 
         Raises:
           ArgumentError (a ValueError): sizes, a router or an activation that do not fit, or a mesh
             that lacks the expert axis or does not divide the sizes.
         """
+        router, rngs = given.router, given.rngs
         check_router(router)
-        self.config = config = Config(
-            hidden_size=hidden_size,
-            intermediate_size=intermediate_size,
-            num_experts=num_experts,
-            top_k=top_k,
-            mesh=mesh,
-            expert_axis=expert_axis,
-            batch_axes=batch_axes,
-            sequence_axes=sequence_axes,
-            fsdp_axis=fsdp_axis,
-            tensor_axis=tensor_axis,
-            router=router if isinstance(router, str) else None,
-            logits_bias=logits_bias,
-            selection_bias=selection_bias,
-            activation=activation,
-            use_bias=use_bias,
-            shared_intermediate_size=shared_intermediate_size,
-            experts_fn=experts_fn,
-            local_only=local_only,
-            capacity_factor=capacity_factor,
-            num_chunks=num_chunks,
-            remat=remat,
-            quantization=quantization,
-            quantized_only=quantized_only,
-            num_comm_sms=num_comm_sms,
-            implementation=implementation,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-        )
-        known_mesh = given_mesh(mesh)
+        name = router if isinstance(router, str) else None
+        self.config = config = Config(**options_of(given), router=name)
+        known_mesh = given_mesh(config.mesh)
         if known_mesh is not None:
             check_mesh(config, known_mesh)
         axes = config.axes if known_mesh is None else config.axes_on(known_mesh)
-        made = {
-            name: _param(initialize(rngs.params(), param, param_dtype, known_mesh), param.spec)
-            for name, param in parameters(
-                config, axes, num_padded_experts(config, known_mesh)
-            ).items()
-        }
+        params = parameters(config, axes, num_padded_experts(config, known_mesh))
+
+        def make(param: Parameter) -> nnx.Param[jax.Array]:
+            value = initialize(rngs.params(), param, config.param_dtype, known_mesh)
+            return _param(value, param.spec)
+
+        made = {name: make(param) for name, param in params.items()}
         self.router_kernel = made["router_kernel"]
         self.w_up: Any = made.get("w_up")
         self.w_down: Any = made.get("w_down")
         self.b_up, self.b_down, self.logits_bias, self.shared_w_up, self.shared_w_down = map(
             made.get, ("b_up", "b_down", "logits_bias", "shared_w_up", "shared_w_down")
         )
-        self.selection_bias = SelectionBias(jnp.zeros(num_experts)) if selection_bias else None
+        self.selection_bias = (
+            SelectionBias(jnp.zeros(config.num_experts)) if config.selection_bias else None
+        )
         self.router = None if isinstance(router, str) else _attribute(router)
 
     def __call__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import testing  # isort: skip
@@ -19,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 import jax_ep.linen
 import jax_ep.nnx
 from jax_ep import routing
-from jax_ep._src.layer.config import Config
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 16, 8, 8, 2
 SIZES = (HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K)
@@ -52,7 +52,23 @@ class SameLayerTest(parameterized.TestCase):
     def test_same_options(self):
         fields = {f.name: f.default for f in dataclasses.fields(jax_ep.linen.MoE)}
         fields.pop("parent"), fields.pop("name")
-        self.assertEqual(fields, {f.name: f.default for f in dataclasses.fields(Config)})
+        given = dict(inspect.signature(jax_ep.nnx.MoE.__init__).parameters)
+        given.pop("self"), given.pop("rngs")
+        defaults = {
+            name: dataclasses.MISSING if p.default is p.empty else p.default
+            for name, p in given.items()
+        }
+        self.assertEqual(fields, defaults)
+        documented = inspect.getdoc(jax_ep.nnx.MoE.__init__)
+        self.assertEqual([n for n in given if f"\n  {n}: " not in documented], [])
+
+    def test_unknown_and_missing_options(self):
+        for options, words in (
+            ({"hidden": 3, "rngs": nnx.Rngs(0)}, "unexpected keyword argument 'hidden'"),
+            ({}, "missing 1 required keyword-only argument: 'rngs'"),
+        ):
+            with self.assertRaisesRegex(TypeError, rf"MoE.__init__\(\) .*{words}"):
+                jax_ep.nnx.MoE(*SIZES, **options)
 
     def test_same_checkpoint(self):
         """Names, shapes and dtypes, with every option that has parameters."""

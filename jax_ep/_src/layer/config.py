@@ -1,4 +1,4 @@
-"""The options of a layer: one dataclass for `nnx.MoE` and `linen.MoE`, with its checks."""
+"""The checks of a layer's options, and the mesh axes that they name."""
 
 from __future__ import annotations
 
@@ -7,36 +7,19 @@ import functools
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.nn.initializers import Initializer
 from jax.sharding import AbstractMesh, Mesh
-from jax.typing import DTypeLike
 
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.core.expert_axis import AxisName
-from jax_ep._src.layer.pickling import with_devices, without_devices
+from jax_ep._src.layer.options import Options
 from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS, Router
-from jax_ep._src.matmul.activations import Activation
 from jax_ep._src.mlp.expert_forms import check_activation
-from jax_ep._src.moe.params import Remat
-from jax_ep._src.moe.users_experts import ExpertsFunction
-from jax_ep._src.quant.recipe import Recipe, check_recipe
+from jax_ep._src.quant.recipe import check_recipe
 
 BATCH_AXES = ("data", "expert")
 """The batch axes that are known without a mesh, or where they are manual already."""
-
-
-def lecun_normal(
-    key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None
-) -> jax.Array:
-    """Draws as `jax.nn.initializers.lecun_normal`, whose function cannot be pickled."""
-    return jax.nn.initializers.lecun_normal()(key, shape, dtype, out_sharding)
-
-
-KERNEL_INIT: Initializer = lecun_normal
-BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,48 +53,15 @@ def spec_entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
     return names[0] if len(names) == 1 else names or None
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """The static options of a layer, hashed by value. `nnx.MoE` documents them.
+@dataclasses.dataclass(unsafe_hash=True)  # not frozen, as `Options` is not
+class Config(Options):
+    """The options of a layer, checked, and hashed by value.
 
     `router` is a name, or None for a router that the layer keeps beside its options.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_experts: int
-    top_k: int
-    mesh: Mesh | AbstractMesh | None = None
-    expert_axis: AxisName | None = "expert"
-    batch_axes: tuple[str, ...] | None = None
-    sequence_axes: tuple[str, ...] = ()
-    fsdp_axis: str | None = None
-    tensor_axis: str | None = None
+    _: dataclasses.KW_ONLY
     router: str | None = "softmax"
-    logits_bias: bool = False
-    selection_bias: bool = False
-    activation: Activation = "swiglu"
-    use_bias: bool = False
-    shared_intermediate_size: int | None = None
-    experts_fn: ExpertsFunction | None = None
-    local_only: bool = False
-    capacity_factor: float | None = None
-    num_chunks: int = 1
-    remat: Remat = "dispatch"
-    quantization: Recipe | None = None
-    quantized_only: bool = False
-    num_comm_sms: int | None = None
-    implementation: str | None = None
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    kernel_init: Initializer = KERNEL_INIT
-    bias_init: Initializer = BIAS_INIT
-
-    def __getstate__(self) -> dict[str, Any]:
-        return without_devices(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(with_devices(state))
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_experts", "top_k"):
@@ -175,7 +125,7 @@ class Config:
                     "elsewhere."
                 )
             if is_tuple or isinstance(given, list):
-                object.__setattr__(self, name, tuple(names))
+                setattr(self, name, tuple(names))
 
     @functools.cached_property
     def axes(self) -> Axes:

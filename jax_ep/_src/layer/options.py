@@ -1,0 +1,152 @@
+"""The options that `nnx.MoE` and `linen.MoE` share, and their documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, cast
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer
+from jax.sharding import AbstractMesh, Mesh
+from jax.typing import DTypeLike
+
+from jax_ep._src.core.expert_axis import AxisName
+from jax_ep._src.layer.pickling import with_devices, without_devices
+from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.moe.params import Remat
+from jax_ep._src.moe.users_experts import ExpertsFunction
+from jax_ep._src.quant.recipe import Recipe
+
+
+def lecun_normal(
+    key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None
+) -> jax.Array:
+    """Draws as `jax.nn.initializers.lecun_normal`, whose function cannot be pickled."""
+    return jax.nn.initializers.lecun_normal()(key, shape, dtype, out_sharding)
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # frozen, it would be no base of linen's modules
+class Options:
+    """What a layer is told beside its router.
+
+    Args:
+      hidden_size: H, the size of a token.
+      intermediate_size: F, the inner size of an expert.
+      num_experts: E. Where the expert axis has more ranks than divide it, the experts'
+        parameters are padded; see `MoE`.
+      top_k: K, the experts per token.
+      mesh: the mesh to run on; None takes it from the context or the shardings, see `MoE`.
+      expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
+        experts on every rank.
+      batch_axes: the mesh axes that the leading dimension of x is sharded over. The expert axis
+        and `fsdp_axis` count among them, unless they are among `sequence_axes`. None takes
+        every axis of the mesh that no other option names, except one that `jax.vmap` maps over
+        (``spmd_axis_name``) and, inside of a `shard_map`, manual ones other than ``"data"``.
+        Ranks along an axis that a tuple leaves out repeat each other's work; there is a warning
+        if x is known to be sharded over it.
+      sequence_axes: the mesh axes that the second dimension of x is sharded over, if it has one
+        before H.
+      fsdp_axis: the mesh axis that the weights' H is sharded over too. They are gathered for
+        use, and their gradients reduce-scattered.
+      tensor_axis: the mesh axis that F is sharded over. Tokens are replicated over it, and the
+        experts' outputs summed.
+      logits_bias: adds a param to the logits (gpt-oss).
+      selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
+        router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.
+      activation: as in `moe_mlp`; a function of one array is taken for a plain one, a function
+        of (gate, up) for a gated one.
+      use_bias: adds biases to both matmuls of each expert (gpt-oss).
+      shared_intermediate_size: the F of a shared expert, which every token takes (DeepSeek-V3);
+        several of them are one of their summed size.
+      experts_fn: computes the experts, as in `moe_mlp`.
+      local_only: tokens are not sharded over the expert axis. Each rank computes its own
+        experts on all of them, and the layer sums over the axis: for few tokens.
+      capacity_factor: a rank can receive this multiple of its even share, as in `dispatch`.
+        None drops nothing, if a token's experts are distinct.
+      num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
+      remat: as in `moe_mlp`.
+      quantization: as in `moe_mlp`.
+      quantized_only: the layer has no w_up and w_down, and each call takes quantized_weights:
+        for inference from a checkpoint in eight bits.
+      num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
+      implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
+      dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
+      param_dtype: the dtype of the parameters. float32 weights stay so with a narrower dtype:
+        their gradients then are float32 as well.
+      kernel_init: initializes each matrix [in, out] by itself: the router's, and those of each
+        expert, gate and up apart.
+      bias_init: initializes the biases.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    _: dataclasses.KW_ONLY
+    mesh: Mesh | AbstractMesh | None = None
+    expert_axis: AxisName | None = "expert"
+    batch_axes: tuple[str, ...] | None = None
+    sequence_axes: tuple[str, ...] = ()
+    fsdp_axis: str | None = None
+    tensor_axis: str | None = None
+    logits_bias: bool = False
+    selection_bias: bool = False
+    activation: Activation = "swiglu"
+    use_bias: bool = False
+    shared_intermediate_size: int | None = None
+    experts_fn: ExpertsFunction | None = None
+    local_only: bool = False
+    capacity_factor: float | None = None
+    num_chunks: int = 1
+    remat: Remat = "dispatch"
+    quantization: Recipe | None = None
+    quantized_only: bool = False
+    num_comm_sms: int | None = None
+    implementation: str | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    kernel_init: Initializer = lecun_normal
+    bias_init: Initializer = jax.nn.initializers.zeros
+
+    def __getstate__(self) -> dict[str, Any]:
+        return without_devices(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(with_devices(state))
+
+
+def options_of(given: Options) -> dict[str, Any]:
+    """The options of a dataclass that has others beside them."""
+    return {field.name: getattr(given, field.name) for field in dataclasses.fields(Options)}
+
+
+def takes[**Arguments](
+    fields: Callable[Arguments, Options],
+) -> Callable[[Callable[[Any, Any], None]], Callable[Concatenate[Any, Arguments], None]]:
+    """Gives a constructor the arguments of a dataclass, an instance of which it gets.
+
+    Its docstring has the documentation of `Options` where it says "Args:".
+    """
+
+    def decorate(init: Callable[[Any, Any], None]) -> Callable[Concatenate[Any, Arguments], None]:
+        @functools.wraps(init)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, fields(*args, **kwargs))
+
+        shown = cast(Any, __init__)
+        signature = inspect.signature(fields)
+        self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        shown.__signature__ = signature.replace(
+            parameters=[self, *signature.parameters.values()], return_annotation=None
+        )
+        before, args, after = str(inspect.getdoc(init)).partition("Args:\n")
+        shown.__doc__ = f"{before}{args}{str(inspect.getdoc(Options)).partition(args)[2]}\n{after}"
+        # Python names the function where an argument is missing or unknown.
+        fields.__init__.__qualname__ = init.__qualname__
+        return shown
+
+    return decorate
