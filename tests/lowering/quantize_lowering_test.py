@@ -137,7 +137,7 @@ class QuantizeWeightsLoweringTest(parameterized.TestCase):
 
     def test_gate_and_up_are_not_joined(self):
         pair, down = (struct((2, 130, 128)),) * 2, struct((2, 128, 130))
-        quantize = functools.partial(quant.quantize_experts, recipe=quant.Recipe())
+        quantize = functools.partial(quant.quantize_experts, quantization=quant.Recipe())
         program = lower_for_cuda(quantize, pair, down)
         expected = [(("2x128x130xf32",), BOTH), (("2x130x128xf32",) * 2, BOTH)]
         self.assertEqual(layouts(program), expected)

@@ -32,7 +32,7 @@ def weights_of(shape, dtype=np.float32, seed=0):
 
 @functools.cache
 def for_training(recipe, **options):
-    return jax.jit(functools.partial(quant.quantize_for_training, recipe=recipe, **options))
+    return jax.jit(functools.partial(quant.quantize_for_training, quantization=recipe, **options))
 
 
 def expected_layouts(w, recipe):
@@ -82,7 +82,7 @@ class LayoutsTest(parameterized.TestCase):
         """In whole blocks each is quantized in place; else they are joined before."""
         pair = [weights_of((2, 144, size), dtype, seed) for seed in (3, 4)]
         down = weights_of((2, size, 144), dtype, seed=5)
-        up, of_down = jax.jit(functools.partial(quant.quantize_experts, recipe=RECIPES[0]))(
+        up, of_down = jax.jit(functools.partial(quant.quantize_experts, quantization=RECIPES[0]))(
             tuple(pair), down
         )
         assert_layouts(up, np.concatenate(pair, axis=-1), RECIPES[0], "w_up")

@@ -82,7 +82,7 @@ class Config(Options):
         checks.integer(LAYER, "num_chunks", self.num_chunks)
         checks.remat(LAYER, self.remat)
         if self.quantization is not None:
-            check_recipe(LAYER, self.quantization, "quantization")
+            check_recipe(LAYER, self.quantization)
         elif self.quantized_only:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: quantized_only is given without quantization; expected both or "

@@ -11,13 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src.core.traced import Traced
-from jax_ep._src.layer import router as layer_router
 from jax_ep._src.layer import sharded_weights as quantized_experts
-from jax_ep._src.layer.config import (
-    Axes,
-    Config,
-)
+from jax_ep._src.layer.config import Axes, Config
 from jax_ep._src.layer.padded_experts import local_padded
+from jax_ep._src.layer.router import NAMED_ROUTERS
 from jax_ep._src.layer.tokens import (
     flatten,
     pad,
@@ -97,8 +94,8 @@ def local_layer(
     tokens, mask, logits = tokens_and_logits(config, arrays, x, token_mask)
     if router is None:
         assert config.router is not None
-        route = layer_router.NAMED_ROUTERS[config.router]
-        routed = layer_router.call(route, logits, config.top_k, arrays.selection_bias)
+        route = NAMED_ROUTERS[config.router]
+        routed = route(logits, config.top_k, bias=arrays.selection_bias)
     else:
         arguments = router_arguments(axes, arrays, x, logits)
         routed = router(arrays.router.closed_over, *arguments)

@@ -75,7 +75,7 @@ def _quantize(
 ) -> QuantizedExperts:
     assert config.quantization is not None
     compute = functools.partial(
-        quantize_experts, recipe=config.quantization, implementation=config.implementation
+        quantize_experts, quantization=config.quantization, implementation=config.implementation
     )
     axes = config.axes_on(mesh)
     manual = frozenset(mesh.abstract_mesh.manual_axes)

@@ -40,7 +40,7 @@ def grouped_matmul_by_recipe(
 ) -> jax.Array:
     """Called by `grouped_matmul`, which has checked the rest."""
     operation = "grouped_matmul"
-    check_recipe(operation, recipe, "quantization")
+    check_recipe(operation, recipe)
     check_row_dtype(operation, "lhs", lhs)
     if quantized_rhs is not None:
         shape = (rhs.mT if params.transpose_rhs else rhs).shape

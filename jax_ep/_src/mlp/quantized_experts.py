@@ -32,7 +32,7 @@ from jax_ep._src.quant.recipe import (
 
 
 def quantize_experts(
-    w_up: UpWeights, w_down: jax.Array, recipe: Recipe, *, implementation: str | None = None
+    w_up: UpWeights, w_down: jax.Array, quantization: Recipe, *, implementation: str | None = None
 ) -> QuantizedExperts:
     """Quantizes the matrices of experts for `moe_mlp` or `grouped_mlp`.
 
@@ -41,7 +41,7 @@ def quantize_experts(
     Args:
       w_up: in each form that `moe_mlp` takes.
       w_down: [L, F, H].
-      recipe: that of the layer.
+      quantization: that of the layer.
       implementation: as in `quantize_weights`.
 
     Returns:
@@ -52,14 +52,14 @@ def quantize_experts(
       The errors of `quantize`.
     """
     operation = "quant.quantize_experts"
-    check_recipe(operation, recipe)
-    check_floats(operation, "w_down", w_down, recipe.weights, 2)
+    check_recipe(operation, quantization)
+    check_floats(operation, "w_down", w_down, quantization.weights, 2)
     *leading, size, hidden = w_down.shape
     up, _ = check_forms(operation, "w_up", w_up, (*leading, hidden), size, None, "any activation")
     if up[0].ndim > w_down.ndim:  # [L, H, 2, F]
         up = (compat.join_last_axes(jnp.asarray(up[0])),)
     layouts = functools.partial(
-        quantize_layouts, operation, recipe=recipe, implementation=implementation
+        quantize_layouts, operation, recipe=quantization, implementation=implementation
     )
     return QuantizedWeights(*layouts(up)), QuantizedWeights(*layouts((w_down,)))
 
@@ -138,7 +138,7 @@ def shapes_of_quantized(
     check_no_layer(operation, layer)
     if recipe is None:
         check_no_quantized_weights(operation, "quantized_weights", quantized)
-    check_recipe(operation, recipe, "quantization")
+    check_recipe(operation, recipe)
     if accumulators is not None:
         raise ArgumentError(
             f"jax_ep.{operation}: accumulators are given without w_up and w_down; expected the "
@@ -187,7 +187,7 @@ def check_quantization(
     """Raises for what a recipe does not cover, and for quantized matrices that do not fit."""
     if recipe is None:
         return check_no_quantized_weights(operation, "quantized_weights", quantized)
-    check_recipe(operation, recipe, "quantization")
+    check_recipe(operation, recipe)
     check_row_dtype(operation, rows_name, rows)
     if experts is None:
         other = "experts_fn"

@@ -20,7 +20,7 @@ Pass = Literal["forward", "backward"]
 
 def quantize_for_training(
     w: jax.Array,
-    recipe: Recipe,
+    quantization: Recipe,
     *,
     transpose_rhs: bool = False,
     implementation: str | None = None,
@@ -32,7 +32,7 @@ def quantize_for_training(
 
     Args:
       w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
-      recipe: the formats.
+      quantization: the formats, as of the matmul.
       transpose_rhs: whether w is [..., N, K].
       implementation: as in `quantize_weights`.
 
@@ -43,7 +43,7 @@ def quantize_for_training(
       The errors of `quantize`.
     """
     layouts = quantize_layouts(
-        OPERATION, (w,), recipe, transpose_rhs=transpose_rhs, implementation=implementation
+        OPERATION, (w,), quantization, transpose_rhs=transpose_rhs, implementation=implementation
     )
     return QuantizedWeights(*layouts)
 

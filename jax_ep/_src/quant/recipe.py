@@ -102,12 +102,12 @@ them; `moe_mlp`, `grouped_mlp` and the layers take them as ``quantized_weights``
 """
 
 
-def check_recipe(operation: str, recipe: Any, name: str = "recipe") -> None:
+def check_recipe(operation: str, quantization: Any) -> None:
     """Raises unless it is a recipe."""
-    if not isinstance(recipe, Recipe):
+    if not isinstance(quantization, Recipe):
         raise DtypeError(
-            f"jax_ep.{operation}: {name}={recipe!r}; expected a jax_ep.quant.Recipe. Recipes are "
-            "values: call the class, as in Recipe()."
+            f"jax_ep.{operation}: quantization={quantization!r}; expected a jax_ep.quant.Recipe. "
+            "Recipes are values: call the class, as in Recipe()."
         )
 
 

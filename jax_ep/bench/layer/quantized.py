@@ -28,7 +28,7 @@ class Quantized(Ours):
         """Returns the quantized weights, which all sets of operands share."""
         if not self.before:
             return None
-        quantize = functools.partial(quant.quantize_experts, recipe=self.recipe)
+        quantize = functools.partial(quant.quantize_experts, quantization=self.recipe)
         compute = jax.jit(sharded(quantize, problem.mesh))
         weights = problem.sets[0].w_up, problem.sets[0].w_down
         return problem.once("quantized", lambda: compute(*weights))

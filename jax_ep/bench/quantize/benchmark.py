@@ -48,7 +48,7 @@ def computation(operation: str, implementation: str | None = None) -> Callable[[
     """Returns the function that is compiled."""
     if operation == WEIGHTS:
         return functools.partial(
-            quant.quantize_for_training, recipe=quant.Recipe(), implementation=implementation
+            quant.quantize_for_training, quantization=quant.Recipe(), implementation=implementation
         )
     format = FORMATS[operation.partition("_")[2]]
 
