@@ -27,6 +27,7 @@ import jax_ep
 import jax_ep.linen
 import jax_ep.nnx
 from jax_ep import quant
+from jax_ep._src.layer import domains
 
 MESH = testing.expert_mesh()
 RANKS = testing.NUM_DEVICES
@@ -45,6 +46,13 @@ def inside(f, mesh=MESH, **options):
 def mesh_of_two_hosts(sizes, **options):
     devices = [types.SimpleNamespace(id=i, slice_index=i // 4) for i in range(8)]
     jax_ep.make_mesh(sizes, ("expert",), devices=devices, **options)
+
+
+def layer_over_split_hosts():
+    """Ranks 0 and 2 are on one host, 1 and 3 on another."""
+    hosts = unittest.mock.patch.object(domains, "host_of", lambda device: device.id % 2)
+    with hosts, jax.set_mesh(testing.mesh_of((4,), ("expert",))):
+        jax_ep.nnx.MoE(8, 4, 8, 2, rngs=nnx.Rngs(0))(X)
 
 
 def symbolic_rows():

@@ -25,9 +25,13 @@ class Plan:
     num_dropped: np.ndarray  # i32[1]
     num_bad_ids: np.ndarray  # i32[1]
     status: np.ndarray  # i32[1]
+    domain_size: int | None = None  # ranks per NVLink domain; None for one level
+    forwarding: tuple[np.ndarray, np.ndarray] | None = None  # u32[R/D,T,ceil(D/32)], i32[M]
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
+FIELDS = tuple(
+    f.name for f in dataclasses.fields(Plan) if f.name not in ("domain_size", "forwarding")
+)
 
 
 def round_up(value, multiple):
@@ -59,10 +63,11 @@ def source_quota(counts, cap):
     return quota
 
 
-def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
+def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1, domain_size=None):
     """The plan of every rank, from the ids of all."""
     num_ranks, num_tokens, top_k = topk_ids.shape
     num_local = num_experts // num_ranks
+    domain_size = None if domain_size == num_ranks else domain_size
     if recv_capacity is None:
         recv_capacity = default_capacity(num_ranks, num_tokens, top_k, num_local, row_align)
 
@@ -116,12 +121,34 @@ def make_plans(topk_ids, *, num_experts, recv_capacity=None, row_align=1):
                 num_dropped=np.array([sum(sizes) - sum(real_group_sizes)], np.int32),
                 num_bad_ids=np.array([bad_ids[rank]], np.int32),
                 status=np.array([0], np.int32),
+                domain_size=domain_size,
             )
         )
     for rank, row, source, token, _ in real_rows(plans):
         destinations = set(destination[source, token].tolist()) - {-1}
         plans[rank].partial_sum_index[row] = sorted(destinations).index(rank)
+    if domain_size is not None:
+        for rank, plan in enumerate(plans):
+            plan.forwarding = forwarding(rank, plans, destination)
     return plans
+
+
+def forwarding(rank, plans, destination):
+    """Finds which ranks of the domain get each token of its rail, and the rows' sums among them."""
+    size = plans[rank].domain_size
+    here = range(rank // size * size, rank // size * size + size)
+    partners = range(rank % size, len(plans), size)
+    token_ranks = np.zeros((len(partners), destination.shape[1], -(-size // 32)), np.uint32)
+    for i, partner in enumerate(partners):
+        for token, destinations in enumerate(destination[partner].tolist()):
+            for to in set(destinations) & set(here):
+                word, bit = divmod(to - here.start, 32)
+                token_ranks[i, token, word] |= np.uint32(1 << bit)
+    index = np.full(len(plans[rank].row_source), -1, np.int32)
+    for row, (source, token, _) in enumerate(plans[rank].row_source.tolist()):
+        if source >= 0:
+            index[row] = sorted(set(destination[source, token].tolist()) & set(here)).index(rank)
+    return token_ranks, index
 
 
 def stack(plans):
@@ -182,13 +209,17 @@ def fma(a, b, c):
 
 
 def combine(y, plans, row_weights):
-    """out[R,T,H] in y's dtype: float32 fma over a rank's assignments, rounded; then the ranks' sums in rank order."""
+    """out[R,T,H] in y's dtype: float32 fma over a rank's assignments, rounded; then the ranks' sums in rank order.
+
+    With NVLink domains each domain's sum is rounded too, and these are added in the order of domains.
+    """
+    domain_size = plans[0].domain_size or len(plans)
     num_ranks, (num_tokens, top_k), hidden = len(plans), plans[0].kept.shape, y.shape[-1]
     row_of = {(s, t, k): (rank, row) for rank, row, s, t, k in real_rows(plans)}
     out = np.zeros((num_ranks, num_tokens, hidden), y.dtype)
     for source in range(num_ranks):
         for token in range(num_tokens):
-            total = np.zeros(hidden, np.float32)
+            total, of_domain = np.zeros((2, hidden), np.float32)
             for rank in range(num_ranks):
                 here = np.zeros(hidden, np.float32)
                 for k in range(top_k):
@@ -197,7 +228,10 @@ def combine(y, plans, row_weights):
                         weight = np.float32(1) if row_weights is None else row_weights[rank, row]
                         here = fma(weight, y[rank, row].astype(np.float32), here)
                 with np.errstate(all="ignore"):
-                    total = total + here.astype(y.dtype).astype(np.float32)
+                    of_domain = of_domain + here.astype(y.dtype).astype(np.float32)
+                    if (rank + 1) % domain_size == 0:
+                        total = total + of_domain.astype(y.dtype).astype(np.float32)
+                        of_domain = np.zeros(hidden, np.float32)
             with np.errstate(over="ignore"):
                 out[source, token] = total.astype(y.dtype)
     return out

@@ -103,6 +103,7 @@ class Sizes:
     hidden: int = 8
     row_align: int = 1
     recv_capacity: int | None = None
+    domain_size: int | None = None  # ranks per NVLink domain
 
     def __post_init__(self):
         object.__setattr__(self, "hidden", -(-self.hidden // ROW_UNIT) * ROW_UNIT)
@@ -125,6 +126,7 @@ class Sizes:
             num_experts=self.num_experts,
             recv_capacity=self.recv_capacity,
             row_align=self.row_align,
+            domain_size=self.domain_size,
         )
 
     def nothing(self, dtype=jnp.float32) -> jax.Array:
@@ -133,7 +135,11 @@ class Sizes:
 
     def dispatch(self, x, topk_ids, topk_weights, **kwargs) -> jax_ep.Dispatched:
         """`jax_ep.dispatch` with these sizes, to be called inside shard_map."""
-        kwargs = {"axis_name": "expert", "row_align": self.row_align} | kwargs
+        kwargs = {
+            "axis_name": "expert",
+            "row_align": self.row_align,
+            "nvlink_domain_size": self.domain_size,
+        } | kwargs
         return jax_ep.dispatch(
             x,
             topk_ids,
@@ -318,6 +324,10 @@ def assert_plan(plan: jax_ep.Plan | dict, plans: list[numpy_moe.Plan], message="
     arrays = plan if isinstance(plan, dict) else plan_arrays(plan)
     for name, expected in numpy_moe.stack(plans).items():
         assert_bitwise(arrays[name], expected, f"{message} plan.{name}")
+    if plans[0].forwarding is not None and not isinstance(plan, dict):
+        for index, name in enumerate(("token_ranks", "partial_sum_index")):
+            expected = np.concatenate([plan.forwarding[index] for plan in plans])
+            assert_bitwise(getattr(plan.forwarding, name), expected, f"{message} {name}")
 
 
 def largest_difference(actual, expected) -> float:

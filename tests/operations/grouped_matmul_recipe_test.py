@@ -60,7 +60,7 @@ def with_gradients(recipe, transpose_rhs=False):
 
 
 def check_weight_gradient(result, rows, out_bar):
-    """Of the dequantized rows: the kernel's own bits, or the sums that XLA adds in an order of each program's own."""
+    """Compares with that of the dequantized rows: the kernel's bits, or sums that XLA adds in an order of each program's own."""
     if tier.ON_GPU:
         expected = jax_ep.grouped_matmul_rhs_gradient(
             rows, out_bar, SIZES, preferred_element_type=jnp.float32

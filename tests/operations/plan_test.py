@@ -19,7 +19,7 @@ from testing import Sizes
 import jax_ep
 
 SIZES = Sizes(testing.NUM_DEVICES, num_local=2, num_tokens=4, top_k=2, row_align=2)
-STATICS = ("axis_name", "num_ranks", "num_experts", "row_align", "zero_tail")
+STATICS = ("axis_name", "num_ranks", "num_experts", "row_align", "zero_tail", "nvlink_domain_size")
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def expected_counts(ids):
 class PytreeTest(parameterized.TestCase):
     def test_fields_in_order(self):
         names = tuple(field.name for field in dataclasses.fields(jax_ep.Plan))
-        self.assertEqual(names, numpy_moe.FIELDS + STATICS)
+        self.assertEqual(names, numpy_moe.FIELDS + STATICS + ("forwarding",))
         plan = planner()(some_ids())
         leaves = jax.tree.leaves(plan)
         self.assertLen(leaves, len(numpy_moe.FIELDS))
@@ -72,7 +72,7 @@ class PytreeTest(parameterized.TestCase):
     def test_statics_say_how_it_was_made(self):
         plan = planner(zero_tail=False)(some_ids())
         statics = tuple(getattr(plan, name) for name in STATICS)
-        self.assertEqual(statics, ("expert", SIZES.num_ranks, SIZES.num_experts, 2, False))
+        self.assertEqual(statics, ("expert", SIZES.num_ranks, SIZES.num_experts, 2, False, None))
 
     def test_arrays_of_different_calls_do_not_retrace(self):
         traces = []

@@ -40,6 +40,7 @@ from error_calls import (
     import_without_module,
     layer,
     layer_of_another_mesh,
+    layer_over_split_hosts,
     layer_without_mesh,
     lower,
     matmul,
@@ -94,6 +95,8 @@ PRODUCERS = {
         lambda: mesh_of_two_hosts((8,), expert_axis="ep"),
         lambda: mesh_of_two_hosts((16,)),
         lambda: mesh_of_two_hosts((5,)),
+        lambda: dispatch(nvlink_domain_size=RANKS + 1),
+        layer_over_split_hosts,
         other_mesh,
         lambda: dispatch(cast=lambda x, ids, w: (x[0], ids, w)),
         lambda: dispatch(cast=lambda x, ids, w: (x, ids[:1], w)),
@@ -383,7 +386,7 @@ class ProducedTest(absltest.TestCase):
         patterns = [to_regex(reason) for reason in reasons]
         wide = AbstractMesh((300,), ("expert",), axis_types=(AxisType.Auto,))
 
-        def on(mesh, hidden=8, top_k=2, recv_capacity=None, num_experts=None, **kwargs):
+        def on(mesh, hidden=8, top_k=2, num_experts=None, lowering=None, **options):
             def f(x, ids):
                 return jax_ep.dispatch(
                     x,
@@ -391,23 +394,24 @@ class ProducedTest(absltest.TestCase):
                     None,
                     num_experts=num_experts or jax.lax.axis_size("expert"),
                     axis_name="expert",
-                    recv_capacity=recv_capacity,
+                    **options,
                 ).rows
 
             tokens = mesh.shape["expert"]
             mapped = jax.shard_map(f, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
             x, ids = programs.struct((tokens, hidden)), programs.struct((tokens, top_k), np.int32)
-            programs.lower_for_cuda(mapped, x, ids, **kwargs)
+            programs.lower_for_cuda(mapped, x, ids, **lowering or {})
 
         with programs.fallback_warnings() as messages:
-            on(MESH, cuda_build=False)
+            on(MESH, lowering={"cuda_build": False})
             on(MESH, hidden=3)
             on(wide)
             on(MESH, top_k=65)
             on(MESH, num_experts=2048 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
+            on(MESH, nvlink_domain_size=1)
             each_quantized_fallback()
-        template, _ = documented()["Warnings"]
+        template, *_ = documented()["Warnings"]
         for pattern in patterns:
             self.assertTrue(any(pattern.search(message) for message in messages), pattern)
         for message in messages:

@@ -16,7 +16,8 @@ import jax.export
 from absl.testing import absltest, parameterized
 
 import jax_ep
-from jax_ep._src.transfer.plan import PlanArrays
+from jax_ep._src.transfer.domains import Forwarding
+from jax_ep._src.transfer.plan import NUM_ARRAYS, PlanArrays
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -129,7 +130,9 @@ class ReferenceTest(parameterized.TestCase):
 
     def test_arrays_of_a_plan(self):
         arrays = first_column(DOCS / "design" / "plan.md", "The arrays")
-        self.assertEqual(arrays, list(PlanArrays._fields))
+        self.assertEqual(arrays, list(PlanArrays._fields[:NUM_ARRAYS]))
+        private = first_column(DOCS / "design" / "plan.md", "NVLink domains")
+        self.assertEqual(private, list(Forwarding._fields))
 
     def test_buffers_of_a_workspace(self):
         buffers = first_column(DOCS / "design" / "runtime.md", "Workspaces")

@@ -232,6 +232,18 @@ def with_devices(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
     return context if context.abstract_mesh == mesh.abstract_mesh else mesh
 
 
+def devices_of(mesh: Mesh | AbstractMesh) -> Any:
+    """The mesh's devices, an array of its shape; None for one whose devices are not known here."""
+    if isinstance(mesh, AbstractMesh):
+        from jax._src.mesh import get_concrete_mesh
+
+        context = get_concrete_mesh()  # whose axes a shard_map may have made manual since
+        if context.empty or dict(context.shape) != dict(mesh.shape):
+            return None
+        mesh = context
+    return mesh.devices
+
+
 def concrete(value: Any) -> Any:
     """`value`, or the value behind a tracer of an eager derivative; None for other tracers."""
     if not isinstance(value, jax.core.Tracer):

@@ -81,11 +81,16 @@ def make_mesh(
     return Mesh(chosen.reshape(sizes), names, axis_types=types)
 
 
+def host_of(device: Device) -> int:
+    """Returns the number of the host that a device is on."""
+    return getattr(device, "slice_index", 0)
+
+
 def by_host(devices: Sequence[Device]) -> list[list[Device]]:
     """Returns the devices of each host, which JAX numbers as slices of GPUs and CPUs."""
     hosts: dict[int, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.id):
-        hosts.setdefault(getattr(device, "slice_index", 0), []).append(device)
+        hosts.setdefault(host_of(device), []).append(device)
     return [hosts[index] for index in sorted(hosts)]
 
 

@@ -23,6 +23,7 @@ from jax_ep._src.layer.config import (
     check_mesh,
     spec_entry,
 )
+from jax_ep._src.layer.domains import with_domains
 from jax_ep._src.layer.functions import (
     CallSite,
     Functions,
@@ -85,6 +86,7 @@ def apply(
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])
     check_mesh(config, mesh)
+    config = with_domains(config, mesh)
     check_padding(config, mesh, arrays.w_down, axis=0 if arrays.layer is None else 1)
     warn_of_repeated_work(config, mesh, x)
     # Functions may close over state, so that each call traces them: nothing keeps a first trace.

@@ -88,6 +88,8 @@ class Config(Options):
                 f"jax_ep.{LAYER}: quantized_only is given without quantization; expected both or "
                 "none. Give the jax_ep.quant.Recipe whose weights have the checkpoint's format."
             )
+        if self.nvlink_domain_size is not None:
+            checks.integer(LAYER, "nvlink_domain_size", self.nvlink_domain_size)
         checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")
         checks.implementation(LAYER, self.implementation)
         if not isinstance(self.mesh, Mesh | AbstractMesh | None):

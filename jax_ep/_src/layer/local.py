@@ -210,6 +210,7 @@ def _experts(
         remat=config.remat,
         quantization=config.quantization,
         quantized_weights=quantized_experts.gather(axes, arrays.quantized),
+        nvlink_domain_size=config.nvlink_domain_size if axes.expert else None,
         num_comm_sms=config.num_comm_sms,
         implementation=config.implementation,
     )

@@ -31,7 +31,7 @@ def lecun_normal(
 
 @dataclasses.dataclass(unsafe_hash=True)  # frozen, it would be no base of linen's modules
 class Options:
-    """What a layer is told beside its router.
+    """The options of a layer beside its router.
 
     Args:
       hidden_size: H, the size of a token.
@@ -72,6 +72,8 @@ class Options:
       quantization: as in `moe_mlp`.
       quantized_only: the layer has no w_up and w_down, and each call takes quantized_weights:
         for inference from a checkpoint in eight bits.
+      nvlink_domain_size: as in `moe_mlp`. None takes the ranks that each host of the mesh has, if
+        the devices of the mesh are known.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
       dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
@@ -105,6 +107,7 @@ class Options:
     remat: Remat = "dispatch"
     quantization: Recipe | None = None
     quantized_only: bool = False
+    nvlink_domain_size: int | None = None
     num_comm_sms: int | None = None
     implementation: str | None = None
     dtype: DTypeLike | None = None

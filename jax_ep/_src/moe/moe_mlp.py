@@ -30,6 +30,7 @@ from jax_ep._src.moe.shared_expert import SharedExpert, shared_expert_output
 from jax_ep._src.moe.stats import Stats, no_stats
 from jax_ep._src.moe.users_experts import ExpertsFunction, check_experts_function, users_experts
 from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.transfer.domains import check_domain_size, warn_of_dropless_rows
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import check_num_rows
 
@@ -58,6 +59,7 @@ def moe_mlp(
     remat: Remat = "dispatch",
     quantization: Recipe | None = None,
     quantized_weights: QuantizedExperts | None = None,
+    nvlink_domain_size: int | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats]: ...
@@ -87,6 +89,7 @@ def moe_mlp(
     remat: Remat = "dispatch",
     quantization: Recipe | None = None,
     quantized_weights: QuantizedExperts | None = None,
+    nvlink_domain_size: int | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats, Accumulators]: ...
@@ -115,6 +118,7 @@ def moe_mlp(
     remat: Remat = "dispatch",
     quantization: Recipe | None = None,
     quantized_weights: QuantizedExperts | None = None,
+    nvlink_domain_size: int | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats] | tuple[jax.Array, Stats, Accumulators]:
@@ -174,6 +178,7 @@ def moe_mlp(
         cotangents; for a named activation without biases. x is bfloat16 or float32.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. The derivative is of w_up and w_down all the same.
+      nvlink_domain_size: the ranks per NVLink domain, as in `dispatch`.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -228,6 +233,7 @@ def moe_mlp(
             capacity_factor=capacity_factor,
             num_chunks=num_chunks,
             zero_tail=experts_fn is not None,  # no operation of jax_ep reads it
+            nvlink_domain_size=nvlink_domain_size,
             num_sms=checks.num_sms(operation, num_comm_sms, "num_comm_sms"),
             implementation=implementation,
         ),
@@ -240,6 +246,8 @@ def moe_mlp(
             row_dtype=None if quantization is None else jnp.dtype(x.dtype),
         ),
     )
+    if recv_capacity is None and capacity_factor is None:
+        warn_of_dropless_rows(operation, params.transfer, x)
     if experts is not None:
         experts = with_quantized(operation, experts, quantized_weights)
     x, topk_ids, topk_weights, experts = compat.vary_together(
@@ -288,12 +296,15 @@ def _transfer_params(
     capacity_factor: float | None,
     num_chunks: int,
     zero_tail: bool,
+    nvlink_domain_size: int | None,
     num_sms: int,
     implementation: str | None,
 ) -> TransferParams:
     """Returns the parameters of one chunk's transfers; of a layer of one rank for local_only."""
     checks.capacity(operation, recv_capacity, capacity_factor)
+    domain_size = check_domain_size(operation, nvlink_domain_size, axis.size)
     if local_only:
+        domain_size = None
         num_experts //= axis.size
         if capacity_factor is not None:  # a rank's even share is that of T * K / R assignments
             capacity_factor /= axis.size
@@ -314,4 +325,5 @@ def _transfer_params(
         zero_tail=zero_tail,
         num_sms=num_sms,
         implementation=implementation,
+        domain_size=domain_size,
     )

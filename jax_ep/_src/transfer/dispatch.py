@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
+from jax_ep._src.transfer.domains import check_domain_size, warn_of_dropless_rows
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import Dispatched, Plan, PlanArrays, check_num_rows
 from jax_ep._src.transfer.primitives import Rows, bind_combine, bind_dispatch
@@ -27,6 +28,7 @@ def dispatch(
     recv_capacity: int | None = None,
     row_align: int = 1,
     zero_tail: bool = True,
+    nvlink_domain_size: int | None = None,
     num_sms: int | None = None,
     implementation: str | None = None,
 ) -> Dispatched:
@@ -60,6 +62,10 @@ def dispatch(
       zero_tail: whether rows past the last group are zeros, here and in later cotangents. False
         leaves them unspecified, which is faster and safe as long as only jax_ep's operations use
         the rows, because these never read the tail.
+      nvlink_domain_size: how many consecutive ranks of the axis reach each other over NVLink, such
+        as those of one host. A token then goes once to each domain that has some of its experts,
+        which sends it on, and `combine` sums in each domain first. The plan remembers it. None, or
+        R, is one level.
       num_sms: the most SMs that the call uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -95,7 +101,10 @@ def dispatch(
         zero_tail=zero_tail,
         num_sms=checks.num_sms("dispatch", num_sms),
         implementation=checks.implementation("dispatch", implementation),
+        domain_size=check_domain_size("dispatch", nvlink_domain_size, axis.size),
     )
+    if recv_capacity is None and capacity_factor is None:
+        warn_of_dropless_rows("dispatch", params, x)
     sent, topk_ids, topk_weights = compat.vary_together((sent, topk_ids, topk_weights), axis.names)
     return checked_dispatch(sent, topk_ids, topk_weights, params)
 
@@ -108,12 +117,13 @@ def checked_dispatch(
         results = _dispatch(x, topk_ids, topk_weights, params)
         rows, row_weights, arrays = compat.without_tangents(results)
     plan = Plan(
-        *arrays,
+        **arrays._asdict(),
         axis_name=params.axis.name,
         num_ranks=params.axis.size,
         num_experts=params.num_experts,
         row_align=params.row_align,
         zero_tail=params.zero_tail,
+        nvlink_domain_size=params.domain_size,
     )
     return Dispatched(from_bits(rows), row_weights, plan.group_sizes, plan)
 

@@ -19,6 +19,7 @@ class TransferParams:
     zero_tail: bool
     num_sms: int
     implementation: str | None
+    domain_size: int | None = None  # ranks per NVLink domain; None for one level
     lane: int = 0  # calls of different lanes may run at the same time
     num_lanes: int = 1  # lanes that may be in flight; each gets a share of the SMs
 

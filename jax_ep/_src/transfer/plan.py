@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.core.expert_axis import AxisName, ExpertAxis
+from jax_ep._src.transfer.domains import Forwarding, forwarding_shapes
 from jax_ep._src.transfer.params import TransferParams
 
 REMAT_NAMES = ("jax_ep.plan", "jax_ep.rows", "jax_ep.pre_activation", "jax_ep.combined")
@@ -62,6 +64,8 @@ class Plan:
       num_experts: E (static).
       row_align: each group's size is a multiple of this (static).
       zero_tail: whether cotangents made by this plan have a zero tail, too (static).
+      nvlink_domain_size: ranks per NVLink domain, or None for one level (static).
+      forwarding: private; what transfers of two levels need beside, or None.
     """
 
     group_sizes: jax.Array
@@ -80,6 +84,8 @@ class Plan:
     num_experts: int = dataclasses.field(metadata=_STATIC)
     row_align: int = dataclasses.field(metadata=_STATIC)
     zero_tail: bool = dataclasses.field(metadata=_STATIC)
+    nvlink_domain_size: int | None = dataclasses.field(default=None, metadata=_STATIC)
+    forwarding: Any = None
 
     @property
     def arrays(self) -> PlanArrays:
@@ -88,7 +94,10 @@ class Plan:
 
 
 class PlanArrays(NamedTuple):
-    """The array fields of a `Plan`, in the order in which FFI handlers take and return them."""
+    """The array fields of a `Plan`, in the order in which FFI handlers take and return them.
+
+    As operands they are the leaves of this tree, which are fewer without `forwarding`.
+    """
 
     group_sizes: Any
     real_group_sizes: Any
@@ -101,6 +110,22 @@ class PlanArrays(NamedTuple):
     num_dropped: Any
     num_bad_ids: Any
     status: Any
+    forwarding: Forwarding | None = None
+
+    @classmethod
+    def split(
+        cls, operands: Sequence[Any], params: TransferParams
+    ) -> tuple[PlanArrays, Sequence[Any]]:
+        """Returns the plan that operands begin with, and the others."""
+        plan, others = cls(*operands[:NUM_ARRAYS]), operands[NUM_ARRAYS:]
+        if params.domain_size is None:
+            return plan, others
+        count = len(Forwarding._fields)
+        return plan._replace(forwarding=Forwarding(*others[:count])), others[count:]
+
+
+NUM_ARRAYS = len(PlanArrays._fields) - 1
+"""The arrays of a plan of one level."""
 
 
 @jax.tree_util.register_dataclass
@@ -123,10 +148,15 @@ class Dispatched:
 
 
 def plan_shapes(
-    num_tokens: int, top_k: int, num_local_experts: int, num_rows: int
+    num_tokens: int,
+    top_k: int,
+    num_local_experts: int,
+    num_rows: int,
+    num_ranks: int = 1,
+    domain_size: int | None = None,
 ) -> tuple[tuple[tuple[int, ...], Any], ...]:
     """(shape, dtype) of each array of a plan, in the order of `PlanArrays`."""
-    return PlanArrays(
+    of_one_level: Any = PlanArrays(
         group_sizes=((num_local_experts,), jnp.int32),
         real_group_sizes=((num_local_experts,), jnp.int32),
         row_offsets=((num_local_experts + 1,), jnp.int32),
@@ -139,6 +169,8 @@ def plan_shapes(
         num_bad_ids=((1,), jnp.int32),
         status=((1,), jnp.int32),
     )
+    of_two = forwarding_shapes(num_tokens, num_rows, num_ranks, domain_size)
+    return *of_one_level[:NUM_ARRAYS], *of_two
 
 
 def num_rows(
@@ -207,4 +239,5 @@ def params_along(
         zero_tail=plan.zero_tail,
         num_sms=checks.num_sms(operation, num_sms),
         implementation=checks.implementation(operation, implementation),
+        domain_size=plan.nvlink_domain_size,
     )

@@ -22,7 +22,7 @@ from jax_ep._src.core.runtime import LIMITS
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.transfer import reference
 from jax_ep._src.transfer.params import TransferParams
-from jax_ep._src.transfer.plan import PlanArrays, plan_shapes
+from jax_ep._src.transfer.plan import NUM_ARRAYS, PlanArrays, plan_shapes
 
 Rows = jax.Array | Quantized
 """The rows that a transfer takes, and returns."""
@@ -36,7 +36,8 @@ def bind_dispatch[R: Rows](
     weights = () if topk_weights is None else (topk_weights,)
     results = dispatch_p.bind(*arrays, topk_ids, *weights, params=params)
     num_rows = len(arrays) + len(weights)
-    return *_rows(results[:num_rows], x), PlanArrays(*results[num_rows:])
+    plan, _ = PlanArrays.split(results[num_rows:], params)
+    return *_rows(results[:num_rows], x), plan
 
 
 def bind_redispatch[R: Rows](
@@ -44,7 +45,7 @@ def bind_redispatch[R: Rows](
 ) -> tuple[R, jax.Array | None]:
     """Returns rows and row weights."""
     weights = () if topk_weights is None else (topk_weights,)
-    return _rows(redispatch_p.bind(*_arrays(x), *plan, *weights, params=params), x)
+    return _rows(redispatch_p.bind(*_arrays(x), *jax.tree.leaves(plan), *weights, params=params), x)
 
 
 def _arrays(x: Rows) -> tuple[jax.Array, ...]:
@@ -73,7 +74,7 @@ def bind_combine(
     optional = [array for array in (row_weights, row_scalars) if array is not None]
     out, *assignment_scalars = combine_p.bind(
         y,
-        *plan,
+        *jax.tree.leaves(plan),
         *optional,
         has_weights=row_weights is not None,
         has_scalars=row_scalars is not None,
@@ -89,14 +90,17 @@ def _dispatch_avals(*avals: Aval, params: TransferParams) -> list[Aval]:
     x, (topk_ids, *topk_weights) = reference.split_rows(avals)
     num_tokens, top_k = topk_ids.shape
     num_local = params.num_experts // params.axis.size
-    shapes = plan_shapes(num_tokens, top_k, num_local, params.num_rows)
+    shapes = plan_shapes(
+        num_tokens, top_k, num_local, params.num_rows, params.axis.size, params.domain_size
+    )
     rows = _row_avals(x, len(topk_weights), params)
     return [*rows, *(compat.aval_like(x[0], shape, dtype) for shape, dtype in shapes)]
 
 
 def _redispatch_avals(*avals: Aval, params: TransferParams) -> list[Aval]:
     x, operands = reference.split_rows(avals)
-    return _row_avals(x, len(operands) - len(PlanArrays._fields), params)
+    _, weights = PlanArrays.split(operands, params)
+    return _row_avals(x, len(weights), params)
 
 
 def _row_avals(x: Sequence[Aval], num_weights: int, params: TransferParams) -> list[Aval]:
@@ -108,7 +112,7 @@ def _row_avals(x: Sequence[Aval], num_weights: int, params: TransferParams) -> l
 def _combine_avals(
     y: Aval, *operands: Aval, params: TransferParams, has_weights: bool, has_scalars: bool
 ) -> list[Aval]:
-    num_tokens, top_k = PlanArrays(*operands[: len(PlanArrays._fields)]).kept.shape
+    num_tokens, top_k = PlanArrays.split(operands, params)[0].kept.shape
     out = compat.aval_like(y, (num_tokens, y.shape[1]), y.dtype)
     assignment_scalars = compat.aval_like(y, (num_tokens, top_k), jnp.float32)
     return [out] + [assignment_scalars] * has_scalars
@@ -142,7 +146,7 @@ def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str,
 
 
 def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
-    return _row_attributes(avals, len(PlanArrays._fields), params)
+    return _row_attributes(avals, NUM_ARRAYS, params)
 
 
 def _row_attributes(avals: list[Aval], num_others: int, params: TransferParams) -> dict[str, Any]:
@@ -158,6 +162,8 @@ def _unsupported(
 ) -> str | None:
     num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
     rows, *scales = x
+    if params.domain_size is not None:
+        return "the expert axis has several NVLink domains, which no kernel spans yet"
     row_bytes = rows.shape[1] * rows.dtype.itemsize
     if scales and scales[0].dtype != jnp.float32:
         return f"scales are {scales[0].dtype}; the kernels take float32"
@@ -184,7 +190,7 @@ def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | No
 
 def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> str | None:
     rows, operands = reference.split_rows(avals)
-    plan = PlanArrays(*operands[: len(PlanArrays._fields)])
+    plan = PlanArrays.split(operands, params)[0]
     return _unsupported(plan.kept.shape, rows, params)
 
 

@@ -15,6 +15,7 @@ from jax import lax
 
 from jax_ep._src.core.expert_axis import ExpertAxis
 from jax_ep._src.core.loops import divide, fori_loop
+from jax_ep._src.transfer.domains import Forwarding, num_words
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import PlanArrays
 
@@ -28,14 +29,14 @@ MOST_GATHERED_BYTES = 1 << 22
 def dispatch(*operands: jax.Array, params: TransferParams) -> tuple[jax.Array, ...]:
     """Rows, row weights if there are weights, and the arrays of the plan."""
     x, (topk_ids, *topk_weights) = split_rows(operands)
-    plan = _make_plan(topk_ids, params.axis, params.num_experts, params.num_rows, params.row_align)
+    plan = jax.tree.leaves(_make_plan(topk_ids, params))
     return *redispatch(*x, *plan, *topk_weights, params=params), *plan
 
 
 def redispatch(*operands: jax.Array, params: TransferParams) -> tuple[jax.Array, ...]:
     """Rows, and row weights if there are weights, along the routes of a plan."""
     x, others = split_rows(operands)
-    plan, topk_weights = _split_plan(others)
+    plan, topk_weights = PlanArrays.split(others, params)
     num_tokens, top_k = plan.kept.shape
     rank, token, k = plan.row_source.T
     source_row = rank * num_tokens + token
@@ -61,7 +62,7 @@ def combine(
 ) -> tuple[jax.Array, ...]:
     """Each token's weighted sum of its rows, and each assignment's scalar, if rows have scalars."""
     axis = params.axis
-    plan, optional = _split_plan(operands)
+    plan, optional = PlanArrays.split(operands, params)
     num_tokens, top_k = plan.kept.shape
     num_rows, hidden = y.shape
     if num_tokens == 0:
@@ -88,7 +89,7 @@ def combine(
     accumulator = jnp.zeros((axis.size * num_tokens, hidden), jnp.float32)
     accumulator = fori_loop(top_k, add, accumulator, like=y, also_like=row_of)
     partial_sums = accumulator.astype(y.dtype).reshape(axis.size, num_tokens, hidden)
-    results = [_poison(_sum_over_ranks(partial_sums, axis).astype(y.dtype), plan)]
+    results = [_poison(_sum_over_ranks(partial_sums, axis, params.domain_size), plan)]
 
     if has_scalars:
         zeros = jnp.zeros(num_assignments, jnp.float32)
@@ -101,9 +102,9 @@ def combine(
 # ---- routing
 
 
-def _make_plan(
-    topk_ids: jax.Array, axis: ExpertAxis, num_experts: int, num_rows: int, row_align: int
-) -> PlanArrays:
+def _make_plan(topk_ids: jax.Array, params: TransferParams) -> PlanArrays:
+    axis, num_experts = params.axis, params.num_experts
+    num_rows, row_align = params.num_rows, params.row_align
     num_ranks, num_local = axis.size, num_experts // axis.size
     num_tokens, top_k = topk_ids.shape
     rank = lax.axis_index(axis.name)
@@ -135,8 +136,23 @@ def _make_plan(
     row = jnp.where(is_mine, row, num_rows)
     sources = jnp.stack([source, token, k], 1)
     row_source = jnp.full((num_rows, 3), -1).at[row].set(sources, mode="drop")
-    index = _partial_sum_index(sent_expert.reshape(-1, top_k), num_local, num_ranks, rank)
-    partial_sum_index = jnp.full(num_rows, -1).at[row].set(jnp.repeat(index, top_k), mode="drop")
+    destination = jnp.where(sent_expert >= 0, divide(sent_expert, num_local), num_ranks)
+    is_sent = (destination.reshape(-1, top_k, 1) == jnp.arange(num_ranks)).any(1)
+
+    def partial_sum_index(first_rank: Any) -> jax.Array:
+        """Counts the ranks, from `first_rank` to this one, that each row's token is sent to."""
+        ranks = jnp.arange(num_ranks)
+        index = (is_sent & (ranks >= first_rank) & (ranks < rank)).sum(1)
+        return jnp.full(num_rows, -1).at[row].set(jnp.repeat(index, top_k), mode="drop")
+
+    forwarding = None
+    if params.domain_size is not None:
+        forwarding = Forwarding(
+            token_ranks=_token_ranks(
+                is_sent.reshape(num_ranks, num_tokens, -1), params.domain_size, rank
+            ),
+            partial_sum_index=partial_sum_index(rank - rank % params.domain_size),
+        )
 
     num_bad = jnp.sum((topk_ids < -1) | (topk_ids >= num_experts))
     arrays = PlanArrays(
@@ -144,17 +160,17 @@ def _make_plan(
         real_group_sizes=real_sizes,
         row_offsets=offsets,
         row_source=row_source,
-        partial_sum_index=partial_sum_index,
+        partial_sum_index=partial_sum_index(0),
         kept=kept.reshape(num_tokens, top_k),
         destination=jnp.where(kept, divide(expert, num_local), -1).reshape(num_tokens, top_k),
         num_received=demand[None],
         num_dropped=(demand - real_sizes.sum())[None],
         num_bad_ids=num_bad[None],
         status=jnp.zeros(1),
+        forwarding=forwarding,
     )
-    return PlanArrays(
-        *(a if a.dtype == jnp.bool_ else a.astype(jnp.int32) for a in arrays),
-    )
+    narrow = {jnp.dtype("int64"): jnp.int32, jnp.dtype("float32"): jnp.int32}
+    return jax.tree.map(lambda a: a.astype(narrow.get(a.dtype, a.dtype)), arrays)
 
 
 def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
@@ -166,13 +182,16 @@ def _positions(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Arra
     return jnp.zeros_like(expert).at[order].set(position.astype(expert.dtype)), counts[:-1]
 
 
-def _partial_sum_index(
-    expert: jax.Array, num_local: int, num_ranks: int, rank: jax.Array
-) -> jax.Array:
-    """Counts the ranks below `rank` that each token [tokens, k] is sent to."""
-    destination = jnp.where(expert >= 0, divide(expert, num_local), num_ranks)
-    is_sent = (destination[:, :, None] == jnp.arange(num_ranks)).any(1)
-    return (is_sent & (jnp.arange(num_ranks) < rank)).sum(1)
+def _token_ranks(is_sent: jax.Array, size: int, rank: jax.Array) -> jax.Array:
+    """Packs the ranks of this domain that the tokens of its rail are sent to."""
+    words = num_words(size)
+    num_ranks, num_tokens, _ = is_sent.shape
+    by_domain = is_sent.reshape(num_ranks // size, size, num_tokens, num_ranks // size, size)
+    of_rail = lax.dynamic_index_in_dim(by_domain, rank % size, 1, keepdims=False)
+    here = lax.dynamic_index_in_dim(of_rail, divide(rank, size), 2, keepdims=False)
+    bits = jnp.pad(here, ((0, 0), (0, 0), (0, words * 32 - size)))
+    bits = bits.reshape(*here.shape[:2], words, 32).astype(jnp.uint32)
+    return (bits << jnp.arange(32, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
 
 
 def _kept_counts(counts: jax.Array, num_rows: int, row_align: int) -> jax.Array:
@@ -210,11 +229,6 @@ def split_rows(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Returns the arrays of rows, which are values and scales if they are quantized, and others."""
     count = 2 if operands[0].dtype.itemsize == 1 else 1
     return operands[:count], operands[count:]
-
-
-def _split_plan(operands: Sequence[jax.Array]) -> tuple[PlanArrays, Sequence[jax.Array]]:
-    count = len(PlanArrays._fields)
-    return PlanArrays(*operands[:count]), operands[count:]
 
 
 def _is_real(plan: PlanArrays, num_ranks: int) -> jax.Array:
@@ -259,14 +273,25 @@ def _exchange(values: jax.Array, axis: ExpertAxis) -> jax.Array:
     return lax.dynamic_index_in_dim(gathered, lax.axis_index(axis.name), 1, keepdims=False)
 
 
-def _sum_over_ranks(values: jax.Array, axis: ExpertAxis) -> jax.Array:
-    """Sends values[r] to rank r, and sums the arriving values in rank order, in float32."""
+def _sum_over_ranks(values: jax.Array, axis: ExpertAxis, domain_size: int | None) -> jax.Array:
+    """Sends values[r] to rank r, which sums the arriving values in rank order, in float32.
+
+    With several domains the sum of each is rounded to the values' dtype, and these are summed.
+    """
     arrived = _exchange(values, axis)
+    if domain_size is not None:
+        by_domain = arrived.reshape(-1, domain_size, *arrived.shape[1:])
+        arrived = jnp.stack([_sum_in_order(domain) for domain in by_domain])
+    return _sum_in_order(arrived)
+
+
+def _sum_in_order(values: jax.Array) -> jax.Array:
+    """Adds in float32, from the first to the last, and rounds once."""
     total = jnp.zeros(values.shape[1:], jnp.float32)
-    for rank in range(axis.size):
-        total = total + arrived[rank].astype(jnp.float32)
+    for value in values:
+        total = total + value.astype(jnp.float32)
     # A sum that begins with zero is never -0, but XLA leaves the zero out.
-    return jnp.where(total == 0, 0, total)
+    return jnp.where(total == 0, 0, total).astype(values.dtype)
 
 
 def _select_rank(values: jax.Array, destination: jax.Array) -> jax.Array:

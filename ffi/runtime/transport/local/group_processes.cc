@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <set>
 
 namespace jax_ep {
 namespace {
@@ -41,9 +43,26 @@ Status GroupProcesses::CheckHosts() const {
   for (size_t other = 0; other < processes_.size(); ++other) {
     if (std::strcmp(processes_[other].boot_id, processes_[self_].boot_id) == 0) continue;
     return FailedPrecondition("jax_ep: a rank group spans hosts: ", DescribeSelf(), ", and ",
-                              Describe(other), ", have different boot ids. ", kChoices);
+                              Describe(other), ", have different boot ids. ", DescribeDomains(),
+                              kChoices);
   }
   return {};
+}
+
+std::string GroupProcesses::DescribeDomains() const {
+  const auto boot_id = [&](size_t rank) {
+    return std::string(processes_[process_of_[rank]].boot_id);
+  };
+  std::set<std::string> hosts;
+  size_t domain_size = 0;
+  for (size_t first = 0, rank = 0; rank < num_ranks(); first = rank) {
+    while (rank < num_ranks() && boot_id(rank) == boot_id(first)) ++rank;
+    if (!hosts.insert(boot_id(first)).second) {
+      return "Ranks of one host are not next to each other: make the mesh by jax_ep.make_mesh. ";
+    }
+    domain_size = std::gcd(domain_size, rank - first);
+  }
+  return Concatenate("Give nvlink_domain_size=", domain_size, ", the ranks that a host has. ");
 }
 
 Status GroupProcesses::Connect() const {

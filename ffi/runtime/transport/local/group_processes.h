@@ -43,6 +43,9 @@ class GroupProcesses {
               const std::vector<int>& descriptors, const char* subject) const;
 
  private:
+  // "Give nvlink_domain_size=4, ...", or that the order of the ranks splits a host.
+  std::string DescribeDomains() const;
+
   std::vector<Identity> processes_;
   std::vector<size_t> process_of_;  // indexed by rank
   size_t self_ = 0;

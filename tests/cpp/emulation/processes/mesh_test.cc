@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/runtime/transport/local/group_processes.h"
 #include "ffi/runtime/transport/local/mesh_processes.h"
 #include "tests/cpp/emulation/processes/process.h"
 
@@ -154,6 +155,26 @@ void TestOtherHostAndVersion() {
   }
 }
 
+// The error of a group over hosts has the value to give.
+void TestDomainsOfHosts() {
+  const std::pair<std::vector<int>, const char*> cases[] = {
+      {{0, 1}, "Give nvlink_domain_size=1,"},
+      {{0, 0, 1, 1}, "Give nvlink_domain_size=2,"},
+      {{0, 0, 0, 0, 1, 1}, "Give nvlink_domain_size=2,"},
+      {{0, 1, 0, 1}, "not next to each other"},
+  };
+  for (const auto& [hosts, expected] : cases) {
+    std::vector<Identity> ranks;
+    for (const int host : hosts) {
+      Identity rank = ThisProcess();
+      rank.process += ranks.size();
+      if (host != 0) std::strcpy(rank.boot_id, "elsewhere");
+      ranks.push_back(rank);
+    }
+    CHECK_FAILS(GroupProcesses(ranks).CheckHosts(), expected);
+  }
+}
+
 }  // namespace
 }  // namespace jax_ep::testing
 
@@ -162,6 +183,7 @@ int main(int argc, char** argv) {
   RegisterKernels();
   return RunCases({{"several groups", TestSeveralGroups},
                    {"two hosts", TestTwoHosts},
+                   {"domains of hosts", TestDomainsOfHosts},
                    {"meshes are forgotten", TestMeshesAreForgotten},
                    {"another host, another version", TestOtherHostAndVersion}},
                   argc, argv);
