@@ -1,7 +1,7 @@
 """The layer of `jax_ep.nnx` for flax.linen: the same options, parameters and numbers.
 
-`nnx.MoE` documents the options and the meshes. ``variables["params"]`` has the names and shapes
-of its parameters: it is what ``nnx.to_pure_dict(nnx.state(layer, nnx.Param))`` returns.
+`nnx.MoE` documents the options and the meshes. ``variables["params"]`` has the names and shapes of
+its parameters, as ``nnx.to_pure_dict(nnx.state(layer, nnx.Param))`` returns them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ register_with_flax()
 
 
 class MoE(Options, nn.Module):
-    """Router, experts, and the exchange between them, as `jax_ep.nnx.MoE`.
+    """Router, experts, and the exchange between them, like `jax_ep.nnx.MoE`.
 
-    Parameters are `flax.linen.Partitioned`, with the mesh axes of their dimensions as names. A name
-    that `nn.scan` or `nn.vmap` adds (``metadata_params={nn.PARTITION_NAME: "layers"}``) is
+    Parameters are `flax.linen.Partitioned`, and their names are the mesh axes of their dimensions.
+    A name that `nn.scan` or `nn.vmap` adds (``metadata_params={nn.PARTITION_NAME: "layers"}``) is
     translated by `nn.logical_axis_rules`; without a rule its dimension is not sharded. The
-    selection bias is a variable of the collection "selection_bias", which is no param. A router
-    that has no name is a function, a pytree with a ``__call__`` whose arrays are constants, or, on
-    meshes of Auto axes, a linen module with parameters of its own. Keys of its ``make_rng`` differ
-    between ranks that have different tokens.
+    selection bias is not a param but a variable in the collection "selection_bias". A router that
+    is not given by name is a function, a pytree with a ``__call__`` whose arrays are constants, or,
+    on meshes of Auto axes, a linen module with parameters of its own. The keys of its ``make_rng``
+    differ between ranks that have different tokens.
     """
 
     router: str | Router = dataclasses.field(default="softmax", kw_only=True)
@@ -60,13 +60,13 @@ class MoE(Options, nn.Module):
         token_mask: jax.Array | None = None,
         quantized_weights: QuantizedExperts | None = None,
     ) -> tuple[jax.Array, MoEStats]:
-        """Routes the tokens, and sums the outputs of each one's experts by the router's weights.
+        """Routes the tokens, and sums each token's expert outputs, weighted by the router.
 
         Args:
           x: [..., H], as in `jax_ep.nnx.MoE`.
           token_mask: bool[...] or integers, False for padding, which is not routed; or None.
-          quantized_weights: those of `quantize_weights`, or of a checkpoint, or None, as in
-            `jax_ep.nnx.MoE`.
+          quantized_weights: what `quantize_weights` returned, or the weights of a checkpoint, or
+            None, as in `jax_ep.nnx.MoE`.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`.
@@ -91,16 +91,16 @@ class MoE(Options, nn.Module):
     def quantize_weights(self, variables: Mapping[str, Any]) -> QuantizedExperts:
         """Quantizes params w_up and w_down by the layer's recipe, as `jax_ep.nnx.MoE` does.
 
-        It is called on the module alone, outside of `apply`, once per optimizer step.
+        Call it on the module itself, outside of `apply`, once per optimizer step.
 
         Args:
           variables: the layer's collections.
 
         Returns:
-          The matrices in both layouts, as `jax_ep.quant.quantize_experts`.
+          The matrices in both layouts, as `jax_ep.quant.quantize_experts` returns them.
 
         Raises:
-          ArgumentError (a ValueError): as `jax_ep.nnx.MoE.quantize_weights`.
+          ArgumentError (a ValueError): as for `jax_ep.nnx.MoE.quantize_weights`.
         """
         params = _unboxed(variables)["params"]
         return quantize(self._config(), params.get("w_up"), params.get("w_down"))
@@ -108,18 +108,18 @@ class MoE(Options, nn.Module):
     def stack(self, variables: Mapping[str, Any], x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares stacked layers for a loop that reads their matrices in place.
 
-        It is called on the module alone, outside of `apply`; see `jax_ep.nnx.MoE.stack`.
+        Call it on the module itself, outside of `apply`; see `jax_ep.nnx.MoE.stack`.
 
         Args:
           variables: the layer's collections, with a leading dimension of layers in every array, as
             `nn.scan` makes them.
-          x: tokens like those of the calls.
+          x: tokens like those that the calls get.
 
         Returns:
-          What calls the layers, and the float32 sums of the gradients of w_up and w_down.
+          The `Stack` that runs the layers, and float32 sums of the gradients of w_up and w_down.
 
         Raises:
-          ArgumentError (a ValueError): as `jax_ep.nnx.MoE.stack`, or a router with variables.
+          ArgumentError (a ValueError): as for `jax_ep.nnx.MoE.stack`, or a router with variables.
         """
         variables = _unboxed(variables)
         arrays = dict(variables["params"]) | dict(variables.get("selection_bias", {}))

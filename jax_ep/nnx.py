@@ -1,7 +1,7 @@
 """A mixture-of-experts layer for flax.nnx, called at the level of `jit`.
 
-The layer opens its own `jax.shard_map`, so that the model around it needs to know of nothing but
-the mesh. Parameters carry their partition specs as nnx metadata (``out_sharding``).
+The layer opens its own `jax.shard_map`, so the model around it needs to know nothing but the mesh.
+Parameters carry their partition specs as nnx metadata (``out_sharding``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ register_with_flax()
 
 
 class SelectionBias(nnx.Variable[Any]):
-    """The type of `MoE.selection_bias`: state that is not trained by gradients."""
+    """The type of `MoE.selection_bias`, state that gradients do not train."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -47,24 +47,24 @@ class _Arguments(Options):
 class MoE(nnx.Module):
     """Router, experts, and the exchange between them.
 
-    The layer runs on the mesh of the first of these that knows one, each time it is called: the
-    context (`jax.set_mesh`, or a `jax.shard_map`), ``mesh=``, a ``with mesh:`` block, the shardings
-    of the parameters and of x. Without a mesh it runs on one device; where several exist and
-    nothing tells which ones hold the experts, it raises an error.
+    Each call runs on the mesh of the first of these that knows one: the context (`jax.set_mesh`, or
+    a `jax.shard_map`), ``mesh=``, a ``with mesh:`` block, the shardings of the parameters and of x.
+    Without a mesh the layer runs on one device, but raises an error if several exist and nothing
+    tells which ones hold the experts.
 
-    * A mesh of Auto or Explicit axes: experts are sharded over the expert axis, tokens over
+    * On a mesh of Auto or Explicit axes, experts are sharded over the expert axis and tokens over
       `batch_axes`, by default over all axes of the mesh.
-    * Inside a `shard_map` in which the expert axis is manual: parameters and x are the local views
-      there, by the specs in the parameters' metadata. Nothing is resharded over manual axes.
-    * ``expert_axis=None``: every rank holds all experts, and nothing is exchanged or dropped.
+    * Inside a `shard_map` in which the expert axis is manual, the layer takes local views of the
+      parameters, by the specs in their metadata, and of x. It reshards nothing over manual axes.
+    * With ``expert_axis=None`` every rank holds all experts, and nothing is exchanged or dropped.
 
-    Losses, loads and their gradients are those of all tokens, and parameters are initialized
-    equally, whatever the mesh.
+    Whatever the mesh, losses, loads and their gradients are those of all tokens, and parameters get
+    the same initial values.
 
-    Every rank holds equally many experts. If E does not divide over the expert axis of the mesh
-    that is known at construction, the experts' parameters (w_up, w_down, b_up, b_down) have more
-    rows than E, the next multiple of its size: zeros at the end, to which no token is routed, and
-    whose gradients are zeros. All else is of E experts.
+    Every rank holds the same number of experts. If E does not divide over the expert axis of the
+    mesh that is known at construction, the experts' parameters (w_up, w_down, b_up, b_down) get the
+    next multiple of the axis size as their number of rows. The rows past E are zeros, and so are
+    their gradients, because no token is routed to them. Everything else keeps the size E.
 
     Attributes:
       router_kernel: param [hidden_size, num_experts].
@@ -75,7 +75,7 @@ class MoE(nnx.Module):
       b_up: param [num_experts, 2, intermediate_size] (gate, up), [num_experts, intermediate_size]
         for a plain activation, or None.
       b_down: param [num_experts, hidden_size], or None.
-      shared_w_up: param [hidden_size, 2, shared_intermediate_size], without 2 for a plain
+      shared_w_up: param [hidden_size, 2, shared_intermediate_size], without the 2 for a plain
         activation, or None.
       shared_w_down: param [shared_intermediate_size, hidden_size], or None.
       logits_bias: param [num_experts], or None.
@@ -91,14 +91,14 @@ class MoE(nnx.Module):
           router: ``"softmax"``, ``"sigmoid"`` (`jax_ep.routing`), or a function from float32 logits
             [T, E] and K to `routing.Routing`. Each call of the layer calls it once, to trace it for
             the tokens of a rank; eager calls compile again only if it computes something else. A
-            pytree or an nnx module with a ``__call__``, or a `functools.partial`, may hold arrays;
-            it may not change them during the call. Keys among them, and `nnx.Rngs`, differ between
-            ranks that have different tokens; each call advances a stream by one. Keys that a
-            function closes over are the same on all ranks. With an argument ``token_indices`` a
-            router gets int32[T], the tokens' indices among those of all ranks, and its keys as they
-            are: ``jax.vmap(jax.random.fold_in, (None, 0))(key, token_indices)`` then draws the same
-            numbers on any mesh.
-          rngs: gives the keys of the parameters.
+            pytree or an nnx module with a ``__call__``, or a `functools.partial`, may hold arrays,
+            but may not change them during the call. If keys or `nnx.Rngs` are among them, they
+            differ between ranks that have different tokens, and each call advances a stream by one.
+            Keys that a function closes over are the same on all ranks. A router with an argument
+            ``token_indices`` gets int32[T], the tokens' indices among those of all ranks, and its
+            keys unchanged, so that ``jax.vmap(jax.random.fold_in, (None, 0))(key, token_indices)``
+            draws the same numbers on any mesh.
+          rngs: supplies the keys that initialize the parameters.
 
         Raises:
           ArgumentError (a ValueError): sizes, a router or an activation that do not fit, or a mesh
@@ -137,22 +137,21 @@ class MoE(nnx.Module):
         token_mask: jax.Array | None = None,
         quantized_weights: QuantizedExperts | None = None,
     ) -> tuple[jax.Array, MoEStats]:
-        """Routes the tokens, and sums the outputs of each one's experts by the router's weights.
+        """Routes the tokens, and sums each token's expert outputs, weighted by the router.
 
         Args:
-          x: [..., H] with at least one dimension before H. The first one is sharded over the batch
-            axes, the second one over the sequence axes. Where sizes do not divide, all tokens are
-            flattened, padded by masked ones, and sharded over both.
+          x: [..., H] with at least one dimension before H. The first is sharded over the batch
+            axes, the second over the sequence axes. Where sizes do not divide, the layer flattens
+            all tokens, pads them with masked ones, and shards them over both.
           token_mask: bool[...] or integers, False for tokens that are not routed (padding): their y
             is zero, and losses and loads leave them out.
-          quantized_weights: those of `quantize_weights`, or of a checkpoint
-            (`jax_ep.quant.experts_from_checkpoint`), or None. FSDP and
-            tensor axes shard them as they do the matrices; blocks of 128 x 128 must be whole on
-            each rank.
+          quantized_weights: what `quantize_weights` or, for a checkpoint,
+            `jax_ep.quant.experts_from_checkpoint` returned, or None. FSDP and tensor axes shard
+            them as they do the matrices, and blocks of 128 x 128 must be whole on each rank.
 
         Returns:
-          y, of x's shape (but of the size that `experts_fn` returns), in `dtype`, and `MoEStats`.
-          With Explicit axes y is sharded as x is.
+          y in `dtype`, of x's shape except that an `experts_fn` may return another last size, and
+          `MoEStats`. With Explicit axes y is sharded as x is.
 
         Raises:
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh
@@ -163,20 +162,20 @@ class MoE(nnx.Module):
         return y, stats
 
     def quantize_weights(self) -> QuantizedExperts:
-        """Quantizes w_up and w_down by the layer's recipe, each rank those that it has.
+        """Quantizes w_up and w_down by the layer's recipe; each rank quantizes those that it has.
 
-        Call it once per optimizer step, outside of the function that is differentiated, and give
+        Call it once per optimizer step, outside of the function that you differentiate, and give
         the result to all calls of that step::
 
             quantized = layer.quantize_weights()
             gradients = nnx.grad(loss)(layer, x, quantized)  # layer(x, quantized_weights=quantized)
 
         Returns:
-          The matrices in both layouts, as `jax_ep.quant.quantize_experts`.
+          The matrices in both layouts, as `jax_ep.quant.quantize_experts` returns them.
 
         Raises:
           ArgumentError (a ValueError): a layer without `quantization`, no mesh where one is needed,
-            or blocks of 128 x 128 that do not lie on one rank.
+            or blocks of 128 x 128 that are split between ranks.
         """
         arrays = self._arrays()
         return quantize(self.config, arrays.w_up, arrays.w_down)
@@ -184,9 +183,10 @@ class MoE(nnx.Module):
     def stack(self, x: jax.Array) -> tuple[Stack, Accumulators]:
         """Prepares a module of stacked layers for a loop that reads their matrices in place.
 
-        The module's parameters have a leading dimension, as those of layers made by `nnx.vmap`,
-        whose metadata must tell: ``nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME: None})``.
-        A scan over the module itself copies each layer's matrices, and their gradients::
+        Its parameters have a leading dimension of layers, as `nnx.vmap` makes them, and their
+        metadata must say so: ``nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME: None})``. Scan
+        over the index of the layer, because a scan over the module itself copies each layer's
+        matrices and their gradients::
 
             moe, sums = layers.moe.stack(x)
 
@@ -197,19 +197,19 @@ class MoE(nnx.Module):
 
             (x, _), losses = jax.lax.scan(block, (x, sums), jnp.arange(num_layers))
 
-        The matrices are cast to the layer's dtype once, here. Without a gradient leave the sums
-        out: ``y, stats = moe(x, layer)``.
+        The matrices are cast to the layer's dtype once, here. If you take no gradient, leave the
+        sums out: ``y, stats = moe(x, layer)``.
 
         Args:
-          x: tokens like those of the calls.
+          x: tokens like those that the calls get.
 
         Returns:
-          What calls the layers, and the float32 sums of the gradients of w_up and w_down.
+          The `Stack` that runs the layers, and float32 sums of the gradients of w_up and w_down.
 
         Raises:
-          ArgumentError (a ValueError): parameters that are no stacks, or whose metadata lack the
-            dimension of layers; `fsdp_axis`, `quantization` or `experts_fn`, which make other
-            matrices of those in the stack.
+          ArgumentError (a ValueError): parameters that are not stacks, or whose metadata lack the
+            dimension of layers; or `fsdp_axis`, `quantization` or `experts_fn`, with which layers
+            use other matrices than those in the stack.
         """
         variables = {name: getattr(self, name) for name in PARAMETERS}
         shardings = {

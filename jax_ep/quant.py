@@ -1,7 +1,7 @@
 """Eight-bit formats: how values are quantized, and arrays of quantized values with their scales.
 
 A quantized value stands for ``value * scale``. Everything here works under `jit`, `vmap` and
-`shard_map`. Quantizing has no derivative; `fake_quantize` has a straight-through one.
+`shard_map`. Quantizing has no derivative, but `fake_quantize` has a straight-through one.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Routers: the experts of each token, their weights, and how evenly the load spreads.
 
-Pure functions of float arrays with any leading shape ``[...]`` (tokens), usable under `jit`, `grad`
-and `vmap`, inside and outside `shard_map`. Everything is computed in float32. E is the number of
-experts, K the number of experts per token.
+These are pure functions of float arrays with any leading shape ``[...]`` (tokens), which work under
+`jit`, `grad` and `vmap`, inside and outside `shard_map`, and compute everything in float32. E is
+the number of experts, K the number of experts per token.
 
 Selection is deterministic everywhere: among equal scores the lower expert id wins, and NaN ranks
-below every number. So ids are always distinct and within [0, E), also when logits are NaN; weights
-and losses then are NaN, so that the failure shows.
+below every number. Ids are therefore always distinct and within [0, E). If logits are NaN, weights
+and losses are NaN as well, so that the failure shows.
 
-A normalized weight is computed from logits, as a softmax over the selected experts, because scores
-underflow and their sum with them: weights, probabilities and gradients are accurate for all finite
-logits, however small the scores. A logit of -inf disables an expert, whose weight is 0.
+Normalized weights are computed from logits, as a softmax over the selected experts, because scores
+underflow, and their sum with them. So weights, probabilities and gradients are accurate for all
+finite logits, however small the scores. A logit of -inf disables an expert, whose weight is 0.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """The types in jax_ep's signatures, for annotations in other code.
 
-AxisName: a mesh axis, or a tuple of axes that are one together.
+AxisName: a mesh axis, or a tuple of axes that form one together.
 Activation: the name of an activation, or a function of (gate, up) or of one array.
-UpWeights, UpBiases: w_up and b_up: one array, or a (gate, up) pair.
-SharedExpert: (w_up, w_down) of an MLP that every token takes.
-ExpertsFunction: rows, group_sizes, w_up and w_down to the experts' outputs.
+UpWeights, UpBiases: w_up and b_up, each one array or a (gate, up) pair.
+SharedExpert: (w_up, w_down) of an MLP that every token goes through.
+ExpertsFunction: computes the experts' outputs from rows, group_sizes, w_up and w_down.
 LayerIndex: an int, or an integer scalar on the device.
-Remat: what `moe_mlp` repeats in the backward pass rather than keeps.
-Router: logits [T, E] and K to `routing.Routing`.
+Remat: what `moe_mlp` repeats in the backward pass instead of keeping it.
+Router: maps logits [T, E] and K to a `routing.Routing`.
 QuantizedExperts: the `quant.QuantizedWeights` of w_up and of w_down.
 Rows: an array, or `quant.Quantized`.
 ScaleRounding: whether scales are rounded to powers of two.
-Stack: what runs the layers of a stacked module; `nnx.MoE.stack` and `linen.MoE.stack` make it.
+Stack: runs the layers of a stacked module; `nnx.MoE.stack` and `linen.MoE.stack` make it.
 """
 
 from __future__ import annotations

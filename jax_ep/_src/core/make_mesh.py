@@ -24,20 +24,20 @@ def make_mesh(
     expert_axis: AxisName = "expert",
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Makes a mesh as `jax.make_mesh` does, also of several hosts, each of which keeps its experts.
+    """Makes a mesh like `jax.make_mesh`, also over several hosts, each of which keeps its experts.
 
     `jax.make_mesh` refuses the GPUs of several hosts, which are slices to JAX. Here the ranks along
-    `expert_axis` are consecutive devices of one host, and the other axes span hosts. Expert axes
-    that are larger than a host span whole hosts, which only the pure-JAX implementation runs. On
-    one host the mesh is that of `jax.make_mesh`.
+    `expert_axis` are consecutive devices of one host, and the other axes span hosts. An expert axis
+    that is larger than a host spans whole hosts, which only the pure-JAX implementation runs. On
+    one host the mesh is the one that `jax.make_mesh` makes.
 
     Args:
       axis_sizes: the size of each axis. If their product is smaller than the number of devices,
         the first devices are used.
       axis_names: the name of each axis.
       axis_types: the type of each axis; Explicit by default, as in JAX.
-      expert_axis: the axis that holds experts, or several in the order of ranks. () for none.
-      devices: `jax.devices()` by default. Every process gives the same.
+      expert_axis: the axis that holds experts, or several in the order of ranks; () for none.
+      devices: `jax.devices()` by default. Give the same in every process.
 
     Returns:
       The mesh, which is the same in every process.

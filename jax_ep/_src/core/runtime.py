@@ -104,7 +104,7 @@ def workspace_buffers(
 def check() -> None:
     """Raises the first failure on this process's devices since the last check, if there is one.
 
-    Results that are still being computed may fail after it: block on them first.
+    Block on results first, because those that are still being computed may fail after the check.
 
     Raises:
       PeerTimeoutError: a rank waited for a peer until the deadline.
@@ -147,9 +147,9 @@ AFTERWARDS = (
 def release() -> int:
     """Frees the workspaces and starts a new generation. Collective: call it on every process.
 
-    Waits for what runs on the devices. A call that waits for a peer for longer than
-    JAX_EP_WARN_AFTER_S, or for a device that has failed, is ended and returns NaN. So is a call
-    that another thread starts meanwhile. The next call makes its workspace again; compiled programs
+    It waits for what runs on the devices, but ends a call that waits for a peer for longer than
+    JAX_EP_WARN_AFTER_S, or for a device that has failed, and a call that another thread starts
+    meanwhile. These calls return NaN. The next call makes its workspace again; compiled programs
     and CUDA graphs stay valid.
 
     Returns:

@@ -30,13 +30,13 @@ from jax_ep._src.routing import losses, routers
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MoEStats:
-    """Losses and counts of one call, over all tokens of all ranks. A pytree; members may be added.
+    """Losses and counts of one call over all ranks' tokens: a pytree, which may get more members.
 
     Attributes:
-      aux_loss: f32[], `routing.balancing_loss`: 1 when the load is even. Not scaled.
-      z_loss: f32[], `routing.z_loss`. Not scaled.
-      expert_load: i32[E], the assignments to each expert, dropped ones included.
-      num_dropped: i32[], the assignments dropped for want of capacity; 0 without one, if a
+      aux_loss: f32[], `routing.balancing_loss`, not scaled: 1 when the load is even.
+      z_loss: f32[], `routing.z_loss`, not scaled.
+      expert_load: i32[E], the assignments to each expert, including dropped ones.
+      num_dropped: i32[], the assignments that exceeded the capacity; 0 without a capacity if each
         token's experts are distinct.
     """
 

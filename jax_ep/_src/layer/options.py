@@ -31,56 +31,56 @@ def lecun_normal(
 
 @dataclasses.dataclass(unsafe_hash=True)  # frozen, it would be no base of linen's modules
 class Options:
-    """The options of a layer beside its router.
+    """The options of a layer, apart from its router.
 
     Args:
       hidden_size: H, the size of a token.
       intermediate_size: F, the inner size of an expert.
-      num_experts: E. Where the expert axis has more ranks than divide it, the experts'
-        parameters are padded; see `MoE`.
+      num_experts: E. If E does not divide over the expert axis, the experts' parameters are padded;
+        see `MoE`.
       top_k: K, the experts per token.
       mesh: the mesh to run on; None takes it from the context or the shardings, see `MoE`.
-      expert_axis: the mesh axis, or axes, that the experts are sharded over. None keeps all
+      expert_axis: the mesh axis, or axes, over which the experts are sharded. None keeps all
         experts on every rank.
-      batch_axes: the mesh axes that the leading dimension of x is sharded over. The expert axis
-        and `fsdp_axis` count among them, unless they are among `sequence_axes`. None takes
-        every axis of the mesh that no other option names, except one that `jax.vmap` maps over
-        (``spmd_axis_name``) and, inside of a `shard_map`, manual ones other than ``"data"``.
-        Ranks along an axis that a tuple leaves out repeat each other's work; there is a warning
-        if x is known to be sharded over it.
-      sequence_axes: the mesh axes that the second dimension of x is sharded over, if it has one
+      batch_axes: the mesh axes over which the leading dimension of x is sharded. The expert axis
+        and `fsdp_axis` count among them, unless they are among `sequence_axes`. None takes every
+        axis of the mesh that no other option names, except one that `jax.vmap` maps over
+        (``spmd_axis_name``) and, inside a `shard_map`, manual ones other than ``"data"``. If a
+        tuple leaves out an axis, the ranks along it repeat each other's work; the layer warns if x
+        is known to be sharded over it.
+      sequence_axes: the mesh axes over which the second dimension of x is sharded, if it has one
         before H.
-      fsdp_axis: the mesh axis that the weights' H is sharded over too. They are gathered for
-        use, and their gradients reduce-scattered.
-      tensor_axis: the mesh axis that F is sharded over. Tokens are replicated over it, and the
+      fsdp_axis: the mesh axis over which H of the weights is sharded as well. The weights are
+        gathered for use, and their gradients reduce-scattered.
+      tensor_axis: the mesh axis over which F is sharded. Tokens are replicated over it, and the
         experts' outputs summed.
       logits_bias: adds a param to the logits (gpt-oss).
-      selection_bias: adds a variable to the scores for the selection only (DeepSeek-V3); the
-        router gets it as ``bias=``. Update it between steps by `routing.updated_bias`.
-      activation: as in `moe_mlp`; a function of one array is taken for a plain one, a function
-        of (gate, up) for a gated one.
+      selection_bias: adds a variable to the scores, but only for the selection (DeepSeek-V3); the
+        router gets it as ``bias=``. Update it between steps with `routing.updated_bias`.
+      activation: as in `moe_mlp`. A function of one array counts as plain, a function of (gate, up)
+        as gated.
       use_bias: adds biases to both matmuls of each expert (gpt-oss).
-      shared_intermediate_size: the F of a shared expert, which every token takes (DeepSeek-V3);
-        several of them are one of their summed size.
+      shared_intermediate_size: the F of a shared expert, which every token goes through
+        (DeepSeek-V3). Give several shared experts as one of their summed size.
       experts_fn: computes the experts, as in `moe_mlp`.
-      local_only: tokens are not sharded over the expert axis. Each rank computes its own
-        experts on all of them, and the layer sums over the axis: for few tokens.
-      capacity_factor: a rank can receive this multiple of its even share, as in `dispatch`.
-        None drops nothing, if a token's experts are distinct.
+      local_only: does not shard tokens over the expert axis. Each rank computes its own experts on
+        all tokens, and the layer sums over the axis, which suits few tokens.
+      capacity_factor: lets a rank receive this multiple of its even share, as in `dispatch`. None
+        drops nothing if each token's experts are distinct.
       num_chunks: as in `moe_mlp`; tokens are padded to a multiple of it.
       remat: as in `moe_mlp`.
       quantization: as in `moe_mlp`.
-      quantized_only: the layer has no w_up and w_down, and each call takes quantized_weights:
+      quantized_only: makes a layer without w_up and w_down, whose calls all take quantized_weights:
         for inference from a checkpoint in eight bits.
       nvlink_domain_size: as in `moe_mlp`. None takes the ranks that each host of the mesh has, if
         the devices of the mesh are known.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
-      dtype: the dtype that experts compute in and return; None for x's. Routing is float32.
-      param_dtype: the dtype of the parameters. float32 weights stay so with a narrower dtype:
-        their gradients then are float32 as well.
-      kernel_init: initializes each matrix [in, out] by itself: the router's, and those of each
-        expert, gate and up apart.
+      dtype: the dtype that experts compute in and return; None takes x's. Routing is float32.
+      param_dtype: the dtype of the parameters. float32 weights stay float32 if `dtype` is narrower,
+        so that their gradients are float32 as well.
+      kernel_init: initializes each matrix [in, out] separately: the router's, and those of each
+        expert, with gate and up apart.
       bias_init: initializes the biases.
     """
 

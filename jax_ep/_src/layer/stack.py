@@ -28,7 +28,7 @@ MATRICES = ("w_up", "w_down")
 
 
 class Stack:
-    """Runs one layer of a stacked `MoE`. `MoE.stack` makes it; close over it in a scan's body."""
+    """Runs one layer of a stacked `MoE`. `MoE.stack` makes it; a scan's body closes over it."""
 
     def __init__(self, config: Config, router: Router | None, arrays: LayerArrays, dtype: Any):
         self._config, self._router = config, router
@@ -64,20 +64,20 @@ class Stack:
         *,
         token_mask: jax.Array | None = None,
     ) -> tuple[jax.Array, MoEStats] | tuple[jax.Array, MoEStats, Accumulators]:
-        """Does what `MoE` does, by the parameters of one layer.
+        """Does what `MoE` does, with the parameters of one layer.
 
         Args:
           x: [..., H].
           layer: an int, or an integer scalar on the device such as the index of the scan.
-          sums: of `MoE.stack` or of the call before, as the carry of the scan. The gradients of
-            w_up and w_down are added to them in place.
+          sums: what `MoE.stack` or the call before returned, as the carry of the scan. The
+            gradients of w_up and w_down are added to them in place.
           token_mask: bool[...], False for padding, or None.
 
         Returns:
-          y and `MoEStats`. With sums a third result, the next call's.
+          y and `MoEStats`; with sums also those for the next call, as a third result.
 
         Raises:
-          ArgumentError (a ValueError): as `MoE`, or a layer that does not exist.
+          ArgumentError (a ValueError): as for `MoE`, or a layer that does not exist.
         """
         index = check_index(LAYER, layer, self._num_layers)
 

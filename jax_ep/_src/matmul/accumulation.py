@@ -1,9 +1,9 @@
-"""Accumulates the gradients of matrices that several calls use, in float32, inside of the kernels.
+"""Accumulates the gradients of matrices that several calls use, in float32, inside the kernels.
 
-JAX adds the gradients of all uses of an array. Each is an array of its own, in the array's dtype.
-Calls that share a matrix form a chain instead. Each call takes a stand-in for an accumulator and
-passes it on to the next call. The cotangent of what it passes on holds the gradients of all later
-calls, and its kernel adds its own gradient in place.
+JAX makes one gradient per use of an array, each an array of its own in that array's dtype, and adds
+them. Calls that share a matrix form a chain instead: each call takes a stand-in for an accumulator
+and passes it on to the next call. The cotangent of what it passes on holds the gradients of all
+later calls, and its kernel adds its own gradient in place.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Accumulation(enum.Enum):
 
 
 class Accumulators(NamedTuple):
-    """Stand-ins in the forward pass, float32 accumulators as their cotangents; None: no chain.
+    """Stand-ins in the forward pass, whose cotangents are float32 accumulators; None: no chain.
 
-    Their shapes are those of the kernels' operands: XLA copies a carry that a loop reshapes.
+    They have the shapes of the kernels' operands, because XLA copies a carry that a loop reshapes.
     """
 
     w_up: jax.Array | None
@@ -113,9 +113,9 @@ def accumulators(
 ) -> Accumulators:
     """Starts a chain of `moe_mlp` calls that add their gradients of w_up and w_down in place.
 
-    Without a chain each call has gradients of its own, which JAX adds. For a stack of layers each
-    of them would have the stack's size. In a chain every call takes what the call before returned,
-    as the carry of a scan does::
+    Without a chain each call has gradients of its own, which JAX adds and which, for a stack of
+    layers, have the size of the whole stack. In a chain every call takes what the call before
+    returned, as the carry of a scan does::
 
         def block(carry, layer):
             x, sums = carry
@@ -127,23 +127,23 @@ def accumulators(
         sums = jax_ep.accumulators(w_up, w_down, like=x)
         (x, _), _ = jax.lax.scan(block, (x, sums), jnp.arange(num_layers))
 
-    In the forward pass the arrays are zeros that nothing reads; XLA removes them. In the backward
-    pass they are float32 sums, to which the kernels add. The gradients are these, cast to the dtype
-    of w_up and w_down.
+    In the forward pass the arrays are zeros that nothing reads, and XLA removes them. In the
+    backward pass they are float32 sums to which the kernels add. Cast to the dtype of w_up and
+    w_down, the sums are the gradients.
 
     Args:
-      w_up: as the calls get it, or the float32 master of what they get. One array, no (gate, up)
+      w_up: as the calls get it, or the float32 master of what they get; one array, not a (gate, up)
         pair.
       w_down: likewise.
-      like: an array that differs over the same mesh axes as the tokens. Inside `shard_map` the sums
+      like: an array that varies over the same mesh axes as the tokens. Inside `shard_map` the sums
         of all layers are then summed once over the axes that the matrices lack.
 
     Returns:
-      What `moe_mlp` takes and returns as `accumulators`.
+      The `accumulators` that `moe_mlp` takes and returns.
 
     Raises:
       ArgumentError (a ValueError): shapes that do not fit each other.
-      DtypeError (a TypeError): w_up or w_down is no array.
+      DtypeError (a TypeError): w_up or w_down is not an array.
     """
     for name, matrix in ("w_up", w_up), ("w_down", w_down):
         if not hasattr(matrix, "dtype"):

@@ -40,31 +40,31 @@ def grouped_matmul(
 ) -> jax.Array:
     """Multiplies each group of rows of `lhs` by its own matrix, as `jax.lax.ragged_dot` does.
 
-    Accumulators are float32. It is not a collective: it works inside and outside `shard_map`.
+    Accumulators are float32. It is not a collective, so it works inside and outside `shard_map`.
 
     Args:
       lhs: [M, K] bfloat16, float16 or float32.
-      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`; of lhs's dtype, or float32 (master
-        weights). A float32 rhs is rounded to lhs's dtype, and its gradient is float32 straight from
-        the accumulators. Or both lhs and rhs are `jax_ep.quant.Quantized`, of either format; then
-        the call has no derivative.
+      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`; in lhs's dtype, or float32 (master
+        weights). A float32 rhs is rounded to lhs's dtype, and its float32 gradient comes straight
+        from the accumulators. Both lhs and rhs may be `jax_ep.quant.Quantized` instead, of either
+        format; the call then has no derivative.
       group_sizes: integer[G], on the device; group g is the next group_sizes[g] rows. Negative
         sizes count as 0, and rows past M are ignored.
       transpose_rhs: whether rhs is [G, N, K]; nothing is copied.
-      preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype.
-        With quantized operands bfloat16 or float32; None is bfloat16.
-      layer: an int, or an integer scalar on the device such as the index of a scan. rhs then is a
+      preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype. With
+        quantized operands it is bfloat16 or float32, and None is bfloat16.
+      layer: an int, or an integer scalar on the device such as the index of a scan. rhs is then a
         stack [layers, G, K, N], of which this layer is read in place. The gradient is that of the
-        stack: zeros for other layers.
+        stack, with zeros for other layers.
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradient
         of lhs. False leaves them unspecified. The tails of lhs and of cotangents are never read.
-      quantization: a `jax_ep.quant.Recipe`, by which lhs, rhs and the cotangent are quantized
-        inside of the call and of its derivative. lhs is bfloat16 or float32.
-      quantized_rhs: rhs after `jax_ep.quant.quantize_for_training` by the same recipe; None
-        quantizes it in every call, and in its derivative. Only the derivative is of rhs itself,
-        which is not read then.
+      quantization: a `jax_ep.quant.Recipe`, by which the call and its derivative quantize lhs, rhs
+        and the cotangent. It needs lhs in bfloat16 or float32.
+      quantized_rhs: rhs after `jax_ep.quant.quantize_for_training` by the same recipe; rhs itself
+        is then not read, and only gets the gradient. None quantizes rhs in every call, and in its
+        derivative.
       num_sms: the most SMs that the call uses on CUDA; None chooses. GPUs of compute capability 9.0
-        use them in pairs: odd numbers are rounded down, 1 is rounded up.
+        use them in pairs, so odd numbers are rounded down, and 1 is rounded up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:

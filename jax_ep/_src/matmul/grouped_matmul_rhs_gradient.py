@@ -28,30 +28,30 @@ def grouped_matmul_rhs_gradient(
     num_sms: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Computes the gradient of `grouped_matmul` for its rhs, and may add it to an accumulator.
+    """Computes the gradient of `grouped_matmul` for its rhs, and can add it to an accumulator.
 
     Group g gets ``lhs[rows of g].T @ out_gradient[rows of g]``, summed in float32. It is not a
-    collective: it works inside and outside `shard_map`.
+    collective, so it works inside and outside `shard_map`.
 
     Args:
       lhs: [M, K] bfloat16, float16 or float32.
       out_gradient: [M, N] in lhs's dtype, or float32, which is rounded to lhs's dtype.
       group_sizes: integer[G], as in `grouped_matmul`. The tails of lhs and out_gradient are never
         read.
-      accumulator: None, or float32[G, K, N] ([G, N, K] with `transpose_rhs`) to which the gradient
+      accumulator: None, or float32[G, K, N] ([G, N, K] with `transpose_rhs`), to which the gradient
         is added in float32. A group without rows keeps its matrix bit by bit. The result takes the
-        accumulator's memory: under jit it is updated in place if it is not used afterwards, and, as
+        accumulator's memory: under jit it is updated in place if it is not used afterwards and, as
         an argument, is donated (``donate_argnums``). Otherwise XLA copies it before the call.
-      layer: an int, or an integer scalar on the device. The accumulator then has the matrices of
+      layer: an int, or an integer scalar on the device. The accumulator then holds the matrices of
         all layers, float32[layers * G, K, N], and the gradient is added to those of this layer.
       transpose_rhs: whether the result is [G, N, K].
-      preferred_element_type: dtype of the result, lhs's dtype or float32; None is lhs's dtype, or
-        float32 with an accumulator, which allows no other.
+      preferred_element_type: dtype of the result, lhs's dtype or float32. None is lhs's dtype, or
+        with an accumulator float32, which is then the only one allowed.
       num_sms: the most SMs that the call uses on CUDA, as in `grouped_matmul`.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
-      [G, K, N], or [G, N, K] with `transpose_rhs`. Without an accumulator a group without rows gets
+      [G, K, N], or [G, N, K] with `transpose_rhs`. Without an accumulator, groups without rows get
       zeros.
 
     Raises:

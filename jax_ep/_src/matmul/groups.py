@@ -12,7 +12,7 @@ from jax_ep._src.transfer import weighted
 def mask_tail(rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
     """Replaces the rows past the last group by zeros, in values and in cotangents.
 
-    For code between `dispatch(..., zero_tail=False)` and `combine` that would read the tail.
+    Use it for code between `dispatch(..., zero_tail=False)` and `combine` that would read the tail.
 
     Args:
       rows: [M, ...].

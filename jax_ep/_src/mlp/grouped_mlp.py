@@ -41,50 +41,50 @@ def grouped_mlp(
     num_sms: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Sends each group of rows through its own two-layer perceptron: the experts of a layer.
+    """Runs each group of rows through its own two-layer perceptron, as a layer's experts do.
 
-    For each row m, in group g,
+    Row m, in group g, becomes
     ``row_weights[m] * (activation(rows[m] @ w_up[g] + b_up[g]) @ w_down[g] + b_down[g])``.
-    Accumulators and activations are float32. On CUDA, biases, a named activation, weights and their
-    gradients run in the matmuls' epilogues. It is not a collective: it works inside and outside
+    Accumulators and activations are float32. On CUDA the matmuls' epilogues compute biases, a named
+    activation, weights and their gradients. It is not a collective, so it works inside and outside
     `shard_map`. For the backward pass it keeps its arguments and the pre-activation.
 
     M rows, L groups, H hidden size, F intermediate size.
 
     Args:
       rows: [M, H] bfloat16, float16 or float32.
-      w_up: for a gated activation [L, H, 2, F], [L, H, 2F] with the gate first, or a (gate, up)
-        pair of [L, H, F], which is concatenated: a copy. For a plain activation [L, H, F]. In rows'
-        dtype or float32 (master weights), as rhs of `grouped_matmul`.
-      w_down: [L, F, H], in rows' dtype or float32. With `quantized_weights` both may be None: for
-        inference, or for gradients of other arrays.
+      w_up: in rows' dtype or float32 (master weights), as rhs of `grouped_matmul`. For a gated
+        activation [L, H, 2, F], [L, H, 2F] with the gate first, or a (gate, up) pair of [L, H, F],
+        which is concatenated into a copy; for a plain activation [L, H, F].
+      w_down: [L, F, H], in rows' dtype or float32. With `quantized_weights` both matrices may be
+        None, for inference or for gradients of other arrays.
       group_sizes: integer[L], as in `grouped_matmul`.
-      row_weights: [M] of any float dtype, or None for weights of 1. Give `combine` None then.
+      row_weights: [M] of any float dtype, or None for weights of 1. If given, give `combine` None.
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
-        ``"relu2"``, ``"silu"``; or a function to float32 [M, F] from gate and up [M, F] (two
-        arguments), or from [M, 2, F] (gated weights) or [M, F]. It runs between the matmuls.
-      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
-        float dtype.
+        ``"relu2"``, ``"silu"``; or a function, which runs between the matmuls and returns float32
+        [M, F] from gate and up [M, F] (two arguments), or from [M, 2, F] (gated weights) or [M, F].
+      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]. Of any float
+        dtype, or None.
       b_down: [L, H] of any float dtype, or None.
-      layer: an int, or an integer scalar on the device. w_up, w_down and biases then are stacks,
+      layer: an int, or an integer scalar on the device. w_up, w_down and biases are then stacks,
         [layers, L, ...], as in `grouped_matmul`.
       zero_tail: whether the rows past the last group are zeros, in the result and in the gradients
         of rows and row_weights. False leaves them unspecified, which is faster with biases or row
         weights. The tails of the arguments and of the cotangent are never read.
       quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
-        cotangents; for a named activation without biases. rows is bfloat16 or float32.
+        cotangents. It needs a named activation, no biases, and rows in bfloat16 or float32.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
-        None quantizes them in every call. The derivative is of w_up and w_down all the same.
+        None quantizes them in every call. Either way w_up and w_down get the gradients.
       num_sms: the most SMs that each matmul uses on CUDA; None chooses. GPUs of compute capability
-        9.0 use them in pairs: odd numbers are rounded down, 1 is rounded up.
+        9.0 use them in pairs, so odd numbers are rounded down, and 1 is rounded up.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
       [M, H] in rows' dtype.
 
     Raises:
-      ArgumentError (a ValueError): shapes that do not fit, an activation that does not, or an
-        operand sharded over an Explicit mesh axis.
+      ArgumentError (a ValueError): shapes or an activation that do not fit, or an operand sharded
+        over an Explicit mesh axis.
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """

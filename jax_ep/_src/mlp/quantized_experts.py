@@ -36,17 +36,17 @@ def quantize_experts(
 ) -> QuantizedExperts:
     """Quantizes the matrices of experts for `moe_mlp` or `grouped_mlp`.
 
-    Call it once per optimizer step, outside of the function that is differentiated.
+    Call it once per optimizer step, outside of the function that you differentiate.
 
     Args:
-      w_up: in each form that `moe_mlp` takes.
+      w_up: in any form that `moe_mlp` takes.
       w_down: [L, F, H].
-      quantization: that of the layer.
+      quantization: the layer's recipe.
       implementation: as in `quantize_weights`.
 
     Returns:
-      The quantized w_up and w_down, as `quantize_for_training` makes them. All arrays of them have
-      the dimension L first, so that ``PartitionSpec("expert")`` shards them.
+      The quantized w_up and w_down, as `quantize_for_training` makes them. L is the first dimension
+      of all their arrays, so ``PartitionSpec("expert")`` shards them.
 
     Raises:
       The errors of `quantize`.
@@ -69,9 +69,9 @@ def experts_from_checkpoint(
 ) -> QuantizedExperts:
     """Takes the matrices of a quantized checkpoint as they are, [L, out, in], for inference.
 
-    That is the layout of linear layers in torch, and the one that kernels read. Values and scales
-    are neither rounded nor transposed. Gate and up are joined: by numpy, if their arrays are of
-    numpy, so that no device holds all experts. JAX's arrays keep their sharding over L.
+    Linear layers in torch have that layout, and kernels read it. Values and scales are neither
+    rounded nor transposed. Gate and up are joined, by numpy if their arrays are numpy's, so that no
+    device holds all experts. JAX's arrays keep their sharding over L.
 
     Args:
       w_up: [L, F, H] for a plain activation; for a gated one a (gate, up) pair of them, or
@@ -79,13 +79,13 @@ def experts_from_checkpoint(
       w_down: [L, H, F].
 
     Returns:
-      The `quantized_weights` of `moe_mlp`, `grouped_mlp` and `MoE`, without the layout of the
+      The `quantized_weights` for `moe_mlp`, `grouped_mlp` and `MoE`, without the layout of the
       backward pass.
 
     Raises:
-      ArgumentError (a ValueError): a pair of different shapes or formats, or of blocks that do not
+      ArgumentError (a ValueError): a pair whose shapes or formats differ, or whose blocks do not
         end where the gate ends.
-      DtypeError (a TypeError): something else than quantized arrays in the format's dtypes.
+      DtypeError (a TypeError): anything but quantized arrays in the format's dtypes.
     """
     operation = "quant.experts_from_checkpoint"
     parts = tuple(w_up) if isinstance(w_up, tuple | list) else (w_up,)

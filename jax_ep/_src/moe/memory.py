@@ -18,16 +18,16 @@ from jax_ep._src.transfer.plan import num_rows, plan_shapes
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank, by array. `sum(memory.residuals.values())` is a total.
+    """Bytes that one rank takes, by array. `sum(memory.residuals.values())` is a total.
 
     Attributes:
       num_rows: M, the rows that the rank can receive in one chunk.
-      workspace: device memory outside JAX's pool, by buffer. All layers of one rank group share it;
-        platforms other than CUDA need none.
-      results: what the operations of one chunk return in a forward pass, a shared expert's apart.
-        XLA frees each after its last use, and chunks follow each other, so that this bounds what
-        they take at any time.
-      residuals: what one layer keeps for its backward pass, all chunks together.
+      workspace: device memory outside JAX's pool, by buffer. All layers of one rank group share it,
+        and platforms other than CUDA need none.
+      results: what the operations of one chunk return in a forward pass, without those of a shared
+        expert. Because XLA frees each result after its last use and chunks run one after another,
+        their sum bounds what they take at any time.
+      residuals: what one layer keeps for its backward pass, for all chunks together.
     """
 
     num_rows: int
@@ -52,16 +52,16 @@ def memory(
     num_chunks: int = 1,
     remat: Remat = "dispatch",
 ) -> Memory:
-    """Computes what `moe_mlp` takes on one rank beside its arguments. Allocates nothing.
+    """Computes, without allocating, what `moe_mlp` takes on one rank beside its arguments.
 
-    The layer has routing weights, and an activation with a name. With a ``remat``, x is among the
-    residuals; a model that keeps x anyway keeps it once.
+    The layer is taken to have routing weights and an activation with a name. With a ``remat``, x is
+    among the residuals, although a model that keeps x anyway keeps it only once.
 
     Args:
-      num_tokens: T, the tokens of a rank.
+      num_tokens: T, the tokens per rank.
       hidden_size: H.
       intermediate_size: F.
-      num_experts: E, the experts of all ranks; as in the modules, padded to a multiple of R.
+      num_experts: E, the experts of all ranks, padded to a multiple of R as in the modules.
       top_k: K, experts per token.
       num_ranks: R, the ranks of the expert axis.
       dtype: the dtype of the tokens.
@@ -77,8 +77,8 @@ def memory(
 
     Raises:
       ArgumentError (a ValueError): sizes or options that do not fit each other.
-      DtypeError (a TypeError): a size that is not an int, a dtype that is no float, or an
-        activation that is no name.
+      DtypeError (a TypeError): a size that is not an int, a dtype that is not a float, or an
+        activation that is not a name.
     """
     operation = "memory"
     checks.integer(operation, "num_tokens", num_tokens, least=0)

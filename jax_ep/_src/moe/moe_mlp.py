@@ -122,13 +122,13 @@ def moe_mlp(
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats] | tuple[jax.Array, Stats, Accumulators]:
-    """A mixture-of-experts layer after its router. Call it inside `jax.shard_map`.
+    """Computes a mixture-of-experts layer after its router. Call it inside `jax.shard_map`.
 
-    Returns for each token the sum over its K experts of
+    For each token it sums over the K experts, by `dispatch`, `grouped_mlp` and `combine`,
     ``topk_weights[k] * (activation(x @ w_up[e_k] + b_up[e_k]) @ w_down[e_k] + b_down[e_k])``.
-    It is `dispatch`, `grouped_mlp` and `combine`. The routing weight multiplies in the epilogue of
-    the second matmul; its gradient is a row dot product of intermediate activations, so that no
-    output row is kept for the backward pass. Activations are computed in float32.
+    The epilogue of the second matmul applies the routing weight, whose gradient is a row dot
+    product of intermediate activations, so no output row is kept for the backward pass. Activations
+    are computed in float32.
 
     R ranks, L local experts, T tokens per rank, K experts per token, H hidden size, F intermediate
     size.
@@ -137,53 +137,53 @@ def moe_mlp(
       x: [T, H] bfloat16, float16 or float32.
       topk_ids: int32[T, K], as in `dispatch`.
       topk_weights: [T, K] of any float dtype; None sums without weights.
-      w_up: this rank's experts. For a gated activation [L, H, 2, F], [L, H, 2F] with the gate
-        first, or a (gate, up) pair of [L, H, F], which is concatenated: a copy. For a plain
-        activation [L, H, F]. In x's dtype or float32.
-      w_down: [L, F, H], in x's dtype or float32. With `quantized_weights` both may be None: for
-        inference, or for gradients of other arrays.
-      axis_name: the expert axis, or a tuple of mesh axes that are it together.
-      num_experts: E, the experts of all ranks, of which the weights must be L = E/R. None takes
-        E = L*R, and refuses weights that are the same on all ranks, which `shard_map` tells. With
-        ``check_vma=False`` it does not, and num_experts has to be given.
+      w_up: this rank's experts, in x's dtype or float32. For a gated activation [L, H, 2, F],
+        [L, H, 2F] with the gate first, or a (gate, up) pair of [L, H, F], which is concatenated
+        into a copy; for a plain activation [L, H, F].
+      w_down: [L, F, H], in x's dtype or float32. With `quantized_weights` both matrices may be
+        None, for inference or for gradients of other arrays.
+      axis_name: the expert axis, or a tuple of mesh axes that form it together.
+      num_experts: E, the experts of all ranks; the weights must hold L = E/R of them. None takes
+        E = L*R, and refuses weights that are the same on all ranks, as far as `shard_map` can tell.
+        With ``check_vma=False`` it cannot, so num_experts has to be given.
       activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
         ``"relu2"``, ``"silu"``; or a function, as in `grouped_mlp`.
-      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]; or None. Of any
-        float dtype.
+      b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]. Of any float
+        dtype, or None.
       b_down: [L, H] of any float dtype, or None.
       layer: an int, or an integer scalar on the device such as the index of a scan. w_up, w_down
-        and biases then are stacks, [layers, L, ...], of which this layer is read in place.
-      accumulators: of `jax_ep.accumulators` or of an earlier call, as the carry of a scan: the
-        gradients of w_up and w_down are added to these in place. They are a third result.
-      shared_expert: (w_up, w_down) of an MLP that every token takes, as those of one expert without
-        the dimension L; its F may differ. No transfer waits for it or is waited for. Its output is
-        added without a weight.
-      experts_fn: computes the experts instead: ``experts_fn(rows, group_sizes, w_up, w_down)``,
-        from rows [M, H] to [M, any size]. w_up and w_down are any pytrees then, `num_experts` has
-        to be given, and combine applies the routing weights. The tail of rows is zeros.
-      local_only: every rank of the axis has all tokens. It computes its own experts on them, and
-        nothing is sent. The caller sums the results: ``jax.lax.psum(y, axis_name)``. The first
-        rank adds the shared expert.
+        and biases are then stacks, [layers, L, ...], of which this layer is read in place.
+      accumulators: what `jax_ep.accumulators` or an earlier call returned, as the carry of a scan.
+        The gradients of w_up and w_down are added to these in place.
+      shared_expert: (w_up, w_down) of an MLP that every token goes through, shaped as those of one
+        expert without the dimension L; its F may differ. No transfer waits for it, and it waits for
+        none. Its output is added without a weight.
+      experts_fn: computes the experts instead: ``experts_fn(rows, group_sizes, w_up, w_down)`` maps
+        rows [M, H] to [M, any size]. w_up and w_down may then be any pytrees, `num_experts` has to
+        be given, and combine applies the routing weights. The tail of rows is zeros.
+      local_only: for calls in which every rank of the axis has all tokens. Each rank computes its
+        own experts on them, nothing is sent, and you sum the results:
+        ``jax.lax.psum(y, axis_name)``. The first rank adds the shared expert.
       capacity_factor: as in `dispatch`, for the tokens of a chunk.
       recv_capacity: the rows that this rank can receive, as in `dispatch`, shared by all chunks.
       num_chunks: splits the tokens into this many calls, one after another, to bound memory. T must
         be a multiple of it. The calls' gradients of w_up and w_down are summed in float32, in
         place, and rounded once.
-      remat: what the backward pass repeats rather than keeps. None keeps the dispatched rows and
-        the pre-activation, and repeats the activation (it keeps the result of a function).
-        ``"dispatch"`` does not keep the rows: it sends x again along the plan. ``"experts"`` keeps
-        neither: it also repeats the first matmul (and for a function the dispatch). Of an
-        `experts_fn`, ``"experts"`` repeats all, and the others keep what its derivative needs.
+      remat: what the backward pass repeats instead of keeping it. None keeps the dispatched rows
+        and the pre-activation, and repeats the activation, but keeps the result of a function.
+        ``"dispatch"`` does not keep the rows but sends x again along the plan. ``"experts"`` keeps
+        neither, so it repeats the first matmul, too (and for a function the dispatch). Of an
+        `experts_fn`, ``"experts"`` repeats everything; the others keep what its derivative needs.
       quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
-        cotangents; for a named activation without biases. x is bfloat16 or float32.
+        cotangents. It needs a named activation, no biases, and x in bfloat16 or float32.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
-        None quantizes them in every call. The derivative is of w_up and w_down all the same.
+        None quantizes them in every call. Either way w_up and w_down get the gradients.
       nvlink_domain_size: the ranks per NVLink domain, as in `dispatch`.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
-      [T, H] in x's dtype, and `Stats`. With accumulators a third result, the next call's.
+      [T, H] in x's dtype, and `Stats`; with accumulators a third result, those for the next call.
 
     Raises:
       ArgumentError (a ValueError): shapes or values that do not fit, weights that are the same on

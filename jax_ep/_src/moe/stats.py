@@ -16,15 +16,15 @@ from jax_ep._src.transfer.plan import Plan
 class Stats:
     """Counts of one `moe_mlp` call: a pytree. Later versions may add members.
 
-    Every array has one dimension, so that one ``P(axis_name)`` takes all out of `shard_map`: the
-    counts of all ranks are then concatenated. Token chunks are summed; status is their largest.
+    Every array has one dimension, so that one ``P(axis_name)`` takes all out of `shard_map` and
+    concatenates the ranks' counts. Token chunks are summed, but status is their largest.
 
     Attributes:
       num_dropped: int32[1], assignments to this rank that did not fit into its capacity.
-      num_received: int32[1], assignments to this rank, dropped ones included.
+      num_received: int32[1], assignments to this rank, including dropped ones.
       num_bad_ids: int32[1], ids of this rank's tokens outside [-1, E).
-      expert_rows: int32[L], rows that each local expert computed, without padding. Dropped
-        assignments are not among them; those of `routing.load` are.
+      expert_rows: int32[L], rows that each local expert computed, without padding and, unlike
+        `routing.load`, without dropped assignments.
       status: int32[1], 0 if the exchange succeeded; `jax_ep.check()` raises the reason.
     """
 

@@ -13,10 +13,10 @@ from jax_ep._src.quant.quantize import dequantize, quantize
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def fake_quantize(x: jax.Array, format: Format) -> jax.Array:
-    """Rounds rows to what a format can hold; the gradient is straight-through.
+    """Rounds rows to what a format can hold, with a straight-through gradient.
 
     The result is ``dequantize(quantize(x, format))`` in x's dtype. Its derivative is that of the
-    identity, also where values saturate: the usual choice of quantization-aware training.
+    identity, even where values saturate, as is usual in quantization-aware training.
 
     Args:
       x: float[..., K].

@@ -38,7 +38,7 @@ class Format(abc.ABC):
     @property
     @abc.abstractmethod
     def min_amax(self) -> float:
-        """The least magnitude that the largest value of a scale is taken to have."""
+        """The lower bound of the largest magnitude from which a scale is computed."""
 
     @property
     @abc.abstractmethod
@@ -57,7 +57,7 @@ class Format(abc.ABC):
 
     @property
     def matrix_block(self) -> tuple[int, int | None]:
-        """How many rows and columns of a matrix [N, K] share a scale, as `block` counts them."""
+        """How many rows and columns of a matrix [N, K] share a scale; None as in `block`."""
         return 1, self.block
 
     @property
@@ -73,7 +73,7 @@ class Format(abc.ABC):
 
     @property
     def least_amax(self) -> float:
-        """The least `min_amax`: its scale and the scale's reciprocal are normal in float32."""
+        """The least `min_amax` whose scale, and that scale's reciprocal, are normal in float32."""
         return LEAST_SCALE * float(jnp.finfo(self.dtype).max)
 
     def for_weights(self) -> Format:
@@ -82,7 +82,7 @@ class Format(abc.ABC):
         return self.with_min_amax(default)
 
     def for_cotangents(self) -> Format:
-        """Returns this format with the least `min_amax`: gradients may be of any magnitude."""
+        """Returns this format with the least `min_amax`, as gradients may be of any magnitude."""
         return self.with_min_amax(self.least_amax)
 
     def with_min_amax(self, min_amax: float) -> Format:
@@ -110,14 +110,13 @@ class Fp8Block128(Format):
     """E4M3 values with a float32 scale per 128 values of a row, or per 128 x 128 of a matrix.
 
     This is the format of DeepSeek-V3. A scale is the block's largest magnitude, at least
-    `min_amax`, times 1 / 448. The last block of an axis is partial if the axis is no multiple of
-    128.
+    `min_amax`, times 1 / 448. The last block of an axis is partial if 128 does not divide the axis.
 
     Attributes:
       scale_rounding: ``"none"`` or ``"power_of_two"``.
-      min_amax: DeepSeek-V3's 1e-4 by default. Blocks whose largest magnitude is smaller lose
-        accuracy: those below 1e-4 / 448 / 1024 become zeros. A `Recipe` quantizes cotangents by
-        `for_cotangents`, without this loss.
+      min_amax: 1e-4 by default, as in DeepSeek-V3. Blocks whose largest magnitude is smaller lose
+        accuracy, and those below 1e-4 / 448 / 1024 become zeros. A `Recipe` avoids this loss for
+        cotangents by quantizing them with `for_cotangents`.
     """
 
     scale_rounding: ScaleRounding = "none"

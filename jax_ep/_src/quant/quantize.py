@@ -28,22 +28,22 @@ STRAIGHT_THROUGH = (
 def quantize(
     x: jax.Array, format: Format, *, scales: Any = None, implementation: str | None = None
 ) -> Quantized:
-    """Quantizes rows: one scale per row, or per 128 values of it, as the format says.
+    """Quantizes rows with one scale per row, or per 128 values of it, as the format says.
 
     A value is x * (1 / scale) in float32, clipped to the largest value of the dtype and rounded to
-    nearest even. A NaN or an infinity makes its whole block NaN. It has no derivative.
+    nearest even. A NaN or an infinity makes its whole block NaN. The call has no derivative.
 
-    A kernel computes scales and values in one pass. XLA computes static scales' values, and what it
-    partitions over devices itself: outside of `shard_map`, in a program of several devices. There
-    it divides on GPUs with an error of up to 2 units in the last place. So a product in the middle
-    between two eight-bit values may round to another one than on a CPU.
+    A kernel computes scales and values in one pass. XLA computes the values for static scales, and
+    everything that it partitions over devices itself, which is outside of `shard_map` in a program
+    of several devices. On GPUs XLA's division has an error of up to 2 units in the last place, so a
+    product in the middle between two eight-bit values may round to another one than on a CPU.
 
     Args:
       x: float[..., K].
       format: `Fp8Block128` or `Fp8Row`.
       scales: static scales, or None to compute them from x. A number is the scale of all values,
-        and an array broadcasts to the scales' shape. They are taken as they are: larger values
-        saturate, and `scale_rounding` has no part in it.
+        and an array broadcasts to the scales' shape. They are used as given: larger values
+        saturate, and `scale_rounding` does not apply.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform and dtype.
 
     Returns:
@@ -51,10 +51,10 @@ def quantize(
 
     Raises:
       ArgumentError (a ValueError): shapes that do not fit, or an axis without values.
-      DtypeError (a TypeError): x is no array of floats of at least 16 bits, `format` is no format,
-        or `scales` are no numbers.
-      UnavailableError (a NotImplementedError): it is differentiated, or ``implementation="cuda"``
-        where it cannot run.
+      DtypeError (a TypeError): x is not an array of floats of at least 16 bits, `format` is not a
+        format, or `scales` are not numbers.
+      UnavailableError (a NotImplementedError): the call is differentiated, or
+        ``implementation="cuda"`` where it cannot run.
     """
     operation = "quant.quantize"
     check_floats(operation, "x", x, format, 1)
@@ -78,10 +78,10 @@ def num_scales(x: Any, format: Format) -> int:
 def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
     """Multiplies values by their scales in float32, and rounds once to `dtype`.
 
-    It has no derivative: the cotangent of eight-bit values would have eight bits.
+    It has no derivative, because the cotangent of eight-bit values would have eight bits.
 
     Args:
-      x: of either format.
+      x: quantized values in either format.
       dtype: a float dtype of 16 or 32 bits.
 
     Returns:

@@ -27,12 +27,12 @@ def quantize_for_training(
 ) -> QuantizedWeights:
     """Quantizes the matrices of a grouped matmul in the layouts that both passes read.
 
-    Call it once per optimizer step, outside of the function that is differentiated. Together the
-    layouts take as many bytes as w in bfloat16. It has no derivative.
+    Call it once per optimizer step, outside of the function that you differentiate, as it has no
+    derivative. Together the layouts take as many bytes as w in bfloat16.
 
     Args:
       w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
-      quantization: the formats, as of the matmul.
+      quantization: the recipe of the matmul.
       transpose_rhs: whether w is [..., N, K].
       implementation: as in `quantize_weights`.
 

@@ -32,13 +32,13 @@ def quantize_weights(
     scales: Any = None,
     implementation: str | None = None,
 ) -> Quantized:
-    """Quantizes the matrices of a grouped matmul: a scale per 128 x 128 values, or per channel.
+    """Quantizes the matrices of a grouped matmul with a scale per 128 x 128 values or per channel.
 
-    Values are rounded as in `quantize`. Blocks of 128 x 128 suit both directions: the ``mT`` of the
-    result is w's transpose, quantized. Channels belong to one direction.
+    Values are rounded as in `quantize`. Blocks of 128 x 128 suit both directions, because the
+    ``mT`` of the result is w's transpose, quantized; channels belong to one direction.
 
-    A kernel computes the scales and values of blocks in one pass. XLA computes the others, and what
-    `quantize` leaves to it.
+    A kernel computes the scales and values of blocks in one pass. XLA computes all others, and
+    whatever `quantize` leaves to it.
 
     Args:
       w: float[..., K, N], or [..., N, K] with `transpose_rhs`.

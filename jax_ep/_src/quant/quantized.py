@@ -18,15 +18,15 @@ from jax_ep._src.quant.formats import Format, check_format, num_blocks
 class Quantized:
     """Eight-bit values and their scales: a pytree with a static format.
 
-    `jax_ep.quant.quantize` makes one. A checkpoint that is quantized already needs only the
-    constructor: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
+    `jax_ep.quant.quantize` makes one. For a checkpoint that is quantized already, the constructor
+    is enough: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
 
-    ``==`` and hashes are by identity, as those of all pytrees of jax_ep. Compare the arrays.
+    ``==`` and hashes go by identity, as for all pytrees of jax_ep, so compare the arrays.
 
     Attributes:
       values: float8[...].
-      scales: [...] of the format's `scale_dtype`, of as many axes. An axis has as many scales as
-        values, or one per `block` of the format, or a single one.
+      scales: [...] of the format's `scale_dtype`, with as many axes as values. An axis has as many
+        scales as values, or one per `block` of the format, or a single one.
       format: the format (static).
     """
 
@@ -61,21 +61,21 @@ class Quantized:
         return dataclasses.replace(self, values=self.values.mT, scales=self.scales.mT)
 
     def transposed_scales(self) -> jax.Array:
-        """The scales as other block-scaled matmuls of Hopper GPUs read them, by TMA.
+        """Returns the scales as other block-scaled matmuls of Hopper GPUs read them, by TMA.
 
-        TMA copies lines of a multiple of 16 bytes. DeepGEMM and MAX therefore read scales with the
-        rows innermost, and with the number of rows rounded up.
+        DeepGEMM and MAX read scales with the rows innermost and the number of rows rounded up,
+        because TMA copies lines of a multiple of 16 bytes.
 
         Returns:
           float32[..., S, M'] for scales of shape [..., M, S]; M' is M rounded up to a multiple of
-          4. What is added has the scale 1.
+          4. The added scales are 1.
         """
         transposed = self.scales.mT
         padding = [(0, 0)] * (transposed.ndim - 1) + [(0, -transposed.shape[-1] % 4)]
         return jnp.pad(transposed, padding, constant_values=1)
 
     def to_qwix(self) -> Any:
-        """Returns a `qwix.QArray` of the same arrays. Blocks must be whole."""
+        """Returns a `qwix.QArray` of the same arrays, whose blocks must be whole."""
         block_shape = self.block_shape
         if any(size % block for size, block in zip(self.shape, block_shape, strict=True)):
             raise ArgumentError(

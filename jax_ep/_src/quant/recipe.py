@@ -17,16 +17,16 @@ from jax_ep._src.quant.quantized import Quantized, check
 class Recipe:
     """The formats of the grouped matmuls of a layer, compared and hashed by value.
 
-    Rows and weights are quantized in the forward pass, cotangents and weights for the gradients of
-    rows. The gradients of weights are computed from rows that are dequantized, and from cotangents
+    The forward pass quantizes rows and weights; the gradients of rows come from quantized
+    cotangents and weights. The gradients of weights come from dequantized rows and from cotangents
     that are not quantized.
 
     Attributes:
       rows: the format of rows. Weights have E4M3 values with scales of the same kind.
-      gradients: the format of cotangents, of the class of `rows`; None is `rows`. Its `min_amax`
-        is not used: cotangents have the least one, so that gradients may be of any magnitude.
-      quantized_dispatch: whether `moe_mlp` sends rows quantized: half of the bytes, and the same
-        bits in its results. combine sends rows in their dtype.
+      gradients: the format of cotangents, of the class of `rows`; None takes `rows`. Its `min_amax`
+        is not used: cotangents have the least one, as gradients may be of any magnitude.
+      quantized_dispatch: whether `moe_mlp` sends rows quantized, which halves the bytes and gives
+        the same bits in its results. combine sends rows in their dtype.
     """
 
     rows: Format = dataclasses.field(default_factory=Fp8Block128)
@@ -72,13 +72,13 @@ class Recipe:
 class QuantizedWeights:
     """The matrices of a grouped matmul, quantized for its forward pass and for its row gradients.
 
-    `jax_ep.quant.quantize_for_training` makes them. Each is read along its last axis, as kernels
-    read eight-bit operands.
+    `jax_ep.quant.quantize_for_training` makes them. Each is read along its last axis, which is how
+    kernels read eight-bit operands.
 
     Attributes:
       forward: [..., N, K].
       backward: [..., K, N], or None for inference. With blocks of 128 x 128 it is the transpose of
-        `forward`; without it, derivatives transpose that in every call.
+        `forward`, and derivatives without it transpose `forward` in every call.
     """
 
     forward: Quantized
@@ -90,7 +90,7 @@ class QuantizedWeights:
 
     @property
     def layouts(self) -> tuple[Quantized, ...]:
-        """Those that are there, forward before backward."""
+        """The layouts that exist, forward before backward."""
         return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
 

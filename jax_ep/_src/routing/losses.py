@@ -18,8 +18,8 @@ def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None =
     Args:
       topk_ids: i32[..., K]. Ids outside [0, E) are not counted.
       num_experts: E.
-      token_axes: inside `shard_map`, the mesh axes that the tokens are sharded over: the counts are
-        those of all tokens.
+      token_axes: inside `shard_map`, the mesh axes over which the tokens are sharded, so that the
+        counts are those of all tokens.
 
     Returns:
       i32[E].
@@ -30,7 +30,7 @@ def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None =
 
 
 def load_fractions(counts: jax.Array) -> jax.Array:
-    """`load` as shares of all assignments: f32[E] that sums to 1, or zeros if there are none."""
+    """Returns `load` as shares of all assignments: f32[E] that sums to 1, or zeros without any."""
     num_experts_of("counts", counts)
     counts = counts.astype(jnp.float32)
     total = counts.sum(-1, keepdims=True)
@@ -42,14 +42,14 @@ def balancing_loss(
 ) -> jax.Array:
     """E * sum_e f_e P_e (GShard, arXiv:2006.16668; Switch Transformer, arXiv:2101.03961).
 
-    f_e is expert e's share of the assignments, P_e its mean probability over the routed tokens.
-    It is 1 when the load is even and at most E; gradients flow through P only.
+    f_e is expert e's share of the assignments, and P_e its mean probability over the routed tokens.
+    The loss is 1 when the load is even and at most E, and gradients flow through P only.
 
     Args:
-      probabilities: float[..., E], of `Routing`.
+      probabilities: float[..., E], those of a `Routing`.
       topk_ids: i32[..., K]. Tokens without any id >= 0 count neither in f nor in P.
-      token_axes: inside `shard_map`, the mesh axes that the tokens are sharded over: f and P then
-        are those of all tokens, so the loss does not depend on how they are sharded.
+      token_axes: inside `shard_map`, the mesh axes over which the tokens are sharded. f and P are
+        then those of all tokens, so the loss does not depend on how they are sharded.
 
     Returns:
       f32[].
@@ -92,12 +92,12 @@ def z_loss(
 
 
 def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> jax.Array:
-    """The next selection bias: up for experts below the mean load, down for those above.
+    """Returns the next selection bias: up for experts below the mean load, down for those above.
 
-    Loss-free balancing (arXiv:2408.15664). Call it once per step, outside the gradient.
+    This is loss-free balancing (arXiv:2408.15664). Call it once per step, outside the gradient.
 
     Args:
-      bias: float[..., E], as given to a router; leading dimensions are those of stacked layers.
+      bias: float[..., E], as given to a router; leading dimensions are stacked layers.
       counts: i32[..., E], the step's `load`.
       rate: the size of a step, in units of the router's scores.
 

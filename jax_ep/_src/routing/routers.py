@@ -41,15 +41,15 @@ def softmax_topk(
     Args:
       logits: float[..., E].
       top_k: K.
-      renormalize: divide a token's weights by their sum. Without it the weights are the
-        probabilities themselves (Switch: with K = 1 the router needs this to get gradients).
+      renormalize: whether to divide a token's weights by their sum. Otherwise the weights are the
+        probabilities themselves, which Switch's router needs to get gradients with K = 1.
       bias: float[E] or None, as in `select`.
       num_groups: as in `select`.
       top_groups: as in `select`.
-      token_mask: bool[...], False for tokens that are not to be routed (padding).
+      token_mask: bool[...], False for tokens that are not routed (padding).
 
     Raises:
-      ArgumentError: as `select`.
+      ArgumentError: as for `select`.
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.softmax(logits)
@@ -76,20 +76,20 @@ def sigmoid_topk(
     """A sigmoid per expert, then the K best (DeepSeek-V3, arXiv:2412.19437).
 
     The selected scores are divided by their sum, then multiplied by `scale` (2.5 in DeepSeek-V3).
-    `probabilities` are the scores divided by their sum over all experts.
+    The `probabilities` are the scores divided by their sum over all experts.
 
     Args:
       logits: float[..., E].
       top_k: K.
-      renormalize: divide a token's weights by their sum, before `scale`.
+      renormalize: whether to divide a token's weights by their sum, before `scale`.
       scale: multiplies the weights.
       bias: float[E] or None, as in `select`.
       num_groups: as in `select`.
       top_groups: as in `select`.
-      token_mask: bool[...], False for tokens that are not to be routed (padding).
+      token_mask: bool[...], False for tokens that are not routed (padding).
 
     Raises:
-      ArgumentError: as `select`.
+      ArgumentError: as for `select`.
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.sigmoid(logits)

@@ -18,15 +18,15 @@ def select(
     num_groups: int = 1,
     top_groups: int = 1,
 ) -> jax.Array:
-    """The ids of the K best experts, best first; no gradient flows through the selection.
+    """Returns the ids of the K best experts, best first. No gradient flows through the selection.
 
     Args:
       scores: float[..., E].
       top_k: K.
-      bias: float[E], added to the scores for the selection only: the weights stay those of the
+      bias: float[E], added to the scores for the selection only. The weights stay those of the
         unbiased scores, so balancing by bias needs no loss (arXiv:2408.15664; see `updated_bias`).
-      num_groups: the experts form this many groups of neighbors, e.g. one per node.
-      top_groups: select only from this many groups, those whose two best scores (with bias) have
+      num_groups: the number of groups that neighboring experts form, e.g. one per node.
+      top_groups: selects only from this many groups, those whose two best scores (with bias) have
         the largest sum (DeepSeek-V3). It bounds the number of ranks or nodes a token is sent to.
 
     Returns:
@@ -34,7 +34,7 @@ def select(
 
     Raises:
       ArgumentError: K, `num_groups` and `top_groups` do not fit the number of experts.
-      DtypeError: K is no int.
+      DtypeError: K is not an int.
     """
     num_experts = num_experts_of("scores", scores)
     check_selection(num_experts, top_k, num_groups, top_groups)
