@@ -53,7 +53,7 @@ class MoE(nnx.Module):
     tells which ones hold the experts.
 
     * On a mesh of Auto or Explicit axes, experts are sharded over the expert axis and tokens over
-      `batch_axes`, by default over all axes of the mesh.
+      `batch_axes`, by default over all axes of the mesh that have no other use.
     * Inside a `shard_map` in which the expert axis is manual, the layer takes local views of the
       parameters, by the specs in their metadata, and of x. It reshards nothing over manual axes.
     * With ``expert_axis=None`` every rank holds all experts, and nothing is exchanged or dropped.

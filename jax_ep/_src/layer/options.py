@@ -45,9 +45,9 @@ class Options:
       batch_axes: the mesh axes over which the leading dimension of x is sharded. The expert axis
         and `fsdp_axis` count among them, unless they are among `sequence_axes`. None takes every
         axis of the mesh that no other option names, except one that `jax.vmap` maps over
-        (``spmd_axis_name``) and, inside a `shard_map`, manual ones other than ``"data"``. If a
-        tuple leaves out an axis, the ranks along it repeat each other's work; the layer warns if x
-        is known to be sharded over it.
+        (``spmd_axis_name``) and, inside a `shard_map`, manual ones other than ``"data"`` and
+        ``"expert"``. If a tuple leaves out an axis, the ranks along it repeat each other's work;
+        the layer warns if x is known to be sharded over it.
       sequence_axes: the mesh axes over which the second dimension of x is sharded, if it has one
         before H.
       fsdp_axis: the mesh axis over which H of the weights is sharded as well. The weights are
@@ -80,7 +80,7 @@ class Options:
       param_dtype: the dtype of the parameters. float32 weights stay float32 if `dtype` is narrower,
         so that their gradients are float32 as well.
       kernel_init: initializes each matrix [in, out] separately: the router's, and those of each
-        expert, with gate and up apart.
+        expert and of the shared one, with gate and up apart.
       bias_init: initializes the biases.
     """
 

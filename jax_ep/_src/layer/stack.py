@@ -71,13 +71,13 @@ class Stack:
           layer: an int, or an integer scalar on the device such as the index of the scan.
           sums: what `MoE.stack` or the call before returned, as the carry of the scan. The
             gradients of w_up and w_down are added to them in place.
-          token_mask: bool[...], False for padding, or None.
+          token_mask: bool[...] or integers, False for padding, or None.
 
         Returns:
           y and `MoEStats`; with sums also those for the next call, as a third result.
 
         Raises:
-          ArgumentError (a ValueError): as for `MoE`, or a layer that does not exist.
+          ArgumentError (a ValueError): as for `MoE`, or an int that no layer has as its index.
         """
         index = check_index(LAYER, layer, self._num_layers)
 

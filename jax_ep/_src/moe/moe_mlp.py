@@ -183,7 +183,8 @@ def moe_mlp(
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
     Returns:
-      [T, H] in x's dtype, and `Stats`; with accumulators a third result, those for the next call.
+      [T, H] in x's dtype, or of the size that `experts_fn` returns, and `Stats`; with accumulators
+      a third result, those for the next call.
 
     Raises:
       ArgumentError (a ValueError): shapes or values that do not fit, weights that are the same on

@@ -31,7 +31,8 @@ def quantize(
     """Quantizes rows with one scale per row, or per 128 values of it, as the format says.
 
     A value is x * (1 / scale) in float32, clipped to the largest value of the dtype and rounded to
-    nearest even. A NaN or an infinity makes its whole block NaN. The call has no derivative.
+    nearest even. A NaN or an infinity makes its whole block NaN, or only itself under static
+    scales. The call has no derivative.
 
     A kernel computes scales and values in one pass. XLA computes the values for static scales, and
     everything that it partitions over devices itself, which is outside of `shard_map` in a program

@@ -25,8 +25,8 @@ class Recipe:
       rows: the format of rows. Weights have E4M3 values with scales of the same kind.
       gradients: the format of cotangents, of the class of `rows`; None takes `rows`. Its `min_amax`
         is not used: cotangents have the least one, as gradients may be of any magnitude.
-      quantized_dispatch: whether `moe_mlp` sends rows quantized, which halves the bytes and gives
-        the same bits in its results. combine sends rows in their dtype.
+      quantized_dispatch: whether `moe_mlp` sends rows quantized, in about half of the bytes of
+        bfloat16, with the same bits in its results. combine sends rows in their dtype.
     """
 
     rows: Format = dataclasses.field(default_factory=Fp8Block128)

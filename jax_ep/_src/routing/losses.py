@@ -30,7 +30,7 @@ def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None =
 
 
 def load_fractions(counts: jax.Array) -> jax.Array:
-    """Returns `load` as shares of all assignments: f32[E] that sums to 1, or zeros without any."""
+    """Returns `load` as shares of all assignments: f32[..., E], of sum 1, or zeros without any."""
     num_experts_of("counts", counts)
     counts = counts.astype(jnp.float32)
     total = counts.sum(-1, keepdims=True)

@@ -75,7 +75,8 @@ def sigmoid_topk(
 ) -> Routing:
     """A sigmoid per expert, then the K best (DeepSeek-V3, arXiv:2412.19437).
 
-    The selected scores are divided by their sum, then multiplied by `scale` (2.5 in DeepSeek-V3).
+    The selected scores are divided by their sum, unless ``renormalize=False``, then multiplied by
+    `scale` (2.5 in DeepSeek-V3).
     The `probabilities` are the scores divided by their sum over all experts.
 
     Args:

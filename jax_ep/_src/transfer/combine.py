@@ -27,8 +27,9 @@ def combine(
 
     Each rank sums a token's rows over its own experts in float32, by fused multiply-adds in
     ascending k, and rounds the partial sum to y's dtype. The token's rank adds the partial sums in
-    float32 in rank order and rounds once more, so the result does not depend on timing. A token
-    without any row gets zeros.
+    float32 in rank order and rounds once more, so the result does not depend on timing. If the plan
+    has several NVLink domains, the sum of each is rounded to y's dtype first, and these are added
+    in the order of domains. A token without any row gets zeros.
 
     Args:
       y: [M, H] bfloat16, float16 or float32, one output row for each row that `dispatch` returned.
