@@ -106,7 +106,7 @@ class LayersTest(parameterized.TestCase):
     def test_quantized_layers_are_asked_for(self):
         quantized = {p.name for p in layer_quantized.PROVIDERS}
         for option, expected in (True, quantized), (False, set()):
-            arguments = types.SimpleNamespace(provider=None, quantization=option)
+            arguments = types.SimpleNamespace(provider=None, quantization=option, domain_size=None)
             chosen = {p.name for p in BENCHMARK.chosen_providers(arguments)}
             self.assertEqual(chosen & quantized, expected)
 
@@ -311,6 +311,7 @@ class CommandTest(parameterized.TestCase):
     def test_quick_and_profile(self):
         with tempfile.TemporaryDirectory() as folder:
             arguments = ("--quick", "--passes", "forward", "--devices", "2", "--profile", folder)
+            arguments += ("--domain-size", "1")
             status, _, results = smoke("layer", *arguments)
             traces = list(pathlib.Path(folder).rglob("perfetto_trace.json.gz"))
         self.assertEqual(status, 0)
@@ -318,10 +319,15 @@ class CommandTest(parameterized.TestCase):
         self.assertEqual((record["variant"], record["num_ranks"]), ("bfloat16", 2))
         self.assertLen(record["measurements"][OURS]["rounds"], SMOKE_ROUNDS)
         self.assertLen(traces, 1)
+        domains = record["measurements"][f"{OURS} domains of 1"]
+        self.assertLen(domains["rounds"], SMOKE_ROUNDS)
+        self.assertEqual(domains["facts"]["relative_differences"], [0.0])
 
     def test_choices(self):
         with self.assertRaises(SystemExit):
             run("layer", "--shapes", "unknown")
+        with self.assertRaisesRegex(SystemExit, "--domain-size 3 does not divide 2 devices"):
+            run("layer", "--smoke", "--devices", "2", "--domain-size", "3")
         status, output = run("layer")
         self.assertEqual(status, 2)
         self.assertIn("There is no GPU", output)

@@ -280,17 +280,18 @@ class CommandTest(absltest.TestCase):
             "missing in 12 of 12 cases: ceiling: NotImplementedError: bulk copies need GPUs",
         )
 
-    def test_limits_of_sms(self):
+    def test_limits_of_sms_and_domains(self):
         """Variants of jax_ep; all are compared with the provider named "ceiling"."""
         ceiling = providers.Baseline("ceiling", providers.all_to_all)
         arguments = ("--devices", "2", "--operation", "dispatch", "--shape", "300,16,4,2")
         arguments += ("--num-sms", "2", "--num-sms", "3", "--require-all")
+        arguments += ("--domain-size", "1")
         with unittest.mock.patch.object(type(BENCHMARK), "providers", (ceiling, Ours())):
             status, output, results = smoke("transfer", *arguments)
         self.assertEqual(status, 1)
         for record in results["cases"]:
             measurements = record["measurements"]
-            names = ["ceiling", "jax_ep", "jax_ep 2 SMs", "jax_ep 3 SMs"]
+            names = ["ceiling", "jax_ep", "jax_ep 2 SMs", "jax_ep 3 SMs", "jax_ep domains of 1"]
             self.assertEqual(list(measurements), names)
             for measurement in measurements.values():
                 ratio = measurements["ceiling"]["seconds"] / measurement["seconds"]
@@ -300,6 +301,7 @@ class CommandTest(absltest.TestCase):
 
     def test_what_does_not_fit(self):
         for arguments, message in (
+            (("--domain-size", "3"), "--domain-size 3 does not divide 8 devices"),
             (("--devices", "99"), "--devices 99 is more than the 8 devices"),
             (("--devices", "4", "--shape", "1,8,6,2"), "do not divide over 4 devices"),
             (

@@ -41,7 +41,11 @@ from jax_ep.bench.layer.quantized import LAYERS as QUANTIZED_LAYERS
 from jax_ep.bench.layer.quantized import PROVIDERS as QUANTIZED
 from jax_ep.bench.layer.torch import Torch
 from jax_ep.bench.matmul.benchmark import COPIED_BYTES, copy_bytes_per_second, relative_difference
-from jax_ep.bench.transfer.benchmark import checked_devices
+from jax_ep.bench.transfer.benchmark import (
+    add_domain_size,
+    check_domain_sizes,
+    checked_devices,
+)
 from jax_ep.bench.transfer.problem import make_mesh
 
 TOKENS = (4096, 128, 1024, 8192)
@@ -118,6 +122,7 @@ class LayerBenchmark(Benchmark):
         parser.add_argument("--quantization", action="store_true", help=quantization)
         quick = "deepseek-v3, 4096 tokens, few baselines and short rounds: three minutes at most"
         parser.add_argument("--quick", action="store_true", help=quick)
+        add_domain_size(parser)
         devices = "the first N of this machine's (default: all)"
         parser.add_argument("--devices", type=positive, metavar="N", help=devices)
         profile = "leaves a Perfetto trace of jax_ep's calls in every case"
@@ -146,6 +151,7 @@ class LayerBenchmark(Benchmark):
                 or (isinstance(p, IN_ROUNDS) and p not in QUANTIZED)
             ]
         self.mesh = make_mesh(checked_devices(arguments.devices, []))
+        check_domain_sizes(arguments.domain_size, self.mesh.size)
         self.profile, self.smoke = arguments.profile, arguments.smoke
         self.backward = "both" in (arguments.operation or self.operations)
         copied = 2**20 if arguments.smoke else COPIED_BYTES
@@ -185,11 +191,17 @@ class LayerBenchmark(Benchmark):
     def chosen_providers(self, arguments: argparse.Namespace) -> list[Provider]:
         """Leaves out the quantized layers unless they are asked for."""
         named = arguments.provider or []
-        return [
+        sizes = dict.fromkeys(arguments.domain_size or ())
+        over_domains: list[Provider] = [
+            Ours(f"{OURS} domains of {size}", self.operations, nvlink_domain_size=size)
+            for size in sizes
+        ]
+        chosen = [
             p
             for p in super().chosen_providers(arguments)
             if p not in QUANTIZED or arguments.quantization or p.name in named
         ]
+        return chosen + over_domains
 
     def order(self, chosen: list[Provider]) -> list[Provider]:
         """Many short rounds of all: the clocks follow the power, and so change slowly.

@@ -32,6 +32,8 @@ class Ours:
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles it."""
+        # No kernel spans domains yet.
+        chosen = "xla" if "nvlink_domain_size" in self.options else implementation()
 
         def layer(x: Any, ids: Any, quantized: Any, weights: Any, up: Any, down: Any) -> jax.Array:
             y, _ = jax_ep.moe_mlp(
@@ -44,10 +46,10 @@ class Ours:
                 num_experts=problem.routes.num_experts,
                 recv_capacity=problem.routes.recv_capacity,
                 quantized_weights=quantized,
-                implementation=implementation(),
+                implementation=chosen,
                 **self.options,
             )
             return y
 
-        evidence = "jax_ep.dispatch.v1" if implementation() else None
+        evidence = "jax_ep.dispatch.v1" if chosen == "cuda" else None
         return start_layer(layer, case, problem, evidence, self.quantized_weights(problem))

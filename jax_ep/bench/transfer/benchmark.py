@@ -58,12 +58,13 @@ class TransferBenchmark(Benchmark):
     sweep = "tokens"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """--sweep, --num-sms and --devices."""
+        """--sweep, --num-sms, --domain-size and --devices."""
         sweep = "also the first shape with 1 to 16384 tokens per rank"
         parser.add_argument("--sweep", action="store_true", help=sweep)
         positive = harness.parse_positive
         num_sms = "also jax_ep with at most N SMs; may be repeated"
         parser.add_argument("--num-sms", type=positive, action="append", metavar="N", help=num_sms)
+        add_domain_size(parser)
         devices = "the first N of this machine's (default: all)"
         parser.add_argument("--devices", type=positive, metavar="N", help=devices)
 
@@ -74,6 +75,7 @@ class TransferBenchmark(Benchmark):
         swept = [dataclasses.replace(first, tokens=t) for t in tokens if arguments.sweep]
         arguments.shape = list(dict.fromkeys(arguments.shape + swept))
         self.mesh = make_mesh(checked_devices(arguments.devices, arguments.shape))
+        check_domain_sizes(arguments.domain_size, self.mesh.size)
         results.update(num_devices=self.mesh.size, description=" ".join((__doc__ or "").split()))
 
     def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> Problem:
@@ -85,10 +87,12 @@ class TransferBenchmark(Benchmark):
         return (1, CHAINED_OF_FEW) if shape.tokens <= LOW_LATENCY_TOKENS else (CHAINED,)
 
     def chosen_providers(self, arguments: argparse.Namespace) -> list[Provider]:
-        """jax_ep also with each limit of SMs."""
+        """jax_ep also with each limit of SMs, and over domains of each size."""
         chosen = super().chosen_providers(arguments)
         if any(provider.name == OURS for provider in chosen):
             chosen += [Ours(limit) for limit in dict.fromkeys(arguments.num_sms or ())]
+            sizes = dict.fromkeys(arguments.domain_size or ())
+            chosen += [Ours(domain_size=size) for size in sizes]
         return chosen
 
     def required(self, record: Record) -> Required:
@@ -112,6 +116,22 @@ class TransferBenchmark(Benchmark):
 
 
 BENCHMARK = TransferBenchmark()
+
+
+def add_domain_size(parser: argparse.ArgumentParser) -> None:
+    """--domain-size, an option of transfers and layers."""
+    text = "also jax_ep over NVLink domains of N consecutive ranks each; may be repeated"
+    positive = harness.parse_positive
+    parser.add_argument("--domain-size", type=positive, action="append", metavar="N", help=text)
+
+
+def check_domain_sizes(sizes: list[int] | None, num_ranks: int) -> None:
+    """Ends the program where domains do not fit."""
+    for size in sizes or ():
+        if num_ranks % size:
+            sys.exit(
+                f"--domain-size {size} does not divide {num_ranks} devices; give a divisor of them."
+            )
 
 
 def checked_devices(asked: int | None, shapes: list[Shape]) -> int:

@@ -38,16 +38,19 @@ class Ours:
 
     operations: tuple[str, ...] = OPERATIONS
 
-    def __init__(self, num_sms: int | None = None) -> None:
-        self.num_sms = num_sms
+    def __init__(self, num_sms: int | None = None, domain_size: int | None = None) -> None:
+        self.num_sms, self.domain_size = num_sms, domain_size
         self.name = OURS if num_sms is None else f"{OURS} {num_sms} SMs"
+        if domain_size is not None:
+            self.name += f" domains of {domain_size}"
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles one operation and checks its result."""
-        on_gpu = jax.default_backend() == "gpu"
+        # No kernel spans domains yet.
+        on_gpu = jax.default_backend() == "gpu" and self.domain_size is None
         target = case.operation.partition("_")[0]  # without a format
         evidence = f"jax_ep.{target}.v1" if on_gpu else None
-        transfer = self.transfers(problem, "cuda" if on_gpu else None)[case.operation]
+        transfer = self.transfers(problem, "cuda" if on_gpu else "xla")[case.operation]
         expected = self.transfers(problem, "xla")[case.operation]
         arguments = self.arguments(case.operation, problem)
         started = start_sharded(transfer, arguments, problem.mesh, case.chained, evidence)
@@ -61,7 +64,7 @@ class Ours:
                 f"{case.operation} is wrong: the elements that differ from the pure-JAX "
                 f"implementation's, by rank, are {wrong.tolist()}"
             )
-        started.facts.update(checked=True, num_sms=self.num_sms)
+        started.facts.update(checked=True, num_sms=self.num_sms, domain_size=self.domain_size)
         return started
 
     def transfers(self, problem: Problem, implementation: str | None) -> dict[str, Transfer]:
@@ -73,6 +76,7 @@ class Ours:
             axis_name=AXIS,
             recv_capacity=problem.routes.recv_capacity,
             zero_tail=False,
+            nvlink_domain_size=self.domain_size,
             **options,
         )
         redispatch = functools.partial(jax_ep.redispatch, **options)
@@ -83,7 +87,9 @@ class Ours:
         """Returns the operands of calls in turn."""
         if operation == "dispatch":
             return [tuple(operands) for operands in problem.sets]
-        dispatch = jax.jit(sharded(Ours().transfers(problem, None)["dispatch"], problem.mesh))
+        implementation = None if self.domain_size is None else "xla"
+        transfers = Ours(domain_size=self.domain_size).transfers(problem, implementation)
+        dispatch = jax.jit(sharded(transfers["dispatch"], problem.mesh))
         arguments = []
         for operands in problem.sets:
             sent = jax.block_until_ready(dispatch(*operands))
