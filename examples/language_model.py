@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -52,7 +53,7 @@ class LanguageModel(nnx.Module):
     `moe_layer` is the class of the expert layers: `MoE`, or `DenseMoE` to compare with.
     """
 
-    def __init__(self, sizes: ModelSizes, *, moe_layer: type[MoE] = MoE, rngs: nnx.Rngs):
+    def __init__(self, sizes: ModelSizes, *, moe_layer: Callable[..., MoE] = MoE, rngs: nnx.Rngs):
         self.embedding = nnx.Embed(VOCABULARY, sizes.width, rngs=rngs)
         self.blocks = nnx.List(
             [Block(sizes, moe_layer=moe_layer, rngs=rngs) for _ in range(sizes.num_layers)]
@@ -83,7 +84,7 @@ class LanguageModel(nnx.Module):
 class Block(nnx.Module):
     """Attention, then experts, each added to the stream."""
 
-    def __init__(self, sizes: ModelSizes, *, moe_layer: type[MoE], rngs: nnx.Rngs):
+    def __init__(self, sizes: ModelSizes, *, moe_layer: Callable[..., MoE], rngs: nnx.Rngs):
         self.attention_norm = nnx.RMSNorm(sizes.width, rngs=rngs)
         self.attention = Attention(sizes.width, sizes.num_heads, rngs=rngs)
         self.moe_norm = nnx.RMSNorm(sizes.width, rngs=rngs)

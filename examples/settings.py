@@ -20,6 +20,8 @@ class Settings:
     learning_rate: float
     seed: int
     sizes: ModelSizes
+    expert_ranks: int | None = None  # devices that share the experts; None for a host's
+    nvlink_domain_size: int | None = None  # None for what the mesh says
 
 
 CPU_SIZES = ModelSizes(
@@ -54,6 +56,8 @@ def parse_arguments(description: str) -> argparse.Namespace:
         ("num-experts", int, "experts per layer"),
         ("top-k", int, "experts per byte"),
         ("intermediate-size", int, "inner size of an expert"),
+        ("expert-ranks", int, "devices that share the experts; more than a host has span hosts"),
+        ("nvlink-domain-size", int, "of these, how many reach each other over NVLink"),
     ):
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     parser.add_argument(

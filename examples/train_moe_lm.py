@@ -7,6 +7,8 @@ hold; a run of fewer steps than the default makes no claim about the trained mod
     python examples/train_moe_lm.py                        # minutes on a laptop
     python examples/train_moe_lm.py --checkpoint DIR       # saves; goes on from the newest there
     python examples/launch.py 2 examples/train_moe_lm.py   # the same in two processes
+    python examples/launch.py --coordinator=10.0.0.1:9876 --hosts=2 --host=0 8 \
+        examples/train_moe_lm.py --expert-ranks=16         # experts over two hosts, in pure JAX
     python examples/train_moe_lm.py --help
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -60,9 +63,10 @@ Step = Callable[[TrainState, jax.Array], tuple[TrainState, Losses]]
 # ---- model and step
 
 
-def make_mesh(num_experts: int) -> Mesh:
+def make_mesh(settings: Settings) -> Mesh:
     """All devices: as many of a host as divide the experts hold them, the others have copies."""
-    expert_ranks = math.gcd(processes.devices_per_host(), num_experts)
+    of_host = math.gcd(processes.devices_per_host(), settings.sizes.num_experts)
+    expert_ranks = settings.expert_ranks or of_host
     shape = (jax.device_count() // expert_ranks, expert_ranks)
     return jax_ep.make_mesh(shape, ("data", "expert"), axis_types=(AxisType.Auto,) * 2)
 
@@ -74,7 +78,8 @@ def by_batch(mesh: Mesh) -> NamedSharding:
 
 def make_training(settings: Settings, moe_layer: type[MoE]) -> tuple[Any, TrainState, Step]:
     """The model's structure, its initial state (sharded as the mesh in context asks), the step."""
-    model = LanguageModel(settings.sizes, moe_layer=moe_layer, rngs=nnx.Rngs(settings.seed))
+    layer = functools.partial(moe_layer, nvlink_domain_size=settings.nvlink_domain_size)
+    model = LanguageModel(settings.sizes, moe_layer=layer, rngs=nnx.Rngs(settings.seed))
     structure, params = nnx.split(model)
     rate = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -135,7 +140,7 @@ def first_losses(
     The windows of a batch come in an order of that number, which is the same but for rounding.
     """
     sharded = moe_layer is MoE
-    mesh = make_mesh(settings.sizes.num_experts)
+    mesh = make_mesh(settings)
     result: list[float] = []
     with jax.set_mesh(mesh) if sharded else contextlib.nullcontext(), progress_bar() as bar:
 
@@ -176,7 +181,7 @@ def train(
     Returns:
       The model's structure, the trained parameters, the history, and the compiled step's text.
     """
-    mesh = make_mesh(settings.sizes.num_experts)
+    mesh = make_mesh(settings)
     with jax.set_mesh(mesh):
         structure, state, step = make_training(settings, MoE)
         state = jax.device_put(state, nnx.get_named_sharding(state, mesh))

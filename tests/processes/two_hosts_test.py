@@ -75,6 +75,21 @@ class ProgramsTest(absltest.TestCase):
             self.assertLen(losses(one), 6, output)
             np.testing.assert_allclose(losses(two), losses(one), rtol=1e-5, err_msg=str(outputs))
 
+    def test_experts_over_hosts_have_the_losses_of_domains_on_one(self):
+        """Bit for bit: collectives add in the same order in as many processes of one host."""
+        options = (*TINY, "--expert-ranks=4", "--cpu-devices=2")
+        with tempfile.TemporaryDirectory() as folder:
+            one, two = pathlib.Path(folder) / "one", pathlib.Path(folder) / "two"
+            domains = ("--nvlink-domain-size=2", f"--output={one}")
+            output = run(None, [LAUNCH, "2", TRAIN, *options, *domains])
+            self.assertIn("compiled for {'data': 1, 'expert': 4}", output)
+            train = ["1", TRAIN, *options, f"--output={two}"]
+            outputs = run_on_both(
+                *([LAUNCH, COORDINATOR, "--hosts=2", f"--host={i}", *train] for i in range(2))
+            )
+            self.assertLen(losses(one), 6, output)
+            self.assertEqual(losses(two), losses(one), outputs)
+
     def test_doctor(self):
         doctor = ["-P", "-m", "jax_ep.doctor.processes", COORDINATOR, "--processes=2", "--gpus=0,1"]
         outputs = run_on_both(*([*doctor, f"--process={i}"] for i in range(2)))
