@@ -77,6 +77,7 @@ nb::dict Limits() {
   limits["num_experts"] = kMaxExperts;
   limits["items"] = kMaxItems;
   limits["vector_bytes"] = kVectorBytes;
+  limits["eight_bit_capability"] = kEightBitCapability;
   return limits;
 }
 

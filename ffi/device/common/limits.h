@@ -21,6 +21,9 @@ inline constexpr int kMaxItems = 1 << 30;
 // Grouped matmuls of compiled programs that schedule their tiles by a counter; more do without.
 inline constexpr int kNumTileCounters = 1 << 16;
 
+// GPUs whose kernels multiply 8-bit operands: ten times the compute capability.
+inline constexpr int kEightBitCapability = 90;
+
 // The unit in which rows are moved: 16 bytes.
 inline constexpr int64_t kVectorBytes = 16;
 

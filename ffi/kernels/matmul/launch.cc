@@ -1,5 +1,6 @@
 #include "ffi/kernels/matmul/launch.h"
 
+#include "ffi/device/common/limits.h"
 #include "ffi/kernels/matmul/family.h"
 #include "ffi/kernels/matmul/portable/kernels.h"
 #include "ffi/kernels/matmul/sm90/kernels.h"
@@ -18,8 +19,10 @@ Status FindFamily(const MatmulCall& call, const MatmulFamily** family) {
     if ((*family)->RunsOn(device) && (*family)->Supports(call)) return {};
   }
   return FailedPrecondition(
-      "8-bit operands need a GPU of compute capability 9.0; this one has another. Lower the "
-      "program on a machine with this GPU, or use implementation=\"xla\"");
+      "8-bit operands need a GPU of compute capability ", kEightBitCapability / 10, ".",
+      kEightBitCapability % 10,
+      "; this one has another. Lower the program on a machine with this GPU, or use "
+      "implementation=\"xla\"");
 }
 
 Status LoadKernel(const MatmulKernel& kernel) {

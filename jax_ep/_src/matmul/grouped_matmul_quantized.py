@@ -24,7 +24,7 @@ from jax_ep._src.quant.quantize import dequantize, without_derivative
 from jax_ep._src.quant.quantized import Quantized, check
 
 OPERATION = "grouped_matmul"
-KERNEL_CAPABILITY = "9.0"
+KERNEL_CAPABILITY = "{}.{}".format(*divmod(runtime.LIMITS["eight_bit_capability"], 10))
 Formats = tuple[Format, Format]
 
 

@@ -68,7 +68,10 @@ Status MakeTensorMaps(const MatmulCall& call, int64_t columns, const Sm90Kernel&
 }
 
 class Sm90Fp8 final : public MatmulFamily {
-  bool RunsOn(ComputeCapability device) const override { return device == kSm90; }
+  bool RunsOn(ComputeCapability device) const override {
+    static_assert(10 * kSm90.major + kSm90.minor == kEightBitCapability);
+    return device == kSm90;
+  }
 
   std::vector<MatmulKernel> Kernels() const override {
     std::vector<MatmulKernel> kernels = {Fp8ActivationKernel().kernel};
