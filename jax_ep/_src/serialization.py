@@ -18,6 +18,7 @@ from jax_ep._src.quant.formats import Format
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedWeights
 from jax_ep._src.routing.routers import Routing
+from jax_ep._src.transfer.domains import Forwarding
 from jax_ep._src.transfer.plan import Dispatched, Plan
 
 _WITHOUT_STATIC_FIELDS = (
@@ -69,6 +70,7 @@ def register() -> None:
         )
     for namedtuple, name in (
         (Accumulators, "Accumulators"),
+        (Forwarding, "Forwarding"),
         (Routing, "routing.Routing"),
     ):
         jax.export.register_namedtuple_serialization(namedtuple, serialized_name=f"jax_ep.{name}")

@@ -10,6 +10,9 @@ import warnings
 
 import testing  # isort: skip
 
+import flax.serialization
+import hypothesis
+import hypothesis.extra.numpy
 import jax
 import jax.numpy as jnp
 import moe_layers
@@ -17,6 +20,7 @@ import numpy as np
 import numpy_moe
 from absl.testing import absltest, parameterized
 from flax import nnx
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from testing import Sizes
 
@@ -26,6 +30,7 @@ from jax_ep import quant
 from jax_ep._src.core import primitive
 from jax_ep._src.layer import domains
 from jax_ep._src.layer.domains import with_domains
+from jax_ep._src.transfer.domains import Forwarding
 
 MOST = testing.NUM_DEVICES
 RANKS = testing.rank_counts(4, 8)
@@ -139,6 +144,16 @@ class BitwiseTest(parameterized.TestCase):
             check_all(sizes, ids, jnp.bfloat16, kind)
 
 
+class PropertyTest(absltest.TestCase):
+    @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @hypothesis.given(data=st.data(), case=st.sampled_from(CASES))
+    def test_any_routes(self, data, case):
+        sizes = sizes_of(**case, num_tokens=3, top_k=3, hidden=4, recv_capacity=12)
+        elements = st.integers(-2, sizes.num_experts)
+        ids = data.draw(hypothesis.extra.numpy.arrays(np.int32, sizes.ids_shape, elements=elements))
+        check_all(sizes, ids, jnp.bfloat16, "")
+
+
 class OneLevelTest(parameterized.TestCase):
     def outputs(self, domain_size, dtype=jnp.bfloat16):
         sizes = sizes_of(RANKS[-1], domain_size, num_tokens=16, hidden=32)
@@ -184,10 +199,33 @@ class PlanTest(parameterized.TestCase):
         )
         self.assertTrue(np.isnan(out).all())
 
-    def test_passes_through_transformations(self):
-        plan = jax.jit(lambda plan: jax.tree.map(lambda a: a + 0, plan))(self.plan())
-        for a, b in zip(jax.tree.leaves(plan), jax.tree.leaves(self.plan()), strict=True):
-            np.testing.assert_array_equal(a, b)
+    def test_exported_programs_and_state_dicts_have_it(self):
+        plan = self.plan()
+        copy = jax.jit(lambda plan: jax.tree.map(lambda a: a + (a.dtype != bool), plan))
+        exported = jax.export.deserialize(jax.export.export(copy)(plan).serialize())
+        state = flax.serialization.to_state_dict(plan)
+        for got in exported.call(plan), flax.serialization.from_state_dict(plan, state):
+            self.assertEqual(got.nvlink_domain_size, plan.nvlink_domain_size)
+            self.assertIsInstance(got.forwarding, Forwarding)
+            self.assertEqual(jax.tree.structure(got), jax.tree.structure(plan))
+
+    def test_vmap(self):
+        """One call after another: each element has its own plan."""
+        sizes = self.sizes
+        ids = np.stack([testing.routings(sizes)[kind] for kind in ("uniform", "skewed")])
+        x = testing.random_values(np.random.default_rng(0), (*ids.shape[:3], sizes.hidden))
+
+        def layer(x, ids):
+            sent = dispatch(sizes, x, ids, None)
+            return combine(sent.rows, sent.plan, None)
+
+        merged = [testing.merge_ranks(a) for a in (*x, *ids)]
+        x, ids = (np.stack(merged[i : i + 2], 1) for i in (0, 2))  # [R * T, 2, ...]
+        each = jax.vmap(layer, (1, 1), 1)
+        got = testing.sharded(each, sizes.mesh)(x, ids)
+        one = testing.sharded(layer, sizes.mesh)
+        for i in range(2):
+            testing.assert_bitwise(got[:, i], one(x[:, i], ids[:, i]))
 
     def test_under_checkpoint_and_scan(self):
         """The private arrays are saved and restored as the others."""
