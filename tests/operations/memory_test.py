@@ -66,6 +66,7 @@ class ResidualsTest(parameterized.TestCase):
         {"num_chunks": 2},
         {"num_chunks": 3, "remat": None, "dtype": jnp.float32},
         {"activation": "relu"},
+        {"nvlink_domain_size": 1, "num_chunks": 2},
     )
     def test_are_those_of_the_derivative(self, **options):
         self.assertEqual(sum(memory(**options).residuals.values()), residuals(**options))

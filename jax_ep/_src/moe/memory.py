@@ -13,6 +13,7 @@ from jax_ep._src.core import checks, runtime
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.mlp.expert_forms import check_activation
 from jax_ep._src.moe.params import Remat
+from jax_ep._src.transfer.domains import check_domain_size
 from jax_ep._src.transfer.plan import num_rows, plan_shapes
 
 
@@ -51,6 +52,7 @@ def memory(
     recv_capacity: int | None = None,
     num_chunks: int = 1,
     remat: Remat = "dispatch",
+    nvlink_domain_size: int | None = None,
 ) -> Memory:
     """Computes, without allocating, what `moe_mlp` takes on one rank beside its arguments.
 
@@ -71,6 +73,8 @@ def memory(
       recv_capacity: as in `moe_mlp`.
       num_chunks: as in `moe_mlp`.
       remat: as in `moe_mlp`.
+      nvlink_domain_size: as in `moe_mlp`. Calls over several domains need no workspace so far,
+        because they run in pure JAX; XLA's collectives take memory beside what is computed here.
 
     Returns:
       `Memory`.
@@ -104,19 +108,22 @@ def memory(
     num_padded_experts = -(-num_experts // num_ranks) * num_ranks
     if capacity_factor is not None and num_padded_experts > num_experts:
         capacity_factor *= num_padded_experts / num_experts
+    domain_size = check_domain_size(operation, nvlink_domain_size, num_ranks)
     try:
         workspace = runtime.workspace_buffers(
             tokens, hidden_size, top_k, num_padded_experts, num_ranks, itemsize
         )
     except ValueError as error:
         raise ArgumentError(f"jax_ep.{operation}: {error}") from error
+    if domain_size is not None:
+        workspace = {}
     num_local = num_padded_experts // num_ranks
     if recv_capacity is None:
         rows = num_rows(tokens, top_k, num_ranks, num_local, 1, capacity_factor)
     else:
         rows = -(-recv_capacity // num_chunks)
     num_parts = 2 if check_activation(operation, activation) else 1
-    shapes = plan_shapes(tokens, top_k, num_local, rows)
+    shapes = plan_shapes(tokens, top_k, num_local, rows, num_ranks, domain_size)
     arrays = {
         "rows": rows * hidden_size * itemsize,
         "row_weights": rows * 4,
