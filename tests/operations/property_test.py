@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from testing import Sizes
 
 import jax_ep
-from jax_ep._src.transfer import reference
+from jax_ep._src.transfer import reference_plan
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=3, top_k=3, hidden=4, row_align=2, recv_capacity=12
@@ -91,7 +91,7 @@ class RoutesTest(absltest.TestCase):
         self.assertFalse((plan["kept"] & ~testing.merge_ranks(good)).any())
 
 
-kept_counts = jax.jit(reference._kept_counts)
+kept_counts = jax.jit(reference_plan.kept_counts)
 
 
 class CapacityTest(absltest.TestCase):

@@ -19,7 +19,7 @@ from testing import Sizes
 
 import jax_ep
 from jax_ep._src.core import checks
-from jax_ep._src.transfer import reference
+from jax_ep._src.transfer import reference, reference_plan
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=6, top_k=3, row_align=4, recv_capacity=28
@@ -125,7 +125,7 @@ class PiecesTest(parameterized.TestCase):
     def test_kept_counts(self, num_ranks, num_local):
         """[source, destination, local expert], over every capacity from nothing to enough."""
         rng = np.random.default_rng(num_ranks)
-        kept_counts = jax.jit(reference._kept_counts)
+        kept_counts = jax.jit(reference_plan.kept_counts)
         for row_align in 1, 3, 8:
             counts = rng.integers(0, 6, (num_ranks, num_ranks, num_local)).astype(np.int32)
             counts[:, 0] = 0
@@ -142,7 +142,7 @@ class PiecesTest(parameterized.TestCase):
 
     def test_kept_counts_of_large_counts(self):
         counts = np.full((4, 4, 2), 2**24, np.int32)
-        got = reference._kept_counts(jnp.asarray(counts), 2**20, 128)
+        got = reference_plan.kept_counts(jnp.asarray(counts), 2**20, 128)
         np.testing.assert_array_equal(got, np.full((4, 4, 2), 2**17))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import unittest.mock
 
 import testing  # isort: skip
@@ -20,7 +21,7 @@ import jax_ep
 from jax_ep._src.matmul import reference as reference_matmul
 from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams
-from jax_ep._src.transfer import reference
+from jax_ep._src.transfer import reference, reference_plan
 
 SIZES = Sizes(
     testing.NUM_DEVICES, num_local=2, num_tokens=12, top_k=4, row_align=4, recv_capacity=48
@@ -28,8 +29,10 @@ SIZES = Sizes(
 # One rank holds all of a token's experts, so that the order and rounding within a rank show on any number of devices.
 ONE_RANK = Sizes(1, num_local=4, num_tokens=32, top_k=4, row_align=4, recv_capacity=132)
 
-positions, kept_counts = reference._positions, reference._kept_counts
-partial_sum_index = reference._partial_sum_index
+DOMAINS = dataclasses.replace(SIZES, domain_size=max(1, testing.NUM_DEVICES // 2))
+
+positions, kept_counts = reference_plan._positions, reference_plan.kept_counts
+partial_sum_index, token_ranks = reference_plan._partial_sum_index, reference_plan._token_ranks
 gather_rows, sum_over_ranks = reference._gather_rows, reference._sum_over_ranks
 is_real, matmul = reference._is_real, reference_matmul._matmul
 reference_activate = reference_matmul.activate
@@ -79,16 +82,35 @@ def first_come_first_served(counts, num_rows, row_align):
     return jnp.clip(kept.sum(0, keepdims=True) - before, 0, counts)
 
 
-def count_every_assignment(expert, num_local, num_ranks, rank):
-    """Instead of every rank once."""
-    return ((expert >= 0) & (expert // num_local < rank)).sum(1)
+def count_every_rank(is_sent, first_rank, rank):
+    return is_sent.sum(1)
 
 
-def count_this_rank(expert, num_local, num_ranks, rank):
-    return partial_sum_index(expert, num_local, num_ranks, rank + 1)
+def count_this_rank(is_sent, first_rank, rank):
+    return partial_sum_index(is_sent, first_rank, rank + 1)
 
 
-def add_in_another_order(values, axis):
+def count_other_domains(is_sent, first_rank, rank):
+    return partial_sum_index(is_sent, 0, rank)
+
+
+def forward_to_the_next_rank(is_sent, size, rank):
+    return token_ranks(is_sent, size, rank) << 1
+
+
+def forward_for_another_rail(is_sent, size, rank):
+    return token_ranks(jnp.roll(is_sent, 1, 0), size, rank)
+
+
+def add_in_one_level(values, axis, domain_size):
+    return sum_over_ranks(values, axis, None)
+
+
+def add_in_domains_of_another_size(values, axis, domain_size):
+    return sum_over_ranks(values, axis, 2 if domain_size == 4 else 1)
+
+
+def add_in_another_order(values, axis, domain_size):
     arrived = lax.all_to_all(values, axis.name, 0, 0)
     total = jnp.zeros(values.shape[1:], jnp.float32)
     for rank in reversed(range(axis.size)):
@@ -96,7 +118,7 @@ def add_in_another_order(values, axis):
     return total
 
 
-def add_in_the_dtype_of_rows(values, axis):
+def add_in_the_dtype_of_rows(values, axis, domain_size):
     arrived = lax.all_to_all(values, axis.name, 0, 0)
     total = jnp.zeros(values.shape[1:], values.dtype)
     for rank in range(axis.size):
@@ -112,20 +134,23 @@ def read_the_padding(plan, num_ranks):
     return jnp.ones_like(is_real(plan, num_ranks))
 
 
-DISPATCH = {
-    "_gather_rows": [swap_two_rows, drop_a_row, flush_small_values, fill_the_padding],
+ROWS = [swap_two_rows, drop_a_row, flush_small_values, fill_the_padding]
+PLAN = {
     "_positions": [later_assignments_first],
-    "_kept_counts": [
+    "kept_counts": [
         quota_one_too_small, quota_one_too_large, capacity_without_alignment, first_come_first_served
     ],
-    "_partial_sum_index": [count_every_assignment, count_this_rank],
+    "_partial_sum_index": [count_every_rank, count_this_rank, count_other_domains],
     "_round_up": [lambda value, multiple: value],
+    "_token_ranks": [forward_to_the_next_rank, forward_for_another_rail],
 }  # fmt: skip
 COMBINE = [
     ("_fused_multiply_add", multiply_then_add, np.float32, ONE_RANK),
     ("_fused_multiply_add", lambda a, b, c: a * b, np.float32, ONE_RANK),
     ("_sum_over_ranks", add_in_another_order, np.float32, SIZES),
     ("_sum_over_ranks", add_in_the_dtype_of_rows, jnp.bfloat16, SIZES),
+    ("_sum_over_ranks", add_in_one_level, jnp.bfloat16, DOMAINS),
+    ("_sum_over_ranks", add_in_domains_of_another_size, jnp.bfloat16, DOMAINS),
     ("_is_real", read_the_padding, np.float32, SIZES),
 ]
 
@@ -146,7 +171,7 @@ MATMUL_ACTIVATION = {
 }
 
 
-def check_dispatch(sizes=SIZES):
+def check_dispatch(sizes=DOMAINS):
     rng = np.random.default_rng(0)
     ids = testing.routings(sizes, seed=1)["repeats"]
     x = testing.random_values(rng, (*ids.shape[:2], sizes.hidden))
@@ -227,11 +252,17 @@ class MutationTest(parameterized.TestCase):
         check_dispatch()
         for dtype in testing.ROW_DTYPES:
             check_combine(dtype)
-        check_combine(sizes=ONE_RANK)
+        for sizes in ONE_RANK, DOMAINS:
+            check_combine(jnp.bfloat16, sizes)
 
-    @parameterized.parameters(*[(name, f) for name, fs in DISPATCH.items() for f in fs])
-    def test_dispatch(self, name, replacement):
-        with self.broken(name, replacement):
+    @parameterized.parameters(*ROWS)
+    def test_rows(self, replacement):
+        with self.broken("_gather_rows", replacement):
+            check_dispatch()
+
+    @parameterized.parameters(*[(name, f) for name, fs in PLAN.items() for f in fs])
+    def test_plan(self, name, replacement):
+        with self.broken(name, replacement, reference_plan):
             check_dispatch()
 
     @parameterized.parameters(*[m for m in COMBINE if m[3].num_ranks > 2 or m[3] == ONE_RANK])
