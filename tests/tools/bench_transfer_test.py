@@ -38,7 +38,7 @@ BY_NAME = {provider.name: provider for provider in providers.PROVIDERS}
 class CasesTest(absltest.TestCase):
     def test_sweep_and_chains(self):
         arguments = argparse.Namespace(
-            smoke=False, sweep=True, devices=1, shape=list(BENCHMARK.shapes)
+            smoke=False, sweep=True, devices=1, domain_size=None, shape=list(BENCHMARK.shapes)
         )
         BENCHMARK.prepare(arguments, {})
         self.assertLen(arguments.shape, 3 + 8)  # the first is one of the sweep

@@ -46,11 +46,12 @@ class Ours:
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles one operation and checks its result."""
-        # No kernel spans domains yet.
-        on_gpu = jax.default_backend() == "gpu" and self.domain_size is None
+        implementation = None
+        if jax.default_backend() == "gpu":  # no kernel spans domains yet
+            implementation = "cuda" if self.domain_size is None else "xla"
         target = case.operation.partition("_")[0]  # without a format
-        evidence = f"jax_ep.{target}.v1" if on_gpu else None
-        transfer = self.transfers(problem, "cuda" if on_gpu else "xla")[case.operation]
+        evidence = f"jax_ep.{target}.v1" if implementation == "cuda" else None
+        transfer = self.transfers(problem, implementation)[case.operation]
         expected = self.transfers(problem, "xla")[case.operation]
         arguments = self.arguments(case.operation, problem)
         started = start_sharded(transfer, arguments, problem.mesh, case.chained, evidence)
