@@ -131,7 +131,7 @@ SLOW = {
 }
 
 # Where slow tests repeat quick ones with other parameters, or check models that no change of the library affects. CI runs a
-# sixth of these.
+# tenth of these.
 REPETITIONS = (
     "operations/",
     "transformations/",
