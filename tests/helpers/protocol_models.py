@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-Settings = dict[str, int]  # macros of a model
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A model, and the labels that its text and the comments of the modeled code have in common."""
-
-    label: str
-    settings: dict[str, Settings]
-    mutations: tuple[
-        tuple[str, str, Settings], ...
-    ]  # name, how it fails, settings in which it does
-    has_code: bool = True  # otherwise no code carries the labels yet
-
-
-# How a mutation fails: an assertion, such as that a read finds the right data; or no step is possible.
-WRONG, STUCK = "assertion violated", "invalid end state"
+import network_model
+from spin_model import STUCK, WRONG, Model, Settings
 
 # ---- transfer.pml: the flags of a transfer
 
@@ -222,65 +205,15 @@ LANE_MUTATIONS = (
     ("SHARED_INBOX", WRONG, {}),
 )
 
-# ---- network.pml: the network between NVLink domains
-
-# Defaults: an endless sequence of dispatches and combines on two domains of one rank, rings of one slot, and 0 to 2 chunks
-# on each rail.
-DISPATCHES, COMBINES = {"LAST": 1}, {"FIRST": 2}
-DOMAINS_OF_TWO = {"INDICES": 2, "WITH_PAYLOAD": 1}
-TWO_SLOTS = {"SLOTS": 2}
-THREE_DOMAINS = {"DOMAINS": 3, "WITH_PAYLOAD": 1}
-FULL_RINGS = THREE_DOMAINS | DISPATCHES | {"LEAST": 2, "CALLS": 1}
-NETWORK_TIMES_OUT = {"TIMEOUTS": 1, "CALLS": 2}
-DOMAINS_TIME_OUT = DOMAINS_OF_TWO | {"TIMEOUTS": 1, "CALLS": 1, "MOST": 1}
-NETWORK_SETTINGS = {
-    "two_domains": {},
-    "two_slots": TWO_SLOTS,
-}
-NETWORK_MUTATIONS = (
-    ("NO_WAIT_DATA", WRONG, {}),
-    ("NO_WAIT_CREDIT", WRONG, {}),
-    ("NO_WAIT_COUNTS", WRONG, THREE_DOMAINS | DISPATCHES),
-    ("NO_WAIT_COUNTS", WRONG, DOMAINS_OF_TWO | DISPATCHES),
-    ("NO_WAIT_PARTIALS", WRONG, DOMAINS_OF_TWO | COMBINES),
-    ("NO_WAIT_FORWARDED", WRONG, DOMAINS_OF_TWO | DISPATCHES),
-    ("NO_WAIT_ENTRY", WRONG, DOMAINS_OF_TWO | {"MOST": 1}),
-    ("NO_SIGNAL_DATA", STUCK, {}),
-    ("NO_SIGNAL_CREDIT", STUCK, {}),
-    ("EARLY_SIGNAL_DATA", WRONG, {}),
-    ("EARLY_CREDIT", WRONG, DISPATCHES),
-    ("CREDIT_BEFORE_PLACED", WRONG, DOMAINS_OF_TWO | DISPATCHES),
-    ("CREDIT_BEFORE_FORWARDED", WRONG, DOMAINS_OF_TWO | DISPATCHES),
-    ("ONE_DATA_WORD", WRONG, TWO_SLOTS),
-    ("ONE_CREDIT_WORD", WRONG, TWO_SLOTS),
-    ("EARLY_PACK", WRONG, {}),
-    ("ANY_CREDIT", WRONG, {}),
-    ("COUNTS_LAST", STUCK, DISPATCHES),
-    ("NO_SPREAD", STUCK, DOMAINS_OF_TWO),
-    ("SINGLE_COUNT_BUFFER", STUCK, DOMAINS_OF_TWO | DISPATCHES | {"MOST": 0}),
-    ("NO_HEADER", STUCK, DISPATCHES),
-    ("NO_HEADER", STUCK, COMBINES),
-    ("SHARED_RING", STUCK, FULL_RINGS),
-    ("RAILS_IN_ORDER", STUCK, FULL_RINGS),
-    ("NO_ABORT", STUCK, NETWORK_TIMES_OUT),
-    ("NO_LOCAL_ABORT", STUCK, DOMAINS_TIME_OUT),
-    ("NO_ABORT_PUT", STUCK, NETWORK_TIMES_OUT),
-    ("ABORT_PUT_ONCE", STUCK, DOMAINS_TIME_OUT),
-    ("NO_DEADLINE", STUCK, NETWORK_TIMES_OUT | {"DEADLINES": 1}),
-    ("CREDIT_IGNORES_ABORT", STUCK, NETWORK_TIMES_OUT),
-    ("FLAGS_FIRST", WRONG, DOMAINS_TIME_OUT | COMBINES),
-    ("FAILED_SENDS", WRONG, NETWORK_TIMES_OUT),
-    ("FAILED_COUNTED", WRONG, DOMAINS_TIME_OUT | COMBINES),
-    ("FAILED_ENTERS", WRONG, NETWORK_TIMES_OUT),
-    ("NEW_NUMBERS", WRONG, {}),
-)  # fmt: skip
-
 MODELS = {
     "transfer": Model(r"(?:WAIT|SIGNAL)_[A-Z]+", TRANSFER_SETTINGS, TRANSFER_MUTATIONS),
     "generations": Model(r"(?:GENERATION|HOST)_[A-Z]+", GENERATION_SETTINGS, GENERATION_MUTATIONS),
     "claims": Model(r"CLAIM_[A-Z]+", CLAIM_SETTINGS, CLAIM_MUTATIONS),
     "lanes": Model(r"LANE_[A-Z]+", LANE_SETTINGS, LANE_MUTATIONS),
     "network": Model(
-        r"NETWORK_(?:WAIT|SIGNAL|PUT)_[A-Z]+", NETWORK_SETTINGS, NETWORK_MUTATIONS, has_code=False
+        r"NETWORK_(?:WAIT|SIGNAL|PUT)_[A-Z]+",
+        network_model.SETTINGS,
+        network_model.MUTATIONS,
+        has_code=False,
     ),
 }

@@ -1,54 +1,60 @@
 /* A Spin model of the network between NVLink domains. No kernel exists yet: the model comes first. tests/tools/
  * protocol_test.py checks that it holds, and that the check fails when any one rule is broken.
  *
- * A rank is (domain, index). Its rail partners are the ranks with its index in other domains. A rail leads from a
- * rank to one of its partners; nothing else crosses the network. What happens between ranks of one domain is in
- * transfer.pml. Here it is short: stores arrive in order, and the data of a step are there with its flag.
+ * A rank is (domain, index). Its rail partners are the ranks with its index in other domains. A rail leads from a rank
+ * to one of its partners; nothing else crosses the network. Ranks of one domain store to each other as in transfer.pml:
+ * in order. Here such a store and its flag are one step.
  *
  *   dispatch  a rank packs its tokens for a remote domain into chunks, and puts each to its partner there. The partner
  *             places the rows that are its own, and forwards the chunk to the domain's other rank, which places its
  *             rows. The first message on each rail has counts. The partner spreads them in its domain. No row is placed
  *             before the counts of all ranks are there
  *   combine   a rank pushes its partial sums to the rank of its domain that has the owner's index. That rank adds them,
- *             and puts one chunk of sums to the owner. The owner adds the domains in order
+ *             and puts chunks of sums to the owner. The owner adds the domains in order
  *
- * The receiver of a rail has a ring of SLOTS slots. The sender has a staging buffer for each slot, from which the network
- * reads. A slot has a data word at the receiver and a credit word at the sender. A message is one put with one signal:
+ * The target of a rail has a ring of SLOTS slots. The source has a staging buffer for each slot; the network reads it
+ * when the payload arrives. A slot has a data word at the target and a credit word at the source. A message is one put
+ * with one signal:
  *
  *   NETWORK_SIGNAL_DATA    sets the slot's data word to the message's number, after the payload
  *   NETWORK_WAIT_DATA      until this word has the number of the next message
- *   NETWORK_SIGNAL_CREDIT  sets the slot's credit word to the number, when the slot was read for the last time
+ *   NETWORK_SIGNAL_CREDIT  sets the slot's credit word to the number of a message that was read for the last time
  *   NETWORK_WAIT_CREDIT    until this word has the number of the slot's previous message
  *   NETWORK_WAIT_COUNTS    until the counts of all ranks are there
- *   NETWORK_WAIT_LOCAL     until the domain's other rank has stored partial sums, has freed a forwarded chunk's slot, or has
- *                          entered the call
+ *   NETWORK_WAIT_LOCAL     until the domain's other rank has stored partial sums, has freed the slot of a forwarded
+ *                          chunk, or has entered the call
  *   NETWORK_PUT_ABORT      sets the partner's abort word
  *
- * The network promises that a payload arrives before its own signal, and nothing else: all that is in flight arrives in
- * any order, at any time.
+ * The network promises that a payload arrives before its own signal, and nothing else: all that is in flight arrives at
+ * any time, in any order.
  *
- * A rail's messages are numbered over all calls of the generation; number n uses slot n modulo SLOTS. Waits compare by >=,
- * as in transfer.pml. By == they would do the same: a word's next value is sent when its value was consumed, so a
- * word is never ahead of the one that waits, and the model asserts it. So a provider that can only add to a word will do.
- * A ring belongs to the network alone. So a message may arrive before its receiver has entered the call.
+ * A rail's messages are numbered over all calls of the generation; number n uses slot n modulo SLOTS. So every wait is
+ * for a larger number than the word had, and nobody resets a word. Waits compare by >=, as in transfer.pml. By == they
+ * would do the same: a word gets its next value after somebody has waited for this one, so it is never ahead of who
+ * waits. The model asserts that. For the same reason a provider may add SLOTS to a word instead of setting it.
  *
- * A rank's roles (one process per rail and role) wait for each other only where a comment says so. In a kernel several
- * chunks of a rail may be in work at once. The network makes their order arbitrary here, too.
+ * The ring overlaps no other buffer. So a message may arrive before its receiver has entered the call, and the network
+ * needs no wait for entry. An empty destination gets one message, too: the counts, or in a combine a header. So a call
+ * ends when the ranks of the domain and the rail partners have entered it; other ranks may be one call further back. For
+ * the double buffer of counts the domain suffices, because only its ranks store there.
  *
- * Each wait loads the abort word after its flags. A rank that finds its abort word set tells the domain, puts the abort on
- * all its rails (also if it has not failed itself: its partners may have nobody else to tell them), and fails then. A
- * role that has passed its wait may still put its message. This message is whole, so it does no harm. A role whose wait
- * has failed puts nothing and returns no credit. A failed push inside a domain is still flagged, as in transfer.pml: the
- * domain knows of the abort by then. Later calls of the generation end at once, and send nothing.
+ * The roles of a rank (one process per rail and role) progress independently. They wait only where it is written below.
+ *
+ * Each wait loads the abort word after its flags. A rank that finds it set tells the domain, puts the abort on all its
+ * rails, and then fails. It puts the abort even if another rank has failed: the partners of that rank may have ended
+ * their calls, while its own partners wait for it. A role whose wait has failed puts nothing and returns no credit. A
+ * role that has passed its wait may put its message although another role of the rank fails meanwhile. This message is
+ * whole, so it does no harm. A failed push inside a domain is still flagged, as in transfer.pml: the rank that adds
+ * knows of the abort by then. Later calls of the generation end at once, and send nothing.
  *
  * What is checked
- *   - nothing is read before it is there or after it was overwritten: contents are tagged with call and index. The network
- *     reads staging buffers when the payload arrives;
+ *   - nothing is read before it is there or after it was overwritten: contents are tagged by call and index, and what
+ *     was read for the last time is deleted;
  *   - no signal is sent to a word while another one is in flight to it;
- *   - a call that ends without a failure has read all;
- *   - nobody waits for ever. With DEADLINES 0 one wait times out, and everybody else must hear of it. With DEADLINES 1
- *     abort puts may be lost, and every rank has a deadline;
- *   - any number of calls: with CALLS 0 the ranks never stop, and numbers are taken modulo MODULUS. */
+ *   - a call ends without a failure only if all was read;
+ *   - nobody waits for ever. With DEADLINES 0 one wait times out, and all others must hear of it. Otherwise abort puts
+ *     may be lost, and every wait has a deadline;
+ *   - any number of calls and wraps: with CALLS 0 the ranks never stop. `rebase` keeps the numbers small. */
 
 #ifndef DOMAINS
 #define DOMAINS 2 /* or 3 */
@@ -72,7 +78,7 @@
 #define LEAST 0 /* chunks of rows on a rail in one call: LEAST to MOST */
 #endif
 #ifndef MOST
-#define MOST 2
+#define MOST 2 /* up to 6 */
 #endif
 #ifndef VARIED
 #define VARIED RAILS /* rails with LEAST to MOST chunks; the others have LEAST */
@@ -81,7 +87,10 @@
 #define TIMEOUTS 0 /* 1: any one wait times out */
 #endif
 #ifndef DEADLINES
-#define DEADLINES 0 /* 1: then others may, and abort puts may be lost */
+#define DEADLINES 0 /* 1: then others may, too, and abort puts may be lost. 2: all of them are lost */
+#endif
+#ifndef SEPARATE
+#define SEPARATE (TIMEOUTS > 0) /* 1: a wait of a sender and its put are two steps */
 #endif
 #ifndef WITH_PAYLOAD
 #define WITH_PAYLOAD 0 /* 1: a signal arrives with its payload, and a credit at once, to save states */
@@ -93,36 +102,36 @@
 #define NO_WAIT_DATA 1
 #define NO_WAIT_CREDIT 2
 #define NO_WAIT_COUNTS 3
-#define NO_WAIT_PARTIALS 4   /* the domain's partial sums are not awaited */
-#define NO_WAIT_FORWARDED 5  /* a chunk is forwarded to a slot that is not free */
-#define NO_WAIT_ENTRY 6      /* a combine ends before the domain's other rank has entered it */
+#define NO_WAIT_PARTIALS 4          /* the domain's partial sums are not awaited */
+#define NO_WAIT_FORWARDED 5         /* a chunk is forwarded to a slot that is not free */
+#define NO_WAIT_ENTRY 6             /* a combine ends before the domain's other rank has entered it */
 #define NO_SIGNAL_DATA 7
 #define NO_SIGNAL_CREDIT 8
-#define EARLY_SIGNAL_DATA 9  /* the data word is set before the payload arrives */
-#define EARLY_CREDIT 10      /* the credit is sent before the chunk is forwarded and placed */
-#define CREDIT_BEFORE_PLACED 11    /* it is sent when the chunk is forwarded */
-#define CREDIT_BEFORE_FORWARDED 12 /* it is sent when the chunk is placed */
-#define ONE_DATA_WORD 13     /* one word for the ring: signals are taken to arrive in order */
-#define ONE_CREDIT_WORD 14   /* likewise */
-#define EARLY_PACK 15        /* a staging buffer is packed anew before the slot's credit is there */
-#define ANY_CREDIT 16        /* a credit of any earlier message suffices */
-#define COUNTS_LAST 17       /* counts are the last message of a call */
-#define NO_SPREAD 18         /* the rail partner keeps the counts to itself */
-#define SINGLE_COUNT_BUFFER 19 /* counts are not double-buffered */
-#define NO_HEADER 20         /* an empty destination gets nothing */
-#define SHARED_RING 21       /* two rails share the slots of one ring */
-#define RAILS_IN_ORDER 22    /* a rank sends all to one domain before it sends to the next */
-#define NO_ABORT 23          /* a rank that times out tells nobody */
-#define NO_LOCAL_ABORT 24    /* an abort is not passed on inside a domain */
-#define NO_ABORT_PUT 25      /* an abort is not put on rails */
-#define ABORT_PUT_ONCE 26    /* only the rank that has timed out puts the abort on its rails */
-#define NO_DEADLINE 27       /* abort puts may be lost, but the other ranks have no deadline */
-#define CREDIT_IGNORES_ABORT 28 /* the wait for a credit does not end at an abort */
-#define FLAGS_FIRST 29       /* a sender whose flags have come does not load the abort word */
-#define FAILED_SENDS 30      /* a message whose wait has failed is put all the same */
-#define FAILED_COUNTED 31    /* a failed push is flagged before the domain knows of the abort */
-#define FAILED_ENTERS 32     /* a rank that has failed sends in its next call */
-#define NEW_NUMBERS 33       /* numbers begin anew in each call */
+#define EARLY_SIGNAL_DATA 9         /* the data word is set before the payload arrives */
+#define EARLY_CREDIT 10             /* the credit is sent before the chunk is forwarded and placed */
+#define CREDIT_BEFORE_PLACED 11     /* it is sent when the chunk is forwarded */
+#define CREDIT_BEFORE_FORWARDED 12  /* it is sent when the chunk is placed */
+#define ONE_DATA_WORD 13            /* one word for the ring: signals are taken to arrive in order */
+#define ONE_CREDIT_WORD 14          /* likewise */
+#define EARLY_PACK 15               /* a staging buffer is packed anew before the slot's credit is there */
+#define ANY_CREDIT 16               /* a credit of any earlier message suffices */
+#define COUNTS_LAST 17              /* counts are the last message of a call */
+#define NO_SPREAD 18                /* the rail partner keeps the counts to itself */
+#define SINGLE_COUNT_BUFFER 19      /* counts are not double-buffered */
+#define NO_HEADER 20                /* an empty destination gets nothing */
+#define SHARED_RING 21              /* two rails share the slots of one ring */
+#define RAILS_IN_ORDER 22           /* a rank sends all to one domain before it sends to the next */
+#define NO_ABORT 23                 /* a rank that times out tells nobody */
+#define NO_LOCAL_ABORT 24           /* an abort is not passed on inside a domain */
+#define NO_ABORT_PUT 25             /* an abort is not put on rails */
+#define ABORT_PUT_ONCE 26           /* only the rank that has timed out puts the abort on its rails */
+#define NO_DEADLINE 27              /* abort puts may be lost, but the other ranks have no deadline */
+#define CREDIT_IGNORES_ABORT 28     /* the wait for a credit does not end at an abort */
+#define FLAGS_FIRST 29              /* a sender whose flags have come does not load the abort word */
+#define FAILED_SENDS 30             /* a message whose wait has failed is put all the same */
+#define FAILED_COUNTED 31           /* a failed push is flagged before the domain knows of the abort */
+#define FAILED_ENTERS 32            /* a rank that has failed sends in its next call */
+#define NEW_NUMBERS 33              /* numbers begin anew in each call */
 #ifndef BROKEN
 #define BROKEN NOTHING
 #endif
@@ -327,7 +336,7 @@ end:
 #define IS_ITS_TURN \
   (BROKEN != RAILS_IN_ORDER || rail % 2 == 0 || sent[OTHER_OUT(rail)] == MESSAGES(me, OTHER_OUT(rail)))
 #define MAY_SEND \
-  (!abort[me] || BROKEN == FLAGS_FIRST || (BROKEN == FAILED_ENTERS && sent[rail] == 0))
+  (!abort[me] || BROKEN == FLAGS_FIRST || (BROKEN == FAILED_ENTERS && call[me] > 0 && sent[rail] == 0))
 
 inline pack() {
   if
@@ -366,7 +375,7 @@ end:
        assert(BROKEN != NOTHING || credit[at] == number_out[rail] - SLOTS);
        pack();
        if
-       :: TIMEOUTS == 0 && BROKEN != EARLY_PACK -> put()
+       :: !SEPARATE && BROKEN != EARLY_PACK -> put()
        :: else
        fi
      }
@@ -478,7 +487,8 @@ end:
        end_rows()
      }
   /* NETWORK_WAIT_LOCAL */
-  :: d_step { INDICES == 2 && HAS_ROWS && !has_forwarded[rail] && (!is_forwarded[rail] || BROKEN == NO_WAIT_FORWARDED) ->
+  :: d_step { INDICES == 2 && HAS_ROWS && !has_forwarded[rail] &&
+         (!is_forwarded[rail] || BROKEN == NO_WAIT_FORWARDED) ->
        read_slot();
        is_forwarded[rail] = !abort[OTHER(me)];
        forwarded[rail] = (is_forwarded[rail] -> TAG(me, received[rail]) : 0);
@@ -586,7 +596,7 @@ inline tell() {
   :: else
   fi;
   if
-  :: BROKEN != NO_ABORT_PUT && BROKEN != NO_ABORT && (BROKEN != ABORT_PUT_ONCE || is_first[me]) ->
+  :: DEADLINES < 2 && BROKEN != NO_ABORT_PUT && BROKEN != NO_ABORT && (BROKEN != ABORT_PUT_ONCE || is_first[me]) ->
      abort_put[OUT(me, 0)] = !abort[TARGET(OUT(me, 0))];
      abort_put[OUT(me, DOMAINS - 2)] = !abort[TARGET(OUT(me, DOMAINS - 2))]
   :: else
@@ -596,7 +606,7 @@ inline tell() {
 proctype Rank(byte me) {
   byte i, k;
   do
-  :: atomic { !in_call[me] && !abort[me] && (CALLS == 0 || call[me] < CALLS) || (BROKEN == FAILED_ENTERS && !in_call[me] && call[me] < CALLS) ->
+  :: atomic { !in_call[me] && (!abort[me] || BROKEN == FAILED_ENTERS) && (CALLS == 0 || call[me] < CALLS) ->
        if
        :: OPERATION(me) == 0 ->
           select (k : FIRST .. LAST);
