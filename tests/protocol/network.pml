@@ -63,7 +63,7 @@
 #define INDICES 1 /* ranks of a domain; or 2 */
 #endif
 #ifndef SLOTS
-#define SLOTS 1 /* of a rail's ring; or 2 or 3 */
+#define SLOTS 1 /* a rail's ring has as many; or 2 or 3 */
 #endif
 #ifndef FIRST
 #define FIRST 1 /* operations to choose calls from: 1 dispatch, 2 combine */
@@ -146,7 +146,7 @@ hidden byte q;
 #define RANKS (DOMAINS * INDICES)
 #define RAILS (RANKS * (DOMAINS - 1))
 #define DOMAIN(rank) ((rank) / INDICES)
-#define OTHER(rank) ((rank) + INDICES - 1 - 2 * ((rank) % INDICES)) /* of the domain */
+#define OTHER(rank) ((rank) + INDICES - 1 - 2 * ((rank) % INDICES)) /* in the same domain */
 #define SOURCE(rail) ((rail) / (DOMAINS - 1))
 #define TARGET(rail) \
   (((DOMAIN(SOURCE(rail)) + 1 + (rail) % (DOMAINS - 1)) % DOMAINS) * INDICES + SOURCE(rail) % INDICES)
@@ -160,7 +160,7 @@ hidden byte q;
 #define COMBINE 2
 #define REMEMBERED 4
 byte operation[REMEMBERED];
-byte chunks[REMEMBERED * RAILS]; /* of rows */
+byte chunks[REMEMBERED * RAILS]; /* counts and headers are not among them */
 byte call[RANKS]; /* the running call or the next one; modulo REMEMBERED if they are endless */
 bool in_call[RANKS];
 byte pending[RANKS]; /* roles of the call that are not finished */
@@ -180,7 +180,7 @@ byte pending[RANKS]; /* roles of the call that are not finished */
 
 /* ---- Numbers of messages */
 
-byte number_out[RAILS] = SLOTS; /* of the next message, at the source */
+byte number_out[RAILS] = SLOTS; /* the next message's, at the source */
 byte number_in[RAILS] = SLOTS;  /* at the target */
 byte sent[RAILS];     /* messages of the call, at the source */
 byte received[RAILS]; /* likewise, at the target */
@@ -206,7 +206,7 @@ bool abort_put[RAILS];
 
 /* ---- Memory inside domains */
 
-byte counts[2 * RANKS * RANKS]; /* eager: tags by parity of the call, rank and source */
+byte counts[2 * RANKS * RANKS]; /* eager, so double-buffered: tags, by rank and source */
 #define COUNTS(rank, source) \
   counts[(BROKEN == SINGLE_COUNT_BUFFER -> 0 : call[me] % 2) * RANKS * RANKS + (rank) * RANKS + (source)]
 #define HAS_COUNTS(distance) (COUNTS(me, (me + distance) % RANKS) == TAG(me, 0))
