@@ -35,8 +35,8 @@
  *
  * The ring overlaps no other buffer. So a message may arrive before its receiver has entered the call, and the network
  * needs no wait for entry. An empty destination gets one message, too: the counts, or in a combine a header. So a call
- * ends when the ranks of the domain and the rail partners have entered it; other ranks may be one call further back. For
- * the double buffer of counts the domain suffices, because only its ranks store there.
+ * ends when the ranks of the domain and the rail partners have entered it; other ranks may be one call further back.
+ * For the double buffer of counts the domain suffices, because only its ranks store there.
  *
  * The roles of a rank (one process per rail and role) progress independently. They wait only where it is written below.
  *
