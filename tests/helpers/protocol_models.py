@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-Settings = dict[str, int]  # macros of a model
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A model, and the labels that its text and the comments of the modeled code have in common."""
-
-    label: str
-    settings: dict[str, Settings]
-    mutations: tuple[
-        tuple[str, str, Settings], ...
-    ]  # name, how it fails, settings in which it does
-
-
-# How a mutation fails: an assertion, such as that a read finds the right data; or no step is possible.
-WRONG, STUCK = "assertion violated", "invalid end state"
+import network_model
+from spin_model import STUCK, WRONG, Model, Settings
 
 # ---- transfer.pml: the flags of a transfer
 
@@ -122,7 +106,7 @@ TRANSFER_MUTATIONS = (
     ("SINGLE_ENTRY_BUFFER", WRONG, LOW_LATENCY | TIMES_OUT),
     ("SINGLE_ENTRY_BUFFER", WRONG, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
     ("SINGLE_EAGER_BUFFER", WRONG, LOW_LATENCY | TIMES_OUT),
-    ("SINGLE_COUNT_BUFFER", WRONG, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
+    ("SINGLE_COUNT_BUFFER", STUCK, {"CALLS": 3, "FIRST": 3, "LAST": 4}),
     ("COUNTS_WITH_ROWS", WRONG, {"FIRST": 2, "LAST": 3}),
     ("NO_WAIT_ENTRY", WRONG, RING),
     ("NO_WAIT_CHUNK", WRONG, RING),
@@ -226,4 +210,10 @@ MODELS = {
     "generations": Model(r"(?:GENERATION|HOST)_[A-Z]+", GENERATION_SETTINGS, GENERATION_MUTATIONS),
     "claims": Model(r"CLAIM_[A-Z]+", CLAIM_SETTINGS, CLAIM_MUTATIONS),
     "lanes": Model(r"LANE_[A-Z]+", LANE_SETTINGS, LANE_MUTATIONS),
+    "network": Model(
+        r"NETWORK_(?:WAIT|SIGNAL|PUT)_[A-Z]+",
+        network_model.SETTINGS,
+        network_model.MUTATIONS,
+        has_code=False,
+    ),
 }
