@@ -51,7 +51,8 @@ def layer(sizes: Sizes, x, ids, weights, implementation):
     sent = sizes.dispatch(x, ids, weights, **by)
     again = jax_ep.redispatch(-x, sent.plan, weights, **by)
     out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights, **by)
-    return sent.rows, sent.row_weights, again.rows, again.row_weights, out, *sent.plan.arrays
+    plan = jax.tree.leaves(sent.plan.arrays)
+    return sent.rows, sent.row_weights, again.rows, again.row_weights, out, *plan
 
 
 @functools.cache
