@@ -57,7 +57,7 @@ wheel:  ## build the wheel into dist/
 environment:
 	@tools/environment.sh
 
-ci:  ## run everything that is checked before a change lands (20 minutes)
+ci:  ## run everything that is checked before a change lands (40 minutes)
 	bash .ci/run
 
 clean:  ## remove what the other targets made

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tenth-of-cases",
         type=int,
-        choices=range(6),
+        choices=range(10),
         help="of the slow tests in `tier.REPETITIONS`, runs this tenth only",
     )
 
