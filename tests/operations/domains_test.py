@@ -154,6 +154,33 @@ class PropertyTest(absltest.TestCase):
         check_all(sizes, ids, jnp.bfloat16, "")
 
 
+class MeshesTest(parameterized.TestCase):
+    @parameterized.parameters(("a", "b"), (("a", "b"), ()), (("b", "a"), ()))
+    def test_of_two_axes(self, expert, data):
+        """Groups of ranks along one axis, and ranks along both: each group is as one alone."""
+        shape = testing.two_axes()
+        mesh = testing.mesh_of(shape, ("a", "b"))
+        num_ranks = int(np.prod([mesh.shape[n] for n in np.atleast_1d(expert)]))
+        size = max(1, num_ranks // 2)
+        sizes = sizes_of(num_ranks, size)
+        rng = np.random.default_rng(0)
+        num_groups = MOST // num_ranks
+        ids = np.stack([testing.routings(sizes, seed)["uniform"] for seed in range(num_groups)])
+        x = testing.random_values(rng, (*ids.shape[:3], sizes.hidden), jnp.bfloat16)
+
+        def layer(x, ids):
+            sent = dispatch(sizes, x, ids, None, axis_name=expert)
+            return combine(sent.rows, sent.plan, None)
+
+        axes = (*np.atleast_1d(data), *np.atleast_1d(expert)) if data else expert
+        run = testing.sharded(layer, mesh, axes)
+        got = run(*(a.reshape(-1, *a.shape[3:]) for a in (x, ids))).reshape(x.shape)
+        for group in range(num_groups):
+            plans = sizes.plans(ids[group])
+            rows, _ = numpy_moe.dispatch(x[group], None, plans)
+            testing.assert_bitwise(got[group], numpy_moe.combine(rows, plans, None))
+
+
 class OneLevelTest(parameterized.TestCase):
     def outputs(self, domain_size, dtype=jnp.bfloat16):
         sizes = sizes_of(RANKS[-1], domain_size, num_tokens=16, hidden=32)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_ep._src.core.expert_axis import ExpertAxis
@@ -153,13 +154,16 @@ def _exchange(values: jax.Array, axis: ExpertAxis) -> jax.Array:
 def _sum_over_ranks(values: jax.Array, axis: ExpertAxis, domain_size: int | None) -> jax.Array:
     """Sends values[r] to rank r, which sums the arriving values in rank order, in float32.
 
-    With several domains the sum of each is rounded to the values' dtype, and these are summed.
+    With several domains, the rank of each domain that has r's index sums in the domain, and sends
+    one rounded sum over the network.
     """
-    arrived = _exchange(values, axis)
-    if domain_size is not None:
-        by_domain = arrived.reshape(-1, domain_size, *arrived.shape[1:])
-        arrived = jnp.stack([_sum_in_order(domain) for domain in by_domain])
-    return _sum_in_order(arrived)
+    if domain_size is None:
+        return _sum_in_order(_exchange(values, axis))
+    ranks = np.arange(axis.size).reshape(-1, domain_size)
+    by_index = values.reshape(*ranks.shape, *values.shape[1:]).swapaxes(0, 1)
+    in_domain = lax.all_to_all(by_index, axis.name, 0, 0, axis_index_groups=ranks.tolist())
+    sums = _sum_in_order(in_domain)  # for the rank with this index in each domain
+    return _sum_in_order(lax.all_to_all(sums, axis.name, 0, 0, axis_index_groups=ranks.T.tolist()))
 
 
 def _sum_in_order(values: jax.Array) -> jax.Array:
