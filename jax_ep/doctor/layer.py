@@ -122,10 +122,10 @@ def choice(backend: str) -> tuple[str, str]:
 class Layer:
     """dispatch, grouped_matmul and combine over these devices (all local ones), compiled.
 
-    Each host has all experts.
+    Each host has all experts, or with `over_hosts` all hosts together, each as an NVLink domain.
     """
 
-    def __init__(self, devices: Sequence[Any] | None = None) -> None:
+    def __init__(self, devices: Sequence[Any] | None = None, *, over_hosts: bool = False) -> None:
         import jax
         import numpy as np
         from jax.sharding import AxisType, PartitionSpec
@@ -134,7 +134,12 @@ class Layer:
         from jax_ep._src.core.make_mesh import by_host
 
         devices = devices or jax.local_devices()
-        ranks, hidden, top_k = math.gcd(*map(len, by_host(devices))), 16, 2
+        self.domain_size = math.gcd(*map(len, by_host(devices)))
+        ranks, hidden, top_k = len(devices) if over_hosts else self.domain_size, 16, 2
+        domains: dict[str, Any] = {}
+        implementation = None
+        if over_hosts:  # no kernel spans domains yet
+            domains, implementation = {"nvlink_domain_size": self.domain_size}, "xla"
         tokens, experts = 8 * len(devices), 2 * ranks
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(tokens, hidden)).astype(np.float32)
@@ -145,9 +150,17 @@ class Layer:
         def layer(
             x: jax.Array, ids: jax.Array, weights: jax.Array, matrices: jax.Array
         ) -> jax.Array:
-            sent = jax_ep.dispatch(x, ids, weights, num_experts=experts, axis_name="expert")
+            sent = jax_ep.dispatch(
+                x,
+                ids,
+                weights,
+                num_experts=experts,
+                axis_name="expert",
+                implementation=implementation,
+                **domains,
+            )
             y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes)
-            return jax_ep.combine(y, sent.plan, sent.row_weights)
+            return jax_ep.combine(y, sent.plan, sent.row_weights, implementation=implementation)
 
         shape, names, auto = (len(devices) // ranks, ranks), ("data", "expert"), AxisType.Auto
         self.mesh = jax_ep.make_mesh(shape, names, axis_types=(auto, auto), devices=devices)

@@ -120,6 +120,12 @@ def join() -> None:
     )
 
 
+def error_of(trial: layer.Layer) -> float | None:
+    """Runs the trial on all processes. None for NaN."""
+    results = trial.compiled(*trial.arguments)
+    return trial.error_of(multihost_utils.process_allgather(results, tiled=True))
+
+
 def main() -> int:
     """Prints the report in the first process."""
     os.environ.setdefault("JAX_EP_DEBUG", "1")  # each process says what it tries
@@ -129,14 +135,17 @@ def main() -> int:
     lines = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in processes]
     if not found:
         implementation, reason = layer.choice(jax.default_backend())
+        hosts = len(by_host(jax.devices()))
         trial = layer.Layer(jax.devices())
-        results = trial.compiled(*trial.arguments)
-        error = trial.error_of(multihost_utils.process_allgather(results, tiled=True))
-        hosts, ranks = len(by_host(jax.devices())), trial.mesh.shape["expert"]
+        errors = [error_of(trial)]
         if hosts > 1:
-            lines.append(f"{hosts} hosts: experts over {ranks} devices inside each")
-        lines.append(f"a layer over all devices ({implementation}: {reason}): error {error}")
-        if error is None or error >= LARGEST_ERROR:
+            lines.append(f"{hosts} hosts: experts over {trial.domain_size} devices inside each")
+        lines.append(f"a layer over all devices ({implementation}: {reason}): error {errors[0]}")
+        if hosts > 1:
+            errors.append(error_of(layer.Layer(jax.devices(), over_hosts=True)))
+            text = f"xla, NVLink domains of {trial.domain_size}"
+            lines.append(f"a layer with experts over all hosts ({text}): error {errors[1]}")
+        if any(error is None or error >= LARGEST_ERROR for error in errors):
             found.append("the layer is wrong.")
     if jax.process_index() == 0:
         print("\n".join([*lines, *found]), flush=True)  # noqa: T201

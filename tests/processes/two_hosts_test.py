@@ -96,6 +96,10 @@ class ProgramsTest(absltest.TestCase):
         self.assertRegex(outputs[0], r"process 0, host hosta, .*\nprocess 1, host hostb, ")
         self.assertIn("\n2 hosts: experts over 2 devices inside each\n", outputs[0])
         self.assertIn("a layer over all devices (xla: the platform is cpu): error", outputs[0])
+        over_hosts = (
+            r"a layer with experts over all hosts \(xla, NVLink domains of 2\): error \S+e-0"
+        )
+        self.assertRegex(outputs[0], over_hosts)
         for output in outputs:
             self.assertEndsWith(output, "status 0")
 
