@@ -136,10 +136,7 @@ class Layer:
         devices = devices or jax.local_devices()
         self.domain_size = math.gcd(*map(len, by_host(devices)))
         ranks, hidden, top_k = len(devices) if over_hosts else self.domain_size, 16, 2
-        domains: dict[str, Any] = {}
-        implementation = None
-        if over_hosts:  # no kernel spans domains yet
-            domains, implementation = {"nvlink_domain_size": self.domain_size}, "xla"
+        implementation = "xla" if over_hosts else None  # no kernel spans domains yet
         tokens, experts = 8 * len(devices), 2 * ranks
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(tokens, hidden)).astype(np.float32)
@@ -156,8 +153,8 @@ class Layer:
                 weights,
                 num_experts=experts,
                 axis_name="expert",
+                nvlink_domain_size=self.domain_size if over_hosts else None,
                 implementation=implementation,
-                **domains,
             )
             y = jax_ep.grouped_matmul(sent.rows, matrices, sent.group_sizes)
             return jax_ep.combine(y, sent.plan, sent.row_weights, implementation=implementation)

@@ -224,24 +224,30 @@ def with_block_mesh() -> Mesh | None:
 
 def with_devices(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
     """The mesh of `jax.set_mesh` with its devices, if `mesh` is that one."""
-    try:
-        from jax._src.mesh import get_concrete_mesh  # jax.sharding.get_mesh refuses inside vmap
-    except ImportError:
+    context = _context_mesh()
+    if context is None or context.abstract_mesh != mesh.abstract_mesh:
         return mesh
-    context = get_concrete_mesh()
-    return context if context.abstract_mesh == mesh.abstract_mesh else mesh
+    return context
 
 
 def devices_of(mesh: Mesh | AbstractMesh) -> Any:
     """The mesh's devices, an array of its shape; None for one whose devices are not known here."""
-    if isinstance(mesh, AbstractMesh):
-        from jax._src.mesh import get_concrete_mesh
+    if isinstance(mesh, Mesh):
+        return mesh.devices
+    context = _context_mesh()  # whose axes a shard_map may have made manual since
+    if context is None or dict(context.shape) != dict(mesh.shape):
+        return None
+    return context.devices
 
-        context = get_concrete_mesh()  # whose axes a shard_map may have made manual since
-        if context.empty or dict(context.shape) != dict(mesh.shape):
-            return None
-        mesh = context
-    return mesh.devices
+
+def _context_mesh() -> Mesh | None:
+    """The mesh of `jax.set_mesh`; None without one."""
+    try:
+        from jax._src.mesh import get_concrete_mesh  # jax.sharding.get_mesh refuses inside vmap
+    except ImportError:
+        return None
+    context = get_concrete_mesh()
+    return None if context.empty else context
 
 
 def concrete(value: Any) -> Any:
