@@ -94,6 +94,19 @@ struct Progress {
   JAX_EP_HOST_DEVICE static constexpr int UsedWords(int num_ranks);
 };
 
+// The slots of a rank's receive rings of all rails, in calls over several NVLink domains
+// (transfer/hierarchical/layout.h).
+inline constexpr int kMaxRailSlots = 512;
+
+// Work counters of a running call over several domains. All are zero between kernels.
+struct HierarchicalProgress {
+  uint32_t next_metadata[2 * kMaxRanks];  // the next item of each stream (streams.cuh)
+  uint32_t next_sent[2 * kMaxRanks];
+  uint32_t next_received[2 * kMaxRanks];
+  uint32_t metadata_spread[kMaxRanks];  // messages of metadata, by rail
+  uint32_t slot_reads[kMaxRailSlots];   // of a message that is read twice: to forward and to expand
+};
+
 // Host-mapped memory that describes a wait. As `report` it is why a call was aborted, at most once
 // per generation. As `warning` it is a wait that takes long, rewritten once the host has read the
 // last one.
@@ -117,6 +130,13 @@ struct Inbox {
   EntryFlags entry[2][kMaxRanks];
   alignas(128) ChunkFlags chunks_sent;  // to this rank, by each peer
   alignas(128) ChunkFlags credits;      // for chunks of this rank, from each peer
+
+  // Calls over several domains. Inside the domain: ChunkNumbers by ring and slot. Of rails: numbers
+  // of messages, which go on over the calls of a generation.
+  alignas(128) ChunkFlags domain_chunks;
+  alignas(128) ChunkFlags domain_credits;
+  alignas(128) uint64_t rail_messages[kMaxRailSlots];  // that have arrived
+  alignas(128) uint64_t rail_credits[kMaxRailSlots];   // for messages of this rank
 };
 
 struct Peer {
@@ -163,6 +183,9 @@ struct ControlBlock : GenerationState {
   alignas(128) uint64_t warned;           // sequence and wait point of the latest warning
   alignas(128) Progress progress;
   alignas(128) uint64_t tiles_counted[kMaxTiles];  // sequence of the latest call that counted each
+  // Of calls over several domains.
+  alignas(128) uint64_t rail_messages;  // of each rail, in earlier calls of the generation
+  alignas(128) HierarchicalProgress hierarchical;
 };
 
 constexpr int Progress::UsedWords(int num_ranks) {

@@ -32,6 +32,18 @@ struct PlanOperands {
   const int32_t* status;
 };
 
+// What a plan of two levels has beside. D domains of N ranks each; a rank's rail partners are the
+// ranks with its index in the other domains.
+struct ForwardingResults {
+  uint32_t* token_ranks;       // [D, T, ceil(N / 32)]: for each token of the rail partner in each
+                               // domain, and of this rank, the ranks here that got one, as bits
+  int32_t* partial_sum_index;  // [M]: as the plan's, among the ranks of this domain; -1 likewise
+};
+struct ForwardingOperands {
+  const uint32_t* token_ranks;
+  const int32_t* partial_sum_index;
+};
+
 // The shared memory of Quotas (quotas.cuh), in 32-bit words.
 constexpr int64_t QuotaWords(int64_t num_ranks, int64_t num_experts) {
   return 3 * num_experts + 3 * (num_experts / num_ranks) + 5;

@@ -36,6 +36,8 @@ struct TransferCall {
   bool counts_arrivals = false;   // dispatch, redispatch: `arrivals` is given
   // Bounds the receive rings of a dispatch (token_chunks.h), for tests; 1 or more.
   int64_t ring_chunks = kMaxChunks;
+  // Bounds the rings of a call over several domains, for tests; 0: RailSlots.
+  int64_t rail_slots = 0;
 };
 
 // The addresses are this device's operands and results. A buffer without elements may be null.
@@ -60,6 +62,7 @@ struct DispatchBuffers {
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
   PlanResults plan = {};
+  ForwardingResults forwarding = {};  // of two levels
 };
 
 struct RedispatchBuffers {
@@ -71,6 +74,7 @@ struct RedispatchBuffers {
   float* row_scales = nullptr;          // [M, S]
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays
+  ForwardingOperands forwarding = {};   // of two levels
 };
 
 struct CombineBuffers {
@@ -80,6 +84,7 @@ struct CombineBuffers {
   const float* row_scalars = nullptr;   // [M]
   void* out = nullptr;                  // [T, H]
   float* assignment_scalars = nullptr;  // [T, K]
+  ForwardingOperands forwarding = {};   // of two levels
 };
 
 // Measures the bandwidth of bulk copies, for benchmarks: each rank stores its rows to its peers'
@@ -101,7 +106,8 @@ struct KernelLaunch {
 // The launches of a call, in stream order. All of them take `params`, or its first member.
 template <typename Params>
 struct PreparedCall {
-  Params params = {};  // but for the control block and the buffers
+  Params params = {};              // but for the control block and the buffers
+  HierarchicalLayout layout = {};  // of a call over several domains
   std::vector<KernelLaunch> launches;
 };
 using PreparedDispatch = PreparedCall<LowLatencyDispatchParams>;

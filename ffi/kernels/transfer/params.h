@@ -4,6 +4,7 @@
 
 #include "ffi/device/transfer/combine/params.h"
 #include "ffi/device/transfer/dispatch/token_params.h"
+#include "ffi/device/transfer/hierarchical/layout.h"
 #include "ffi/device/transfer/low_latency/layout.h"
 #include "ffi/device/transfer/plan.h"
 
@@ -80,6 +81,27 @@ struct LowLatencyCombineParams {
   FastDivmod num_ranks_divmod;
 };
 
+// Calls over several NVLink domains.
+struct HierarchicalDispatchParams {
+  DispatchParams dispatch;
+  ForwardingResults forwarding;
+  HierarchicalLayout layout;
+  int32_t num_send_blocks;  // blocks whose send warps send
+};
+
+struct HierarchicalRedispatchParams {
+  RedispatchParams redispatch;
+  ForwardingOperands forwarding;
+  HierarchicalLayout layout;
+  int32_t num_send_blocks;
+};
+
+struct HierarchicalCombineParams {
+  CombineParams combine;  // its plan.partial_sum_index is that in the domain
+  ForwardingOperands forwarding;
+  HierarchicalLayout layout;
+};
+
 // The parameters that all transfers share.
 inline const CallParams& CallOf(const LowLatencyDispatchParams& params) {
   return params.dispatch.tokens.call;
@@ -103,6 +125,9 @@ const void* LowLatencyDispatchKernelAddress();
 const void* LowLatencyRedispatchKernelAddress();
 const void* LowLatencyCombineKernelAddress(RowType type);
 const void* BulkCopyCeilingKernelAddress();
+const void* HierarchicalDispatchKernelAddress();
+const void* HierarchicalRedispatchKernelAddress();
+const void* HierarchicalCombineKernelAddress(RowType type);
 #endif
 
 }  // namespace jax_ep

@@ -51,7 +51,13 @@ __global__ void __launch_bounds__(kStartGenerationThreads)
   // After a contested call the work counters may have been left.
   uint32_t* const counters = reinterpret_cast<uint32_t*>(&control->progress);
   for (int i = threadIdx.x; i < int{sizeof(Progress) / 4}; i += blockDim.x) counters[i] = 0;
-  if (threadIdx.x == 0) control->blocks_finished = 0;
+  uint32_t* const others = reinterpret_cast<uint32_t*>(&control->hierarchical);
+  constexpr int kOthers = sizeof(HierarchicalProgress) / 4;
+  for (int i = threadIdx.x; i < kOthers; i += blockDim.x) others[i] = 0;
+  if (threadIdx.x == 0) {
+    control->blocks_finished = 0;
+    control->rail_messages = 0;
+  }
   __threadfence();
   __syncthreads();
   // See ClaimRequest: a call that has loaded the old state finds this claim. PTX lets a sleep end

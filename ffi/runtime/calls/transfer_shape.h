@@ -16,10 +16,12 @@ struct TransferShape {
   int64_t num_experts = 0;  // E, of all ranks
   int64_t num_ranks = 0;    // R
   int64_t num_rows = 0;     // M
+  int64_t domain_size = 0;  // N, ranks per NVLink domain; 0: one domain has all ranks
   RowFormat format;         // operand, wire and result
 
   // The bytes of a row of the operand, of the workspace, and of the result. The scales of operands
   // and results are in arrays of their own.
+  bool has_domains() const { return domain_size != 0; }
   int64_t operand_bytes() const { return format.payload_bytes(hidden); }
   int64_t wire_bytes() const { return format.wire_bytes(hidden); }
   int64_t result_bytes() const { return format.payload_bytes(hidden); }

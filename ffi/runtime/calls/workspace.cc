@@ -66,10 +66,33 @@ Status CheckShape(const TransferShape& shape) {
                            "; expected at most ", kMaxAssignments,
                            ", because the index of an assignment has 32 bits");
   }
+  if (shape.has_domains() && (shape.domain_size < 1 || shape.domain_size >= shape.num_ranks ||
+                              shape.num_ranks % shape.domain_size != 0)) {
+    return InvalidArgument("domain_size is ", shape.domain_size,
+                           "; expected a divisor of num_ranks, which is ", shape.num_ranks,
+                           ", and less than it");
+  }
   return {};
 }
 
 }  // namespace
+
+Status PlanHierarchicalLayout(const TransferShape& shape, int64_t rail_slots, int64_t ring_chunks,
+                              HierarchicalLayout* layout) {
+  *layout =
+      PlanHierarchicalLayout(shape.num_tokens, shape.wire_bytes(), shape.top_k, shape.num_experts,
+                             shape.num_ranks, shape.domain_size, rail_slots, ring_chunks);
+  const int64_t rails = layout->domains.num_rails();
+  if (rails * layout->rail_slots > kMaxRailSlots) {
+    return Unimplemented("there are ", rails + 1, " NVLink domains; the kernels take up to ",
+                         kMaxRailSlots / 2 + 1);
+  }
+  if (layout->chunk_tokens == 0) {
+    return Unimplemented("a row of ", shape.wire_bytes(), " bytes, or ", shape.num_tokens,
+                         " tokens per rank, are more than transfers between NVLink domains take");
+  }
+  return {};
+}
 
 Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
   if (Status status = CheckShape(shape); !status.ok()) return status;
@@ -78,7 +101,20 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
   const int64_t ranks = shape.num_ranks;
   const Bytes row({shape.wire_bytes()});
   if (row.too_large()) return InvalidArgument("hidden is ", shape.hidden, ", which is too large");
-  const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
+  int64_t received_rows, scalars, rail_bytes = 0;
+  if (shape.has_domains()) {
+    HierarchicalLayout domains;
+    if (Status status = PlanHierarchicalLayout(shape, 0, 0, &domains); !status.ok()) return status;
+    const int64_t chunk_tokens = int64_t{domains.domain_slots} * domains.chunk_tokens;
+    received_rows = DomainSlotRows(domains.domains, chunk_tokens, shape.top_k);
+    scalars = domains.domains.count * chunk_tokens * shape.top_k;
+    rail_bytes = domains.domains.num_rails() * domains.rail_slots * kRailSlotBytes;
+  } else {
+    const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
+    received_rows =
+        std::max((ranks - 1) * chunks.ring_slots, tokens * std::min(shape.top_k, ranks));
+    scalars = assignments;
+  }
 
   const struct {
     WorkspaceBufferId buffer;
@@ -91,13 +127,12 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
        Bytes({2, kMaxLowLatencyAssignments, sizeof(AssignmentPacket)})},
       {kEagerFlags, "eager_flags", Bytes({2, kMaxLowLatencySegments, sizeof(uint64_t)})},
       // Peers store to these. In a dispatch, received_rows is the receive ring of every peer; in a
-      // combine it has the partial sums of this rank's tokens, min(K, R) for each.
-      {kReceivedRows, "received_rows",
-       Bytes({std::max((ranks - 1) * chunks.ring_slots, tokens * std::min(shape.top_k, ranks)),
-              row.value()})},
+      // combine it has the partial sums of this rank's tokens, min(K, R) for each. With several
+      // domains it is rings, in a combine too.
+      {kReceivedRows, "received_rows", Bytes({received_rows, row.value()})},
       {kRoutes, "routes", Bytes({ranks, assignments, sizeof(Route)})},
       {kReceivedWeights, "received_weights", Bytes({ranks, assignments, kScalarBytes})},
-      {kAssignmentScalars, "assignment_scalars", Bytes({assignments, kScalarBytes})},
+      {kAssignmentScalars, "assignment_scalars", Bytes({scalars, kScalarBytes})},
       // Private to the rank during a call.
       {kTileCounts, "tile_counts", Bytes({kMaxTiles, shape.num_experts + 2, kIndexBytes})},
       {kAssignmentRows, "assignment_rows", Bytes({ranks, assignments, kIndexBytes})},
@@ -115,6 +150,10 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
     }
     planned.buffers[buffer] = {name, planned.bytes, bytes.value()};
     planned.bytes += bytes.value();
+    if (buffer == kEagerFlags) {  // after all buffers that have one size for all shapes
+      planned.rails = {"rails", planned.bytes, rail_bytes};
+      planned.bytes += rail_bytes;
+    }
   }
   *layout = planned;
   return {};

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ffi/device/protocol/call_params.h"
+#include "ffi/device/transfer/hierarchical/layout.h"
 #include "ffi/runtime/calls/transfer_shape.h"
 #include "ffi/runtime/status.h"
 
@@ -20,6 +21,9 @@ struct WorkspaceBuffer {
 
 struct WorkspaceLayout {
   std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by WorkspaceBufferId
+  // The receive rings of all rails, with several NVLink domains. Their place and size are those of
+  // the group, and not of the shape.
+  WorkspaceBuffer rails = {"rails", 0, 0};
   int64_t bytes = 0;
 };
 
@@ -31,6 +35,10 @@ inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 44;
 // Computes the layout, or returns an error that names a size that makes no sense. Allocates
 // nothing.
 Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout);
+
+// The sizes of a call over several domains; call it after PlanWorkspace. The bounds are for tests.
+Status PlanHierarchicalLayout(const TransferShape& shape, int64_t rail_slots, int64_t ring_chunks,
+                              HierarchicalLayout* layout);
 
 }  // namespace jax_ep
 
