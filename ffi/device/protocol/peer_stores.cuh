@@ -8,6 +8,7 @@
 //   inbox       StoreEntry      the flags of WAIT_ENTRY
 //               StoreChunkFlag  the flag of WAIT_CHUNK or WAIT_CREDIT
 //               StoreAbort      the abort word
+//               StoreDomainFlag, StoreRailFlag   flags of calls over several NVLink domains
 #ifndef JAX_EP_DEVICE_PROTOCOL_PEER_STORES_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_PEER_STORES_CUH_
 
@@ -95,6 +96,26 @@ __device__ inline void StoreChunkFlag(const ControlBlock* control, int peer, Wai
                                       int chunk, uint64_t sequence) {
   ChunkFlags& flags = ChunkFlagsAt(control->peers[peer].inbox, wait_point);
   StoreReleaseSystem(&flags[control->rank][chunk], sequence);
+}
+
+// Release, as StoreChunkFlag. Flags inside the domain: a chunk of `ring` has arrived in a slot, or
+// its credit is returned.
+enum class DomainFlag { kChunk, kCredit };
+__device__ inline void StoreDomainFlag(const ControlBlock* control, int peer, DomainFlag flag,
+                                       int ring, int slot, uint64_t number) {
+  Inbox* const inbox = control->peers[peer].inbox;
+  ChunkFlags& flags = flag == DomainFlag::kChunk ? inbox->domain_chunks : inbox->domain_credits;
+  StoreReleaseSystem(&flags[ring][slot], number);
+}
+
+// Release, likewise. Flags between rail partners, whose memory this rank reaches: a message has
+// arrived in a slot, or its credit is returned.
+enum class RailFlag { kMessage, kCredit };
+__device__ inline void StoreRailFlag(const ControlBlock* control, int partner, RailFlag flag,
+                                     int slot, uint64_t number) {
+  Inbox* const inbox = control->peers[partner].inbox;
+  uint64_t* const flags = flag == RailFlag::kMessage ? inbox->rail_messages : inbox->rail_credits;
+  StoreReleaseSystem(&flags[slot], number);
 }
 
 // The word publishes no other data, so its order does not matter. It may replace another cause.

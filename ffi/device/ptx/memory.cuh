@@ -63,6 +63,8 @@ __device__ inline void StoreReleaseDevice(uint32_t* address, uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+__device__ inline void FenceBlock() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
 __device__ inline void FenceDevice() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ inline void FenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 

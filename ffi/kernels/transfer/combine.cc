@@ -33,7 +33,18 @@ Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
       CombineSchedule(sizes.num_tokens, sizes.num_ranks, sizes.wire_vectors, kMaxChunks,
                       static_cast<int32_t>(kWarps * preparation.MaxBlocks(2)));
   prepared->params = {params, segments, FastDivmod(sizes.num_ranks)};
+  prepared->layout = preparation.layout();
   const RowType type = ToRowType(call.shape.format.payload);
+  if (call.shape.has_domains()) {
+    const int64_t chunks = preparation.layout().num_chunks;
+    prepared->launches = {
+        {.name = "combine",
+         .kernel = HierarchicalCombineKernelAddress(type),
+         .blocks = preparation.Grid({sizes.num_prologue_items, chunks * sizes.num_ranks}, 2),
+         .threads = kCombineThreads,
+         .shared_bytes = kCombineSharedBytes}};
+    return {};
+  }
   if (segments.count() > 0) {
     prepared->launches = {
         {.name = "low-latency combine",
@@ -64,6 +75,11 @@ Status Launch(const PreparedCombine& prepared, ControlBlock* control, const Comb
   combine.row_scalars = buffers.row_scalars;
   combine.out = buffers.out;
   combine.assignment_scalars = buffers.assignment_scalars;
+  if (prepared.layout.domains.count > 0) {
+    combine.plan.partial_sum_index = buffers.forwarding.partial_sum_index;
+    const HierarchicalCombineParams hierarchical = {combine, buffers.forwarding, prepared.layout};
+    return LaunchKernels(prepared.launches, &hierarchical, stream);
+  }
   const bool is_general = params.segments.count() == 0;
   return LaunchKernels(prepared.launches, is_general ? static_cast<const void*>(&combine) : &params,
                        stream);

@@ -34,8 +34,11 @@ Status PrepareDispatch(const TransferCall& call, PreparedDispatch* prepared) {
                       PlanAssignmentRanges(sizes.num_ranks, sizes.num_assignments()),
                       FastDivmod(sizes.num_ranks),
                       FastDivmod(std::max(1, sizes.num_ranks - 1))};
+  prepared->layout = preparation.layout();
   if (segments.count() == 0) {
-    prepared->launches = {TokenLaunch("dispatch", DispatchKernelAddress(), preparation, tokens)};
+    const void* const kernel =
+        call.shape.has_domains() ? HierarchicalDispatchKernelAddress() : DispatchKernelAddress();
+    prepared->launches = {TokenLaunch("dispatch", kernel, preparation, tokens)};
     return {};
   }
   prepared->launches = {
@@ -54,6 +57,11 @@ Status Launch(const PreparedDispatch& prepared, ControlBlock* control,
   BindTokens(control, buffers, &params.dispatch.tokens);
   params.dispatch.topk_ids = buffers.topk_ids;
   params.dispatch.plan = buffers.plan;
+  if (prepared.layout.domains.count > 0) {
+    const HierarchicalDispatchParams hierarchical = {params.dispatch, buffers.forwarding,
+                                                     prepared.layout, kSendBlocks};
+    return LaunchKernels(prepared.launches, &hierarchical, stream);
+  }
   const bool is_general = params.segments.count() == 0;
   return LaunchKernels(prepared.launches,
                        is_general ? static_cast<const void*>(&params.dispatch) : &params, stream);

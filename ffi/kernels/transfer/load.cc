@@ -13,12 +13,15 @@ Status LoadTransferKernels() {
   std::vector<std::pair<const void*, int>> kernels = {
       {DispatchKernelAddress(), support.shared_bytes},
       {RedispatchKernelAddress(), support.shared_bytes},
+      {HierarchicalDispatchKernelAddress(), support.shared_bytes},
+      {HierarchicalRedispatchKernelAddress(), support.shared_bytes},
       {BulkCopyCeilingKernelAddress(), support.shared_bytes},
       {StartGenerationKernelAddress(), 0},
       {LowLatencyDispatchKernelAddress(), kMinSharedBytes},
       {LowLatencyRedispatchKernelAddress(), 0}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
     kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
+    kernels.emplace_back(HierarchicalCombineKernelAddress(type), kCombineSharedBytes);
     kernels.emplace_back(LowLatencyCombineKernelAddress(type), kLowLatencyCombineSharedBytes);
   }
   for (const auto& [kernel, shared_bytes] : kernels) {

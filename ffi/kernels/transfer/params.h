@@ -28,6 +28,9 @@ inline constexpr int kLowLatencyCombineSharedBytes =
     kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes +
     kMaxLowLatencyAssignments * int{sizeof(int32_t)};
 
+// Blocks whose send warps send in calls over several domains: enough to keep the links busy.
+inline constexpr int kSendBlocks = 24;
+
 // A tile has a multiple of this many assignments.
 inline constexpr int kTileAssignments = 1024;
 static_assert(kTileAssignments % kDispatchThreads == 0, "all lanes have equally many");

@@ -35,6 +35,12 @@ Status CheckTransfer(const TransferCall& call) {
   if (shape.num_rows < 0) return InvalidArgument("num_rows is ", shape.num_rows);
   if (call.num_sms < 0) return InvalidArgument("num_sms is ", call.num_sms);
   if (call.num_lanes < 1) return InvalidArgument("num_lanes is ", call.num_lanes);
+  if (shape.has_domains()) {
+    HierarchicalLayout domains;
+    Status status = PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, &domains);
+    if (!status.ok()) return status;
+    if (call.counts_arrivals) return Unimplemented("calls over domains do not count arrivals");
+  }
   if (call.row_align < 1 || call.row_align > kMaxItems) {
     return InvalidArgument("row_align is ", call.row_align);
   }
@@ -105,7 +111,8 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.wire_vectors = static_cast<int32_t>(shape.wire_bytes() / kVectorBytes);
   call_.result_vectors = static_cast<int32_t>(shape.result_bytes() / kVectorBytes);
   call_.num_scales = static_cast<int32_t>(shape.num_scales());
-  call_.num_partial_sums = std::min(call_.top_k, call_.num_ranks);
+  const int64_t domain_ranks = shape.has_domains() ? shape.domain_size : shape.num_ranks;
+  call_.num_partial_sums = std::min(call_.top_k, static_cast<int32_t>(domain_ranks));
   const int64_t assignments = shape.num_tokens * shape.top_k;
   const int64_t tile = CeilDivide(std::max<int64_t>(assignments, 1), kMaxTiles);
   call_.tile_assignments =
@@ -120,6 +127,11 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.nan_word = NanWord(shape.format.payload);
   call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
   for (int i = 0; i < kNumBuffers; ++i) call_.buffer_offsets[i] = layout.buffers[i].offset;
+  if (!shape.has_domains()) return;
+  status_ = PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, &layout_);
+  layout_.rails_offset = layout.rails.offset;
+  call_.fingerprint = Hash(call_.fingerprint, {shape.domain_size, layout_.chunk_tokens,
+                                               layout_.domain_slots, layout_.rail_slots});
 }
 
 unsigned Preparation::Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const {
@@ -133,8 +145,8 @@ unsigned Preparation::LowLatencyGrid(const RowSegments& segments, int64_t num_ro
 }
 
 RowSegments PlanSegments(const TransferCall& call) {
-  if (!call.allow_low_latency || call.counts_arrivals) return {};
   const TransferShape& shape = call.shape;
+  if (!call.allow_low_latency || call.counts_arrivals || shape.has_domains()) return {};
   return PlanRowSegments(shape.num_ranks, shape.num_tokens, shape.top_k,
                          shape.operand_bytes() / kVectorBytes, shape.num_scales());
 }

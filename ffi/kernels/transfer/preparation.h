@@ -33,6 +33,8 @@ class Preparation {
   const CallParams& call() const { return call_; }
   const Status& status() const { return status_; }
   int64_t num_sms() const { return num_sms_; }
+  // Of a call over several NVLink domains.
+  const HierarchicalLayout& layout() const { return layout_; }
 
   // Returns the largest of the wanted numbers of blocks, at most `blocks_per_sm` per SM.
   unsigned Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const;
@@ -48,6 +50,7 @@ class Preparation {
  private:
   Status status_;
   CallParams call_ = {};
+  HierarchicalLayout layout_ = {};
   int64_t num_sms_;
   int64_t max_blocks_ = INT64_MAX;
 };

@@ -20,9 +20,11 @@ Status PrepareRedispatch(const TransferCall& call, PreparedRedispatch* prepared)
                       segments,
                       FastDivmod(std::max(1, sizes.num_ranks - 1)),
                       FastDivmod(sizes.top_k)};
+  prepared->layout = preparation.layout();
   if (segments.count() == 0) {
-    prepared->launches = {
-        TokenLaunch("redispatch", RedispatchKernelAddress(), preparation, tokens)};
+    const void* const kernel = call.shape.has_domains() ? HierarchicalRedispatchKernelAddress()
+                                                        : RedispatchKernelAddress();
+    prepared->launches = {TokenLaunch("redispatch", kernel, preparation, tokens)};
     return {};
   }
   // All ranks' tokens, or the average number of rows here.
@@ -40,6 +42,11 @@ Status Launch(const PreparedRedispatch& prepared, ControlBlock* control,
   LowLatencyRedispatchParams params = prepared.params;
   BindTokens(control, buffers, &params.dispatch.tokens);
   params.dispatch.plan = buffers.plan;
+  if (prepared.layout.domains.count > 0) {
+    const HierarchicalRedispatchParams hierarchical = {params.dispatch, buffers.forwarding,
+                                                       prepared.layout, kSendBlocks};
+    return LaunchKernels(prepared.launches, &hierarchical, stream);
+  }
   const bool is_general = params.segments.count() == 0;
   return LaunchKernels(prepared.launches,
                        is_general ? static_cast<const void*>(&params.dispatch) : &params, stream);

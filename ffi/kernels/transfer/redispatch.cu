@@ -12,35 +12,12 @@
 // Shared memory: the pipelines of both roles.
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
+#include "ffi/device/transfer/dispatch/planned_rows.cuh"
 #include "ffi/device/transfer/dispatch/token_expansion.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
 namespace {
-
-// Finds a token's rows in the inverted plan.
-class PlannedRows {
- public:
-  struct Loaded {
-    int32_t unchecked[2];  // top-k indices l and l + 32
-  };
-
-  __device__ PlannedRows(const CallParams& call, const PlanOperands& plan, int32_t end)
-      : call_(call), plan_(plan), end_(end) {}
-
-  __device__ Loaded Load(int source, int token) const {
-    return {{LoadUncheckedRow(call_, source, token, 0), LoadUncheckedRow(call_, source, token, 1)}};
-  }
-
-  __device__ TokenRows Rows(int source, int token, const Loaded& loaded) const {
-    return CheckRows(call_, plan_, end_, source, token, loaded.unchecked);
-  }
-
- private:
-  const CallParams& call_;
-  const PlanOperands& plan_;
-  const int32_t end_;
-};
 
 // Called by the expand warps. In a poisoned plan no token has a row.
 __device__ Outcome ExpandAndFill(const RedispatchParams& params, const DispatchRoles& roles,

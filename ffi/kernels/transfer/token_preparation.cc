@@ -30,8 +30,11 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   const CallParams& params = preparation.call();
   const int64_t bytes = std::min(support.shared_bytes, kMaxPipelineBytes) - shared_offset;
   const int64_t senders = CountSenders(params);
-  const auto send_warps = static_cast<int32_t>(
-      std::min<int64_t>(CeilDivide(senders, preparation.num_sms()), kMaxSendWarps));
+  // With several domains the send warps of a few blocks send, which finishes chunks soon.
+  const int32_t send_warps = static_cast<int32_t>(
+      call.shape.has_domains()
+          ? kMaxSendWarps
+          : std::min<int64_t>(CeilDivide(senders, preparation.num_sms()), kMaxSendWarps));
   CopyPipeline expand = {.num_warps = kDispatchWarps};
   CopyPipeline send = {.num_warps = send_warps};
   if (support.has_bulk_copies) {

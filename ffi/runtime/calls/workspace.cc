@@ -83,9 +83,9 @@ Status PlanHierarchicalLayout(const TransferShape& shape, int64_t rail_slots, in
       PlanHierarchicalLayout(shape.num_tokens, shape.wire_bytes(), shape.top_k, shape.num_experts,
                              shape.num_ranks, shape.domain_size, rail_slots, ring_chunks);
   const int64_t rails = layout->domains.num_rails();
-  if (rails * layout->rail_slots > kMaxRailSlots) {
+  if (rails >= kMaxDomains || rails * layout->rail_slots > kMaxRailSlots) {
     return Unimplemented("there are ", rails + 1, " NVLink domains; the kernels take up to ",
-                         kMaxRailSlots / 2 + 1);
+                         kMaxDomains);
   }
   if (layout->chunk_tokens == 0) {
     return Unimplemented("a row of ", shape.wire_bytes(), " bytes, or ", shape.num_tokens,

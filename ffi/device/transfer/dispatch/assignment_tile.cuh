@@ -8,6 +8,7 @@
 #include "ffi/device/protocol/abort.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/transfer/dispatch/expert_bins.cuh"
+#include "ffi/device/transfer/dispatch/receivers.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
 
 namespace jax_ep {
@@ -15,13 +16,14 @@ namespace jax_ep {
 // A tile of consecutive assignments, counted by the kWarps warps of a role in one block; each warp
 // has a range of it. Bins are the experts, and one for bad ids. Counts are kept in pairs of bins,
 // per warp, in the role's shared memory.
-template <int kWarps>
+template <int kWarps, typename Receivers = AllRanks>
 class AssignmentTile {
  public:
   __device__ AssignmentTile(const CallParams& call, const RoleContext& role,
-                            const int32_t* topk_ids, int tile)
+                            const int32_t* topk_ids, int tile, Receivers receivers = {})
       : call_(call),
         role_(role),
+        receivers_(receivers),
         ids_(topk_ids),
         tile_(tile),
         num_pairs_(CountPairs(call.num_experts)),
@@ -30,7 +32,7 @@ class AssignmentTile {
         counts_(reinterpret_cast<int2*>(role.shared)),
         routes_(call.LocalBuffer<Route>(kRoutes) + FirstRoute()) {}
 
-  // Counts the tile. The last tile sends this rank's totals to all ranks.
+  // Counts the tile. The last tile sends this rank's totals to all receivers.
   __device__ void Count(const EagerBuffers& eager, uint64_t sequence) {
     const bool sends_totals = tile_ == call_.num_tiles - 1 && MayStoreToPeers(call_);
     CountRange();
@@ -48,8 +50,8 @@ class AssignmentTile {
     role_.Sync();
   }
 
-  // Called after Count and WaitForEntry. Sends the tile's routes to all ranks: each lane adds its
-  // warp's first positions to the routes that it stored itself.
+  // Called after Count and WaitForEntry. Sends the tile's routes to all receivers: each lane adds
+  // its warp's first positions to the routes that it stored itself.
   __device__ void SendRoutes() {
     const int lane = LaneIndex();
     const int rank = call_.control->rank;
@@ -67,9 +69,10 @@ class AssignmentTile {
         if (is_routed) routes[j].position += first_positions[routes[j].expert];
       }
 #pragma unroll 1
-      for (int distance = 1; distance <= call_.num_ranks; ++distance) {
+      for (int distance = 1; distance <= receivers_.count(call_); ++distance) {
         const PeerPointer<Route> to =
-            PeerBuffer<Route>(call_, call_.RankAfter(rank, distance), kRoutes) + FirstRoute();
+            PeerBuffer<Route>(call_, receivers_.After(call_, rank, distance), kRoutes) +
+            FirstRoute();
 #pragma unroll
         for (int j = 0; j < kPerLane; ++j) {
           const int i = base + 32 * j + lane;
@@ -161,8 +164,8 @@ class AssignmentTile {
         const auto first = static_cast<uint32_t>(before.x + count.x);
         const auto second = static_cast<uint32_t>(before.y + count.y);
 #pragma unroll 1
-        for (int i = 1; i <= call_.num_ranks; ++i) {
-          const int rank = call_.RankAfter(eager.rank(), i);
+        for (int i = 1; i <= receivers_.count(call_); ++i) {
+          const int rank = receivers_.After(call_, eager.rank(), i);
           StorePacket(eager.At(rank).counts() + eager.rank() * num_pairs_ + pair,
                       first | uint64_t{second} << 32, eager.tag());
         }
@@ -177,6 +180,7 @@ class AssignmentTile {
 
   const CallParams& call_;
   const RoleContext& role_;
+  [[no_unique_address]] const Receivers receivers_;
   const int32_t* const ids_;
   const int tile_;
   const int num_pairs_;

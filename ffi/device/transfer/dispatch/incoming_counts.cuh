@@ -31,6 +31,23 @@ class IncomingCounts {
     }
   }
 
+  // Whether Collect has passed all of this thread's share.
+  __device__ bool IsComplete() const { return next_pair_ >= num_pairs_; }
+
+  // Called by one warp. Returns the lowest rank whose counts are missing in the next pair of a
+  // lane.
+  __device__ uint32_t MissingSource() const {
+    uint32_t missing = kMaxRanks;
+#pragma unroll 1
+    for (int source = 0; !IsComplete() && source < call_.num_ranks; ++source) {
+      uint64_t counts;
+      uint64_t tag;
+      Load(source, next_pair_, &counts, &tag);
+      if (tag != tag_) missing = min(missing, static_cast<uint32_t>(source));
+    }
+    return min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
+  }
+
   // Returns a count, once all are there.
   __device__ int32_t Count(int source, int bin) const {
     uint64_t counts;

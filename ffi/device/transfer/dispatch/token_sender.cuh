@@ -5,6 +5,7 @@
 
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
+#include "ffi/device/transfer/dispatch/receivers.cuh"
 #include "ffi/device/transfer/dispatch/row_copies.cuh"
 #include "ffi/device/transfer/dispatch/send_order.cuh"
 #include "ffi/device/transfer/dispatch/token_params.h"
@@ -45,9 +46,10 @@ __device__ inline int ChunkTokens(const TokenParams& params, int chunk) {
 }
 
 // Called by a thread group after WaitForEntry. Sends range `item` of `num_items` of this rank's
-// weights to the peers.
+// weights to the receivers besides this rank.
+template <typename Receivers = AllRanks>
 __device__ inline void SendWeights(const TokenParams& params, int64_t item, int64_t num_items,
-                                   const ThreadGroup& threads) {
+                                   const ThreadGroup& threads, const Receivers& receivers = {}) {
   const CallParams& call = params.call;
   if (!params.has_weights) return;
   const int rank = call.control->rank;
@@ -57,8 +59,8 @@ __device__ inline void SendWeights(const TokenParams& params, int64_t item, int6
   for (int64_t i = assignments * item / num_items + threads.index; i < end; i += threads.size) {
     const float weight = params.topk_weights[i];
 #pragma unroll 1
-    for (int distance = 1; distance < call.num_ranks; ++distance) {
-      const int peer = call.RankAfter(rank, distance);
+    for (int distance = 1; distance < receivers.count(call); ++distance) {
+      const int peer = receivers.After(call, rank, distance);
       StoreToPeer(PeerBuffer<float>(call, peer, kReceivedWeights) + (rank * assignments + i),
                   weight);
     }

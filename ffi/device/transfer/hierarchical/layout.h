@@ -14,6 +14,9 @@ inline constexpr int64_t kMaxRailBytes = int64_t{128} << 20;  // all receive rin
 inline constexpr int32_t kMaxSlotsPerRail = 64;
 static_assert(kMaxRailSlots * kRailSlotBytes >= kMaxRailBytes);
 
+// A warp adds the sums of all domains, two per lane.
+inline constexpr int32_t kMaxDomains = 64;
+
 // A mask of 64 bits says which tokens of a chunk are in a message.
 inline constexpr int32_t kMaxChunkTokens = 64;
 inline constexpr int32_t kMaxDomainSlots = kMaxChunks;

@@ -186,6 +186,12 @@ inline unsigned __reduce_min_sync(unsigned, unsigned value) {
   const uint64_t* const all = ::emulation::Exchange(value);
   return static_cast<unsigned>(*std::min_element(all, all + 32));
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  const uint64_t* const all = ::emulation::Exchange(value);
+  unsigned sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += static_cast<unsigned>(all[lane]);
+  return sum;
+}
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   const uint64_t* const all = ::emulation::Exchange(value);
   unsigned bits = 0;

@@ -35,6 +35,7 @@ inline void LoadRelaxedSystem(const void* address, uint64_t* low, uint64_t* high
   *high = LoadAtomic(static_cast<const uint64_t*>(address) + 1);
   *low = LoadAtomic(static_cast<const uint64_t*>(address));
 }
+inline void FenceBlock() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 inline void FenceDevice() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void FenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 

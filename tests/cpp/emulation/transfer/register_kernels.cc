@@ -6,6 +6,9 @@
 #include "ffi/kernels/transfer/bulk_copy_ceiling.cu"
 #include "ffi/kernels/transfer/combine.cu"
 #include "ffi/kernels/transfer/dispatch.cu"
+#include "ffi/kernels/transfer/hierarchical/combine.cu"
+#include "ffi/kernels/transfer/hierarchical/dispatch.cu"
+#include "ffi/kernels/transfer/hierarchical/redispatch.cu"
 #include "ffi/kernels/transfer/low_latency/combine.cu"
 #include "ffi/kernels/transfer/low_latency/dispatch.cu"
 #include "ffi/kernels/transfer/low_latency/redispatch.cu"
@@ -30,4 +33,12 @@ void RegisterKernels() {
   emulation::Register(LowLatencyCombineKernelAddress(RowType::kFloat32),
                       LowLatencyCombineKernel<Float32>);
   emulation::Register(BulkCopyCeilingKernelAddress(), BulkCopyCeilingKernel);
+  emulation::Register(HierarchicalDispatchKernelAddress(), HierarchicalDispatchKernel);
+  emulation::Register(HierarchicalRedispatchKernelAddress(), HierarchicalRedispatchKernel);
+  emulation::Register(HierarchicalCombineKernelAddress(RowType::kBFloat16),
+                      HierarchicalCombineKernel<BFloat16>);
+  emulation::Register(HierarchicalCombineKernelAddress(RowType::kFloat16),
+                      HierarchicalCombineKernel<Float16>);
+  emulation::Register(HierarchicalCombineKernelAddress(RowType::kFloat32),
+                      HierarchicalCombineKernel<Float32>);
 }

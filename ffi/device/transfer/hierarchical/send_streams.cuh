@@ -1,0 +1,293 @@
+// The send warps of dispatch and redispatch: this rank's tokens go to its rail partners and to its
+// domain, and what the partners have sent goes on to its domain.
+//
+//   rail      a chunk's tokens that the partner's domain needs are packed into a message
+//   domain    a chunk's tokens go to the slots of those ranks of the domain that need them
+//   forward   likewise, the tokens of a message that has arrived from a partner
+#ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_SEND_STREAMS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_SEND_STREAMS_CUH_
+
+#include "ffi/device/transfer/dispatch/row_copies.cuh"
+#include "ffi/device/transfer/hierarchical/metadata.cuh"
+
+namespace jax_ep {
+
+// The scratch of a role of a call over several domains.
+struct HierarchicalScratch {
+  RoleScratch role;
+  StreamItem item;
+};
+
+// A ring in a receiver's kReceivedRows, by the tokens' source. A slot has room for all tokens of a
+// chunk, at their places.
+__device__ inline int64_t RingOffset(const CallParams& call, const HierarchicalLayout& layout,
+                                     int receiver, int source, int slot) {
+  const Domains& domains = layout.domains;
+  const int distance = domains.Index(source) - domains.Index(receiver);
+  const int neighbor = (distance > 0 ? distance : distance + domains.size) - 1;
+  const int64_t ring = int64_t{neighbor} * domains.count + domains.Domain(source);
+  return (ring * layout.domain_slots + slot) * layout.chunk_tokens * call.wire_vectors;
+}
+
+// Called by one thread. Counts one of the two reads of a message that is forwarded and expanded.
+// The second one returns the credit.
+__device__ inline void FinishRead(const CallParams& call, const HierarchicalLayout& layout,
+                                  const Rail& rail, int message) {
+  if (layout.domains.size > 1) {
+    uint32_t* const reads = &call.control->hierarchical.slot_reads[rail.ReceivedSlot(message)];
+    // Relaxed is enough: only loads precede it, whose values have arrived.
+    if (atomicAdd(reads, 1u) == 0) return;
+    atomicExch(reads, 0u);
+  }
+  rail.ReturnCredit(message);
+}
+
+// `Routing` knows where tokens go:
+//   Own(assignment)   the rank that an assignment of this rank goes to, or -1
+//   to_all            whether all of this rank's tokens go everywhere instead
+//   Forwarded(rail, token, first)   called by one warp: returns in two values per lane the ranks of
+//                     this domain that a partner's token goes to, -1 for none; of several batches
+//                     if there are more than 64, from `first` on
+//   num_batches       how many those are
+template <typename Routing>
+class SendStreams {
+ public:
+  __device__ SendStreams(const TokenParams& params, const HierarchicalLayout& layout,
+                         const Routing& routing, const RoleContext& role, uint64_t sequence)
+      : params_(params),
+        layout_(layout),
+        routing_(routing),
+        role_(role),
+        sequence_(sequence),
+        rank_(params.call.control->rank),
+        copies_(params.send_pipeline, role, params.call, nullptr) {}
+
+  __device__ int count() const {
+    const int rails = layout_.domains.num_rails();
+    return layout_.domains.size > 1 ? 2 * rails + 1 : rails;
+  }
+  __device__ int NumItems(int /*stream*/) const { return layout_.num_chunks; }
+
+  __device__ bool IsReady(int stream, int chunk) const {
+    const CallParams& call = params_.call;
+    const int message = layout_.num_metadata + chunk;
+    if (IsRail(stream)) return RailOf(stream).MayPack(message);
+    if (IsForward(stream)) {
+      const Rail rail = RailOf(stream);
+      return rail.HasArrived(message) && HasMetadata(call, layout_, RailIndex(stream)) &&
+             HasCredits(rail.partner(), chunk);
+    }
+    // The chunk's flag covers this rank's routes and weights, too.
+    return LoadAcquireDevice(&call.control->progress.items_finished) >=
+               static_cast<uint32_t>(call.num_prologue_items) &&
+           HasCredits(rank_, chunk);
+  }
+
+  __device__ int Peer(int stream, int chunk) const {
+    if (IsRail(stream)) return RailOf(stream).partner();
+    const int source = IsForward(stream) ? RailOf(stream).partner() : rank_;
+    const int missing = MissingCredit(source, chunk);
+    return missing >= 0 ? missing : source;
+  }
+  __device__ bool HasEntered() const { return HasAllMetadata(params_.call, layout_); }
+
+  __device__ void Run(int stream, int chunk) {
+    copies_.Begin();
+    if (IsRail(stream)) {
+      Pack(RailOf(stream), chunk);
+    } else if (IsForward(stream)) {
+      Forward(RailOf(stream), chunk);
+    } else {
+      SendToDomain(chunk);
+    }
+  }
+
+ private:
+  __device__ bool IsRail(int stream) const { return stream < layout_.domains.num_rails(); }
+  __device__ bool IsForward(int stream) const { return stream > layout_.domains.num_rails(); }
+  __device__ int RailIndex(int stream) const {
+    return IsRail(stream) ? stream : stream - layout_.domains.num_rails() - 1;
+  }
+  __device__ Rail RailOf(int stream) const { return {params_.call, layout_, RailIndex(stream)}; }
+
+  // Returns a rank of the domain that has not returned the credit for a source's chunk, or -1.
+  // Credits come by source domain and receiver.
+  __device__ int MissingCredit(int source, int chunk) const {
+    const DomainSlot slot(layout_, sequence_, chunk);
+    const Domains& domains = layout_.domains;
+    if (slot.lap == 0) return -1;
+    const DomainRanks ranks = {&domains};
+#pragma unroll 1
+    for (int i = 1; i < domains.size; ++i) {
+      const int receiver = ranks.After(params_.call, rank_, i);
+      const int ring = domains.Rank(domains.Domain(source), domains.Index(receiver));
+      if (!HasCredit(params_.call, ring, slot)) return receiver;
+    }
+    return -1;
+  }
+  __device__ bool HasCredits(int source, int chunk) const {
+    return MissingCredit(source, chunk) < 0;
+  }
+
+  // Returns the tokens of a chunk of this rank that a domain needs, one per bit. All lanes return
+  // the same.
+  __device__ uint64_t TokensFor(int domain, int chunk) const {
+    const CallParams& call = params_.call;
+    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
+    uint64_t tokens = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int index = LaneIndex() + 32 * i;
+      bool is_needed = routing_.to_all && index < count;
+      const int first = (chunk * layout_.chunk_tokens + index) * call.top_k;
+#pragma unroll 4
+      for (int k = 0; index < count && k < call.top_k; ++k) {
+        const int to = routing_.Own(first + k);
+        is_needed |= to >= 0 && layout_.domains.Domain(to) == domain;
+      }
+      tokens |= uint64_t{__ballot_sync(kFullWarp, is_needed)} << (32 * i);
+    }
+    return tokens;
+  }
+
+  __device__ void Pack(const Rail& rail, int chunk) {
+    const CallParams& call = params_.call;
+    const int message = layout_.num_metadata + chunk;
+    const uint64_t tokens = TokensFor(rail.domain(), chunk);
+    if (role_.Thread() == 0) PackHeader(call, rail, message, tokens, false);
+    const PeerPointer<uint4> rows = (rail.Packed(message) + kHeaderBytes).As<uint4>();
+    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
+#pragma unroll 1
+    for (int index = role_.Warp(); index < count; index += role_.NumWarps()) {
+      if (!(tokens >> index & 1)) continue;
+      const int row = __popcll(tokens & ((uint64_t{1} << index) - 1));
+      const PeerPointer<uint4> to[2] = {rows + int64_t{row} * call.wire_vectors,
+                                        PeerPointer<uint4>(nullptr)};
+      const PeerPointer<uint4> mine[2] = {LaneIndex() == 0 ? to[0] : to[1], to[1]};
+      copies_.Add(OperandRow(params_, chunk * layout_.chunk_tokens + index), 1, mine, {});
+    }
+    copies_.Finish();
+    role_.Sync();
+    InjectDelay(call, sequence_, 4);
+    if (role_.Thread() == 0) rail.Put(message);
+  }
+
+  // Sends a token of a source to the ranks in the lanes, once to each.
+  __device__ void SendToRanks(const RowSource& from, int source, int slot, int index,
+                              const int32_t (&ranks)[2]) {
+    const CallParams& call = params_.call;
+    const uint64_t firsts = FirstAssignments(ranks);
+    if (firsts == 0) return;
+    PeerPointer<uint4> to[2] = {PeerPointer<uint4>(nullptr), PeerPointer<uint4>(nullptr)};
+    for (int i = 0; i < 2; ++i) {
+      if (!(firsts >> (LaneIndex() + 32 * i) & 1)) continue;
+      to[i] =
+          PeerBuffer<uint4>(call, ranks[i], kReceivedRows) +
+          (RingOffset(call, layout_, ranks[i], source, slot) + int64_t{index} * call.wire_vectors);
+    }
+    copies_.Add(from, firsts, to, {});
+  }
+
+  // The other ranks of the domain, in batches of 64.
+  __device__ void Neighbors(int first, int32_t (&ranks)[2]) const {
+    const DomainRanks all = {&layout_.domains};
+    for (int i = 0; i < 2; ++i) {
+      const int distance = 1 + first + LaneIndex() + 32 * i;
+      ranks[i] = distance < layout_.domains.size ? all.After(params_.call, rank_, distance) : -1;
+    }
+  }
+
+  __device__ void SendToDomain(int chunk) {
+    const CallParams& call = params_.call;
+    const Domains& domains = layout_.domains;
+    const DomainSlot slot(layout_, sequence_, chunk);
+    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
+#pragma unroll 1
+    for (int index = role_.Warp(); index < count; index += role_.NumWarps()) {
+      const int token = chunk * layout_.chunk_tokens + index;
+      int32_t ranks[2] = {-1, -1};
+      for (int i = 0; i < 2 && !routing_.to_all; ++i) {
+        const int k = LaneIndex() + 32 * i;
+        if (k < call.top_k) ranks[i] = Neighbor(routing_.Own(token * call.top_k + k));
+      }
+      if (routing_.to_all) {
+#pragma unroll 1
+        for (int first = 0; first < domains.size - 1; first += 64) {
+          Neighbors(first, ranks);
+          SendToRanks(OperandRow(params_, token), rank_, slot.slot, index, ranks);
+        }
+      } else {
+        SendToRanks(OperandRow(params_, token), rank_, slot.slot, index, ranks);
+      }
+    }
+    FinishChunk(rank_, slot);
+  }
+
+  __device__ void Forward(const Rail& rail, int chunk) {
+    const CallParams& call = params_.call;
+    const DomainSlot slot(layout_, sequence_, chunk);
+    const int message = layout_.num_metadata + chunk;
+    const uint64_t tokens = LoadRelaxedSystem(&rail.Header(message).tokens);
+    const auto* const rows = reinterpret_cast<const uint4*>(rail.Received(message) + kHeaderBytes);
+    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
+#pragma unroll 1
+    for (int index = role_.Warp(); index < count; index += role_.NumWarps()) {
+      if (!(tokens >> index & 1)) continue;
+      const int64_t row = __popcll(tokens & ((uint64_t{1} << index) - 1));
+#pragma unroll 1
+      for (int batch = 0; batch < routing_.NumBatches(); ++batch) {
+        int32_t ranks[2];
+        routing_.Forwarded(rail, chunk * layout_.chunk_tokens + index, batch, ranks);
+        for (int32_t& to : ranks) to = Neighbor(to);
+        SendToRanks({rows + row * call.wire_vectors}, rail.partner(), slot.slot, index, ranks);
+      }
+    }
+    FinishChunk(rail.partner(), slot);
+    if (role_.Thread() == 0) FinishRead(call, layout_, rail, message);
+  }
+
+  // Returns `to` if it is another rank of this domain, otherwise -1.
+  __device__ int Neighbor(int to) const {
+    const bool is_neighbor =
+        to >= 0 && to != rank_ && layout_.domains.Domain(to) == layout_.domains.Domain(rank_);
+    return is_neighbor ? to : -1;
+  }
+
+  // Signals a chunk of a source to the other ranks of the domain.
+  __device__ void FinishChunk(int source, const DomainSlot& slot) {
+    const CallParams& call = params_.call;
+    copies_.Finish();
+    role_.Sync();
+    if (role_.Warp() != 0) return;
+    InjectDelay(call, sequence_, 4);
+    ForEachNeighbor(call, layout_.domains, [&](int peer) {  // SIGNAL_CHUNK
+      StoreDomainFlag(call.control, peer, DomainFlag::kChunk, source, slot.slot, slot.number);
+    });
+  }
+
+  const TokenParams& params_;
+  const HierarchicalLayout& layout_;
+  const Routing& routing_;
+  const RoleContext& role_;
+  const uint64_t sequence_;
+  const int rank_;
+  RowCopies copies_;
+};
+
+// Called by the send warps. The first blocks to ask are the senders, because these surely run.
+template <typename Routing>
+__device__ inline Outcome SendChunks(const TokenParams& params, const HierarchicalLayout& layout,
+                                     const Routing& routing, const DispatchRoles& roles,
+                                     uint64_t sequence, int num_blocks, StreamItem* scratch) {
+  const CallParams& call = params.call;
+  const int sender = NextTicket(&call.control->progress.sender_tickets, roles.send);
+  SendStreams<Routing> streams(params, layout, routing, roles.send, sequence);
+  const Outcome outcome = WaitForDomainEntry(call, layout.domains, sequence, roles.send);
+  roles.ReleaseSenders();
+  if (outcome != Outcome::kArrived || sender >= num_blocks) return outcome;
+  return RunStreams(call, roles.send, streams, call.control->hierarchical.next_sent, sequence,
+                    scratch);
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_SEND_STREAMS_CUH_
