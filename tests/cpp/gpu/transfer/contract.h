@@ -46,9 +46,13 @@ inline void WriteElement(Bytes& data, int64_t i, ElementType type, float value) 
 
 struct Routing {
   int tokens, top_k, experts, ranks, rows, align;
+  int domain_size = 0;                    // ranks per NVLink domain; 0: one domain has all ranks
   std::vector<std::vector<int32_t>> ids;  // indexed by rank: [T * K]
 
   int local() const { return experts / ranks; }
+  int num_domains() const { return domain_size == 0 ? 0 : ranks / domain_size; }
+  int domain_words() const { return (domain_size + 31) / 32; }
+  int64_t num_token_ranks() const { return int64_t{num_domains()} * tokens * domain_words(); }
 };
 
 struct HostPlan {
@@ -56,6 +60,9 @@ struct HostPlan {
   std::vector<uint8_t> kept;
   std::vector<int32_t> destination;
   int32_t num_received = 0, num_dropped = 0, num_bad_ids = 0, status = 0;
+  // Of several domains; see ForwardingResults.
+  std::vector<uint32_t> token_ranks;
+  std::vector<int32_t> domain_partial_sum_index;
 };
 
 // Returns each expert's quota, from counts[e][s].
@@ -90,6 +97,38 @@ inline std::vector<int> Quotas(const Routing& routing,
     }
   }
   return quotas;
+}
+
+// Returns whether a rank's token is sent to another rank, or to itself.
+inline bool IsSent(const Routing& routing, const HostPlan& source, int token, int to) {
+  const auto begin = source.destination.begin() + token * routing.top_k;
+  return std::find(begin, begin + routing.top_k, to) != begin + routing.top_k;
+}
+
+// Adds what the plan of rank r has beside, if there are several domains.
+inline void AddForwarding(const Routing& routing, int r, std::vector<HostPlan>* plans) {
+  if (routing.domain_size == 0) return;
+  HostPlan& plan = (*plans)[r];
+  const int size = routing.domain_size, first = r / size * size;
+  plan.token_ranks.resize(routing.num_token_ranks());
+  for (int domain = 0; domain < routing.num_domains(); ++domain) {
+    const HostPlan& partner = (*plans)[domain * size + r % size];
+    for (int t = 0; t < routing.tokens; ++t) {
+      for (int i = 0; i < size; ++i) {
+        if (!IsSent(routing, partner, t, first + i)) continue;
+        const int64_t at = (int64_t{domain} * routing.tokens + t) * routing.domain_words() + i / 32;
+        plan.token_ranks[at] |= uint32_t{1} << i % 32;
+      }
+    }
+  }
+  for (int row = 0; row < routing.rows; ++row) {
+    const int32_t* source = &plan.row_source[3 * row];
+    int index = source[0] < 0 ? -1 : 0;
+    for (int lower = first; source[0] >= 0 && lower < r; ++lower) {
+      index += IsSent(routing, (*plans)[source[0]], source[1], lower);
+    }
+    plan.domain_partial_sum_index.push_back(index);
+  }
 }
 
 inline std::vector<HostPlan> MakePlans(const Routing& routing) {
@@ -134,8 +173,7 @@ inline std::vector<HostPlan> MakePlans(const Routing& routing) {
           plan.row_source[3 * row + 2] = c % top_k;
           int slot = 0;
           for (int lower = 0; lower < r; ++lower) {
-            const auto begin = plans[s].destination.begin() + c / top_k * top_k;
-            slot += std::find(begin, begin + top_k, lower) != begin + top_k;
+            slot += IsSent(routing, plans[s], c / top_k, lower);
           }
           plan.partial_sum_index[row++] = slot;
         }
@@ -148,6 +186,7 @@ inline std::vector<HostPlan> MakePlans(const Routing& routing) {
     plan.num_received = static_cast<int32_t>(received);
     plan.num_dropped = plan.num_received;
     for (int n : plan.real_group_sizes) plan.num_dropped -= n;
+    AddForwarding(routing, r, &plans);
   }
   return plans;
 }
@@ -180,13 +219,16 @@ inline void DispatchScales(const Routing& routing, const HostPlan& plan, int num
   }
 }
 
-// out[T, H] and assignment_scalars[T, K] of every rank. Empty weights are ones.
+// out[T, H] and assignment_scalars[T, K] of every rank. Empty weights are ones. Every sum is
+// rounded: a rank's, its domain's, and the token's. The latter two are the same if there is one
+// domain.
 inline void CombineRows(const Routing& routing, const std::vector<HostPlan>& plans, int hidden,
                         ElementType type, const std::vector<Bytes>& y,
                         const std::vector<std::vector<float>>& weights,
                         const std::vector<std::vector<float>>& scalars, std::vector<Bytes>* out,
                         std::vector<std::vector<float>>* assignment_scalars) {
   const int tokens = routing.tokens, top_k = routing.top_k, ranks = routing.ranks;
+  const int domain_size = routing.domain_size == 0 ? ranks : routing.domain_size;
   const int64_t row_bytes = hidden * jax_ep::ElementBytes(type);
   out->assign(ranks, Bytes(tokens * row_bytes));
   assignment_scalars->assign(ranks, std::vector<float>(tokens * top_k));
@@ -216,13 +258,18 @@ inline void CombineRows(const Routing& routing, const std::vector<HostPlan>& pla
       for (int h = 0; h < hidden; ++h) {
         float total = 0;
         for (size_t i = 0; i < terms.size();) {
-          const int r = terms[i].rank;
-          float sum = 0;
-          for (; i < terms.size() && terms[i].rank == r; ++i) {
-            const float value = ReadElement(y[r], int64_t{terms[i].row} * hidden + h, type);
-            sum = std::fmaf(terms[i].weight, value, sum);
+          const int domain = terms[i].rank / domain_size;
+          float domain_sum = 0;
+          while (i < terms.size() && terms[i].rank / domain_size == domain) {
+            const int r = terms[i].rank;
+            float sum = 0;
+            for (; i < terms.size() && terms[i].rank == r; ++i) {
+              const float value = ReadElement(y[r], int64_t{terms[i].row} * hidden + h, type);
+              sum = std::fmaf(terms[i].weight, value, sum);
+            }
+            domain_sum += RoundTo(sum, type);
           }
-          total += RoundTo(sum, type);
+          total += RoundTo(domain_sum, type);
         }
         WriteElement((*out)[s], int64_t{t} * hidden + h, type, total);
       }

@@ -71,6 +71,26 @@ void TestEagerBuffersDoNotDependOnTheShape() {
   }
 }
 
+// Nor do the rails' rings, in a group over several NVLink domains.
+void TestRailsDoNotDependOnTheShape() {
+  const TransferShape wide = With([](TransferShape& s) { s.num_ranks = 64, s.domain_size = 8; });
+  TransferShape tiny_shape = wide;
+  tiny_shape.num_tokens = 0;
+  tiny_shape.hidden = tiny_shape.top_k = 1;
+  tiny_shape.num_experts = 64;
+  WorkspaceLayout large, tiny, one_level;
+  CHECK_OK(PlanWorkspace(wide, &large));
+  CHECK_OK(PlanWorkspace(tiny_shape, &tiny));
+  CHECK_OK(PlanWorkspace(kLarge, &one_level));
+  CHECK(large.bytes < kGiB);
+  CHECK(large.rails.offset == tiny.rails.offset && large.rails.bytes == tiny.rails.bytes);
+  CHECK(large.rails.bytes == 7 * RailSlots(8) * kRailSlotBytes);
+  const WorkspaceBuffer& before = large.buffers[kEagerFlags];
+  CHECK(large.rails.offset == before.offset + before.bytes);
+  CHECK(large.buffers[kReceivedRows].offset == large.rails.offset + large.rails.bytes);
+  CHECK(one_level.rails.bytes == 0);
+}
+
 void TestBuffers() {
   CHECK(BytesOf(kLarge, "received_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(
@@ -146,6 +166,11 @@ void TestRefused() {
   CHECK_FAILS(
       Refused([](TransferShape& s) { s.num_tokens = 1 << 28, s.hidden = 1 << 20, s.top_k = 1; }),
       "16 TiB");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.domain_size = 3; }), "domain_size is 3");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.domain_size = 4; }), "and less than it");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.domain_size = -1; }), "domain_size is -1");
+  CHECK_FAILS(Refused([](TransferShape& s) { s.domain_size = 2, s.hidden = 200'000; }),
+              "400000 bytes");
   // Each buffer fits in 16 TiB, but not all of them.
   CHECK_FAILS(Refused([](TransferShape& s) {
                 s.num_tokens = 1 << 20, s.hidden = 1 << 23, s.top_k = 1, s.num_ranks = 1;
@@ -160,6 +185,7 @@ int main() {
   jax_ep::TestLayout();
   jax_ep::TestBuffers();
   jax_ep::TestEagerBuffersDoNotDependOnTheShape();
+  jax_ep::TestRailsDoNotDependOnTheShape();
   jax_ep::TestTokensArriveOnce();
   jax_ep::TestEdges();
   jax_ep::TestRowFormat();

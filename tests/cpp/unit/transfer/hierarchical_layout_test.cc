@@ -1,0 +1,123 @@
+#include <algorithm>
+
+#include "ffi/device/transfer/hierarchical/layout.h"
+#include "tests/cpp/unit/check.h"
+
+namespace jax_ep {
+namespace {
+
+constexpr int64_t kRowBytes = 7168 * 2;
+constexpr int kMaxDomains = kMaxRailSlots / 2 + 1;
+
+bool IsPowerOfTwo(int64_t value) { return value > 0 && (value & (value - 1)) == 0; }
+
+void TestDomains() {
+  for (int size : {1, 2, 3, 8, 36}) {
+    for (int count : {2, 3, 5, 8}) {
+      const Domains domains(size * count, size);
+      CHECK(domains.size == size && domains.count == count && domains.num_rails() == count - 1);
+      for (int rank = 0; rank < size * count; ++rank) {
+        const int domain = domains.Domain(rank), index = domains.Index(rank);
+        CHECK(0 <= index && index < size && domain * size + index == rank);
+        CHECK(domains.Rank(domain, index) == rank);
+      }
+      for (int from = 0; from < count; ++from) {
+        CHECK(domains.RailEnd(from, 0) == (from + 1) % count);  // each begins with the next one
+        for (int rail = 0; rail < domains.num_rails(); ++rail) {
+          const int to = domains.RailEnd(from, rail);
+          CHECK(to != from && 0 <= to && to < count && domains.Rail(from, to) == rail);
+        }
+      }
+    }
+  }
+}
+
+void TestRailSlots() {
+  CHECK(RailSlots(2) == 64 && RailSlots(3) == 64 && RailSlots(8) == 64 && RailSlots(10) == 32);
+  for (int domains = 2; domains <= kMaxDomains; ++domains) {
+    const int64_t slots = RailSlots(domains);
+    CHECK(IsPowerOfTwo(slots) && slots >= 2);
+    CHECK((domains - 1) * slots <= kMaxRailSlots);
+    CHECK((domains - 1) * slots * kRailSlotBytes <= kMaxRailBytes);
+  }
+}
+
+// A slot's numbers rise over its laps, calls and generations, and no number is 0.
+void TestChunkNumbersRise() {
+  uint64_t last = 0;
+  for (uint64_t generation : {uint64_t{1}, uint64_t{2}, kMaxGeneration}) {
+    for (uint64_t call = 0; call < 3; ++call) {
+      for (int lap = 0; lap < kMaxLaps; ++lap) {
+        const uint64_t number = ChunkNumber(FirstSequence(generation) + call, lap);
+        CHECK(number > last);
+        last = number;
+      }
+    }
+  }
+}
+
+void TestASizeOfPractice() {
+  const HierarchicalLayout layout = PlanHierarchicalLayout(4096, kRowBytes, 8, 256, 16, 8);
+  CHECK(layout.chunk_tokens == 18);  // fill a message
+  CHECK(layout.num_chunks == 228 && layout.domain_slots == 32 && layout.rail_slots == 64);
+  CHECK(layout.num_metadata == 2 && layout.num_messages() == 230);
+  CHECK(layout.ChunkTokens(0, 4096) == 18 && layout.ChunkTokens(227, 4096) == 4096 - 227 * 18);
+}
+
+void TestBoundsOfTests() {
+  const HierarchicalLayout layout = PlanHierarchicalLayout(100, 64, 8, 8, 4, 2, 2, 5);
+  CHECK(layout.rail_slots == 2 && layout.domain_slots == 4 && layout.num_chunks == 100);
+  // So many laps have numbers.
+  CHECK(PlanHierarchicalLayout(40960, 64, 8, 8, 4, 2, 2, 1).domain_slots == 4);
+}
+
+void TestNoTokens() {
+  const HierarchicalLayout layout = PlanHierarchicalLayout(0, 64, 8, 8, 4, 2);
+  CHECK(layout.num_chunks == 0 && layout.num_metadata == 1);  // counts are sent
+}
+
+void TestWhatDoesNotFit() {
+  CHECK(PlanHierarchicalLayout(1, kRailSlotBytes, 1, 2, 2, 1).chunk_tokens == 0);
+  CHECK(PlanHierarchicalLayout(2147483647, kRowBytes, 8, 256, 16, 8).chunk_tokens == 0);
+}
+
+void TestEverywhere() {
+  for (const int64_t tokens : {0, 1, 2, 127, 128, 129, 4096, 16320}) {
+    for (const int64_t row_bytes : {int64_t{16}, kRowBytes, int64_t{100'000}}) {
+      for (const int64_t top_k : {1, 8, 64}) {
+        for (const int64_t size : {1, 2, 8}) {
+          for (const int64_t count : {2, 3, 5, 8}) {
+            const int64_t experts = size * count * 4;
+            const HierarchicalLayout layout =
+                PlanHierarchicalLayout(tokens, row_bytes, top_k, experts, size * count, size);
+            const int64_t chunk = layout.chunk_tokens, chunks = layout.num_chunks;
+            CHECK(0 < chunk && chunk <= kMaxChunkTokens);
+            CHECK(kHeaderBytes + chunk * (row_bytes + top_k * 4) <= kRailSlotBytes);
+            CHECK(chunk * chunks >= tokens && chunk * (chunks - 1) < std::max<int64_t>(tokens, 1));
+            CHECK(IsPowerOfTwo(layout.domain_slots) && layout.domain_slots <= kMaxDomainSlots);
+            CHECK(chunks <= int64_t{layout.domain_slots} * kMaxLaps);
+            const int64_t counts = (experts + 2) / 2 * 8;
+            CHECK(kHeaderBytes + counts + int64_t{layout.metadata_assignments} * 12 <=
+                  kRailSlotBytes);
+            CHECK(int64_t{layout.num_metadata} * layout.metadata_assignments >= tokens * top_k);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jax_ep
+
+int main() {
+  jax_ep::TestDomains();
+  jax_ep::TestRailSlots();
+  jax_ep::TestChunkNumbersRise();
+  jax_ep::TestASizeOfPractice();
+  jax_ep::TestBoundsOfTests();
+  jax_ep::TestNoTokens();
+  jax_ep::TestWhatDoesNotFit();
+  jax_ep::TestEverywhere();
+  return jax_ep::testing::Finish();
+}
