@@ -42,8 +42,10 @@ class Process {
             SharedExchange::Communicator(0)};
   }
 
-  DispatchProgram Dispatch(int num_tokens, bool allow_low_latency, int64_t lane = 0) {
-    return {layout_.num_ranks(), num_tokens, allow_low_latency, 0, {lane, 2, 2}, local()};
+  DispatchProgram Dispatch(int num_tokens, bool allow_low_latency, int64_t lane = 0,
+                           int domain_size = 0) {
+    return {layout_.num_ranks(), num_tokens, allow_low_latency, 0,
+            {lane, 2, 2},        local(),    domain_size};
   }
 
   SharedMemory memory;

@@ -54,7 +54,10 @@ class RandomCalls {
   }
 
   void MakeProgram() {
-    const harness::Options options = {.tiny = true};
+    const harness::Options options = {
+        .domain_size = harness::RandomDomainSize(random_, layout_.num_ranks()),
+        .rail_slots = DispatchProgram::kRailSlots,
+        .tiny = true};
     Synchronize();  // calls that come before one with an error may still run
     calls_.clear();
     lane_ = Uniform(random_, 0, kNumLanes - 1);

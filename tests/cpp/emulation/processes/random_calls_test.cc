@@ -31,8 +31,13 @@ void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_i
       CHECK_OK(calls.Next());
       if (calls.IsTimeToRelease()) Groups::OfProcess().Release();
     }
-    // Generations without workspaces are left, one for each lane. They do not become more.
-    for (int64_t lane : {0, 1}) process.Dispatch(6, false, lane).Check();
+    // Generations without workspaces are left, one for each lane and size of domains. They do not
+    // become more.
+    for (int64_t lane : {0, 1}) {
+      for (int domain_size : harness::DomainSizes(layout.num_ranks())) {
+        process.Dispatch(6, false, lane, domain_size).Check();
+      }
+    }
     Groups::OfProcess().Release();
     const int descriptors = CountDescriptors();  // with those of a faster process
     for (int i = 0; i < 4; ++i) {

@@ -25,19 +25,21 @@ struct Lane {
 };
 
 // Local rank r, counted from the first one, is on device first_device + r. Token t goes to the
-// expert t % R, one on each rank.
+// expert t % R, one on each rank. `domain_size` is that of NVLink domains, 0: there is one.
 class DispatchProgram {
  public:
   static constexpr int kHidden = 8;
+  static constexpr int kRailSlots = 2;  // so few that rings wrap
 
   DispatchProgram(int num_ranks, int num_tokens, bool allow_low_latency, int first_device = 0,
-                  Lane lane = {}, LocalRanks local = {})
+                  Lane lane = {}, LocalRanks local = {}, int domain_size = 0)
       : num_ranks_(num_ranks),
         num_tokens_(num_tokens),
         allow_low_latency_(allow_low_latency),
         first_device_(first_device),
         lane_(lane),
         local_(local),
+        domain_size_(domain_size),
         ranks_(num_ranks) {
     if (local_.count < 0) local_.count = num_ranks;
     std::vector<int64_t> ids(num_ranks);
@@ -52,6 +54,10 @@ class DispatchProgram {
       rank.rows.resize(num_rows * kHidden);
       rank.numbers.resize(16 + 4 * num_rows + num_tokens);
       rank.kept = std::make_unique<bool[]>(num_tokens);
+      if (domain_size > 0) {
+        rank.token_ranks.resize(num_ranks / domain_size * num_tokens * ((domain_size + 31) / 32));
+        rank.index_in_domain.resize(num_rows);
+      }
       for (int t = 0; t < num_tokens; ++t) {
         rank.ids[t] = t % num_ranks;
         for (int h = 0; h < kHidden; ++h) rank.x[t * kHidden + h] = X(r, t, h);
@@ -169,6 +175,8 @@ class DispatchProgram {
     std::vector<float> x, rows;
     std::vector<int32_t> ids, numbers;
     std::unique_ptr<bool[]> kept;
+    std::vector<uint32_t> token_ranks;
+    std::vector<int32_t> index_in_domain;
   };
 
   int Device(int r) const { return first_device_ + r - local_.first; }
@@ -184,10 +192,12 @@ class DispatchProgram {
                       .num_experts = num_ranks_,
                       .num_ranks = num_ranks_,
                       .num_rows = num_ranks_ * num_tokens_,
+                      .domain_size = domain_size_,
                       .format = kFloat32Rows},
             .num_sms = lane_.num_sms,
             .num_lanes = lane_.num_lanes,
-            .allow_low_latency = allow_low_latency_};
+            .allow_low_latency = allow_low_latency_,
+            .rail_slots = kRailSlots};
   }
 
   DispatchBuffers Buffers(int r) {
@@ -209,6 +219,7 @@ class DispatchProgram {
                     .num_dropped = &rank.numbers[kDropped],
                     .num_bad_ids = &rank.numbers[kBadIds],
                     .status = &rank.numbers[kStatus]};
+    buffers.forwarding = {rank.token_ranks.data(), rank.index_in_domain.data()};
     return buffers;
   }
 
@@ -218,6 +229,7 @@ class DispatchProgram {
   const int first_device_;
   const Lane lane_;
   LocalRanks local_;
+  const int domain_size_;
   std::vector<Rank> ranks_;
 };
 

@@ -65,6 +65,7 @@ class RandomCall {
                       .num_experts = sizes.experts,
                       .num_ranks = sizes.ranks,
                       .num_rows = sizes.rows,
+                      .domain_size = sizes.domain_size,
                       .format = {.payload = shape.type}},
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + r) % 3 : shape.num_sms,
             .num_lanes = 2,
@@ -73,7 +74,8 @@ class RandomCall {
             .has_weights = shape.has_weights,
             .has_scalars = shape.has_scalars,
             .allow_low_latency = shape.allow_low_latency,
-            .ring_chunks = shape.ring_chunks};
+            .ring_chunks = shape.ring_chunks,
+            .rail_slots = shape.rail_slots};
   }
 
  private:

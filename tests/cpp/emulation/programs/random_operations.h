@@ -98,6 +98,7 @@ class RandomDispatch : public RandomCall {
     sent_.Bind(r, &buffers);
     buffers.topk_ids = shape.routing.ids[r].data();
     buffers.plan = plan_of_[r].Results();
+    buffers.forwarding = plan_of_[r].Forwarding();
     return jax_ep::Launch(prepared, control, buffers, stream);
   }
 
@@ -111,6 +112,7 @@ class RandomDispatch : public RandomCall {
   }
 
   PlanOperands Operands(int r) { return plan_of_[r].Operands(); }
+  ForwardingOperands Forwarding(int r) const { return plan_of_[r].ForwardingToRead(); }
   // An Outcome, after an execution.
   int status(int r) const { return plan_of_[r].status(); }
 
@@ -163,6 +165,7 @@ class RandomRedispatch : public CallWithPlan {
     RedispatchBuffers buffers;
     sent_.Bind(r, &buffers);
     buffers.plan = Operands(r);
+    buffers.forwarding = dispatch_.Forwarding(r);
     return jax_ep::Launch(prepared, control, buffers, stream);
   }
 
@@ -209,6 +212,7 @@ class RandomCombine : public CallWithPlan {
     CombineBuffers buffers;
     buffers.y = y_[r].data();
     buffers.plan = Operands(r);
+    buffers.forwarding = dispatch_.Forwarding(r);
     buffers.row_weights = weights_[r].data();
     buffers.row_scalars = scalars_[r].data();
     buffers.out = out_[r].data();

@@ -69,6 +69,8 @@ class PlanBuffers {
     kept_ = Unwritten<uint8_t>(assignments);
     destination_ = Unwritten<int32_t>(assignments);
     scalars_ = Unwritten<int32_t>(kNumScalars);
+    token_ranks_ = Unwritten<uint32_t>(sizes.num_token_ranks());
+    index_in_domain_ = Unwritten<int32_t>(sizes.domain_size == 0 ? 0 : sizes.rows);
   }
 
   PlanResults Results() {
@@ -89,6 +91,10 @@ class PlanBuffers {
     return {plan.row_offsets, plan.row_source, plan.partial_sum_index, plan.destination,
             plan.status};
   }
+  ForwardingResults Forwarding() { return {token_ranks_.data(), index_in_domain_.data()}; }
+  ForwardingOperands ForwardingToRead() const {
+    return {token_ranks_.data(), index_in_domain_.data()};
+  }
   int status() const { return scalars_[kStatus]; }
 
   void Compare(Comparison& compare, const harness::HostPlan& want) const {
@@ -101,6 +107,9 @@ class PlanBuffers {
     compare.Equal("plan.destination", destination_.data(), want.destination);
     compare.Equal("plan's scalars", scalars_.data(),
                   std::vector<int32_t>{want.num_received, want.num_dropped, want.num_bad_ids, 0});
+    compare.Equal("forwarding.token_ranks", token_ranks_.data(), want.token_ranks);
+    compare.Equal("forwarding.partial_sum_index", index_in_domain_.data(),
+                  want.domain_partial_sum_index);
   }
 
   // Compares with the plan of a failed call: nothing is received, and the status says why.
@@ -112,6 +121,8 @@ class PlanBuffers {
     compare.All("plan.partial_sum_index", partial_sum_index_, -1);
     compare.All("plan.kept", kept_, uint8_t{0});
     compare.All("plan.destination", destination_, -1);
+    compare.All("forwarding.token_ranks", token_ranks_, 0u);
+    compare.All("forwarding.partial_sum_index", index_in_domain_, -1);
     const bool is_outcome = status() >= static_cast<int>(Outcome::kTimeout) &&
                             status() <= static_cast<int>(Outcome::kConcurrent);
     compare.Equal("plan's scalars", scalars_.data(),
@@ -122,7 +133,8 @@ class PlanBuffers {
   enum { kReceived, kDropped, kBadIds, kStatus, kNumScalars };
 
   std::vector<int32_t> group_sizes_, real_group_sizes_, row_offsets_, row_source_,
-      partial_sum_index_, destination_, scalars_;
+      partial_sum_index_, destination_, scalars_, index_in_domain_;
+  std::vector<uint32_t> token_ranks_;
   std::vector<uint8_t> kept_;
 };
 

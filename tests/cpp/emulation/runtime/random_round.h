@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ffi/runtime/groups/groups.h"
@@ -28,11 +29,15 @@ inline std::atomic<int64_t> progress = 0;
 
 class Round {
  public:
-  Round(uint64_t seed, int ranks, Counts* counts)
+  // With a domain size below 0 a random one is used.
+  Round(uint64_t seed, int ranks, int domain_size, Counts* counts)
       : random_(seed), ranks_(ranks), counts_(*counts), devices_(ranks) {
     std::iota(devices_.begin(), devices_.end(), 0);
     shares_lane_ = Uniform(random_, 0, 5) == 0;
-    const harness::Options options = {.tiny = ranks > 4 || Uniform(random_, 0, 2) != 0};
+    domain_size_ = domain_size >= 0 ? domain_size : harness::RandomDomainSize(random_, ranks);
+    const harness::Options options = {.domain_size = domain_size_,
+                                      .rail_slots = harness::Pick(random_, {0, 2, 2, 4}),
+                                      .tiny = ranks > 4 || Uniform(random_, 0, 2) != 0};
     for (int lane = 0; lane < kLanes; ++lane) {
       lanes_[lane] = RandomPrograms(random_, ranks, shares_lane_ ? 0 : lane, options);
     }
@@ -59,7 +64,8 @@ class Round {
 
   // Prints where every thread and every device is. Called by the watchdog, beside Run.
   void Describe() const {
-    std::printf("executing with the fault: %s\n", current_fault.load()->name);
+    std::printf("domains of %d, executing with the fault: %s\n", domain_size_,
+                current_fault.load()->name);
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int r = 0; r < ranks_; ++r) {
         const Position& position = positions_[lane * ranks_ + r];
@@ -156,9 +162,10 @@ class Round {
 
   // Returns what control blocks, states and inboxes of all groups may take. A workspace is larger.
   int64_t BytesOfAllGroups() {
-    static std::set<int> sizes;
-    sizes.insert(ranks_);
-    const int64_t ranks = std::accumulate(sizes.begin(), sizes.end(), 0) * kLanes;
+    static std::set<std::pair<int, int>> groups;
+    groups.insert({ranks_, domain_size_});
+    int64_t ranks = 0;
+    for (const auto& [num_ranks, domain_size] : groups) ranks += num_ranks * kLanes;
     return ranks * int64_t{sizeof(ControlBlock) + sizeof(GenerationState) + sizeof(Inbox) + 4096};
   }
 
@@ -279,6 +286,7 @@ class Round {
 
   Random random_;
   const int ranks_;
+  int domain_size_ = 0;
   Counts& counts_;
   std::vector<int> devices_;
   bool shares_lane_ = false;  // both threads of a device call in lane 0

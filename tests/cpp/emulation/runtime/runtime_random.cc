@@ -1,12 +1,14 @@
 // Random calls of rank groups through call sites, in two lanes, with faults: every result is right
 // to the bit, or the call is safely ended and the group works again after a release. Nothing hangs.
 //
-//   runtime_random [--calls N] [--seconds S] [--seed X] [--ranks N] [--deadline S] [--progress]
+//   runtime_random [--calls N] [--seconds S] [--seed X] [--ranks N] [--domain-size N]
+//                  [--deadline S] [--progress]
 //
 //   --calls N      stops after N calls, each of all ranks; default 1000, and any with --seconds
 //   --seconds S    stops after S seconds
 //   --seed X       of the first round; the next has X + 1. Default: a random one
 //   --ranks N      of every round; default: 1 to 16
+//   --domain-size N   ranks per NVLink domain, 0 for one level; default: any that divides the ranks
 //   --deadline S   fails if nothing goes on for S seconds; default 120
 //   --progress     prints every round
 //
@@ -29,6 +31,7 @@ struct Options {
   double seconds = 0;
   uint64_t seed = 0;
   int ranks = 0;
+  int domain_size = -1;
   double deadline = 120;
   bool progress = false;
 };
@@ -47,6 +50,8 @@ Options Parse(int argc, char** argv) {
       options.seed = std::strtoull(value(), nullptr, 10);
     } else if (name == "--ranks") {
       options.ranks = std::atoi(value());
+    } else if (name == "--domain-size") {
+      options.domain_size = std::atoi(value());
     } else if (name == "--deadline") {
       options.deadline = std::atof(value());
     } else if (name == "--progress") {
@@ -64,9 +69,10 @@ Options Parse(int argc, char** argv) {
 // The command that repeats the present round.
 char replay[128];
 
-void PrintReplay(uint64_t seed, int ranks) {
+void PrintReplay(uint64_t seed, int ranks, int domain_size) {
   std::snprintf(replay, sizeof replay,
-                "FAIL; again: runtime_random --calls 1 --seed %lu --ranks %d\n", seed, ranks);
+                "FAIL; again: runtime_random --calls 1 --seed %lu --ranks %d --domain-size %d\n",
+                seed, ranks, domain_size);
 }
 
 // A kernel has accessed memory that is freed.
@@ -137,8 +143,8 @@ int Main(int argc, char** argv) {
   for (; is_right && counts.calls < options.calls && harness::Now() - start < options.seconds;
        ++seed) {
     const int ranks = options.ranks > 0 ? options.ranks : RanksOf(seed);
-    PrintReplay(seed, ranks);
-    Round round(seed, ranks, &counts);
+    PrintReplay(seed, ranks, options.domain_size);
+    Round round(seed, ranks, options.domain_size, &counts);
     watchdog.Watch(&round);
     is_right = round.Run();
     watchdog.Watch(nullptr);

@@ -31,6 +31,10 @@ struct Dispatched {
     return {plan.row_offsets, plan.row_source, plan.partial_sum_index, plan.destination,
             plan.status};
   }
+  jax_ep::ForwardingOperands Forwarding(int r) const {
+    const jax_ep::ForwardingResults& forwarding = calls[r].forwarding;
+    return {forwarding.token_ranks, forwarding.partial_sum_index};
+  }
 };
 
 // Compares what is at a device's address.
@@ -104,6 +108,10 @@ inline void CheckDispatch(Group* group, const Dispatched& state, int r) {
   expect("plan.num_dropped", plan.num_dropped, std::vector<int32_t>{want.num_dropped});
   expect("plan.num_bad_ids", plan.num_bad_ids, std::vector<int32_t>{want.num_bad_ids});
   expect("plan.status", plan.status, std::vector<int32_t>{0});
+  const jax_ep::ForwardingResults& forwarding = state.calls[r].forwarding;
+  expect("forwarding.token_ranks", forwarding.token_ranks, want.token_ranks);
+  expect("forwarding.partial_sum_index", forwarding.partial_sum_index,
+         want.domain_partial_sum_index);
   CheckRows("dispatch", group, r, state.shape, want, state.tokens, state.calls[r], 1);
 }
 

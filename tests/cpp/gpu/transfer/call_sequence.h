@@ -44,6 +44,9 @@ class Sequence {
            {&plan.num_received, &plan.num_dropped, &plan.num_bad_ids, &plan.status}) {
         *scalar = group_.Allocate<int32_t>(r, 1);
       }
+      if (sizes.domain_size == 0) continue;
+      call.forwarding.token_ranks = group_.Allocate<uint32_t>(r, sizes.num_token_ranks());
+      call.forwarding.partial_sum_index = group_.Allocate<int32_t>(r, rows);
     }
     fills_.push_back([=, this] {
       Shape& now = state->shape;
@@ -78,6 +81,7 @@ class Sequence {
       call.transfer = Transfer(r, shape, site);
       call.control = group_.ranks[r].control;
       call.plan = dispatched->Operands(r);
+      call.forwarding = dispatched->Forwarding(r);
       Allocate(r, shape, &call);
     }
     fills_.push_back([=, this] { *tokens = FillTokens(shape, *calls); });
@@ -118,6 +122,7 @@ class Sequence {
       call.transfer = Transfer(r, shape, site);
       call.control = group_.ranks[r].control;
       call.plan = dispatched->Operands(r);
+      call.forwarding = dispatched->Forwarding(r);
       call.y = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
       call.row_weights = group_.Allocate<float>(r, rows);
       call.row_scalars = group_.Allocate<float>(r, rows);
@@ -265,6 +270,7 @@ class Sequence {
                       .num_experts = sizes.experts,
                       .num_ranks = sizes.ranks,
                       .num_rows = sizes.rows,
+                      .domain_size = sizes.domain_size,
                       .format = shape.format()},
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
             .row_align = sizes.align,
@@ -273,7 +279,8 @@ class Sequence {
             .has_scalars = shape.has_scalars,
             .allow_low_latency = shape.allow_low_latency,
             .counts_arrivals = shape.counts_arrivals,
-            .ring_chunks = shape.ring_chunks};
+            .ring_chunks = shape.ring_chunks,
+            .rail_slots = shape.rail_slots};
   }
 
   // No operation may read a tail or padding.

@@ -59,6 +59,7 @@ struct Shape {
   bool has_own_num_sms = false;  // a different number on each rank
   bool allow_low_latency = true;
   int64_t ring_chunks = jax_ep::kMaxChunks;
+  int64_t rail_slots = 0;        // as TransferCall's; the same in all calls of a group
   bool counts_arrivals = false;  // dispatches
   int num_scales = 0;            // eight-bit rows have them
 

@@ -38,6 +38,13 @@ inline void ExpectSafe(Group* group, const Dispatched& state, int r, int status)
   all("status", plan.status, 1, status);
   Expect("safe kept", r, group->Download<uint8_t>(r, plan.kept, sizes.tokens * sizes.top_k),
          Bytes(sizes.tokens * sizes.top_k, 0));
+  if (sizes.domain_size > 0) {
+    const jax_ep::ForwardingResults& forwarding = state.calls[r].forwarding;
+    const int64_t words = sizes.num_token_ranks();
+    Expect("safe token_ranks", r, group->Download<uint32_t>(r, forwarding.token_ranks, words),
+           std::vector<uint32_t>(words));
+    all("safe index in the domain", forwarding.partial_sum_index, sizes.rows, -1);
+  }
   ExpectNan("rows", group, r, state.calls[r].rows, int64_t{sizes.rows} * state.shape.hidden,
             state.shape.type);
   ExpectNan("row_scales", group, r, state.calls[r].row_scales,
@@ -60,7 +67,9 @@ inline Shape FaultShape(int ranks, const Options& options, bool allow_low_latenc
                    .ranks = ranks,
                    .rows = 40 * 4 * ranks,
                    .align = 1,
+                   .domain_size = options.domain_size,
                    .ids = {}};
+  shape.rail_slots = options.rail_slots;
   shape.hidden = 64;
   shape.num_sms = options.shared ? 2 : 0;
   shape.allow_low_latency = allow_low_latency;
@@ -110,7 +119,10 @@ inline void TestMissingPeer(Group* group, const Options& options, bool allow_low
               jax_ep::kF32);
     if (r == last || !group->ranks[r].record->posted) continue;
     ++reports;
-    ExpectReport(*group, r, last, jax_ep::Outcome::kTimeout);
+    // With several domains a rank may miss one that waits for the missing rank.
+    const int peer = options.domain_size == 0 ? last : group->ranks[r].record->peer;
+    ExpectReport(*group, r, peer, jax_ep::Outcome::kTimeout);
+    if (peer == r) Fail(jax_ep::Concatenate("rank ", r, " waited for itself"));
     const uint64_t count =
         group->ranks[r].record->sequence % (uint64_t{1} << jax_ep::kGenerationShift);
     if (count != 2) Fail("the report's sequence is not 2");

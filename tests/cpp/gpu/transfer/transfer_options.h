@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ffi/device/transfer/hierarchical/layout.h"
+
 namespace harness {
 
 // Uniform routing of T tokens of every rank.
@@ -20,6 +22,8 @@ struct TimedShape {
 
 struct Options {
   int ranks = 0;
+  int domain_size = 0;     // ranks per NVLink domain; 0: one domain has all ranks
+  int64_t rail_slots = 0;  // as TransferCall's
   bool shared = false;
   bool tiny = false;
   bool allow_low_latency = true;
@@ -30,6 +34,13 @@ struct Options {
   std::string only;
   std::vector<TimedShape> shapes;
 };
+
+// Returns what the workspaces of a group over several NVLink domains have beside: the rails' rings.
+inline int64_t RailBytes(const Options& options) {
+  if (options.domain_size == 0) return 0;
+  const int domains = options.ranks / options.domain_size;
+  return (domains - 1) * jax_ep::RailSlots(domains) * jax_ep::kRailSlotBytes;
+}
 
 inline double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "ffi/runtime/calls/workspace.h"
 #include "tests/cpp/gpu/transfer/call_sequence.h"
 #include "tests/cpp/gpu/transfer/transfer_options.h"
 
@@ -22,10 +21,27 @@ inline int RowsFor(Random& random, const Routing& routing) {
   return std::max(0, Pick(random, {expected, expected * 9 / 10, expected / 2, expected - 1, 0}));
 }
 
+// Returns the sizes that NVLink domains of so many ranks may have; 0: one domain has all ranks.
+inline std::vector<int> DomainSizes(int ranks) {
+  std::vector<int> sizes = {0};
+  for (int size = 1; size < ranks; ++size) {
+    if (ranks % size == 0) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+// Returns one of them: half of the time 0.
+inline int RandomDomainSize(Random& random, int ranks) {
+  const std::vector<int> sizes = DomainSizes(ranks);
+  return Uniform(random, 0, 1) == 0 ? 0 : sizes[random() % sizes.size()];
+}
+
 inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   Shape shape;
   Routing& routing = shape.routing;
   routing.ranks = ranks;
+  routing.domain_size = options.domain_size;
+  shape.rail_slots = options.rail_slots;
   routing.top_k = Pick(random, {1, 2, 3, 4, 8, 8, 11});
   routing.tokens = Pick(random, {0, 1, 5, 16, 33, 64, 100});
   int local = Pick(random, {1, 2, 3, 4, 8, 8, 24});
@@ -58,7 +74,7 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   shape.zero_tail = Uniform(random, 0, 1);
   shape.allow_low_latency = Uniform(random, 0, 1);
   shape.ring_chunks = Pick(random, {1, 1, 2, 5, jax_ep::kMaxChunks});
-  shape.counts_arrivals = Uniform(random, 0, 2) == 0;
+  shape.counts_arrivals = Uniform(random, 0, 2) == 0 && options.domain_size == 0;
   shape.num_sms = options.shared ? Uniform(random, 1, 2) : Pick(random, {0, 1, 7, 32});
   shape.has_own_num_sms = Uniform(random, 0, 3) == 0;
   return shape;
@@ -174,6 +190,7 @@ inline void TestQuantizedRows(Group* group, const Options& options) {
                          .ranks = group->size(),
                          .rows = group->size() * 8 + Uniform(random, 0, 40),  // some are dropped
                          .align = Pick(random, {1, 4}),
+                         .domain_size = options.domain_size,
                          .ids = {}};
         shape.type = Uniform(random, 0, 1) == 0 ? jax_ep::kF8E4M3 : jax_ep::kF8E5M2;
         shape.hidden = hidden;
@@ -214,47 +231,6 @@ inline void TestBackToBack(Group* group, const Options& options) {
   calls.Check();
   std::printf("%s back to back: %d calls per rank\n", failures == before ? "PASS" : "FAIL",
               repeats * calls.size());
-}
-
-// More tokens than the receive ring has slots (token_chunks.h), from four ranks on.
-inline void TestManyTokens(const Options& options) {
-  Random random(options.seed + 250);
-  const int before = failures;
-  Shape shape;
-  Routing& sizes = shape.routing;
-  sizes = {.tokens = 16384,
-           .top_k = 1,
-           .experts = 4 * options.ranks,
-           .ranks = options.ranks,
-           .rows = 16384 * 5 / 4,
-           .align = 1,
-           .ids = {}};
-  shape.hidden = 2048;
-  shape.num_sms = options.shared ? 2 : 0;
-  jax_ep::WorkspaceLayout layout;
-  STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = sizes.tokens,
-                                   .hidden = shape.hidden,
-                                   .top_k = sizes.top_k,
-                                   .num_experts = sizes.experts,
-                                   .num_ranks = sizes.ranks,
-                                   .format = jax_ep::kBFloat16Rows},
-                                  &layout));
-  const jax_ep::TokenChunks chunks =
-      jax_ep::PlanTokenChunks(sizes.tokens, shape.row_bytes(), sizes.ranks, sizes.top_k);
-  if (options.ranks >= 4 && chunks.ring_slots == sizes.tokens)
-    Fail("there are places for all tokens");
-  Group group(options.ranks, options.shared, layout.bytes, size_t{1} << 30);
-  group.ResetArenas(0xff);
-  Sequence calls(&group, &random);
-  const auto dispatched = calls.AddDispatch(shape);
-  calls.AddCombine(dispatched, shape);
-  calls.AddRedispatch(dispatched, shape);
-  calls.Fill();
-  for (int i = 0; i < 20; ++i) calls.LaunchAll();
-  calls.Check();
-  std::printf("%s many tokens: %d chunks of %d, places for %d\n",
-              failures == before ? "PASS" : "FAIL", chunks.num_chunks, chunks.tokens,
-              chunks.ring_chunks);
 }
 
 inline void TestGraph(Group* group, const Options& options) {

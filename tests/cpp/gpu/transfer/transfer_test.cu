@@ -1,7 +1,8 @@
 // Runs the transfer kernels on N GPUs, or on N ranks that share one, against loops on the host.
 //
 //   transfer_test [--ranks N] [--shared] [--tiny] [--seconds S] [--seed X] [--only NAME]
-//                 [--general] [--arrivals] [--quantized] [--shape T,H,E,K,SMS]...
+//                 [--domain-size N] [--rail-slots N] [--general] [--arrivals] [--quantized]
+//                 [--shape T,H,E,K,SMS]...
 //
 //   --ranks N     default: all GPUs
 //   --shared      all ranks on GPU 0, with few blocks each so that they all fit
@@ -12,6 +13,8 @@
 //   --general     times without the low-latency kernels
 //   --arrivals    times dispatches that count arrivals
 //   --quantized   times rows of eight bits with a scale per 128 values
+//   --domain-size N   ranks per NVLink domain, of several. Times one level, too
+//   --rail-slots N    bounds the rings of rails, by a power of two
 //   --shape T,H,E,K,SMS   times this shape on so many SMs (0: all); may be given again
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +22,7 @@
 
 #include "tests/cpp/gpu/transfer/transfer_arrivals.h"
 #include "tests/cpp/gpu/transfer/transfer_faults.h"
+#include "tests/cpp/gpu/transfer/transfer_many_tokens.h"
 #include "tests/cpp/gpu/transfer/transfer_random.h"
 #include "tests/cpp/gpu/transfer/transfer_timing.h"
 
@@ -31,6 +35,8 @@ Options Parse(int argc, char** argv) {
     const std::string_view name = argv[i];
     const auto value = [&] { return i + 1 < argc ? argv[++i] : ""; };
     if (name == "--ranks") options.ranks = std::atoi(value());
+    if (name == "--domain-size") options.domain_size = std::atoi(value());
+    if (name == "--rail-slots") options.rail_slots = std::atoi(value());
     if (name == "--shared") options.shared = true;
     if (name == "--tiny") options.tiny = true;
     if (name == "--general") options.allow_low_latency = false;
@@ -70,12 +76,20 @@ int Main(int argc, char** argv) {
     std::printf("FAIL %d ranks need as many GPUs; there are %d\n", options.ranks, devices);
     return 1;
   }
+  const int domain_size = options.domain_size;
+  if (domain_size != 0 &&
+      (domain_size < 0 || domain_size >= options.ranks || options.ranks % domain_size != 0)) {
+    std::printf("FAIL --domain-size %d: expected a divisor of %d ranks, and less than them\n",
+                domain_size, options.ranks);
+    return 1;
+  }
   const auto wanted = [&](std::string_view name) {
     return options.only.empty() || options.only == name;
   };
   if (wanted("random") || wanted("quantized") || wanted("arrivals") || wanted("graph") ||
       wanted("faults")) {
-    Group group(options.ranks, options.shared, size_t{options.tiny ? 32u : 64u} << 20,
+    Group group(options.ranks, options.shared,
+                (size_t{options.tiny ? 32u : 64u} << 20) + RailBytes(options),
                 size_t{options.tiny ? 64u : 512u} << 20);
     if (wanted("random")) {
       TestCapacity(&group, options);
@@ -83,10 +97,11 @@ int Main(int argc, char** argv) {
       TestBackToBack(&group, options);
     }
     if (wanted("quantized")) TestQuantizedRows(&group, options);
-    if (wanted("arrivals")) TestArrivals(&group, options);
+    if (wanted("arrivals") && domain_size == 0) TestArrivals(&group, options);
     if (wanted("graph")) TestGraph(&group, options);
     if (wanted("faults")) {
       for (const bool allow_low_latency : {false, true}) {
+        if (allow_low_latency && domain_size > 0) continue;  // there are no such kernels
         TestPoisonedPlan(&group, options, allow_low_latency);
         TestMissingPeer(&group, options, allow_low_latency);
         TestMismatch(&group, options, allow_low_latency);
@@ -97,8 +112,10 @@ int Main(int argc, char** argv) {
   }
   if (wanted("many") && !options.tiny) TestManyTokens(options);
   if (wanted("timing") && !options.tiny) Timing(options);
-  std::printf("%s transfer_test: %d ranks%s\n", failures == 0 ? "PASS" : "FAIL", options.ranks,
+  std::printf("%s transfer_test: %d ranks%s", failures == 0 ? "PASS" : "FAIL", options.ranks,
               options.shared ? " on one GPU" : "");
+  if (domain_size > 0) std::printf(", in domains of %d", domain_size);
+  std::printf("\n");
   return failures == 0 ? 0 : 1;
 }
 

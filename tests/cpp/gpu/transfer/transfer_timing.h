@@ -75,6 +75,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                    .ranks = n,
                    .rows = RowsOf(timed_shape),
                    .align = 1,
+                   .domain_size = options.domain_size,
                    .ids = {}};
   shape.hidden = timed_shape.hidden;
   if (options.quantized) {
@@ -111,6 +112,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     redispatched.x = call.x;
     redispatched.scales = call.scales;
     redispatched.plan = dispatched->Operands(r);
+    redispatched.forwarding = dispatched->Forwarding(r);
     redispatched.topk_weights = call.topk_weights;
     redispatched.rows = call.rows;
     redispatched.row_scales = call.row_scales;
@@ -123,6 +125,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
     combine.control = call.control;
     combine.y = call.rows;
     combine.plan = dispatched->Operands(r);
+    combine.forwarding = dispatched->Forwarding(r);
     combine.row_weights = call.row_weights;
     combine.out = group->Allocate<uint8_t>(r, tokens * shape.row_bytes());
     timed.combine.push_back(combine);
@@ -189,6 +192,7 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
                                    .top_k = shape.top_k,
                                    .num_experts = shape.experts / options.ranks * options.ranks,
                                    .num_ranks = options.ranks,
+                                   .domain_size = options.domain_size,
                                    .format = jax_ep::kBFloat16Rows},
                                   &layout));
   const int64_t rows = RowsOf(shape) + int64_t{2} * shape.tokens;
@@ -200,14 +204,15 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   const auto time = [&](const char* what, const auto& launch, const auto& calls) {
     const double us = TimeInGraph(
         &group, count, [&](int r, cudaStream_t stream) { STATUS_OK(launch(calls[r], stream)); });
-    std::printf("TIME %-16s T=%d H=%d E=%d K=%d SMs=%d: %.1f us, %.0f GB/s", what, shape.tokens,
-                shape.hidden, timed.shape.routing.experts, shape.top_k, timed.shape.num_sms, us,
-                timed.remote_bytes / us / 1000.0);
+    std::printf("TIME %-16s T=%d H=%d E=%d K=%d SMs=%d", what, shape.tokens, shape.hidden,
+                timed.shape.routing.experts, shape.top_k, timed.shape.num_sms);
+    if (options.domain_size > 0) std::printf(" N=%d", options.domain_size);
+    std::printf(": %.1f us, %.0f GB/s", us, timed.remote_bytes / us / 1000.0);
     if (ceiling > 0) std::printf(", %.3f of the ceiling", timed.remote_bytes / us / ceiling);
     std::printf("\n");
     std::fflush(stdout);
   };
-  if (options.ranks > 1 && shape.tokens > 128) {
+  if (options.ranks > 1 && options.domain_size == 0 && shape.tokens > 128) {
     const double us = TimeInGraph(&group, 1, [&](int r, cudaStream_t stream) {
       STATUS_OK(LaunchBulkCopyCeiling(timed.ceiling[r], stream));
     });
@@ -227,7 +232,12 @@ inline void Timing(const Options& options) {
   CUDA_OK(cudaGetDeviceProperties(&properties, 0));
   std::printf("TIME %s, %d ranks%s of %s\n", options.quantized ? "f8 with scales" : "bf16",
               options.ranks, options.shared ? " sharing one" : "", properties.name);
-  for (const TimedShape& shape : options.shapes) TimeShape(options, shape);
+  Options one_level = options;
+  one_level.domain_size = 0;
+  for (const TimedShape& shape : options.shapes) {
+    TimeShape(one_level, shape);
+    if (options.domain_size > 0) TimeShape(options, shape);
+  }
 }
 
 }  // namespace harness
