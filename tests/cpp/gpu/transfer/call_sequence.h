@@ -50,7 +50,7 @@ class Sequence {
     }
     fills_.push_back([=, this] {
       Shape& now = state->shape;
-      now.routing.ids = RandomIds(random_, now.routing);
+      now.routing.ids = make_ids(random_, now.routing);
       state->plans = MakePlans(now.routing);
       for (int r = 0; r < group_.size(); ++r) {
         group_.Refill(r, state->calls[r].topk_ids, now.routing.ids[r]);
@@ -178,6 +178,9 @@ class Sequence {
     });
     return calls;
   }
+
+  // Makes the ids of each dispatch, from all ranks' experts.
+  std::function<std::vector<std::vector<int32_t>>(Random&, const Routing&)> make_ids = RandomIds;
 
   // For each combine and redispatch: whether a rank's results are whole. Otherwise all of them must
   // be NaN.

@@ -60,7 +60,7 @@ struct HostPlan {
   std::vector<uint8_t> kept;
   std::vector<int32_t> destination;
   int32_t num_received = 0, num_dropped = 0, num_bad_ids = 0, status = 0;
-  // Of several domains; see ForwardingResults.
+  // See ForwardingResults; empty if there is one domain.
   std::vector<uint32_t> token_ranks;
   std::vector<int32_t> domain_partial_sum_index;
 };

@@ -30,7 +30,7 @@ void TestForwarding() {
   Routing routing = Example(2);
   routing.rows = 2;
   const std::vector<HostPlan> plans = MakePlans(routing);
-  CHECK(plans[2].num_dropped == 2);  // of rank 1: each source has the same quota
+  CHECK(plans[2].num_dropped == 2);  // rank 1's: sources have equal quotas
   using Indices = std::vector<int32_t>;
   CHECK((plans[0].partial_sum_index == Indices{0, -1}));
   CHECK((plans[1].partial_sum_index == Indices{1, 0}));

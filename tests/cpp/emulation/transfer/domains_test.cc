@@ -1,0 +1,257 @@
+// Tests calls over 2 to 8 NVLink domains of 1 to 8 ranks, with rings so small that they wrap often:
+// routes that no random call has, and ranks that stop.
+//
+//   domains_test [--only NAME] [--seed X] [--topology DOMAINS SIZE]
+//
+//   --topology D N   tests D domains of N ranks; default: twelve others
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "tests/cpp/emulation/cases.h"
+#include "tests/cpp/emulation/transfer/register_kernels.h"
+#include "tests/cpp/gpu/transfer/transfer_faults.h"
+
+namespace harness {
+namespace {
+
+using Ids = std::vector<std::vector<int32_t>>;
+
+struct Topology {
+  int domains, size;
+  int ranks() const { return domains * size; }
+};
+
+std::vector<Topology> topologies = {{2, 1}, {3, 1}, {5, 1}, {8, 1}, {2, 2}, {3, 2},
+                                    {5, 2}, {2, 3}, {4, 3}, {3, 4}, {2, 5}, {2, 8}};
+uint64_t seed = 1;
+
+Options OptionsOf(const Topology& topology) {
+  Options options;
+  options.ranks = topology.ranks();
+  options.domain_size = topology.size;
+  options.rail_slots = 2;
+  options.tiny = true;
+  options.seed = seed;
+  return options;
+}
+
+// Runs a test in a group of each topology.
+void ForEachTopology(const std::function<void(Group*, const Options&)>& test) {
+  for (const Topology& topology : topologies) {
+    const Options options = OptionsOf(topology);
+    Group group(topology.ranks(), false, (size_t{16} << 20) + RailBytes(options), size_t{16} << 20);
+    const int before = failures;
+    test(&group, options);
+    if (failures == before) continue;
+    std::printf("FAIL with %d domains of %d\n", topology.domains, topology.size);
+    CHECK(!"all was right");
+  }
+}
+
+Shape ShapeOf(const Options& options, int tokens) {
+  Shape shape;
+  shape.routing = {.tokens = tokens,
+                   .top_k = 3,
+                   .experts = 2 * options.ranks,
+                   .ranks = options.ranks,
+                   .rows = tokens * 3 * options.ranks,
+                   .align = 1,
+                   .domain_size = options.domain_size,
+                   .ids = {}};
+  shape.hidden = 24;
+  shape.ring_chunks = 1;
+  shape.rail_slots = options.rail_slots;
+  return shape;
+}
+
+// Draws ids from the experts for which is_wanted(source, destination).
+template <typename IsWanted>
+Ids IdsWhere(Random& random, const Routing& routing, const IsWanted& is_wanted) {
+  Ids ids(routing.ranks);
+  for (int r = 0; r < routing.ranks; ++r) {
+    std::vector<int32_t> wanted;
+    for (int id = 0; id < routing.experts; ++id) {
+      if (is_wanted(r, id / routing.local())) wanted.push_back(id);
+    }
+    for (int i = 0; i < routing.tokens * routing.top_k; ++i) {
+      ids[r].push_back(wanted.empty() ? -1 : wanted[random() % wanted.size()]);
+    }
+  }
+  return ids;
+}
+
+// Runs dispatches, combines and redispatches, twice and without a host in between.
+void RunCalls(Group* group, const Options& options, const Shape& shape,
+              const decltype(Sequence::make_ids)& make_ids) {
+  Random random(options.seed);
+  group->ResetArenas(0xff);
+  Sequence calls(group, &random);
+  calls.make_ids = make_ids;
+  const auto dispatched = calls.AddDispatch(shape);
+  calls.AddCombine(dispatched, shape);
+  calls.AddRedispatch(dispatched, shape);
+  calls.AddCombine(dispatched, shape);
+  for (const bool rank_by_rank : {false, true}) {
+    calls.Fill();
+    for (int i = 0; i < 2; ++i) rank_by_rank ? calls.LaunchRankByRank() : calls.LaunchAll();
+    calls.Check();
+  }
+}
+
+// Every token goes to one domain, or to one rank.
+void TestHotDomain() {
+  ForEachTopology([](Group* group, const Options& options) {
+    const Shape shape = ShapeOf(options, 20);
+    const int domains = shape.routing.num_domains();
+    for (const int hot : {0, domains - 1}) {
+      RunCalls(group, options, shape, [=](Random& random, const Routing& routing) {
+        return IdsWhere(random, routing,
+                        [&](int, int to) { return to / routing.domain_size == hot; });
+      });
+    }
+    const int hot_rank = options.ranks / 2;
+    RunCalls(group, options, shape, [=](Random& random, const Routing& routing) {
+      return IdsWhere(random, routing, [&](int, int to) { return to == hot_rank; });
+    });
+  });
+}
+
+// Every token goes to all domains but its own, or to its own only.
+void TestOtherDomains() {
+  ForEachTopology([](Group* group, const Options& options) {
+    for (const bool own : {false, true}) {
+      RunCalls(group, options, ShapeOf(options, 20), [=](Random& random, const Routing& routing) {
+        return IdsWhere(random, routing, [&](int from, int to) {
+          return (from / routing.domain_size == to / routing.domain_size) == own;
+        });
+      });
+    }
+  });
+}
+
+// One domain neither sends nor receives.
+void TestEmptyDomain() {
+  ForEachTopology([](Group* group, const Options& options) {
+    RunCalls(group, options, ShapeOf(options, 20), [](Random& random, const Routing& routing) {
+      const int empty = routing.num_domains() - 1;
+      return IdsWhere(random, routing, [&](int from, int to) {
+        return from / routing.domain_size != empty && to / routing.domain_size != empty;
+      });
+    });
+  });
+}
+
+// There is room for no row, for few, or no token has an expert.
+void TestDrops() {
+  ForEachTopology([](Group* group, const Options& options) {
+    for (const int rows : {0, 7}) {
+      Shape shape = ShapeOf(options, 20);
+      shape.routing.rows = rows;
+      RunCalls(group, options, shape, RandomIds);
+    }
+    RunCalls(group, options, ShapeOf(options, 20), [](Random& random, const Routing& routing) {
+      return IdsWhere(random, routing, [](int, int) { return false; });
+    });
+  });
+}
+
+void TestFewTokens() {
+  ForEachTopology([](Group* group, const Options& options) {
+    for (const int tokens : {0, 1, 2}) {
+      RunCalls(group, options, ShapeOf(options, tokens), RandomIds);
+    }
+  });
+}
+
+// More chunks than rings have slots, many times over. Calls of other sizes follow, which go on
+// where the rails' rings are.
+void TestManyWraps() {
+  ForEachTopology([](Group* group, const Options& options) {
+    for (const int tokens : {99, 1, 140}) {
+      Shape shape = ShapeOf(options, tokens);
+      shape.hidden = 8;
+      RunCalls(group, options, shape, RandomIds);
+    }
+  });
+}
+
+// A rank makes no more calls. All others end, and the group works again.
+void TestARankStops() {
+  ForEachTopology([](Group* group, const Options& options) {
+    for (const int missing : {0, options.ranks / 2, options.ranks - 1}) {
+      TestMissingPeer(group, options, false, missing);
+    }
+  });
+}
+
+// A rank stalls for longer than its peers wait, wherever it may: each of their results is whole or
+// safe, and who misses a rank names another one.
+void TestARankStalls() {
+  ForEachTopology([](Group* group, const Options& options) {
+    Random random(options.seed);
+    int safe = 0;
+    for (int round = 0; round < 6; ++round) {
+      group->ResetArenas(0x11);
+      group->progress_deadline_ns = uint64_t{1'000'000} << round;
+      group->entry_deadline_ns = round % 2 == 0 ? 20'000'000'000 : group->progress_deadline_ns;
+      group->NewGeneration();
+      const int stalled = Uniform(random, 0, options.ranks - 1);
+      const uint64_t delay = 200'000'000;
+      group->Refill(stalled, &group->ranks[stalled].control->max_delay_ns,
+                    std::vector<uint64_t>{delay});
+      Sequence calls(group, &random);
+      Shape shape = ShapeOf(options, 20);
+      const auto dispatched = calls.AddDispatch(shape);
+      calls.AddCombine(dispatched, shape);
+      calls.AddRedispatch(dispatched, shape);
+      calls.Fill();
+      calls.LaunchAll();
+      group->Synchronize();
+      for (int r = 0; r < options.ranks; ++r) {
+        const int status = group->Download<int32_t>(r, dispatched->calls[r].plan.status, 1)[0];
+        if (status == 0) {
+          CheckDispatch(group, *dispatched, r);
+        } else {
+          ExpectSafe(group, *dispatched, r, 1);
+        }
+        const bool is_combined = calls.combined[0](r), is_sent = calls.is_whole_of[0](r);
+        safe += (status != 0) + !is_combined + !is_sent;
+        const jax_ep::AbortRecord& record = *group->ranks[r].record;
+        if (record.posted) ExpectReport(*group, r, record.peer, jax_ep::Outcome::kTimeout);
+        if (record.posted && record.peer == r) Fail("a rank waited for itself");
+      }
+    }
+    if (safe == 0) Fail("no wait timed out");
+    group->entry_deadline_ns = group->progress_deadline_ns = 20'000'000'000;
+    group->NewGeneration();
+    RunCalls(group, options, ShapeOf(options, 5), RandomIds);
+  });
+}
+
+}  // namespace
+}  // namespace harness
+
+int main(int argc, char** argv) {
+  using namespace harness;
+  RegisterKernels();
+  for (int i = 1; i + 1 < argc; ++i) {
+    const std::string_view name = argv[i];
+    if (name == "--seed") seed = std::strtoull(argv[i + 1], nullptr, 10);
+    if (name == "--topology" && i + 2 < argc) {
+      topologies = {{std::atoi(argv[i + 1]), std::atoi(argv[i + 2])}};
+    }
+  }
+  emulation::settings.seed = seed;
+  return jax_ep::testing::RunCases({{"hot domain", TestHotDomain},
+                                    {"other domains", TestOtherDomains},
+                                    {"empty domain", TestEmptyDomain},
+                                    {"drops", TestDrops},
+                                    {"few tokens", TestFewTokens},
+                                    {"many wraps", TestManyWraps},
+                                    {"a rank stops", TestARankStops},
+                                    {"a rank stalls", TestARankStalls}},
+                                   argc, argv);
+}
