@@ -69,6 +69,9 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/transfer/dispatch.cc
     ffi/kernels/transfer/dispatch.cu
     ffi/kernels/transfer/load.cc
+    ffi/kernels/transfer/hierarchical/combine.cu
+    ffi/kernels/transfer/hierarchical/dispatch.cu
+    ffi/kernels/transfer/hierarchical/redispatch.cu
     ffi/kernels/transfer/low_latency/combine.cu
     ffi/kernels/transfer/low_latency/dispatch.cu
     ffi/kernels/transfer/low_latency/redispatch.cu

@@ -100,9 +100,9 @@ inline constexpr int kMaxRailSlots = 512;
 
 // Work counters of a running call over several domains. All are zero between kernels.
 struct HierarchicalProgress {
-  uint32_t next_metadata[2 * kMaxRanks];  // the next item of each stream (streams.cuh)
-  uint32_t next_sent[2 * kMaxRanks];
-  uint32_t next_received[2 * kMaxRanks];
+  uint64_t metadata_claims[2 * kMaxRanks];  // by stream (StreamClaims)
+  uint64_t send_claims[3 * kMaxRanks];
+  uint64_t receive_claims[kMaxRanks];
   uint32_t metadata_spread[kMaxRanks];  // messages of metadata, by rail
   uint32_t slot_reads[kMaxRailSlots];   // of a message that is read twice: to forward and to expand
 };

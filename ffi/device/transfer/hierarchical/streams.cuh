@@ -16,44 +16,76 @@ struct StreamItem {
   Outcome outcome;
 };
 
-// Called by a role. Takes the next item that is ready, or waits for one. The first warp polls the
-// streams; stream i is lane i % 32's. `next` has the index of the next item of each stream.
+// The claims of a stream's items: those of a window of 32 items, one per bit, and its first item in
+// the high bits. A claim is one atomic operation, whoever else claims at the same time: with a
+// counter of items, which only one of them advances, blocks would take turns of a microsecond.
+class StreamClaims {
+ public:
+  // Called by one warp; all lanes find the same.
+  __device__ StreamClaims(uint64_t* words, int stream)
+      : word_(&words[stream]),
+        seen_(__shfl_sync(0xffffffffu, LoadAcquireDevice(word_), 0)) {}
+
+  // The claims as they were found.
+  __device__ uint64_t seen() const { return seen_; }
+  __device__ int first() const { return static_cast<int>(seen_ >> 32); }
+  __device__ bool IsFree(int bit) const { return (seen_ >> bit & 1) == 0; }
+
+  // Called by one thread. Claims item first() + bit of `num_items`, and returns it, or -1 if
+  // another block was faster. It may also be a later one, if the window has moved on meanwhile.
+  __device__ int Claim(int bit, int num_items) const {
+    const uint64_t before = OrRelaxedDevice(word_, uint64_t{1} << bit, true);
+    if (before >> bit & 1) return -1;
+    const int first = static_cast<int>(before >> 32);
+    const int left = num_items - first;
+    const uint32_t all = left >= 32 ? 0xffffffffu : (1u << max(left, 0)) - 1;
+    const auto claimed = static_cast<uint32_t>(before | uint64_t{1} << bit);
+    if (left > 0 && (claimed & all) == all) {
+      StoreReleaseDevice(word_, static_cast<uint64_t>(first + 32) << 32);
+    }
+    return bit < left ? first + bit : -1;
+  }
+
+ private:
+  uint64_t* const word_;
+  const uint64_t seen_;
+};
+
+// Returns the index of the n-th bit that is set.
+__device__ inline int NthBit(uint32_t bits, int n) {
+  for (; n > 0; --n) bits &= bits - 1;
+  return __ffs(bits) - 1;
+}
+
+// Called by a role. Takes an item that is ready, or waits for one. The first warp polls one stream
+// after another, lane i item i of the stream's window.
 //
 // `Streams` has count(), the number of streams; NumItems(stream); IsReady(stream, item), an acquire
 // of all that the item needs; Peer(stream, item), for which rank a wait for it waits; and
 // HasEntered(), whether all ranks have entered the call, which the deadline depends on.
 template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
-                                      const Streams& streams, uint32_t* next, uint64_t sequence,
+                                      const Streams& streams, uint64_t* claims, uint64_t sequence,
                                       StreamItem* scratch) {
   role.Sync();  // the previous item has been read
   if (role.Warp() == 0) {
     Deadline entry(call, WaitPoint::kEntry, sequence);
     Deadline progress(call, WaitPoint::kChunk, sequence);
     const int count = streams.count();
-    uint32_t seen = 0;
     StreamItem item = {-1, 0, Outcome::kArrived};
+    int stream = count == 0 ? 0 : role.block % count;  // blocks begin with different streams
+    int claimed = -1;  // an item of the stream that was claimed before it was found ready
+    int num_polled = 0, num_left = 0;
+    uint64_t sum = 0, last_sum = 0;
+    uint32_t missing = kMaxRanks;
     InjectDelay(call, sequence, 1);
-    while (true) {
-      uint32_t total = 0, missing = kMaxRanks;
-      int ready = -1;
-      uint32_t index = 0;
-      bool is_left = false;
-#pragma unroll 1
-      for (int stream = LaneIndex(); stream < count; stream += 32) {
-        const uint32_t first = LoadAcquireDevice(&next[stream]);
-        total += first;
-        if (first >= static_cast<uint32_t>(streams.NumItems(stream))) continue;
-        is_left = true;
-        if (ready >= 0) continue;
-        if (streams.IsReady(stream, static_cast<int>(first))) {
-          ready = stream;
-          index = first;
-        } else {
-          const int peer = streams.Peer(stream, static_cast<int>(first));
-          missing = min(missing, static_cast<uint32_t>(peer));
-        }
-      }
+    while (count > 0) {
+      const StreamClaims found(claims, stream);
+      const int num_items = streams.NumItems(stream);
+      const bool is_left = claimed >= 0 || found.first() < num_items;
+      const int index = claimed >= 0 ? claimed : found.first() + LaneIndex();
+      const bool is_free = claimed >= 0 || (found.IsFree(LaneIndex()) && index < num_items);
+      const bool is_ready = is_free && streams.IsReady(stream, index);
       // The abort word overrides the flags, so it is loaded after them. It is forwarded before
       // anyone on this rank can see it, as in WaitForFlags.
       const uint32_t aborted =
@@ -63,32 +95,47 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
         item.outcome = static_cast<Outcome>(aborted);
         break;
       }
-      if (!__any_sync(kFullWarp, is_left)) break;
-      const uint32_t lanes = __ballot_sync(kFullWarp, ready >= 0);
-      if (lanes != 0) {
-        // Blocks begin with different lanes, so that they take items of different streams.
-        const int shift = role.block % 32;
-        const uint32_t rotated = lanes >> shift | (shift == 0 ? 0 : lanes << (32 - shift));
-        const int chosen = (__ffs(rotated) - 1 + shift) % 32;
-        bool is_mine = false;
-        if (LaneIndex() == chosen) {
-          is_mine = atomicCAS(&next[ready], index, index + 1) == index;
+      const uint32_t ready = __ballot_sync(kFullWarp, is_ready);
+      if (ready != 0 && claimed < 0) {
+        // Blocks take different items, so that they do not get in each other's way.
+        const int bit = NthBit(ready, role.block % __popc(ready));
+        int taken = -1;
+        if (LaneIndex() == bit) taken = found.Claim(bit, num_items);
+        taken = __shfl_sync(kFullWarp, taken, bit);
+        if (taken == found.first() + bit) {
+          item.stream = stream;
+          item.index = taken;
+          break;
         }
-        if (!__any_sync(kFullWarp, is_mine)) continue;
-        item.stream = __shfl_sync(kFullWarp, ready, chosen);
-        item.index = static_cast<int>(__shfl_sync(kFullWarp, index, chosen));
+        claimed = taken;
+        continue;
+      }
+      if (ready != 0) {
+        item.stream = stream;
+        item.index = claimed;
         break;
       }
+      if (is_left) {
+        ++num_left;
+        const int peer = is_free ? streams.Peer(stream, index) : kMaxRanks;
+        missing = min(missing, static_cast<uint32_t>(peer));
+      }
+      sum += found.seen();
+      if (claimed < 0) stream = stream + 1 == count ? 0 : stream + 1;
+      if (++num_polled < count && claimed < 0) continue;
+      if (num_left == 0) break;  // all items have been claimed
       // What other blocks take is progress, too.
-      const uint32_t sum = __reduce_add_sync(kFullWarp, total);
-      if (sum != seen) {
+      if (sum != last_sum) {
         entry.Restart();
         progress.Restart();
-        seen = sum;
       }
-      missing = __reduce_min_sync(kFullWarp, missing);
+      last_sum = sum;
+      missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
       item.outcome = (streams.HasEntered() ? progress : entry).Check(missing);
       if (item.outcome != Outcome::kArrived) break;
+      num_polled = num_left = 0;
+      sum = 0;
+      missing = kMaxRanks;
       __nanosleep(100);
     }
     if (item.outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, item.outcome);
@@ -103,10 +150,10 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
 // Called by a role. Runs items by streams.Run(item) until there are none left, or a wait fails.
 template <typename Streams>
 __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& role,
-                                     Streams& streams, uint32_t* next, uint64_t sequence,
+                                     Streams& streams, uint64_t* claims, uint64_t sequence,
                                      StreamItem* scratch) {
   while (true) {
-    const StreamItem item = NextItem(call, role, streams, next, sequence, scratch);
+    const StreamItem item = NextItem(call, role, streams, claims, sequence, scratch);
     if (item.outcome != Outcome::kArrived || item.stream < 0) return item.outcome;
     streams.Run(item.stream, item.index);
   }
