@@ -98,6 +98,10 @@ struct Progress {
 // (transfer/hierarchical/layout.h).
 inline constexpr int kMaxRailSlots = 512;
 
+// The slots of a ring inside a domain, and the numbers of chunks by ring and slot.
+inline constexpr int kMaxDomainSlots = 64;
+using DomainFlags = uint64_t[kMaxRanks][kMaxDomainSlots];
+
 // Work counters of a running call over several domains. All are zero between kernels.
 struct HierarchicalProgress {
   uint64_t metadata_claims[2 * kMaxRanks];  // by stream (StreamClaims)
@@ -133,8 +137,8 @@ struct Inbox {
 
   // Calls over several domains. Inside the domain: ChunkNumbers by ring and slot. Of rails: numbers
   // of messages, which go on over the calls of a generation.
-  alignas(128) ChunkFlags domain_chunks;
-  alignas(128) ChunkFlags domain_credits;
+  alignas(128) DomainFlags domain_chunks;
+  alignas(128) DomainFlags domain_credits;
   alignas(128) uint64_t rail_messages[kMaxRailSlots];  // that have arrived
   alignas(128) uint64_t rail_credits[kMaxRailSlots];   // for messages of this rank
 };

@@ -104,7 +104,7 @@ enum class DomainFlag { kChunk, kCredit };
 __device__ inline void StoreDomainFlag(const ControlBlock* control, int peer, DomainFlag flag,
                                        int ring, int slot, uint64_t number) {
   Inbox* const inbox = control->peers[peer].inbox;
-  ChunkFlags& flags = flag == DomainFlag::kChunk ? inbox->domain_chunks : inbox->domain_credits;
+  DomainFlags& flags = flag == DomainFlag::kChunk ? inbox->domain_chunks : inbox->domain_credits;
   StoreReleaseSystem(&flags[ring][slot], number);
 }
 

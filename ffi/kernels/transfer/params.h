@@ -29,7 +29,7 @@ inline constexpr int kLowLatencyCombineSharedBytes =
     kMaxLowLatencyAssignments * int{sizeof(int32_t)};
 
 // Blocks whose send warps send in calls over several domains: enough to keep the links busy.
-inline constexpr int kSendBlocks = 24;
+inline constexpr int kSendBlocks = 48;
 
 // A tile has a multiple of this many assignments.
 inline constexpr int kTileAssignments = 1024;

@@ -38,8 +38,10 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   CopyPipeline expand = {.num_warps = kDispatchWarps};
   CopyPipeline send = {.num_warps = send_warps};
   if (support.has_bulk_copies) {
+    const auto send_bytes = static_cast<int32_t>(bytes / (call.shape.has_domains() ? 2 : 4));
     send = PlanSendPipeline(params.wire_vectors, std::min(params.num_ranks, 64), send_warps,
-                            static_cast<int32_t>(bytes / 4));
+                            send_bytes);
+    if (call.shape.has_domains()) send = DeepenPipeline(send, send_bytes);
     expand =
         PlanCopyPipeline(params.wire_vectors, params.top_k, kDispatchWarps,
                          static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send),

@@ -49,6 +49,17 @@ constexpr CopyPipeline ShrinkStages(CopyPipeline pipeline, int32_t min_vectors,
   return pipeline;
 }
 
+// Adds stages while they fit.
+constexpr CopyPipeline DeepenPipeline(CopyPipeline pipeline, int32_t shared_bytes) {
+  while (pipeline.num_stages < kMaxCopyStages) {
+    CopyPipeline deeper = pipeline;
+    ++deeper.num_stages;
+    if (deeper.num_warps * CopyPipelineBytes(deeper) > shared_bytes) break;
+    pipeline = deeper;
+  }
+  return pipeline;
+}
+
 // Plans for throughput: a stage is a whole row, or an equal share of a long row. Then as many warps
 // as fit, then as many stages.
 constexpr CopyPipeline PlanCopyPipeline(int64_t row_vectors, int32_t max_destinations,
@@ -66,13 +77,7 @@ constexpr CopyPipeline PlanCopyPipeline(int64_t row_vectors, int32_t max_destina
          (pipeline.num_warps + 1) * CopyPipelineBytes(pipeline) <= shared_bytes) {
     ++pipeline.num_warps;
   }
-  while (pipeline.num_stages < kMaxCopyStages) {
-    CopyPipeline deeper = pipeline;
-    ++deeper.num_stages;
-    if (deeper.num_warps * CopyPipelineBytes(deeper) > shared_bytes) break;
-    pipeline = deeper;
-  }
-  return pipeline;
+  return DeepenPipeline(pipeline, shared_bytes);
 }
 
 // Plans for `num_warps` warps, or fewer if they do not fit, that have one row in flight each. A

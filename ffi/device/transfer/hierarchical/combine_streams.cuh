@@ -8,8 +8,8 @@
 //              token home
 //   reduce     the tokens' rank adds the sums of the domains in order, its own included
 //
-// With domains of one rank a partial sum is its domain's sum: push packs it, and nothing is left to
-// send.
+// With domains of one rank a partial sum is its domain's sum: push packs it, reduce makes this
+// rank's own, and nothing is left to send.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 
@@ -47,7 +47,10 @@ class CombineStreams {
   __device__ bool has_found_poison() const { return has_found_poison_; }
 
   // Streams that empty slots come first.
-  __device__ int count() const { return 2 * rails_ + 1 + NumSends() + call_.num_ranks; }
+  __device__ int count() const {
+    const int num_pushes = HasPushes() ? call_.num_ranks : rails_;
+    return 2 * rails_ + 1 + NumSends() + num_pushes;
+  }
   __device__ int NumItems(int stream) const {
     const Kind kind = KindOf(&stream);
     return kind == kTell || kind == kHear ? 1 : layout_.num_chunks;
@@ -60,7 +63,7 @@ class CombineStreams {
       case kHear:
         return RailOf(stream).HasArrived(0);
       case kReduce:
-        return MissingPush(here_, chunk) < 0 && MissingMessage(chunk) < 0;
+        return MissingMessage(chunk) < 0 && MissingPush(here_, chunk) < 0;
       case kSend: {
         const Rail rail = RailOf(stream);
         return rail.MayPack(Message(chunk)) && MissingPush(rail.domain(), chunk) < 0;
@@ -90,6 +93,7 @@ class CombineStreams {
     return !__any_sync(kFullWarp, !has_all);
   }
 
+  __device__ void Complete() {}
   __device__ void Run(int stream, int chunk) {
     switch (KindOf(&stream)) {
       case kTell:
@@ -108,7 +112,9 @@ class CombineStreams {
  private:
   enum Kind { kTell, kHear, kReduce, kSend, kPush };
 
-  __device__ int NumSends() const { return domains_.size > 1 ? rails_ : 0; }
+  // Whether partial sums go to ranks of this domain, this one included.
+  __device__ bool HasPushes() const { return domains_.size > 1; }
+  __device__ int NumSends() const { return HasPushes() ? rails_ : 0; }
   // Returns what a stream is of, and makes it an index among these.
   __device__ Kind KindOf(int* stream) const {
     if (*stream < rails_) return kTell;
@@ -132,7 +138,7 @@ class CombineStreams {
   // Returns the rank of this domain that adds partial sums of a source's tokens.
   __device__ int Holder(int source) const { return domains_.Rank(here_, domains_.Index(source)); }
   // Whether partial sums of a source's tokens go into a message right away.
-  __device__ bool IsPacked(int source) const { return domains_.size == 1 && source != rank_; }
+  __device__ bool IsPacked(int /*source*/) const { return !HasPushes(); }
 
   // Partial sums are in rings by the tokens' domain. Flags are by this domain and the rank that
   // stores, and credits by the one that holds the ring.
@@ -146,7 +152,7 @@ class CombineStreams {
   __device__ int MissingPush(int domain, int chunk) const {
     const DomainSlot slot = Slot(chunk);
 #pragma unroll 1
-    for (int i = 0; i < domains_.size; ++i) {
+    for (int i = 0; HasPushes() && i < domains_.size; ++i) {
       if (!HasChunk(call_, domains_.Rank(domain, i), slot)) return domains_.Rank(here_, i);
     }
     return -1;
@@ -246,7 +252,7 @@ class CombineStreams {
       SendPartialSum(combine, found, {place, 0, call_.wire_vectors}, rows, scalars, sum_);
     });
     role_.Sync();
-    InjectDelay(call_, sequence_, 4);
+    if (role_.Warp() == 0) InjectDelayOfItem(call_, sequence_, 4, chunk);
     if (role_.Thread() != 0) return;
     if (is_packed) {
       rail.Put(Message(chunk));
@@ -292,7 +298,7 @@ class CombineStreams {
            rows + int64_t{row} * call_.wire_vectors);
     });
     role_.Sync();
-    InjectDelay(call_, sequence_, 4);
+    if (role_.Warp() == 0) InjectDelayOfItem(call_, sequence_, 4, chunk);
     if (role_.Thread() == 0) rail.Put(Message(chunk));
     ReturnCredits(domain, chunk);
   }
@@ -312,14 +318,36 @@ class CombineStreams {
   __device__ void Reduce(int chunk) const {
     ForEachToken(chunk, [&](int index, int token) { ReduceToken(chunk, index, token); });
     role_.Sync();
-    InjectDelay(call_, sequence_, 6);
+    if (role_.Warp() == 0) InjectDelayOfItem(call_, sequence_, 6, chunk);
     if (role_.Warp() == 0) {
 #pragma unroll 1
       for (int rail = LaneIndex(); rail < rails_; rail += 32) {
         RailOf(rail).ReturnCredit(Message(chunk));
       }
     }
-    ReturnCredits(here_, chunk);
+    if (HasPushes()) ReturnCredits(here_, chunk);
+  }
+
+  // Called by one warp. Makes the sum of this domain, which takes the place of a term that each
+  // lane has read then, or of the result. Returns its address, null if there is none.
+  __device__ const uint4* OwnSum(int64_t slot_token, int token, int num_sums) const {
+    const CombineParams& combine = params_.combine;
+    if (num_sums == 0) return nullptr;
+    if (!HasPushes()) {
+      SendPartialSum(combine, FindRows(call_, combine.plan, end_, rank_, token),
+                     {token, 0, call_.wire_vectors},
+                     PeerPointer<uint4>(static_cast<uint4*>(combine.out)),
+                     PeerPointer<float>(combine.assignment_scalars), sum_);
+      FenceBlock();  // each lane reads again what it has stored
+      return static_cast<const uint4*>(combine.out) + int64_t{token} * call_.result_vectors;
+    }
+    const SumTerms<2> terms = PartialSums(slot_token, num_sums);
+    auto* const first = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, terms.rows[0], 0));
+    if (num_sums > 1) {
+      sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(first));
+      FenceBlock();  // likewise
+    }
+    return first;
   }
 
   // Called by one warp.
@@ -327,56 +355,44 @@ class CombineStreams {
     const CombineParams& combine = params_.combine;
     const int64_t slot_token = SlotTokens(here_, chunk) + index;
     const int num_sums = NumPartialSums(here_, token);
-    SumTerms<2> own = PartialSums(slot_token, num_sums);
-    // This domain's sum takes the place of its first partial sum, which each lane has read then.
-    const PeerPointer<uint4> own_sum(
-        reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, own.rows[0], 0)));
-    if (num_sums > 1) {
-      sum_(own, 0, call_.wire_vectors, own_sum);
-      FenceBlock();  // each lane reads again what it has stored
+    const uint4* const own = OwnSum(slot_token, token, num_sums);
+    SumTerms<2> terms;
+    terms.assignments = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int domain = LaneIndex() + 32 * i;
+      const uint4* const row = domain == here_ ? own : AddendOf(domain, chunk, index).row;
+      terms.rows[i] = reinterpret_cast<uint64_t>(row);
+      terms.weights[i] = 1;
+      terms.assignments |= uint64_t{__ballot_sync(kFullWarp, row != nullptr)} << (32 * i);
     }
     uint4* const to = static_cast<uint4*>(combine.out) + int64_t{token} * call_.result_vectors;
-    if (domains_.count <= 64) {
-      SumTerms<2> terms;
-      terms.assignments = 0;
-      for (int i = 0; i < 2; ++i) {
-        const int domain = LaneIndex() + 32 * i;
-        const Addend addend = AddendOf(domain, chunk, index, num_sums, slot_token);
-        terms.rows[i] = reinterpret_cast<uint64_t>(addend.row);
-        terms.weights[i] = 1;
-        terms.assignments |= uint64_t{__ballot_sync(kFullWarp, addend.row != nullptr)} << (32 * i);
-      }
-      sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(to));
-    }
+    sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(to));
     if (!combine.has_scalars) return;
 #pragma unroll 1
     for (int k = LaneIndex(); k < call_.top_k; k += 32) {
       const int assignment = token * call_.top_k + k;
       const int32_t destination = combine.plan.destination[assignment];
-      float scalar = 0;
-      if (0 <= destination && destination < call_.num_ranks) {
-        const int domain = domains_.Domain(destination);
-        const Addend addend = AddendOf(domain, chunk, index, num_sums, slot_token);
-        if (addend.scalars != nullptr) scalar = LoadGlobalNoAllocate(&addend.scalars[k]);
+      const bool is_kept = 0 <= destination && destination < call_.num_ranks;
+      const int domain = is_kept ? domains_.Domain(destination) : -1;
+      const float* scalars = nullptr;
+      if (domain == here_) {
+        if (!HasPushes()) continue;  // OwnSum has stored it
+        scalars = call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k;
+      } else if (is_kept) {
+        scalars = AddendOf(domain, chunk, index).scalars;
       }
+      const float scalar = scalars == nullptr ? 0 : LoadGlobalNoAllocate(&scalars[k]);
       combine.assignment_scalars[assignment] = scalar;
     }
   }
 
-  // A domain's sum of a token, and its scalars; null if it has none.
+  // Another domain's sum of a token, and its scalars; null if it has none.
   struct Addend {
     const uint4* row = nullptr;
     const float* scalars = nullptr;
   };
-  __device__ Addend AddendOf(int domain, int chunk, int index, int num_own_sums,
-                             int64_t slot_token) const {
+  __device__ Addend AddendOf(int domain, int chunk, int index) const {
     if (domain >= domains_.count) return {};
-    if (domain == here_) {
-      if (num_own_sums == 0) return {};
-      return {call_.LocalBuffer<const uint4>(kReceivedRows) +
-                  slot_token * call_.num_partial_sums * call_.wire_vectors,
-              call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k};
-    }
     const Rail rail = RailOf(domains_.Rail(here_, domain));
     const uint64_t tokens = LoadRelaxedSystem(&rail.Header(Message(chunk)).tokens);
     if (!(tokens >> index & 1)) return {};

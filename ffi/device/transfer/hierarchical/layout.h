@@ -11,7 +11,7 @@ namespace jax_ep {
 // A message is a put of up to this many bytes. Networks reach their rate from some 100 KB on.
 inline constexpr int64_t kRailSlotBytes = int64_t{256} << 10;
 inline constexpr int64_t kMaxRailBytes = int64_t{128} << 20;  // all receive rings of a rank's rails
-inline constexpr int32_t kMaxSlotsPerRail = 64;
+inline constexpr int32_t kMaxSlotsPerRail = 256;              // 64 MB: 80 us of NVLink and some
 static_assert(kMaxRailSlots * kRailSlotBytes >= kMaxRailBytes);
 
 // A warp adds the sums of all domains, two per lane.
@@ -19,7 +19,6 @@ inline constexpr int32_t kMaxDomains = 64;
 
 // A mask of 64 bits says which tokens of a chunk are in a message.
 inline constexpr int32_t kMaxChunkTokens = 64;
-inline constexpr int32_t kMaxDomainSlots = kMaxChunks;
 // Laps of a ring inside a domain, see ChunkNumber.
 inline constexpr int32_t kMaxLaps = 255;
 
@@ -82,14 +81,17 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
                                                  int64_t num_ranks, int64_t domain_size,
                                                  int64_t rail_slots = 0,
                                                  int64_t max_domain_slots = 0) {
-  constexpr int64_t kWantedChunks = 128;  // so that ranks receive while they send
+  // Chunks are so short that ranks receive while they send, and a warp of combine has about one
+  // token of each; but a put has 100 KB and more.
+  constexpr int64_t kWantedChunks = 384;
+  constexpr int64_t kMinTokens = 8;
   constexpr int64_t kMaxDomainBytes = int64_t{128} << 20;
   HierarchicalLayout layout = {};
   layout.domains = Domains(static_cast<int32_t>(num_ranks), static_cast<int32_t>(domain_size));
   layout.rail_slots =
       rail_slots > 0 ? static_cast<int32_t>(rail_slots) : RailSlots(layout.domains.count);
   const int64_t fitting = (kRailSlotBytes - 2 * kHeaderBytes) / (row_bytes + top_k * 4);
-  const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), 1);
+  const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), kMinTokens);
   const int64_t tokens = Min(Min(fitting, wanted), kMaxChunkTokens);
   if (tokens == 0) return layout;
   const int64_t chunks = CeilDivide(num_tokens, tokens);
@@ -103,7 +105,13 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   layout.domain_slots = static_cast<int32_t>(slots);
   // Counts are 8 bytes per pair of experts; an assignment has a route of 8 bytes and a weight.
   const int64_t count_bytes = (num_experts + 2) / 2 * 8;
-  const int64_t per_message = (kRailSlotBytes - kHeaderBytes - count_bytes) / 12 / 32 * 32;
+  // Few messages, but several, so that as many blocks pack and spread them.
+  constexpr int64_t kWantedMessages = 8;
+  constexpr int64_t kMinAssignments = 4096;
+  const int64_t fits = (kRailSlotBytes - kHeaderBytes - count_bytes) / 12 / 32 * 32;
+  const int64_t per_message = Min(
+      Max(CeilDivide(CeilDivide(num_tokens * top_k, kWantedMessages), 32) * 32, kMinAssignments),
+      fits);
   layout.metadata_assignments = static_cast<int32_t>(per_message);
   layout.num_metadata = static_cast<int32_t>(Max(CeilDivide(num_tokens * top_k, per_message), 1));
   return layout;

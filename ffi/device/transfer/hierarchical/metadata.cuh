@@ -65,6 +65,7 @@ class MetadataStreams {
   __device__ int Peer(int stream, int /*message*/) const { return RailOf(stream).partner(); }
   __device__ bool HasEntered() const { return HasAllMetadata(call_, layout_); }
 
+  __device__ void Complete() {}
   __device__ void Run(int stream, int message) {
     const Rail rail = RailOf(stream);
     if (IsSent(stream)) {
@@ -94,6 +95,26 @@ class MetadataStreams {
            (eager_ == nullptr ? 0 : layout_.metadata_assignments * int64_t{sizeof(Route)});
   }
 
+  // Called by a role. Loads several values per thread before it stores them, to hide latency.
+  template <typename Load, typename Store>
+  __device__ void Copy(int count, Load load, Store store) const {
+    constexpr int kPerThread = 8;
+#pragma unroll 1
+    for (int base = role_.Thread(); base < count; base += kPerThread * role_.num_threads) {
+      decltype(load(0)) values[kPerThread];
+#pragma unroll
+      for (int j = 0; j < kPerThread; ++j) {
+        const int i = base + j * role_.num_threads;
+        if (i < count) values[j] = load(i);
+      }
+#pragma unroll
+      for (int j = 0; j < kPerThread; ++j) {
+        const int i = base + j * role_.num_threads;
+        if (i < count) store(i, values[j]);
+      }
+    }
+  }
+
   __device__ void Send(const Rail& rail, int message) const {
     const PeerPointer<uint8_t> to = rail.Packed(message);
     const int rank = call_.control->rank;
@@ -111,13 +132,15 @@ class MetadataStreams {
       const auto* const routes =
           call_.LocalBuffer<const Route>(kRoutes) + int64_t{rank} * call_.num_assignments() + first;
       const PeerPointer<Route> sent = (to + RoutesOffset(message)).As<Route>();
-      for (int i = role_.Thread(); i < count; i += role_.num_threads) {
-        StoreToPeer(sent + i, routes[i]);
-      }
+      Copy(
+          count, [&](int i) { return routes[i]; },
+          [&](int i, const Route& route) { StoreToPeer(sent + i, route); });
     }
-    const PeerPointer<float> sent = (to + WeightsOffset(message)).As<float>();
-    for (int i = role_.Thread(); weights_ != nullptr && i < count; i += role_.num_threads) {
-      StoreToPeer(sent + i, weights_[first + i]);
+    if (weights_ != nullptr) {
+      const PeerPointer<float> sent = (to + WeightsOffset(message)).As<float>();
+      Copy(
+          count, [&](int i) { return weights_[first + i]; },
+          [&](int i, float weight) { StoreToPeer(sent + i, weight); });
     }
     role_.Sync();
     if (role_.Thread() == 0) rail.Put(message);
@@ -153,15 +176,16 @@ class MetadataStreams {
         }
         const PeerPointer<int2> stored =
             (PeerBuffer<Route>(call_, to, kRoutes) + first_assignment).As<int2>();
-        for (int i = role_.Thread(); i < count; i += role_.num_threads) {
-          StoreToPeer(stored + i, LoadGlobalNoAllocate(&routes[i]));
-        }
+        Copy(
+            count, [&](int i) { return LoadGlobalNoAllocate(&routes[i]); },
+            [&](int i, int2 route) { StoreToPeer(stored + i, route); });
       }
+      if (weights_ == nullptr) continue;
       const PeerPointer<float> stored =
           PeerBuffer<float>(call_, to, kReceivedWeights) + first_assignment;
-      for (int i = role_.Thread(); weights_ != nullptr && i < count; i += role_.num_threads) {
-        StoreToPeer(stored + i, LoadGlobalNoAllocate(&weights[i]));
-      }
+      Copy(
+          count, [&](int i) { return LoadGlobalNoAllocate(&weights[i]); },
+          [&](int i, float weight) { StoreToPeer(stored + i, weight); });
     }
     const int index = domains.Rail(domains.Domain(rank), rail.domain());
     FinishItem(&call_.control->hierarchical.metadata_spread[index], true, role_);

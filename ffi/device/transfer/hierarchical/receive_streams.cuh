@@ -74,21 +74,38 @@ class ReceiveStreams {
         }
         Expand(source, first + index, from, found);
       }
-      copies_.Finish();
+      copies_.StoreAll();
     }
-    if (is_own) return;
+    last_stream_ = stream;
+    last_chunk_ = chunk;
+  }
+
+  // Ends the last item: returns the credit of its slot, which has been read.
+  __device__ void Complete() {
+    if (last_stream_ < 0) return;
+    const int source = Source(last_stream_);
+    const int chunk = last_chunk_;
+    last_stream_ = -1;
+    if (source == rank_) return;
     role_.Sync();
-    InjectDelay(call, sequence_, 6);
+    if (role_.Warp() == 0) InjectDelayOfItem(params_.call, sequence_, 6, chunk);
     if (role_.Thread() != 0) return;
-    if (is_partner) {
-      FinishRead(call, layout_, rail, message);
+    if (IsPartner(source)) {
+      const Rail rail(params_.call, layout_, RailIndex(source));
+      FinishRead(params_.call, layout_, rail, layout_.num_metadata + chunk);
     } else {
       // SIGNAL_CREDIT
       const Domains& domains = layout_.domains;
+      const DomainSlot slot(layout_, sequence_, chunk);
       const int ring = domains.Rank(domains.Domain(source), domains.Index(rank_));
-      StoreDomainFlag(call.control, Sender(source), DomainFlag::kCredit, ring, slot.slot,
+      StoreDomainFlag(params_.call.control, Sender(source), DomainFlag::kCredit, ring, slot.slot,
                       slot.number);
     }
+  }
+
+  // Waits until all rows are stored.
+  __device__ void Finish() {
+    if (HasPipeline()) copies_.Finish();
   }
 
  private:
@@ -133,6 +150,8 @@ class ReceiveStreams {
   const uint64_t sequence_;
   const int rank_;
   RowCopies copies_;
+  int last_stream_ = -1;  // of an item that is not complete
+  int last_chunk_ = 0;
 };
 
 }  // namespace jax_ep

@@ -100,6 +100,29 @@ class SendStreams {
     } else {
       SendToDomain(chunk);
     }
+    copies_.StoreAll();
+    last_stream_ = stream;
+    last_chunk_ = chunk;
+  }
+
+  // Ends the last item: signals when its stores are complete.
+  __device__ void Complete() {
+    const int stream = last_stream_;
+    if (stream < 0) return;
+    last_stream_ = -1;
+    copies_.Finish();
+    role_.Sync();
+    const int message = layout_.num_metadata + last_chunk_;
+    if (role_.Warp() == 0) InjectDelayOfItem(params_.call, sequence_, 4, last_chunk_);
+    if (IsRail(stream)) {
+      if (role_.Thread() == 0) RailOf(stream).Put(message);
+    } else if (IsForward(stream)) {
+      const Rail rail = RailOf(stream);
+      SignalChunk(rail.partner(), last_chunk_);
+      if (role_.Thread() == 0) FinishRead(params_.call, layout_, rail, message);
+    } else {
+      SignalChunk(rank_, last_chunk_);
+    }
   }
 
  private:
@@ -165,10 +188,6 @@ class SendStreams {
       const PeerPointer<uint4> mine[2] = {LaneIndex() == 0 ? to[0] : to[1], to[1]};
       copies_.Add(OperandRow(params_, chunk * layout_.chunk_tokens + index), 1, mine, {});
     }
-    copies_.Finish();
-    role_.Sync();
-    InjectDelay(call, sequence_, 4);
-    if (role_.Thread() == 0) rail.Put(message);
   }
 
   // Sends a token of a source to the ranks in the lanes, once to each.
@@ -219,7 +238,6 @@ class SendStreams {
         SendToRanks(OperandRow(params_, token), rank_, slot.slot, index, ranks);
       }
     }
-    FinishChunk(rank_, slot);
   }
 
   __device__ void Forward(const Rail& rail, int chunk) {
@@ -241,8 +259,6 @@ class SendStreams {
         SendToRanks({rows + row * call.wire_vectors}, rail.partner(), slot.slot, index, ranks);
       }
     }
-    FinishChunk(rail.partner(), slot);
-    if (role_.Thread() == 0) FinishRead(call, layout_, rail, message);
   }
 
   // Returns `to` if it is another rank of this domain, otherwise -1.
@@ -252,13 +268,11 @@ class SendStreams {
     return is_neighbor ? to : -1;
   }
 
-  // Signals a chunk of a source to the other ranks of the domain.
-  __device__ void FinishChunk(int source, const DomainSlot& slot) {
-    const CallParams& call = params_.call;
-    copies_.Finish();
-    role_.Sync();
+  // Called by the role. Signals a chunk of a source to the other ranks of the domain.
+  __device__ void SignalChunk(int source, int chunk) const {
     if (role_.Warp() != 0) return;
-    InjectDelay(call, sequence_, 4);
+    const CallParams& call = params_.call;
+    const DomainSlot slot(layout_, sequence_, chunk);
     ForEachNeighbor(call, layout_.domains, [&](int peer) {  // SIGNAL_CHUNK
       StoreDomainFlag(call.control, peer, DomainFlag::kChunk, source, slot.slot, slot.number);
     });
@@ -271,6 +285,8 @@ class SendStreams {
   const uint64_t sequence_;
   const int rank_;
   RowCopies copies_;
+  int last_stream_ = -1;  // of an item that is not complete
+  int last_chunk_ = 0;
 };
 
 // Called by the send warps. The first blocks to ask are the senders, because these surely run.

@@ -10,8 +10,10 @@
 
 namespace jax_ep {
 
+inline constexpr int kNoneLeft = -1;
+inline constexpr int kNoneReady = -2;
 struct StreamItem {
-  int32_t stream;  // -1: there are no more
+  int32_t stream;  // kNoneLeft, kNoneReady
   int32_t index;   // in the stream
   Outcome outcome;
 };
@@ -23,8 +25,7 @@ class StreamClaims {
  public:
   // Called by one warp; all lanes find the same.
   __device__ StreamClaims(uint64_t* words, int stream)
-      : word_(&words[stream]),
-        seen_(__shfl_sync(0xffffffffu, LoadAcquireDevice(word_), 0)) {}
+      : word_(&words[stream]), seen_(__shfl_sync(0xffffffffu, LoadAcquireDevice(word_), 0)) {}
 
   // The claims as they were found.
   __device__ uint64_t seen() const { return seen_; }
@@ -57,8 +58,8 @@ __device__ inline int NthBit(uint32_t bits, int n) {
   return __ffs(bits) - 1;
 }
 
-// Called by a role. Takes an item that is ready, or waits for one. The first warp polls one stream
-// after another, lane i item i of the stream's window.
+// Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
+// kNoneReady. The first warp polls one stream after another, lane i item i of the stream's window.
 //
 // `Streams` has count(), the number of streams; NumItems(stream); IsReady(stream, item), an acquire
 // of all that the item needs; Peer(stream, item), for which rank a wait for it waits; and
@@ -66,19 +67,18 @@ __device__ inline int NthBit(uint32_t bits, int n) {
 template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
                                       const Streams& streams, uint64_t* claims, uint64_t sequence,
-                                      StreamItem* scratch) {
+                                      bool waits, StreamItem* scratch) {
   role.Sync();  // the previous item has been read
   if (role.Warp() == 0) {
     Deadline entry(call, WaitPoint::kEntry, sequence);
     Deadline progress(call, WaitPoint::kChunk, sequence);
     const int count = streams.count();
-    StreamItem item = {-1, 0, Outcome::kArrived};
+    StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
     int stream = count == 0 ? 0 : role.block % count;  // blocks begin with different streams
     int claimed = -1;  // an item of the stream that was claimed before it was found ready
     int num_polled = 0, num_left = 0;
     uint64_t sum = 0, last_sum = 0;
     uint32_t missing = kMaxRanks;
-    InjectDelay(call, sequence, 1);
     while (count > 0) {
       const StreamClaims found(claims, stream);
       const int num_items = streams.NumItems(stream);
@@ -124,6 +124,10 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       if (claimed < 0) stream = stream + 1 == count ? 0 : stream + 1;
       if (++num_polled < count && claimed < 0) continue;
       if (num_left == 0) break;  // all items have been claimed
+      if (!waits && claimed < 0) {
+        item.stream = kNoneReady;
+        break;
+      }
       // What other blocks take is progress, too.
       if (sum != last_sum) {
         entry.Restart();
@@ -147,15 +151,21 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
   return *scratch;
 }
 
-// Called by a role. Runs items by streams.Run(item) until there are none left, or a wait fails.
+// Called by a role. Runs items by streams.Run(item) until there are none left, or a wait fails. An
+// item may leave its end, a wait for stores and a signal, to streams.Complete(), which is called
+// before the next item, and before a wait: meanwhile the next item is found.
 template <typename Streams>
 __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& role,
                                      Streams& streams, uint64_t* claims, uint64_t sequence,
                                      StreamItem* scratch) {
+  if (role.Warp() == 0) InjectDelay(call, sequence, 1);
+  bool waits = true;
   while (true) {
-    const StreamItem item = NextItem(call, role, streams, claims, sequence, scratch);
-    if (item.outcome != Outcome::kArrived || item.stream < 0) return item.outcome;
-    streams.Run(item.stream, item.index);
+    const StreamItem item = NextItem(call, role, streams, claims, sequence, waits, scratch);
+    streams.Complete();
+    if (item.outcome != Outcome::kArrived || item.stream == kNoneLeft) return item.outcome;
+    waits = item.stream == kNoneReady;
+    if (!waits) streams.Run(item.stream, item.index);
   }
 }
 

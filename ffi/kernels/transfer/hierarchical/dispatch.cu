@@ -128,6 +128,7 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
   const ForwardedRoutes routes(call, domains, placement, params.forwarding);
   ReceiveStreams<ForwardedRoutes> received(tokens, layout, routes, role, sequence);
   outcome = RunStreams(call, role, received, streams.receive_claims, sequence, scratch);
+  received.Finish();
   if (outcome != Outcome::kArrived) return outcome;
   const FillItems next_item = {&progress.fill_tickets, kMaxItems};
   const int32_t end = plan.row_offsets[call.num_local_experts];

@@ -106,6 +106,7 @@ __device__ Outcome ExpandAndFill(const HierarchicalRedispatchParams& params,
   const RowsOfPlan rows(call, redispatch.plan, end);
   ReceiveStreams<RowsOfPlan> received(tokens, layout, rows, role, sequence);
   outcome = RunStreams(call, role, received, streams.receive_claims, sequence, scratch);
+  received.Finish();
   if (outcome != Outcome::kArrived || poisoned) return outcome;
   const FillItems next_item = {&progress.fill_tickets, kMaxItems};
   FillEmptyRows(tokens, sequence, end, next_item, [&](int row) {
