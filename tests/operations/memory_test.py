@@ -129,9 +129,9 @@ class MemoryTest(absltest.TestCase):
 
     def test_workspace_over_domains(self):
         """The ring of a rail partner is the same for all shapes; it is no buffer of one level."""
-        of = lambda tokens, size: jax_ep.memory(
-            tokens, 7168, 2048, 256, 8, 64, nvlink_domain_size=size
-        ).workspace
+        of = lambda tokens, size: (
+            jax_ep.memory(tokens, 7168, 2048, 256, 8, 64, nvlink_domain_size=size).workspace
+        )
         self.assertEqual(of(4096, 64), of(4096, None))
         self.assertNotIn("rails", of(4096, None))
         for size in 1, 2, 8, 32:
