@@ -106,17 +106,22 @@ class UnsupportedTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"hidden": 1 << 18}, "a row of 524288 bytes, or 16 tokens per rank"),
         ({"num_tokens": 1 << 21}, "a row of 128 bytes, or 2097152 tokens per rank"),
+        ({"num_devices": 65 * SIZE}, "the expert axis has 260 ranks; .* 256"),
+        ({"num_devices": 128, "size": 1}, "there are 128 NVLink domains; .* 64"),
     )
     def test_shapes(self, sizes, reason):
-        mesh = AbstractMesh((RANKS,), ("expert",), axis_types=(AxisType.Auto,))
+        sizes = {"num_devices": RANKS, "size": SIZE} | sizes
+        num_ranks, size = sizes["num_devices"], sizes.pop("size")
+        mesh = AbstractMesh((num_ranks,), ("expert",), axis_types=(AxisType.Auto,))
         shapes = arguments(**sizes)
+        f = functools.partial(transfers, size=size, num_ranks=num_ranks)
         with fallback_warnings() as messages:
-            self.assertEmpty(lower_for_cuda(mapped(mesh=mesh), *shapes).calls)
+            self.assertEmpty(lower_for_cuda(mapped(f, mesh), *shapes).calls)
         self.assertLen(messages, 1)
-        self.assertIn(reason, messages[0])
+        self.assertRegex(messages[0], reason)
         for index in range(3):
             chosen = ["cuda" if i == index else "xla" for i in range(3)]
-            refused = functools.partial(transfers, implementations=chosen)
+            refused = functools.partial(f, implementations=chosen)
             with self.assertRaisesRegex(NotImplementedError, reason):
                 lower_for_cuda(mapped(refused, mesh), *shapes)
 
