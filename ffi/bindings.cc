@@ -81,8 +81,10 @@ nb::dict Limits() {
   return limits;
 }
 
+// With a domain size of 0, one NVLink domain has all ranks. A call that the kernels do not take
+// needs no workspace.
 nb::dict WorkspaceBuffers(int64_t num_tokens, int64_t hidden, int64_t top_k, int64_t num_experts,
-                          int64_t num_ranks, int64_t row_bytes_per_element) {
+                          int64_t num_ranks, int64_t row_bytes_per_element, int64_t domain_size) {
   if (row_bytes_per_element != 2 && row_bytes_per_element != 4) {
     throw nb::value_error("the dtype has another size; the kernels take bf16, f16 and f32");
   }
@@ -93,12 +95,30 @@ nb::dict WorkspaceBuffers(int64_t num_tokens, int64_t hidden, int64_t top_k, int
                      .top_k = top_k,
                      .num_experts = num_experts,
                      .num_ranks = num_ranks,
+                     .domain_size = domain_size,
                      .format = row_bytes_per_element == 2 ? kBFloat16Rows : kFloat32Rows},
                     &layout);
-  if (!status.ok()) throw nb::value_error(status.message.c_str());
   nb::dict buffers;
+  if (status.code == StatusCode::kUnimplemented) return buffers;
+  if (!status.ok()) throw nb::value_error(status.message.c_str());
   for (const WorkspaceBuffer& buffer : layout.buffers) buffers[buffer.name] = buffer.bytes;
+  if (domain_size != 0) buffers[layout.rails.name] = layout.rails.bytes;
   return buffers;
+}
+
+// Rows have `row_bytes`, those of their scales included.
+std::string DomainsProblem(int64_t num_tokens, int64_t row_bytes, int64_t top_k,
+                           int64_t num_experts, int64_t num_ranks, int64_t domain_size) {
+  WorkspaceLayout layout;
+  const Status status = PlanWorkspace({.num_tokens = num_tokens,
+                                       .hidden = row_bytes,
+                                       .top_k = top_k,
+                                       .num_experts = num_experts,
+                                       .num_ranks = num_ranks,
+                                       .domain_size = domain_size,
+                                       .format = {.payload = kF8E4M3}},  // a byte per element
+                                      &layout);
+  return status.message;
 }
 
 nb::list ProbeDevicesForPython() {
@@ -164,11 +184,15 @@ NB_MODULE(_ffi, module) {
   module.def("limits", &Limits, nb::sig("def limits() -> dict[str, int]"),
              "The kernels' limits. Rows are multiples of vector_bytes.");
   module.def("workspace_buffers", &WorkspaceBuffers, "num_tokens"_a, "hidden"_a, "top_k"_a,
-             "num_experts"_a, "num_ranks"_a, "row_bytes_per_element"_a,
+             "num_experts"_a, "num_ranks"_a, "row_bytes_per_element"_a, "domain_size"_a,
              nb::sig("def workspace_buffers(num_tokens: int, hidden: int, top_k: int, "
-                     "num_experts: int, num_ranks: int, row_bytes_per_element: int) "
-                     "-> dict[str, int]"),
-             "Bytes of a rank's workspace by buffer. ValueError for sizes that make no sense.");
+                     "num_experts: int, num_ranks: int, row_bytes_per_element: int, "
+                     "domain_size: int) -> dict[str, int]"),
+             "Bytes of a rank's workspace by buffer. "
+             "ValueError for sizes that make no sense.");
+  module.def("domains_problem", &DomainsProblem, "num_tokens"_a, "row_bytes"_a, "top_k"_a,
+             "num_experts"_a, "num_ranks"_a, "domain_size"_a,
+             "Why the kernels do not take a call over NVLink domains, or an empty string.");
   module.def(
       "driver_problem", &DriverProblem,
       "Why the installed NVIDIA driver cannot run this build's kernels, or an empty string.");

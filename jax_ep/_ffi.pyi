@@ -25,9 +25,17 @@ def workspace_buffers(
     num_experts: int,
     num_ranks: int,
     row_bytes_per_element: int,
+    domain_size: int,
 ) -> dict[str, int]:
     """
     Bytes of a rank's workspace by buffer. ValueError for sizes that make no sense.
+    """
+
+def domains_problem(
+    num_tokens: int, row_bytes: int, top_k: int, num_experts: int, num_ranks: int, domain_size: int
+) -> str:
+    """
+    Why the kernels do not take a call over NVLink domains, or an empty string.
     """
 
 def driver_problem() -> str:

@@ -13,6 +13,8 @@ ElementType ToElementType(ffi::DataType type) {
       return kPred;
     case ffi::S32:
       return kS32;
+    case ffi::U32:
+      return kU32;
     case ffi::F16:
       return kF16;
     case ffi::BF16:

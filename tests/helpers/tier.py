@@ -23,7 +23,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1]
 
 # Suites of the CPU tier that run on GPUs as well. Suites in tests/gpu_only/ run on GPUs only.
 ON_BOTH = (
-    "combine", "dispatch", "doctor", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
+    "combine", "dispatch", "doctor", "domains", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
     "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
     "grouped_mlp", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_parts", "quantized_dispatch",
     "quantized_mlp", "quantized_modules", "nnx", "nnx_options", "nnx_tokens", "padded_experts",
@@ -36,7 +36,6 @@ ON_CPU_ONLY = {
     "processes/*": "several processes on CPU devices; tests/gpu_only/ has those of GPUs",
     "runtime/*": "names, messages and checks of the host",
     "tools/*": "tools, benchmarks, examples and documents",
-    "operations/domains_test.py": "no kernel spans NVLink domains yet",
     "operations/linen_test.py": "the layer of nnx_test.py in other words",
     "operations/memory_test.py": "sizes that follow from shapes",
     "operations/module_functions_test.py": "compilations of eager calls",
@@ -281,7 +280,7 @@ def only_on_cpu[T](test: T) -> T:
 
 
 def needs_gpus[T](count: int) -> Callable[[T], T]:
-    """Decorates a test, or a class of them, that needs `count` GPUs: smaller tiers do not collect it."""
+    """Decorates a test, or a class of them, that needs `count` devices: GPU tiers of fewer do not collect it."""
 
     def decorate(test: T) -> T:
         test.needs_gpus = count
@@ -293,8 +292,8 @@ def needs_gpus[T](count: int) -> Callable[[T], T]:
 def is_collected(*parts: object) -> bool:
     """Returns whether a test function and its class (either may be None) belong to this tier."""
     return not any(
-        (ON_GPU and getattr(part, "only_on_cpu", False))
-        or getattr(part, "needs_gpus", 0) > NUM_GPUS
+        ON_GPU
+        and (getattr(part, "only_on_cpu", False) or getattr(part, "needs_gpus", 0) > NUM_GPUS)
         for part in parts
     )
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import moe_layers
 import numpy as np
 import numpy_moe
+import tier
 from absl.testing import absltest, parameterized
 from flax import nnx
 from hypothesis import strategies as st
@@ -34,9 +35,7 @@ from jax_ep._src.transfer.domains import Forwarding
 
 MOST = testing.NUM_DEVICES
 RANKS = testing.rank_counts(4, 8)
-# No kernel spans domains yet.
-dispatch = functools.partial(Sizes.dispatch, implementation="xla")
-combine = functools.partial(jax_ep.combine, implementation="xla")
+HALF = max(1, RANKS[-1] // 2)
 
 
 def sizes_of(num_ranks: int, domain_size: int | None, **others) -> Sizes:
@@ -60,14 +59,14 @@ def compiled(sizes: Sizes, with_weights: bool = True):
         weights = weights if with_weights else None
 
         def there(x, weights):
-            sent = dispatch(sizes, x, ids, weights)
+            sent = sizes.dispatch(x, ids, weights)
             return (sent.rows, sent.row_weights), sent.plan
 
         (rows, row_weights), pull_back, plan = jax.vjp(there, x, weights, has_aux=True)
         weights_bar = None if row_weights is None else rows_bar[:, 0].astype(jnp.float32)
-        back = lambda y, row_weights: combine(y, plan, row_weights)
+        back = lambda y, row_weights: jax_ep.combine(y, plan, row_weights)
         out, pull_home = jax.vjp(back, y, row_weights)
-        again = jax_ep.redispatch(other, plan, weights, implementation="xla")
+        again = jax_ep.redispatch(other, plan, weights)
         return (
             (rows, row_weights, out, again.rows, again.row_weights),
             plan,
@@ -123,6 +122,7 @@ class BitwiseTest(parameterized.TestCase):
             check_all(sizes, ids, dtype, kind)
 
     @parameterized.parameters(*CASES)
+    @tier.needs_gpus(2)
     def test_drops_and_alignment(self, **case):
         sizes = sizes_of(**case, row_align=2, recv_capacity=14)
         for kind in "skewed", "uniform", "to_one_rank":
@@ -131,14 +131,13 @@ class BitwiseTest(parameterized.TestCase):
             self.assertGreater(sum(int(p.num_dropped[0]) for p in sizes.plans(ids)), 0)
 
     def test_without_weights(self):
-        sizes = sizes_of(RANKS[-1], RANKS[-1] // 2)
+        sizes = sizes_of(RANKS[-1], HALF)
         check_all(sizes, testing.routings(sizes)["repeats"], jnp.float32, "", with_weights=False)
 
-    @parameterized.parameters(3, 5)
+    @parameterized.parameters((count,) for count in testing.rank_counts(3, 5))
     def test_odd_numbers_of_domains(self, num_domains):
+        """Of two ranks each, if there are as many devices."""
         num_ranks = num_domains if 2 * num_domains > MOST else 2 * num_domains
-        if num_ranks > MOST:
-            self.skipTest(f"{MOST} devices")
         sizes = sizes_of(num_ranks, num_ranks // num_domains, hidden=3)
         for kind, ids in testing.routings(sizes, seed=3).items():
             check_all(sizes, ids, jnp.bfloat16, kind)
@@ -169,8 +168,8 @@ class MeshesTest(parameterized.TestCase):
         x = testing.random_values(rng, (*ids.shape[:3], sizes.hidden), jnp.bfloat16)
 
         def layer(x, ids):
-            sent = dispatch(sizes, x, ids, None, axis_name=expert)
-            return combine(sent.rows, sent.plan, None)
+            sent = sizes.dispatch(x, ids, None, axis_name=expert)
+            return jax_ep.combine(sent.rows, sent.plan, None)
 
         axes = (*np.atleast_1d(data), *np.atleast_1d(expert)) if data else expert
         run = testing.sharded(layer, mesh, axes)
@@ -196,10 +195,12 @@ class OneLevelTest(parameterized.TestCase):
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             testing.assert_bitwise(a, b)
 
+    @tier.needs_gpus(4)
     def test_other_domains_round_otherwise(self):
         differs = np.asarray(self.outputs(None)[0][0][2]) != np.asarray(self.outputs(2)[0][0][2])
         self.assertTrue(differs.any())
 
+    @tier.needs_gpus(4)
     def test_one_domain_is_one_level(self):
         _, plan = self.outputs(RANKS[-1])
         self.assertIsNone(plan.nvlink_domain_size)
@@ -208,20 +209,21 @@ class OneLevelTest(parameterized.TestCase):
         self.assertEqual(plan.nvlink_domain_size, 2)
 
 
+@tier.needs_gpus(2)
 class PlanTest(parameterized.TestCase):
-    sizes = sizes_of(RANKS[-1], RANKS[-1] // 2)
+    sizes = sizes_of(RANKS[-1], HALF)
 
     def plan(self):
         ids = testing.merge_ranks(testing.routings(self.sizes)["uniform"])
         nothing = self.sizes.nothing
         return testing.sharded(
-            lambda ids: dispatch(self.sizes, nothing(), ids, None).plan, self.sizes.mesh
+            lambda ids: self.sizes.dispatch(nothing(), ids, None).plan, self.sizes.mesh
         )(ids)
 
     def test_a_failed_exchange_poisons_all(self):
         plan = dataclasses.replace(self.plan(), status=np.ones(self.sizes.num_ranks, np.int32))
         num_rows = plan.row_source.shape[0]
-        out = testing.sharded(lambda y, plan: combine(y, plan, None), self.sizes.mesh)(
+        out = testing.sharded(lambda y, plan: jax_ep.combine(y, plan, None), self.sizes.mesh)(
             jnp.ones((num_rows, 8)), plan
         )
         self.assertTrue(np.isnan(out).all())
@@ -243,8 +245,8 @@ class PlanTest(parameterized.TestCase):
         x = testing.random_values(np.random.default_rng(0), (*ids.shape[:3], sizes.hidden))
 
         def layer(x, ids):
-            sent = dispatch(sizes, x, ids, None)
-            return combine(sent.rows, sent.plan, None)
+            sent = sizes.dispatch(x, ids, None)
+            return jax_ep.combine(sent.rows, sent.plan, None)
 
         merged = [testing.merge_ranks(a) for a in (*x, *ids)]
         x, ids = (np.stack(merged[i : i + 2], 1) for i in (0, 2))  # [R * T, 2, ...]
@@ -261,8 +263,8 @@ class PlanTest(parameterized.TestCase):
         x = testing.random_values(np.random.default_rng(0), (*ids.shape[:2], sizes.hidden))
 
         def layer(x, ids):
-            sent = dispatch(sizes, x, ids, None)
-            return combine(jnp.tanh(sent.rows), sent.plan, None)
+            sent = sizes.dispatch(x, ids, None)
+            return jax_ep.combine(jnp.tanh(sent.rows), sent.plan, None)
 
         policy = jax.checkpoint_policies.save_only_these_names(*jax_ep.REMAT_NAMES)
 
@@ -289,11 +291,11 @@ class LayerTest(parameterized.TestCase):
         floats = p.floats[:4]
 
         def by_hand(x, ids, weights, w_up, w_down):
-            sent = self.sizes.dispatch(x, ids, weights, implementation="xla")
+            sent = self.sizes.dispatch(x, ids, weights)
             y = jax_ep.grouped_mlp(
                 sent.rows, w_up, w_down, sent.group_sizes, sent.row_weights, activation="swiglu"
             )
-            return combine(y, sent.plan, None)
+            return jax_ep.combine(y, sent.plan, None)
 
         def call(x, ids, weights, w_up, w_down):
             return jax_ep.moe_mlp(
@@ -323,12 +325,13 @@ class LayerTest(parameterized.TestCase):
             else:  # weight gradients are summed chunk by chunk
                 testing.assert_close(np.asarray(a), np.asarray(b), name, steps=8)
 
+    @tier.needs_gpus(4)
     def test_combine_of_domains_shows(self):
         """Otherwise the test above would pass if the option were lost."""
         p = moe_layers.parameters(biases=False, dtype=jnp.bfloat16)
         ids = testing.merge_ranks(testing.routings(self.sizes)["uniform"])
         floats = (*p.floats[:4], None, None)
-        domains = {"nvlink_domain_size": self.sizes.domain_size, "implementation": "xla"}
+        domains = {"nvlink_domain_size": self.sizes.domain_size}
         one, _ = moe_layers.layer()(ids, *floats)
         two, _ = moe_layers.layer(**domains)(ids, *floats)
         self.assertTrue((np.asarray(one) != np.asarray(two)).any())
@@ -337,6 +340,7 @@ class LayerTest(parameterized.TestCase):
         sizes = (32, 16, 2 * MOST, min(4, MOST))
         return jax_ep.nnx.MoE(*sizes, dtype=jnp.bfloat16, **options, rngs=nnx.Rngs(0))
 
+    @tier.needs_gpus(4)
     def test_modules_take_the_hosts_of_their_mesh(self):
         """In each way that a layer knows its mesh; no bit differs from the option's."""
         mesh, size = testing.expert_mesh(), MOST // 2
@@ -357,13 +361,13 @@ class LayerTest(parameterized.TestCase):
                 testing.assert_bitwise(jax.jit(run)(state, x), expected)
 
     @parameterized.parameters(("2 + 2 + 4", (0, 0, 1, 1, 2, 2, 2, 2), 2), ("one", (0,) * 8, None))
+    @tier.only_on_cpu
     def test_hosts_of_other_sizes(self, _, hosts, size):
-        if MOST != 8:
-            self.skipTest(f"{MOST} devices")
         with on_hosts(hosts.__getitem__):
             config = with_domains(self.module().config, testing.expert_mesh())
         self.assertEqual(config.nvlink_domain_size, size)
 
+    @tier.only_on_cpu
     def test_split_hosts_are_refused(self):
         mesh = testing.expert_mesh()
         with (
@@ -377,7 +381,7 @@ class LayerTest(parameterized.TestCase):
 
 @contextlib.contextmanager
 def on_hosts(host_of_index):
-    """Pretends that CPU devices are on several hosts."""
+    """Pretends to layers that devices are on several hosts."""
     with unittest.mock.patch.object(
         domains, "host_of", lambda device: host_of_index(jax.devices().index(device))
     ):
@@ -387,13 +391,13 @@ def on_hosts(host_of_index):
 class QuantizedTest(parameterized.TestCase):
     @parameterized.parameters(quant.Fp8Block128(), quant.Fp8Row())
     def test_rows_of_eight_bits(self, format):
-        sizes = sizes_of(RANKS[-1], 2, hidden=256)
+        sizes = sizes_of(RANKS[-1], HALF, hidden=256)
         ids = testing.routings(sizes)["repeats"]
         x = testing.random_values(np.random.default_rng(0), (*ids.shape[:2], sizes.hidden))
 
         def send(x, ids):
             quantized = quant.quantize(x, format, implementation="xla")
-            rows = dispatch(sizes, quantized, ids, None).rows
+            rows = sizes.dispatch(quantized, ids, None).rows
             return quant.dequantize(rows, jnp.float32), quant.dequantize(quantized, jnp.float32)
 
         rows, sent = testing.sharded(send, sizes.mesh)(*testing.merge_ranks((x, ids)))
@@ -406,15 +410,14 @@ class ArgumentsTest(parameterized.TestCase):
     @parameterized.parameters(0, 3, "2", 2.5)
     def test_sizes_that_do_not_fit(self, size):
         sizes = dataclasses.replace(sizes_of(RANKS[-1], None), domain_size=size)
-        if size == 3 and RANKS[-1] % 3 == 0:
-            self.skipTest(f"{RANKS[-1]} ranks")
         ids = jnp.zeros((RANKS[-1] * sizes.num_tokens, sizes.top_k), jnp.int32)
         with self.assertRaisesRegex((ValueError, TypeError), "jax_ep.dispatch: nvlink_domain_size"):
             testing.sharded(
-                lambda ids: dispatch(sizes, sizes.nothing(), ids, None).plan, sizes.mesh
+                lambda ids: sizes.dispatch(sizes.nothing(), ids, None).plan, sizes.mesh
             )(ids)
 
     @parameterized.parameters((None, False), (2.0, False), (None, True))
+    @tier.only_on_cpu
     def test_many_rows_without_a_capacity_warn(self, capacity_factor, one_level):
         """Rows of 32768 tokens of 7168 from each of up to 8 ranks, 8 experts per token."""
         tokens, hidden, num_ranks = 1 << 15, 7168, RANKS[-1]
@@ -428,7 +431,6 @@ class ArgumentsTest(parameterized.TestCase):
                 axis_name="expert",
                 capacity_factor=capacity_factor,
                 nvlink_domain_size=None if one_level else 1,
-                implementation="xla",
             ).rows
 
         arguments = (

@@ -127,6 +127,19 @@ class MemoryTest(absltest.TestCase):
         """`python tools/memory_table.py` writes it."""
         self.assertEqual(json.loads(memory_table.PATH.read_text()), memory_table.table())
 
+    def test_workspace_over_domains(self):
+        """The ring of a rail partner is the same for all shapes; it is no buffer of one level."""
+        of = lambda tokens, size: (
+            jax_ep.memory(tokens, 7168, 2048, 256, 8, 64, nvlink_domain_size=size).workspace
+        )
+        self.assertEqual(of(4096, 64), of(4096, None))
+        self.assertNotIn("rails", of(4096, None))
+        for size in 1, 2, 8, 32:
+            self.assertEqual(set(of(4096, size)), {*of(4096, None), "rails"})
+            self.assertLessEqual(sum(of(4096, size).values()), 2**30)
+            self.assertEqual(of(4096, size)["rails"], of(128, size)["rails"])
+        self.assertEqual(of(1 << 20, 8), {})  # more tokens than the kernels take
+
     def test_chunks_share_a_workspace(self):
         one = jax_ep.memory(TOKENS // 3, HIDDEN, INTERMEDIATE, LOCAL * RANKS, TOP_K, RANKS)
         self.assertEqual(memory(num_chunks=3).workspace, one.workspace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import types
+import unittest.mock
 
 import testing  # isort: skip
 
@@ -83,6 +84,7 @@ from jax.sharding import PartitionSpec as P
 import jax_ep
 import jax_ep.nnx
 from jax_ep import quant
+from jax_ep._src.transfer import primitives
 
 PRODUCERS = {
     "ArgumentError": [
@@ -409,7 +411,10 @@ class ProducedTest(absltest.TestCase):
             on(MESH, top_k=65)
             on(MESH, num_experts=2048 + RANKS)
             on(MESH, recv_capacity=2**30 + 1)
-            on(MESH, nvlink_domain_size=1)
+            on(MESH, nvlink_domain_size=1, hidden=2**18)
+            on(AbstractMesh((128,), ("expert",), axis_types=wide.axis_types), nvlink_domain_size=1)
+            with unittest.mock.patch.object(primitives, "host_of", lambda device: device.id):
+                on(MESH, nvlink_domain_size=1)
             each_quantized_fallback()
         template, *_ = documented()["Warnings"]
         for pattern in patterns:

@@ -96,7 +96,7 @@ class TierTest(parameterized.TestCase):
         class Large:
             pass
 
-        for gpus, expected in ((0, (True, False)), (2, (False, False)), (4, (False, True))):
+        for gpus, expected in ((0, (True, True)), (2, (False, False)), (4, (False, True))):
             with unittest.mock.patch.multiple(tier, ON_GPU=gpus > 0, NUM_GPUS=gpus):
                 found = tier.is_collected(small, None), tier.is_collected(None, Large)
                 self.assertEqual(found, expected)

@@ -26,6 +26,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   Addresses in(operands);
   buffers.y = in.Next();
   buffers.plan = NextPlanOperands(in);
+  buffers.forwarding = NextForwardingOperands(config, in);
   if (config.has_weights) buffers.row_weights = in.Next<const float>();
   if (config.has_scalars) buffers.row_scalars = in.Next<const float>();
   Addresses out(results);

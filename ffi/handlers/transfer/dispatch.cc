@@ -33,6 +33,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   if (config.is_quantized) buffers.row_scales = out.Next<float>();
   if (config.has_weights) buffers.row_weights = out.Next<float>();
   buffers.plan = NextPlanResults(out);
+  buffers.forwarding = NextForwardingResults(config, out);
   return ExecuteTransfer<PreparedDispatch>(*state, device, buffers, stream);
 }
 

@@ -27,6 +27,7 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   buffers.x = in.Next();
   if (config.is_quantized) buffers.scales = in.Next<const float>();
   buffers.plan = NextPlanOperands(in);
+  buffers.forwarding = NextForwardingOperands(config, in);
   if (config.has_weights) buffers.topk_weights = in.Next<const float>();
   Addresses out(results);
   buffers.rows = out.Next();

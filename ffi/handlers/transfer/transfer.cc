@@ -55,11 +55,13 @@ Status FindCommunicator(const CallSite& site, Communicator& communicator,
 // Describes a call, so that processes can compare theirs.
 std::string Describe(const TransferState& state, const TransferCall& call) {
   const TransferShape& shape = call.shape;
+  const std::string domains =
+      shape.has_domains() ? Concatenate(", NVLink domains of ", shape.domain_size) : "";
   return Concatenate(state.stages.target, " of ", shape.num_tokens, " tokens with hidden ",
                      shape.hidden, ", top_k ", shape.top_k, ", ", shape.num_experts, " experts, ",
                      shape.num_rows, " rows, row_align ", call.row_align, ", zero_tail ",
                      call.zero_tail, ", weights ", call.has_weights, ", scalars ", call.has_scalars,
-                     shape.num_scales() > 0 ? ", quantized" : "",
+                     shape.num_scales() > 0 ? ", quantized" : "", domains,
                      call.allow_low_latency ? "" : ", general kernels only");
 }
 
@@ -156,7 +158,7 @@ TransferState::TransferState(const TransferStages& stages, TransferConfig config
     : stages(stages),
       config(std::move(config)),
       site(this->config.Groups(), this->config.lane, {LoadAllKernels, LaunchStartGeneration},
-           CudaTransport()) {}
+           CudaTransport(), this->config.domain_size) {}
 
 ffi::ErrorOr<std::unique_ptr<TransferState>> InstantiateTransfer(
     const TransferStages& stages, const ffi::Dictionary& attributes,
@@ -181,6 +183,7 @@ void DecodePlanned(AttributeReader& reader, TransferConfig* config) {
   reader.Read("row_align", &config->row_align);
   reader.Read("zero_tail", &config->zero_tail);
   reader.Read("has_weights", &config->has_weights);
+  reader.ReadOptional("domain_size", &config->domain_size);
 }
 
 Handlers TransferHandlers(const char* target, XLA_FFI_Handler* instantiate,
@@ -233,6 +236,24 @@ PlanResults NextPlanResults(Addresses<ffi::RemainingRets>& results) {
   plan.num_bad_ids = results.Next<int32_t>();
   plan.status = results.Next<int32_t>();
   return plan;
+}
+
+ForwardingOperands NextForwardingOperands(const TransferConfig& config,
+                                          Addresses<ffi::RemainingArgs>& operands) {
+  ForwardingOperands forwarding = {};
+  if (config.domain_size == 0) return forwarding;
+  forwarding.token_ranks = operands.Next<const uint32_t>();
+  forwarding.partial_sum_index = operands.Next<const int32_t>();
+  return forwarding;
+}
+
+ForwardingResults NextForwardingResults(const TransferConfig& config,
+                                        Addresses<ffi::RemainingRets>& results) {
+  ForwardingResults forwarding = {};
+  if (config.domain_size == 0) return forwarding;
+  forwarding.token_ranks = results.Next<uint32_t>();
+  forwarding.partial_sum_index = results.Next<int32_t>();
+  return forwarding;
 }
 
 }  // namespace jax_ep

@@ -76,6 +76,12 @@ ffi::Error ExecuteTransfer(const TransferState& state, int32_t device, const Buf
 PlanOperands NextPlanOperands(Addresses<ffi::RemainingArgs>& operands);
 PlanResults NextPlanResults(Addresses<ffi::RemainingRets>& results);
 
+// Likewise what follows in a plan of two levels; null in one of one level.
+ForwardingOperands NextForwardingOperands(const TransferConfig& config,
+                                          Addresses<ffi::RemainingArgs>& operands);
+ForwardingResults NextForwardingResults(const TransferConfig& config,
+                                        Addresses<ffi::RemainingRets>& results);
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_HANDLERS_TRANSFER_TRANSFER_H_

@@ -7,8 +7,9 @@ namespace jax_ep {
 namespace {
 
 constexpr std::pair<ElementType, const char*> kTypeNames[] = {
-    {kPred, "pred"}, {kS32, "s32"},         {kF16, "f16"},       {kBF16, "bf16"},
-    {kF32, "f32"},   {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"}, {kF8E8M0, "f8e8m0fnu"},
+    {kPred, "pred"},       {kS32, "s32"},       {kU32, "u32"},
+    {kF16, "f16"},         {kBF16, "bf16"},     {kF32, "f32"},
+    {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"}, {kF8E8M0, "f8e8m0fnu"},
 };
 
 std::string Describe(Types types) {
@@ -58,6 +59,7 @@ int64_t ElementBytes(ElementType type) {
     case kBF16:
       return 2;
     case kS32:
+    case kU32:
     case kF32:
       return 4;
   }

@@ -14,7 +14,7 @@
 namespace jax_ep {
 
 // Each is one bit, so that a set of types is a bit mask.
-enum ElementType : uint8_t {
+enum ElementType : uint16_t {
   kOther = 0,
   kPred = 1,
   kS32 = 2,
@@ -24,6 +24,7 @@ enum ElementType : uint8_t {
   kF8E4M3 = 32,
   kF8E5M2 = 64,
   kF8E8M0 = 128,  // powers of two, of scales only
+  kU32 = 256,
 };
 
 int64_t ElementBytes(ElementType type);
@@ -37,7 +38,7 @@ struct BufferView {
 // A set of element types. A buffer that matches narrows it to the buffer's own type, so that a
 // later buffer that names the same set must have that type too.
 struct Types {
-  uint8_t set;
+  uint16_t set;
 
   ElementType type() const { return static_cast<ElementType>(set); }
 };

@@ -26,6 +26,17 @@ Status CheckLane(std::string_view target, const TransferConfig& config) {
   return {};
 }
 
+Status CheckDomainSize(std::string_view target, const TransferConfig& config) {
+  if (config.domain_size == 0) return {};
+  if (config.domain_size > 0 && config.domain_size < config.group_size &&
+      config.group_size % config.domain_size == 0) {
+    return {};
+  }
+  return InvalidArgument(target, ": domain_size is ", config.domain_size,
+                         "; expected the number of ranks per NVLink domain, a divisor of the ",
+                         config.group_size, " ranks and less than them, or no such attribute");
+}
+
 Status CheckScaleBlock(std::string_view target, int64_t scale_block) {
   if (scale_block == 0 || scale_block == kScaleBlock) return {};
   return InvalidArgument(target, ": scale_block is ", scale_block, "; expected ", kScaleBlock,
@@ -80,6 +91,7 @@ std::vector<std::vector<int64_t>> TransferConfig::Groups() const {
 Status CheckConfig(std::string_view target, const TransferConfig& config) {
   if (Status status = CheckReplicaGroups(target, config); !status.ok()) return status;
   if (Status status = CheckLane(target, config); !status.ok()) return status;
+  if (Status status = CheckDomainSize(target, config); !status.ok()) return status;
   if (config.num_experts < 1 || config.num_experts % config.group_size != 0) {
     return InvalidArgument(target, ": num_experts is ", config.num_experts,
                            "; expected a positive multiple of the number of ranks, which is ",

@@ -24,6 +24,7 @@ struct TransferConfig {
   int64_t num_sms = 0;                  // 0: the launch code chooses
   int64_t lane = 0;                     // calls of one lane follow each other
   int64_t num_lanes = 1;                // lanes that may be in flight at the same time
+  int64_t domain_size = 0;              // ranks per NVLink domain; 0: one domain has all ranks
   bool zero_tail = true;                // rows past the last group are zeros, else unspecified
   bool has_weights = false;             // with the optional weight operand and result
   bool has_scalars = false;             // combine: with the optional scalar operand and result

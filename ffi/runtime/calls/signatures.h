@@ -57,8 +57,10 @@ struct QuantizeWeightsSizes {
 using Buffers = std::span<const BufferView>;
 
 // Elements of rows and matrices that are not quantized.
-inline constexpr uint8_t kRowTypes = kBF16 | kF16 | kF32;
+inline constexpr uint16_t kRowTypes = kBF16 | kF16 | kF32;
 
+// A plan is the arrays of plan.h in their order, those of two levels last.
+//
 // x[T,H], [scales[T,S]], topk_ids[T,K], [topk_weights[T,K]]
 //   -> rows[M,H], [row_scales[M,S]], [row_weights[M]], plan
 // Quantized rows have scales: S is the blocks of H, or 1.

@@ -27,7 +27,7 @@ Status CheckGroupedMatmulRhsGradient(const GroupedMatmulConfig& config, Buffers 
   Size* const rows = config.transpose_rhs ? &n : &k;
   Size* const columns = config.transpose_rhs ? &k : &n;
   Types lhs{kRowTypes}, out{kRowTypes}, s32{kS32};
-  Types rhs{config.has_accumulator ? static_cast<uint8_t>(kF32) : kRowTypes};
+  Types rhs{config.has_accumulator ? static_cast<uint16_t>(kF32) : kRowTypes};
   check.Operand("lhs", lhs, {&m, &k});
   check.Operand("out_gradient", out, {&m, &n});
   check.Operand("group_sizes", s32, {&l});
@@ -43,7 +43,7 @@ Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, B
   BufferChecker check(kGroupedMatmulQuantizedTarget, operands, results);
   const bool has_blocks = config.scale_block > 0;
   Size m{"M"}, k{"K"}, n{"N"}, l{"L"}, one{"1", 1}, k_blocks{"K/128"}, n_blocks{"N/128"};
-  Types lhs{has_blocks ? static_cast<uint8_t>(kF8E4M3) : static_cast<uint8_t>(kF8E4M3 | kF8E5M2)};
+  Types lhs{has_blocks ? static_cast<uint16_t>(kF8E4M3) : static_cast<uint16_t>(kF8E4M3 | kF8E5M2)};
   Types rhs{kF8E4M3}, out{kBF16 | kF32}, s32{kS32}, f32{kF32};
   check.Operand("lhs", lhs, {&m, &k});
   if (has_blocks) k_blocks.value = CeilDivide(k.value, config.scale_block);

@@ -41,7 +41,7 @@ Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers res
   BufferChecker check(kQuantizeTarget, x.views(), out.views());
   Size m{"M"}, k{"K"}, s{"S", 1};
   Types rows{kRowTypes}, f32{kF32};
-  Types values{static_cast<uint8_t>(config.is_e5m2 ? kF8E5M2 : kF8E4M3)};
+  Types values{static_cast<uint16_t>(config.is_e5m2 ? kF8E5M2 : kF8E4M3)};
   check.Operand("x", rows, {&m, &k});
   if (config.scale_block > 0) s.value = CeilDivide(k.value, config.scale_block);
   check.Result("values", values, {&m, &k});

@@ -8,7 +8,7 @@
 namespace jax_ep {
 namespace {
 
-constexpr uint8_t kQuantizedTypes = kF8E4M3 | kF8E5M2;
+constexpr uint16_t kQuantizedTypes = kF8E4M3 | kF8E5M2;
 
 // Kernels move rows in vectors.
 constexpr int64_t kRowUnit = kVectorBytes;
@@ -24,7 +24,7 @@ struct TransferSymbols {
   const TransferConfig& config;
 
   Size t{"T"}, h{"H"}, k{"K"}, m{"M"}, s{"S"}, l, l1, one{"1", 1}, three{"3", 3};
-  Types row, pred{kPred}, s32{kS32}, f32{kF32};
+  Types row, pred{kPred}, s32{kS32}, u32{kU32}, f32{kF32};
 
   void TokenOperands(BufferChecker& check) {
     check.Operand("x", row, {&t, &h});
@@ -63,6 +63,11 @@ struct TransferSymbols {
     expect("plan.num_dropped", s32, {&one});
     expect("plan.num_bad_ids", s32, {&one});
     expect("plan.status", s32, {&one});
+    if (config.domain_size == 0) return;
+    Size domains{"D", config.group_size / config.domain_size};
+    Size words{"ceil(N/32)", CeilDivide(config.domain_size, 32)};
+    expect("plan.forwarding.token_ranks", u32, {&domains, &t, &words});
+    expect("plan.forwarding.partial_sum_index", s32, {&m});
   }
 
   Status Finish(std::string_view target, BufferChecker& check, TransferShape* shape) {
@@ -73,6 +78,7 @@ struct TransferSymbols {
               .num_experts = config.num_experts,
               .num_ranks = config.group_size,
               .num_rows = m.value,
+              .domain_size = config.domain_size,
               .format = {.payload = row.type()}};
     if (config.is_quantized) {
       const int64_t blocks = CeilDivide(h.value, kScaleBlock);

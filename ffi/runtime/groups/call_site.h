@@ -39,9 +39,10 @@ class CallSite {
   };
 
   // `groups` has the logical device ids of each group, in rank order. Together they are 0 to the
-  // mesh's size - 1. Without a `transport` the mesh is one process's.
+  // mesh's size - 1. Without a `transport` the mesh is one process's. `domain_size` is the number
+  // of ranks per NVLink domain; 0: one domain has all ranks.
   CallSite(std::vector<std::vector<int64_t>> groups, int64_t lane, GroupKernels kernels,
-           const Transport* transport = nullptr);
+           const Transport* transport = nullptr, int64_t domain_size = 0);
 
   // Distinguishes the calls of a device's group, the same in all of its processes. Before the first
   // run it is unique in the process; a group that spans processes then agrees on another one.
@@ -65,7 +66,7 @@ class CallSite {
   // Null if the device has no rank. Takes no lock.
   ControlBlock* control(int device) const;
 
-  // Ends the calls of the device's group in all lanes: they would wait for it.
+  // Ends the calls of all groups of the device's ranks: they would wait for it.
   void Abort(int device, const std::string& reason) const;
 
  private:
@@ -93,6 +94,7 @@ class CallSite {
 
   const std::vector<std::vector<int64_t>> groups_;
   const int64_t lane_;
+  const int64_t domain_size_;
   const GroupKernels kernels_;
   const Transport* const transport_;
   const uint64_t id_;

@@ -24,9 +24,10 @@ uint64_t NextId() {
 }  // namespace
 
 CallSite::CallSite(std::vector<std::vector<int64_t>> groups, int64_t lane, GroupKernels kernels,
-                   const Transport* transport)
+                   const Transport* transport, int64_t domain_size)
     : groups_(std::move(groups)),
       lane_(lane),
+      domain_size_(domain_size),
       kernels_(kernels),
       transport_(transport),
       id_(NextId()) {}
@@ -188,10 +189,10 @@ Status CallSite::AssignGroup(const std::vector<Identity>& ranks, const std::stri
   Group* group = nullptr;
   uint64_t id = id_;
   if (local.size() == ranks.size()) {
-    group = Groups::OfProcess().Find(local, lane_, kernels_);
+    group = Groups::OfProcess().Find(local, lane_, kernels_, domain_size_);
   } else {
-    Status status =
-        Groups::OfProcess().FindShared(ranks, lane_, kernels_, transport_->memories, &group);
+    Status status = Groups::OfProcess().FindShared(ranks, lane_, domain_size_, kernels_,
+                                                   transport_->memories, &group);
     Stopwatch stopwatch;
     if (status.ok()) status = group->peers()->AgreeOnCall(call, &id);
     if (!status.ok()) return status;

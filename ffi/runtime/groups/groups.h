@@ -23,15 +23,19 @@ class Groups {
   // Never destroyed: threads of XLA may outlive static destructors.
   static Groups& OfProcess();
 
-  // The group of a lane of these devices in rank order. A group lives until the process ends.
-  Group* Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels);
+  // The group of a lane of these devices in rank order, in NVLink domains of this size (0: one has
+  // all). Calls in domains of another size have another group, because the receive rings between
+  // domains are a group's. A group lives until the process ends.
+  Group* Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels,
+              int64_t domain_size = 0);
 
-  // The group of a lane of these ranks, of which other processes drive some. The first call
-  // connects with them.
-  Status FindShared(const std::vector<Identity>& ranks, int64_t lane, const GroupKernels& kernels,
-                    const std::vector<PeerMemory*>& memories, Group** group);
+  // The group of these ranks likewise, of which other processes drive some. The first call connects
+  // with them.
+  Status FindShared(const std::vector<Identity>& ranks, int64_t lane, int64_t domain_size,
+                    const GroupKernels& kernels, const std::vector<PeerMemory*>& memories,
+                    Group** group);
 
-  // Ends the calls of all lanes of the group's ranks. A device that makes no call of a lane,
+  // Ends the calls of all groups of the group's ranks. A device that makes no call of a lane,
   // because it has failed, makes none of the others either.
   void Abort(const Group* group, const std::string& reason);
 
@@ -55,7 +59,13 @@ class Groups {
  private:
   // A rank's process, 0 if it is this one, and its device there.
   using Rank = std::pair<uint64_t, int>;
-  using Key = std::pair<std::vector<Rank>, int64_t>;  // with the lane
+  struct Key {
+    std::vector<Rank> ranks;
+    int64_t lane;
+    int64_t domain_size;
+
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
 
   Group* Add(const Key& key, std::unique_ptr<Group> group);
   std::vector<Group*> All() const;

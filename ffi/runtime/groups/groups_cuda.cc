@@ -83,9 +83,10 @@ Groups& Groups::OfProcess() {
   return *groups;
 }
 
-Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels) {
-  Key key = {{}, lane};  // LANE_GROUP
-  for (int device : devices) key.first.push_back({0, device});
+Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKernels& kernels,
+                    int64_t domain_size) {
+  Key key = {{}, lane, domain_size};  // LANE_GROUP
+  for (int device : devices) key.ranks.push_back({0, device});
   {
     const std::lock_guard lock(mutex_);
     const auto found = groups_.find(key);
@@ -94,16 +95,16 @@ Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKe
   return Add(key, std::make_unique<Group>(devices, kernels));
 }
 
-Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane,
+Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane, int64_t domain_size,
                           const GroupKernels& kernels, const std::vector<PeerMemory*>& memories,
                           Group** group) {
   const uint64_t self = ThisProcess().process;
-  Key key = {{}, lane};
+  Key key = {{}, lane, domain_size};
   std::vector<int> devices;
-  uint64_t number = static_cast<uint64_t>(lane) + 1;
+  uint64_t number = static_cast<uint64_t>(domain_size << 32 | lane) + 1;
   for (const Identity& rank : ranks) {
     const int device = static_cast<int>(rank.device);
-    key.first.push_back({rank.process == self ? 0 : rank.process, device});
+    key.ranks.push_back({rank.process == self ? 0 : rank.process, device});
     devices.push_back(rank.process == self ? device : kRemoteDevice);
     number = MixBits(number ^ MixBits(rank.process + static_cast<uint64_t>(device)));
   }
@@ -119,8 +120,9 @@ Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane,
   auto peers = std::make_unique<PeerGroup>(number, ranks);
   Stopwatch stopwatch;
   if (Status status = peers->Connect(); !status.ok()) return status;
-  Debug("a group of ", ranks.size(), " ranks, lane ", lane, ": ", peers->processes().size(),
-        " processes connected in ", stopwatch.Lap());
+  Debug("a group of ", ranks.size(), " ranks, lane ", lane,
+        domain_size > 0 ? Concatenate(", NVLink domains of ", domain_size) : "", ": ",
+        peers->processes().size(), " processes connected in ", stopwatch.Lap());
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto shares = [&](const Identity& other) {
       return std::strcmp(other.gpu, ranks[rank].gpu) == 0;
@@ -141,16 +143,16 @@ Group* Groups::Add(const Key& key, std::unique_ptr<Group> group) {
 }
 
 void Groups::Abort(const Group* group, const std::string& reason) {
-  std::vector<Group*> lanes;
+  std::vector<Group*> others;
   {
     const std::lock_guard lock(mutex_);
     const auto is_it = [&](const auto& entry) { return entry.second.get() == group; };
     const auto found = std::find_if(groups_.begin(), groups_.end(), is_it);
     for (const auto& [key, other] : groups_) {
-      if (found != groups_.end() && key.first == found->first.first) lanes.push_back(other.get());
+      if (found != groups_.end() && key.ranks == found->first.ranks) others.push_back(other.get());
     }
   }
-  for (Group* lane : lanes) lane->Abort(reason);
+  for (Group* other : others) other->Abort(reason);
 }
 
 int64_t Groups::Release() {

@@ -240,6 +240,16 @@ def devices_of(mesh: Mesh | AbstractMesh) -> Any:
     return context.devices
 
 
+def devices_of_call(ctx: Any) -> Any:
+    """Those of the mesh in which a call is lowered, as `devices_of`.
+
+    JAX does not lower a program again for another mesh of the same shape, if it takes the mesh of
+    `jax.set_mesh`: then they are those of the first one.
+    """
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return None if mesh is None else devices_of(mesh)
+
+
 def _context_mesh() -> Mesh | None:
     """The mesh of `jax.set_mesh`; None without one."""
     try:

@@ -46,6 +46,7 @@ def define_primitive(
     reference: Callable[..., Sequence[jax.Array]],
     attributes: Callable[..., dict[str, Any]] | None,
     unsupported: Callable[..., str | None],
+    unsupported_on: Callable[..., str | None] = lambda *_, **__: None,
     aliases: Callable[..., dict[int, int]] = lambda **_: {},
     fallback: Fallback | None = None,
     partitioned_by_xla: bool = False,
@@ -61,6 +62,8 @@ def define_primitive(
       reference: (*operands, **parameters) -> results, in plain JAX.
       attributes: (avals, **parameters) -> attributes of the custom call; None if there is none.
       unsupported: (avals, **parameters) -> why the kernels do not cover these, or None.
+      unsupported_on: (devices, **parameters) -> why the kernels do not run on these, or None. They
+        are those of the mesh, in an array of its shape. It is not asked where they are not known.
       aliases: (**parameters) -> operands that the kernels overwrite, each with its result.
       fallback: what runs on CUDA where the kernels do not cover a call; None for `reference`.
       partitioned_by_xla: whether `reference` runs on CUDA where XLA partitions the program.
@@ -99,6 +102,8 @@ def define_primitive(
         if implementation == "xla" or (partitioned_by_xla and compat.is_partitioned(ctx)):
             return lower_reference(ctx, *operands, **params)
         reason = _no_cuda_build() or unsupported(ctx.avals_in, **params)
+        if reason is None and (devices := compat.devices_of_call(ctx)) is not None:
+            reason = unsupported_on(devices, **params)
         if reason is None:
             assert attributes is not None  # otherwise `unsupported` always has a reason
             runtime.logger.debug("jax_ep.%s is lowered to its CUDA kernel", operation)

@@ -88,17 +88,32 @@ def compute_capabilities() -> set[str]:
 
 
 def workspace_buffers(
-    num_tokens: int, hidden: int, top_k: int, num_experts: int, num_ranks: int, itemsize: int
+    num_tokens: int,
+    hidden: int,
+    top_k: int,
+    num_experts: int,
+    num_ranks: int,
+    itemsize: int,
+    domain_size: int | None = None,
 ) -> dict[str, int]:
     """Returns the bytes of a rank's workspace by the buffer's name.
 
     Workspaces are made at the first call on CUDA and shared by all calls of one group. The size
-    follows from static shapes alone.
+    follows from static shapes alone. It is empty for calls that `domains_problem` refuses.
 
     Raises:
       ValueError: a size is not positive, or the experts do not divide by the ranks.
     """
-    return dict(_ffi.workspace_buffers(num_tokens, hidden, top_k, num_experts, num_ranks, itemsize))
+    sizes = (num_tokens, hidden, top_k, num_experts, num_ranks, itemsize, domain_size or 0)
+    return dict(_ffi.workspace_buffers(*sizes))
+
+
+def domains_problem(
+    num_tokens: int, row_bytes: int, top_k: int, num_experts: int, num_ranks: int, domain_size: int
+) -> str | None:
+    """Returns why the kernels do not take a call over NVLink domains; None if they do."""
+    sizes = (num_tokens, row_bytes, top_k, num_experts, num_ranks, domain_size)
+    return _ffi.domains_problem(*sizes) or None
 
 
 def check() -> None:

@@ -73,8 +73,8 @@ def memory(
       recv_capacity: as in `moe_mlp`.
       num_chunks: as in `moe_mlp`.
       remat: as in `moe_mlp`.
-      nvlink_domain_size: as in `moe_mlp`. Calls over several domains need no workspace so far,
-        because they run in pure JAX; XLA's collectives take memory beside what is computed here.
+      nvlink_domain_size: as in `moe_mlp`. Over several hosts calls run in pure JAX so far: XLA's
+        collectives then take memory instead of the workspace.
 
     Returns:
       `Memory`.
@@ -111,12 +111,10 @@ def memory(
     domain_size = check_domain_size(operation, nvlink_domain_size, num_ranks)
     try:
         workspace = runtime.workspace_buffers(
-            tokens, hidden_size, top_k, num_padded_experts, num_ranks, itemsize
+            tokens, hidden_size, top_k, num_padded_experts, num_ranks, itemsize, domain_size
         )
     except ValueError as error:
         raise ArgumentError(f"jax_ep.{operation}: {error}") from error
-    if domain_size is not None:
-        workspace = {}
     num_local = num_padded_experts // num_ranks
     if recv_capacity is None:
         rows = num_rows(tokens, top_k, num_ranks, num_local, 1, capacity_factor)

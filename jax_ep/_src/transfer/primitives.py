@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep._src.core import compat, primitive
+from jax_ep._src.core import compat, primitive, runtime
 from jax_ep._src.core.compat import Aval
+from jax_ep._src.core.make_mesh import host_of
 from jax_ep._src.core.runtime import LIMITS
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.transfer import reference
@@ -130,6 +131,7 @@ def _attributes(avals: list[Aval], params: TransferParams, **flags: bool) -> dic
         "zero_tail": np.bool_(params.zero_tail),
         "num_sms": np.int64(params.num_sms),
         **_lane_attributes(params),
+        **_domain_attributes(params),
         **{name: np.bool_(flag) for name, flag in flags.items()},
     }
 
@@ -139,6 +141,10 @@ def _lane_attributes(params: TransferParams) -> dict[str, Any]:
     if (params.lane, params.num_lanes) == (0, 1):
         return {}
     return {"lane": np.int64(params.lane), "num_lanes": np.int64(params.num_lanes)}
+
+
+def _domain_attributes(params: TransferParams) -> dict[str, Any]:
+    return {} if params.domain_size is None else {"domain_size": np.int64(params.domain_size)}
 
 
 def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
@@ -162,8 +168,6 @@ def _unsupported(
 ) -> str | None:
     num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
     rows, *scales = x
-    if params.domain_size is not None:
-        return "the expert axis has several NVLink domains, which no kernel spans yet"
     row_bytes = rows.shape[1] * rows.dtype.itemsize
     if scales and scales[0].dtype != jnp.float32:
         return f"scales are {scales[0].dtype}; the kernels take float32"
@@ -178,9 +182,14 @@ def _unsupported(
     if params.num_experts > LIMITS["num_experts"]:
         most = LIMITS["num_experts"]
         return f"there are {params.num_experts} experts; the kernels take up to {most}"
-    return primitive.too_many(
+    reason = primitive.too_many(
         num_rows=params.num_rows, num_assignments=num_ranks * num_tokens * top_k
     )
+    if reason is not None or params.domain_size is None:
+        return reason
+    all_bytes = sum(array.shape[1] * array.dtype.itemsize for array in x)
+    sizes = (num_tokens, all_bytes, top_k, params.num_experts, num_ranks, params.domain_size)
+    return runtime.domains_problem(*sizes)
 
 
 def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:
@@ -194,12 +203,22 @@ def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> s
     return _unsupported(plan.kept.shape, rows, params)
 
 
+def _unsupported_on(devices: Any, params: TransferParams, **_: bool) -> str | None:
+    if params.domain_size is None:
+        return None
+    for ids in params.axis.replica_groups():
+        if len({host_of(device) for device in devices.ravel()[ids]}) > 1:
+            return "the expert axis spans several hosts, and jax_ep has no network provider yet"
+    return None
+
+
 dispatch_p = primitive.define_primitive(
     "dispatch",
     abstract_eval=_dispatch_avals,
     reference=reference.dispatch,
     attributes=_dispatch_attributes,
     unsupported=_dispatch_unsupported,
+    unsupported_on=_unsupported_on,
 )
 
 redispatch_p = primitive.define_primitive(
@@ -208,6 +227,7 @@ redispatch_p = primitive.define_primitive(
     reference=reference.redispatch,
     attributes=_redispatch_attributes,
     unsupported=_plan_unsupported,
+    unsupported_on=_unsupported_on,
 )
 
 combine_p = primitive.define_primitive(
@@ -216,4 +236,5 @@ combine_p = primitive.define_primitive(
     reference=reference.combine,
     attributes=_attributes,
     unsupported=_plan_unsupported,
+    unsupported_on=_unsupported_on,
 )

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_ep._src.core.make_mesh import by_host
 from jax_ep.bench.common.benchmark import Started
 
 AXIS = "expert"
@@ -23,6 +24,14 @@ _COLLECTIVE = re.compile(
 # Each is a kernel or a copy on a GPU; bitcasts and tuples are nothing.
 _KERNEL = re.compile(r" (fusion|custom-call|copy|concatenate|convert|reduce|slice|transpose)\(")
 _CUSTOM_CALL = re.compile(r' custom-call(?:-start)?\(.*?custom_call_target="([^"]*)"')
+
+
+def implementation(mesh: Mesh | None = None, domain_size: int | None = None) -> str | None:
+    """The kernels or an error on a GPU; pure JAX elsewhere, and for NVLink domains over hosts."""
+    if jax.default_backend() != "gpu":
+        return None
+    over_hosts = mesh is not None and domain_size and len(by_host(list(mesh.devices.flat))) > 1
+    return "xla" if over_hosts else "cuda"
 
 
 def custom_calls(text: str) -> dict[str, int]:

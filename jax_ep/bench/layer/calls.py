@@ -12,13 +12,8 @@ from jax_ep._src.matmul.grouped_matmul_activation import bind_activation, bind_a
 from jax_ep._src.matmul.primitives import CAST_ROWS, bind_matmul, bind_rhs_gradient
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.transfer.plan import Plan
-from jax_ep.bench.common.programs import AXIS, sharded
+from jax_ep.bench.common.programs import AXIS, implementation, sharded
 from jax_ep.bench.layer.problem import Operands, Problem, Shape
-
-
-def implementation() -> str | None:
-    """The kernels or an error on a GPU; pure JAX elsewhere."""
-    return "cuda" if jax.default_backend() == "gpu" else None
 
 
 def has_many_rows(shape: Shape) -> bool:

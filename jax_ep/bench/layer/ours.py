@@ -8,8 +8,7 @@ import jax
 
 import jax_ep
 from jax_ep.bench.common.benchmark import Case, Started
-from jax_ep.bench.common.programs import AXIS
-from jax_ep.bench.layer.calls import implementation
+from jax_ep.bench.common.programs import AXIS, implementation
 from jax_ep.bench.layer.passes import start_layer
 from jax_ep.bench.layer.problem import Problem, Shape
 
@@ -32,8 +31,7 @@ class Ours:
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles it."""
-        # No kernel spans domains yet.
-        chosen = "xla" if "nvlink_domain_size" in self.options else implementation()
+        chosen = implementation(problem.mesh, self.options.get("nvlink_domain_size"))
 
         def layer(x: Any, ids: Any, quantized: Any, weights: Any, up: Any, down: Any) -> jax.Array:
             y, _ = jax_ep.moe_mlp(

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep.bench.common.benchmark import Case, Started
-from jax_ep.bench.common.programs import sharded, start_sharded
-from jax_ep.bench.layer.calls import Calls, Values, has_many_rows, implementation, values_of
+from jax_ep.bench.common.programs import implementation, sharded, start_sharded
+from jax_ep.bench.layer.calls import Calls, Values, has_many_rows, values_of
 from jax_ep.bench.layer.problem import Problem, Shape
 
 FORWARD: tuple[str, ...] = ("forward", "both")

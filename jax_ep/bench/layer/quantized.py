@@ -9,9 +9,8 @@ import jax
 
 from jax_ep import quant
 from jax_ep.bench.common.benchmark import Case, Provider, Started
-from jax_ep.bench.common.programs import sharded, start_sharded
+from jax_ep.bench.common.programs import implementation, sharded, start_sharded
 from jax_ep.bench.common.report import OURS
-from jax_ep.bench.layer.calls import implementation
 from jax_ep.bench.layer.ours import Ours
 from jax_ep.bench.layer.problem import Problem, Shape
 

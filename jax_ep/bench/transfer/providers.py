@@ -17,7 +17,7 @@ import numpy as np
 import jax_ep
 from jax_ep._src.core import checks, compat
 from jax_ep.bench.common.benchmark import Case, Provider, Started
-from jax_ep.bench.common.programs import AXIS, sharded, start_sharded
+from jax_ep.bench.common.programs import AXIS, implementation, sharded, start_sharded
 from jax_ep.bench.common.report import OURS
 from jax_ep.bench.transfer.problem import Problem
 
@@ -46,12 +46,10 @@ class Ours:
 
     def start(self, case: Case, problem: Problem) -> Started:
         """Compiles one operation and checks its result."""
-        implementation = None
-        if jax.default_backend() == "gpu":  # no kernel spans domains yet
-            implementation = "cuda" if self.domain_size is None else "xla"
+        chosen = implementation(problem.mesh, self.domain_size)
         target = case.operation.partition("_")[0]  # without a format
-        evidence = f"jax_ep.{target}.v1" if implementation == "cuda" else None
-        transfer = self.transfers(problem, implementation)[case.operation]
+        evidence = f"jax_ep.{target}.v1" if chosen == "cuda" else None
+        transfer = self.transfers(problem, chosen)[case.operation]
         expected = self.transfers(problem, "xla")[case.operation]
         arguments = self.arguments(case.operation, problem)
         started = start_sharded(transfer, arguments, problem.mesh, case.chained, evidence)
@@ -88,8 +86,8 @@ class Ours:
         """Returns the operands of calls in turn."""
         if operation == "dispatch":
             return [tuple(operands) for operands in problem.sets]
-        implementation = None if self.domain_size is None else "xla"
-        transfers = Ours(domain_size=self.domain_size).transfers(problem, implementation)
+        chosen = implementation(problem.mesh, self.domain_size)
+        transfers = Ours(domain_size=self.domain_size).transfers(problem, chosen)
         dispatch = jax.jit(sharded(transfers["dispatch"], problem.mesh))
         arguments = []
         for operands in problem.sets:

@@ -26,6 +26,8 @@ void TestValid() {
   CHECK_OK(With([](TransferConfig& c) { c.replica_groups = {0}, c.group_size = 1; }));
   CHECK_OK(With([](TransferConfig& c) { c.row_align = 1; }));
   CHECK_OK(With([](TransferConfig& c) { c.lane = 7, c.num_lanes = 8; }));
+  CHECK_OK(With([](TransferConfig& c) { c.domain_size = 1; }));
+  CHECK_OK(With([](TransferConfig& c) { c.domain_size = 2; }));
   CHECK_OK(CheckConfig("jax_ep.grouped_matmul.v1", GroupedMatmulConfig{}));
 }
 
@@ -106,6 +108,10 @@ void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.num_lanes = 9; }), "num_lanes is 9");
   CHECK_FAILS(With([](TransferConfig& c) { c.lane = -1; }), "lane is -1; expected 0 to 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.lane = 2, c.num_lanes = 2; }), "num_lanes is 2");
+  for (const int64_t size : {-2, 3, 4, 8}) {
+    CHECK_FAILS(With([&](TransferConfig& c) { c.domain_size = size; }),
+                Concatenate("domain_size is ", size, "; expected the number of ranks per").c_str());
+  }
   CHECK_FAILS(With([](TransferConfig& c) { c.row_align = 0; }), "jax_ep.dispatch.v1: ");
   CHECK_FAILS(CheckConfig("jax_ep.grouped_matmul.v1", GroupedMatmulConfig{.num_sms = -2}),
               "num_sms is -2");

@@ -27,6 +27,14 @@ const List kPlan = {{kS32, {2}},  {kS32, {2}},      {kS32, {3}},     {kS32, {40,
                     {kS32, {40}}, {kPred, {16, 3}}, {kS32, {16, 3}}, {kS32, {1}},
                     {kS32, {1}},  {kS32, {1}},      {kS32, {1}}};
 
+// In 2 domains of 2 ranks.
+TransferConfig OverDomains(bool has_weights, bool has_scalars = false) {
+  TransferConfig config = Config(has_weights, has_scalars);
+  config.domain_size = 2;
+  return config;
+}
+const List kForwarding = {{kU32, {2, 16, 1}}, {kS32, {40}}};
+
 void TestDispatch() {
   TransferShape sizes;
   CHECK_OK(Run(CheckDispatch, Config(false), {kTokens, kIds}, List{kRows} + kPlan, &sizes));
@@ -114,6 +122,48 @@ void TestCombine() {
               "(out) is bf16[16,32]; expected bf16[T=16,H=64]");
 }
 
+void TestDomains() {
+  TransferShape sizes;
+  const List plan = kPlan + kForwarding;
+  CHECK_OK(Run(CheckDispatch, Config(true), {kTokens, kIds, kChoiceValues},
+               List{kRows, kRowValues} + kPlan, &sizes));
+  CHECK(!sizes.has_domains());
+  CHECK_OK(Run(CheckDispatch, OverDomains(true), {kTokens, kIds, kChoiceValues},
+               List{kRows, kRowValues} + plan, &sizes));
+  CHECK(sizes.domain_size == 2 && sizes.num_ranks == 4 && sizes.num_rows == 40);
+  sizes = {};
+  CHECK_OK(Run(CheckRedispatch, OverDomains(true), List{kTokens} + plan + List{kChoiceValues},
+               {kRows, kRowValues}, &sizes));
+  CHECK(sizes.domain_size == 2);
+  sizes = {};
+  CHECK_OK(Run(CheckCombine, OverDomains(true, true),
+               List{kRows} + plan + List{kRowValues, kRowValues}, {kTokens, kChoiceValues},
+               &sizes));
+  CHECK(sizes.domain_size == 2);
+  // The bits of 33 ranks need two words.
+  TransferConfig wide = OverDomains(false);
+  wide.group_size = 99, wide.num_experts = 2 * 99, wide.domain_size = 33;
+  CHECK_OK(Run(CheckCombine, wide, List{kRows} + kPlan + List{{kU32, {3, 16, 2}}, {kS32, {40}}},
+               {kTokens}, &sizes));
+}
+
+void TestDomainsRefused() {
+  TransferShape sizes;
+  const auto combine = [&](const List& plan) {
+    return Run(CheckCombine, OverDomains(false), List{kRows} + plan, {kTokens}, &sizes);
+  };
+  CHECK_FAILS(combine(kPlan), "operand 12 (plan.forwarding.token_ranks) is missing");
+  CHECK_FAILS(combine(kPlan + List{{kS32, {2, 16, 1}}, {kS32, {40}}}),
+              "(plan.forwarding.token_ranks) is s32[2,16,1]; "
+              "expected u32[D=2,T=16,ceil(N/32)=1]");
+  CHECK_FAILS(combine(kPlan + List{{kU32, {4, 16, 1}}, {kS32, {40}}}), "is u32[4,16,1]");
+  CHECK_FAILS(combine(kPlan + List{{kU32, {2, 16, 1}}, {kS32, {41}}}),
+              "(plan.forwarding.partial_sum_index) is s32[41]; expected s32[M=40]");
+  CHECK_FAILS(
+      Run(CheckCombine, Config(false), List{kRows} + kPlan + kForwarding, {kTokens}, &sizes),
+      "14 operands are given; expected 12");
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -123,5 +173,7 @@ int main() {
   jax_ep::TestDispatchRefused();
   jax_ep::TestRedispatch();
   jax_ep::TestCombine();
+  jax_ep::TestDomains();
+  jax_ep::TestDomainsRefused();
   return jax_ep::testing::Finish();
 }

@@ -91,6 +91,40 @@ void TestRailsDoNotDependOnTheShape() {
   CHECK(one_level.rails.bytes == 0);
 }
 
+void TestDomainsDoNotOverlap() {
+  for (const int64_t domain_size : {1, 2, 8, 32}) {
+    WorkspaceLayout layout;
+    CHECK_OK(PlanWorkspace(
+        With([&](TransferShape& s) { s.num_ranks = 64, s.domain_size = domain_size; }), &layout));
+    CHECK(layout.bytes <= kGiB);
+    int64_t end = 0;
+    for (const WorkspaceBuffer& buffer : layout.buffers) {
+      CHECK(buffer.offset == end);
+      end = buffer.offset + buffer.bytes;
+      if (end != layout.rails.offset) continue;
+      CHECK(end % kWorkspaceAlignment == 0 && layout.rails.bytes > 0);
+      end += layout.rails.bytes;
+    }
+    CHECK(end == layout.bytes);
+  }
+}
+
+// These are not mistakes: the calls run in pure JAX.
+void TestUnimplementedDomains() {
+  const auto check = [](const auto& change, const char* why) {
+    const Status status = Refused([&](TransferShape& s) {
+      s.num_ranks = 64, s.domain_size = 8;
+      change(s);
+    });
+    CHECK(status.code == StatusCode::kUnimplemented);
+    CHECK_FAILS(status, why);
+  };
+  check([](TransferShape& s) { s.hidden = 1 << 18; }, "a row of 524288 bytes");
+  check([](TransferShape& s) { s.num_tokens = 1 << 20; }, "1048576 tokens per rank");
+  check([](TransferShape& s) { s.num_ranks = 128, s.domain_size = 1; },
+        "there are 128 NVLink domains; the kernels take up to 64");
+}
+
 void TestBuffers() {
   CHECK(BytesOf(kLarge, "received_rows") == int64_t{4096} * 4 * 7168 * 2);  // min(K, R) is R
   CHECK(
@@ -186,6 +220,8 @@ int main() {
   jax_ep::TestBuffers();
   jax_ep::TestEagerBuffersDoNotDependOnTheShape();
   jax_ep::TestRailsDoNotDependOnTheShape();
+  jax_ep::TestDomainsDoNotOverlap();
+  jax_ep::TestUnimplementedDomains();
   jax_ep::TestTokensArriveOnce();
   jax_ep::TestEdges();
   jax_ep::TestRowFormat();
