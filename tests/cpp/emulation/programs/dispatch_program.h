@@ -45,7 +45,7 @@ class DispatchProgram {
     std::vector<int64_t> ids(num_ranks);
     std::iota(ids.begin(), ids.end(), 0);
     site = std::make_shared<CallSite>(std::vector<std::vector<int64_t>>{ids}, lane.lane, kKernels,
-                                      local.transport);
+                                      local.transport, domain_size);
     const int num_rows = num_ranks * num_tokens;
     for (int r = 0; r < num_ranks; ++r) {
       Rank& rank = ranks_[r];

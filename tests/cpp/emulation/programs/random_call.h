@@ -30,7 +30,7 @@ class RandomCall {
  public:
   RandomCall(Operation operation, const Shape& shape, int64_t lane, const GroupKernels& kernels,
              const LocalRanks& local = {})
-      : site(Ids(shape.routing.ranks), lane, kernels, local.transport),
+      : site(Ids(shape.routing.ranks), lane, kernels, local.transport, shape.routing.domain_size),
         operation(operation),
         shape(shape),
         local_(local) {

@@ -1,6 +1,7 @@
 // Tests groups whose calls go over several NVLink domains: growth, release, lanes, claims and ends.
 #include <chrono>
 #include <cstdlib>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -9,6 +10,8 @@
 
 namespace jax_ep::testing {
 namespace {
+
+constexpr int kMore = 60;  // tokens; the workspaces grow
 
 DispatchProgram OfDomains(int num_ranks, int domain_size, int num_tokens, int64_t lane = 0) {
   return {num_ranks, num_tokens, true, 0, {lane, 2, 2}, {}, domain_size};
@@ -22,14 +25,14 @@ void TestCallsOfAllSizes() {
   for (const auto& [ranks, domain_size] : groups) {
     Restart();
     DispatchProgram small = OfDomains(ranks, domain_size, kSmall);
-    DispatchProgram medium = OfDomains(ranks, domain_size, kMedium);
+    DispatchProgram medium = OfDomains(ranks, domain_size, kMore);
     for (int i = 0; i < 3; ++i) {
       small.Check();
       medium.Check();
     }
     CHECK(Groups::OfProcess().Release() > 0);
     small.Check();
-    OfDomains(ranks, domain_size, kLarge).Check();
+    OfDomains(ranks, domain_size, 2 * kMore).Check();
   }
 }
 
@@ -53,7 +56,7 @@ void TestOtherLevels() {
 // Two lanes run at once, launched in opposite orders on half of the GPUs.
 void TestLanes() {
   Restart();
-  DispatchProgram first = OfDomains(4, 2, kMedium, 0), second = OfDomains(4, 2, kMedium, 1);
+  DispatchProgram first = OfDomains(4, 2, kMore, 0), second = OfDomains(4, 2, kMore, 1);
   for (int round = 0; round < 4; ++round) {
     const int64_t runs[] = {NextRun(), NextRun()};
     for (const Status& status : first.OnAll([&](int r) {
@@ -126,11 +129,38 @@ void TestNobodyComes() {
   program.Check();
 }
 
+// The workspaces grow, and a generation starts where devices make no call of the one before. Their
+// peers, which wait for that call, learn that they have left: in the same domain, and over rails.
+void TestRanksLeaveAGeneration() {
+  setenv("JAX_EP_ENTRY_TIMEOUT_S", "20", 1);
+  for (int domain_size : {0, 1, 2}) {
+    for (const std::set<int>& missing : {std::set{0}, {3}, {2, 3}}) {
+      Restart();
+      DispatchProgram small = OfDomains(4, domain_size, kSmall);
+      DispatchProgram more = OfDomains(4, domain_size, kMore);
+      small.Check();
+      for (int r = 0; r < 4; ++r) {
+        if (!missing.contains(r)) CHECK_OK(small.Launch(r));
+      }
+      const int64_t run = NextRun();
+      for (const Status& status : more.OnAll([&](int r) { return more.Enter(run, r); })) {
+        CHECK_OK(status);
+      }
+      small.Synchronize();
+      for (int r = 0; r < 4; ++r) {
+        if (missing.contains(r)) continue;
+        CHECK(small.IsSafe(r) && small.status(r) == static_cast<int>(Outcome::kMismatch));
+      }
+    }
+  }
+  unsetenv("JAX_EP_ENTRY_TIMEOUT_S");
+}
+
 // Two calls of a rank at the same time: each is whole or fails.
 void TestTwoCallsAtOnce() {
   for (int round = 0; round < 6; ++round) {
     Restart();
-    DispatchProgram first = OfDomains(4, 2, kMedium), second = OfDomains(4, 2, kSmall);
+    DispatchProgram first = OfDomains(4, 2, kMore), second = OfDomains(4, 2, kSmall);
     first.Check();
     second.Check();
     std::vector<cudaStream_t> other(4);
@@ -164,6 +194,7 @@ int main(int argc, char** argv) {
                    {"the host ends a wait", TestHostEndsAWait},
                    {"deadlines", TestDeadlines},
                    {"nobody comes", TestNobodyComes},
+                   {"ranks leave a generation", TestRanksLeaveAGeneration},
                    {"two calls at once", TestTwoCallsAtOnce}},
                   argc, argv);
 }

@@ -268,7 +268,8 @@ class Round {
   }
 
   Group* GroupOf(int lane) const {
-    return Groups::OfProcess().Find(devices_, shares_lane_ ? 0 : lane, kRandomKernels);
+    return Groups::OfProcess().Find(devices_, shares_lane_ ? 0 : lane, kRandomKernels,
+                                    domain_size_);
   }
 
   // Null before it is allocated.
