@@ -9,6 +9,7 @@ import tempfile
 import threading
 import unittest.mock
 
+import matplotlib.figure
 from absl.testing import absltest, parameterized
 from bench_command import QUICK
 
@@ -264,6 +265,21 @@ class SummaryTest(absltest.TestCase):
             path = pathlib.Path(folder, "plot.png")
             report.plot(results, FakeBenchmark.figures[0], "tokens", path)
             self.assertStartsWith(path.read_bytes().decode("latin1"), "\x89PNG")
+
+    def test_lines_are_of_chained_calls(self):
+        """Where a size has both; they say that sizes are of a rank."""
+        records = []
+        for tokens, chained, rate in ((9, 8, 5.0), (1, 64, 2.0), (1, 1, 1.0)):
+            record = Case("forward", Shape(tokens, 8), "balanced", chained).record()
+            records.append(record | {"measurements": {"torch": {"rate": rate}}})
+        panel = matplotlib.figure.Figure().subplots()
+        figure = FakeBenchmark.figures[0]
+        report.draw_lines(panel, records, ["jax_ep", "torch"], figure, "tokens")
+        (line,) = panel.get_lines()
+        self.assertEqual(
+            (line.get_label(), line.get_xydata().tolist()), ("torch", [[1, 2], [9, 5]])
+        )
+        self.assertEqual(panel.get_xlabel(), "tokens per rank")
 
 
 if __name__ == "__main__":

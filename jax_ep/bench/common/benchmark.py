@@ -99,7 +99,7 @@ class Benchmark(abc.ABC):
       interleaved: the provider that is measured again after each round of jax_ep.
       warm_up_seconds: see `timing.device_times`.
       settling_seconds: of jax_ep's calls before a case is measured, so that the clocks settle.
-      sweep: the size over which lines are drawn.
+      sweep: the size, of each rank, over which lines are drawn.
     """
 
     name: ClassVar[str]

@@ -46,7 +46,9 @@ PACKAGES = (
     "triton",
 )
 MIN_SWEEP = 3  # values of a size, from which on a line is drawn over them
-LABEL_CHARACTERS = 14  # per line, below bars
+LABEL_CHARACTERS = 18  # per line, below bars
+# Inches: of bars alone; of bars, which are few beside a sweep, and lines.
+WIDTHS, WIDTHS_OF_SWEEP = (11.0,), (3.5, 6.5)
 
 Record = dict[str, Any]
 
@@ -192,11 +194,12 @@ def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathl
     records = results["cases"]
     operations = by_operation(records)
     swept = {family for family in _families(records, sweep) if family is not None}
-    num_columns = 1 + bool(swept)
+    widths = WIDTHS_OF_SWEEP if swept else WIDTHS
     canvas, panels = plt.subplots(
         len(operations),
-        num_columns,
-        figsize=(11 * num_columns, 3.5 * len(operations)),
+        len(widths),
+        figsize=(sum(widths), 3 * len(operations)),
+        width_ratios=widths,
         squeeze=False,
         layout="constrained",
     )
@@ -206,17 +209,18 @@ def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathl
         bars = [r for r, f in zip(members, families, strict=True) if f not in swept]
         lines = [r for r, f in zip(members, families, strict=True) if f in swept]
         draw_bars(row[0], bars, names, figure)
-        if swept and sweep is not None:
-            draw_lines(row[1], lines, names, figure, sweep)
         for panel in row:
             panel.set(ylabel=figure.heading, title=operation.replace("_", " "))
+        if lines and sweep is not None:
+            draw_lines(row[1], lines, names, figure, sweep)
+        for panel in row:
             panel.set_ylim(bottom=0)
     handles = {
         label: handle
         for panel in panels.flat
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     canvas.suptitle(f"{results['benchmark']} on {where(results)}")
     canvas.savefig(path, dpi=120)
     plt.close(canvas)
@@ -254,19 +258,18 @@ def _wrapped(key: str) -> Iterator[str]:
 def draw_lines(
     panel: Axes, records: list[Record], names: list[str], figure: Figure, sweep: str
 ) -> None:
-    """Draws a line for each provider, dashed where calls are chained."""
+    """Draws a line for each provider; of calls measured singly and chained, the chained ones."""
     for index, name in enumerate(names):
-        for is_chained, style in ((False, "o-"), (True, "o--")):
-            points = sorted(
-                (record["sizes"][sweep], record["measurements"][name][figure.key])
-                for record in records
-                if (record["chained"] > 1) == is_chained
-                and record["measurements"].get(name, {}).get(figure.key) is not None
+        measured = [r for r in records if r["measurements"].get(name, {}).get(figure.key)]
+        measured.sort(key=lambda r: r["chained"])
+        points = {r["sizes"][sweep]: r["measurements"][name][figure.key] for r in measured}
+        if points:
+            panel.plot(
+                *zip(*sorted(points.items()), strict=True), "o-", color=f"C{index}", label=name
             )
-            if points:
-                label = f"{name}, chained" if is_chained else name
-                panel.plot(*zip(*points, strict=True), style, color=f"C{index}", label=label)
     panel.set_xscale("log", base=2)
     values = sorted({record["sizes"][sweep] for record in records})
-    panel.set_xticks(values, list(map(str, values)))
-    panel.set_xlabel(sweep)
+    panel.set_xticks(values, list(map(str, values)), fontsize=8)
+    panel.set_xlabel(f"{sweep} per rank")
+    fixed = (f"{k} {v}".replace("_", "-") for k, v in records[0]["sizes"].items() if k != sweep)
+    panel.set_title(", ".join([panel.get_title(), *fixed]))
