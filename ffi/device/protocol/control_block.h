@@ -102,13 +102,17 @@ inline constexpr int kMaxRailSlots = 512;
 inline constexpr int kMaxDomainSlots = 64;
 using DomainFlags = uint64_t[kMaxRanks][kMaxDomainSlots];
 
+// Chunks of a rank's tokens in a call over several domains.
+inline constexpr int kMaxHierarchicalChunks = 1 << 14;
+
 // Work counters of a running call over several domains. All are zero between kernels.
 struct HierarchicalProgress {
   uint64_t metadata_claims[2 * kMaxRanks];  // by stream (StreamClaims)
   uint64_t send_claims[3 * kMaxRanks];
   uint64_t receive_claims[kMaxRanks];
-  uint32_t metadata_spread[kMaxRanks];  // messages of metadata, by rail
-  uint32_t slot_reads[kMaxRailSlots];   // of a message that is read twice: to forward and to expand
+  uint64_t own_sums[kMaxHierarchicalChunks / 64];  // of combine: chunks, one per bit
+  uint32_t metadata_spread[kMaxRanks];             // messages of metadata, by rail
+  uint32_t slot_reads[kMaxRailSlots];  // of a message that is read twice: to forward and to expand
 };
 
 // Host-mapped memory that describes a wait. As `report` it is why a call was aborted, at most once

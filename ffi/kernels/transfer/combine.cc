@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/kernels/transfer/preparation.h"
 
@@ -77,7 +79,12 @@ Status Launch(const PreparedCombine& prepared, ControlBlock* control, const Comb
   combine.assignment_scalars = buffers.assignment_scalars;
   if (prepared.layout.domains.count > 0) {
     combine.plan.partial_sum_index = buffers.forwarding.partial_sum_index;
-    const HierarchicalCombineParams hierarchical = {combine, buffers.forwarding, prepared.layout};
+    // With domains of one rank all that pushes send goes over the links.
+    const auto blocks = static_cast<int32_t>(prepared.launches[0].blocks);
+    const int32_t pushing =
+        std::max(1, prepared.layout.domains.size > 1 ? blocks / 2 : blocks * 3 / 8);
+    const HierarchicalCombineParams hierarchical = {combine, buffers.forwarding, prepared.layout,
+                                                    pushing};
     return LaunchKernels(prepared.launches, &hierarchical, stream);
   }
   const bool is_general = params.segments.count() == 0;

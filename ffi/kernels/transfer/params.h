@@ -29,7 +29,7 @@ inline constexpr int kLowLatencyCombineSharedBytes =
     kMaxLowLatencyAssignments * int{sizeof(int32_t)};
 
 // Blocks whose send warps send in calls over several domains: enough to keep the links busy.
-inline constexpr int kSendBlocks = 48;
+inline constexpr int kSendBlocks = 64;
 
 // A tile has a multiple of this many assignments.
 inline constexpr int kTileAssignments = 1024;
@@ -103,6 +103,7 @@ struct HierarchicalCombineParams {
   CombineParams combine;  // its plan.partial_sum_index is that in the domain
   ForwardingOperands forwarding;
   HierarchicalLayout layout;
+  int32_t num_push_blocks;
 };
 
 // The parameters that all transfers share.

@@ -8,8 +8,11 @@
 //              token home
 //   reduce     the tokens' rank adds the sums of the domains in order, its own included
 //
-// With domains of one rank a partial sum is its domain's sum: push packs it, reduce makes this
-// rank's own, and nothing is left to send.
+// With domains of one rank a partial sum is its domain's sum: push packs it, or stores this rank's
+// own among the results, where reduce finds it, and nothing is left to send.
+//
+// Some blocks push, and all blocks run the other streams. If all of them pushed, their chunks would
+// share the links, and arrive at the end, all together.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 
@@ -28,7 +31,8 @@ class CombineStreams {
  public:
   // A rank with a poisoned plan takes part with no rows.
   __device__ CombineStreams(const HierarchicalCombineParams& params, const RoleContext& role,
-                            uint64_t sequence, bool poisoned, bool is_poisoned_here, Sum sum)
+                            uint64_t sequence, bool pushes, bool poisoned, bool is_poisoned_here,
+                            Sum sum)
       : params_(params),
         call_(params.combine.call),
         layout_(params.layout),
@@ -39,6 +43,7 @@ class CombineStreams {
         here_(domains_.Domain(rank_)),
         rails_(domains_.num_rails()),
         end_(poisoned ? 0 : EndOfRows(call_, params.combine.plan)),
+        pushes_(pushes),
         poisoned_(poisoned),
         poisoned_here_(is_poisoned_here),
         sum_(sum) {}
@@ -48,8 +53,9 @@ class CombineStreams {
 
   // Streams that empty slots come first.
   __device__ int count() const {
-    const int num_pushes = HasPushes() ? call_.num_ranks : rails_;
-    return 2 * rails_ + 1 + NumSends() + num_pushes;
+    const int num_own = HasRings() ? 0 : 1;
+    const int num_pushes = HasRings() ? call_.num_ranks : rails_;
+    return 2 * rails_ + 1 + NumSends() + num_own + (pushes_ ? num_pushes : 0);
   }
   __device__ int NumItems(int stream) const {
     const Kind kind = KindOf(&stream);
@@ -63,15 +69,15 @@ class CombineStreams {
       case kHear:
         return RailOf(stream).HasArrived(0);
       case kReduce:
-        return MissingMessage(chunk) < 0 && MissingPush(here_, chunk) < 0;
+        return MissingMessage(chunk) < 0 && HasOwnSums(chunk) && MissingPush(here_, chunk) < 0;
       case kSend: {
         const Rail rail = RailOf(stream);
         return rail.MayPack(Message(chunk)) && MissingPush(rail.domain(), chunk) < 0;
       }
       default: {
         const int source = Source(stream);
-        return IsPacked(source) ? RailTo(source).MayPack(Message(chunk))
-                                : HasCredit(call_, RingOf(source), Slot(chunk));
+        if (HasRings()) return HasCredit(call_, RingOf(source), Slot(chunk));
+        return source == rank_ || RailTo(source).MayPack(Message(chunk));
       }
     }
   }
@@ -93,8 +99,9 @@ class CombineStreams {
     return !__any_sync(kFullWarp, !has_all);
   }
 
-  __device__ void Complete() {}
   __device__ void Run(int stream, int chunk) {
+    last_stream_ = stream;
+    last_chunk_ = chunk;
     switch (KindOf(&stream)) {
       case kTell:
         return Tell(RailOf(stream));
@@ -109,12 +116,49 @@ class CombineStreams {
     }
   }
 
+  // Ends the last item, whose stores are on their way: signals.
+  __device__ void Complete() {
+    int stream = last_stream_;
+    const int chunk = last_chunk_;
+    if (stream < 0) return;
+    last_stream_ = -1;
+    const Kind kind = KindOf(&stream);
+    if (kind == kTell || kind == kHear) return;
+    role_.Sync();
+    if (role_.Warp() != 0) return;
+    const DomainSlot slot = Slot(chunk);
+    InjectDelayOfItem(call_, sequence_, 4, chunk);
+    if (kind == kReduce) {
+#pragma unroll 1
+      for (int rail = LaneIndex(); rail < rails_; rail += 32) {
+        RailOf(rail).ReturnCredit(Message(chunk));
+      }
+      if (HasRings()) ReturnCredits(here_, slot);
+    } else if (kind == kSend) {
+      const Rail rail = RailOf(stream);
+      if (LaneIndex() == 0) rail.Put(Message(chunk));
+      ReturnCredits(rail.domain(), slot);
+    } else if (LaneIndex() == 0) {
+      const int source = Source(stream);
+      if (HasRings()) {
+        // SIGNAL_CHUNK
+        const int ring = domains_.Rank(domains_.Domain(source), domains_.Index(rank_));
+        StoreDomainFlag(call_.control, Holder(source), DomainFlag::kChunk, ring, slot.slot,
+                        slot.number);
+      } else if (IsPacked(source)) {
+        RailTo(source).Put(Message(chunk));
+      } else {
+        AddReleaseDevice(OwnSums(chunk), uint64_t{1} << chunk % 64);
+      }
+    }
+  }
+
  private:
   enum Kind { kTell, kHear, kReduce, kSend, kPush };
 
-  // Whether partial sums go to ranks of this domain, this one included.
-  __device__ bool HasPushes() const { return domains_.size > 1; }
-  __device__ int NumSends() const { return HasPushes() ? rails_ : 0; }
+  // Whether partial sums go through rings of ranks of this domain, this one included.
+  __device__ bool HasRings() const { return domains_.size > 1; }
+  __device__ int NumSends() const { return HasRings() ? rails_ : 0; }
   // Returns what a stream is of, and makes it an index among these.
   __device__ Kind KindOf(int* stream) const {
     if (*stream < rails_) return kTell;
@@ -133,12 +177,14 @@ class CombineStreams {
   }
   __device__ static int Message(int chunk) { return 1 + chunk; }
 
-  // The tokens' ranks: each rank begins with the next one, and its own come last.
-  __device__ int Source(int stream) const { return call_.RankAfter(rank_, stream + 1); }
+  // The tokens' ranks: each rank begins with the next one. Without rings its own are the first.
+  __device__ int Source(int stream) const {
+    return call_.RankAfter(rank_, HasRings() ? stream + 1 : stream);
+  }
   // Returns the rank of this domain that adds partial sums of a source's tokens.
   __device__ int Holder(int source) const { return domains_.Rank(here_, domains_.Index(source)); }
   // Whether partial sums of a source's tokens go into a message right away.
-  __device__ bool IsPacked(int /*source*/) const { return !HasPushes(); }
+  __device__ bool IsPacked(int source) const { return !HasRings() && source != rank_; }
 
   // Partial sums are in rings by the tokens' domain. Flags are by this domain and the rank that
   // stores, and credits by the one that holds the ring.
@@ -152,11 +198,20 @@ class CombineStreams {
   __device__ int MissingPush(int domain, int chunk) const {
     const DomainSlot slot = Slot(chunk);
 #pragma unroll 1
-    for (int i = 0; HasPushes() && i < domains_.size; ++i) {
+    for (int i = 0; HasRings() && i < domains_.size; ++i) {
       if (!HasChunk(call_, domains_.Rank(domain, i), slot)) return domains_.Rank(here_, i);
     }
     return -1;
   }
+  // The chunks of this rank's tokens whose own sums are among the results, one per bit.
+  __device__ uint64_t* OwnSums(int chunk) const {
+    return &call_.control->hierarchical.own_sums[chunk / 64];
+  }
+  // Acquire. NETWORK_WAIT_LOCAL
+  __device__ bool HasOwnSums(int chunk) const {
+    return HasRings() || (LoadAcquireDevice(OwnSums(chunk)) >> chunk % 64 & 1) != 0;
+  }
+
   // Returns a rail whose message of a chunk has not arrived, or -1.
   __device__ int MissingMessage(int chunk) const {
 #pragma unroll 1
@@ -239,6 +294,10 @@ class CombineStreams {
       rows = (to + RowsOffset()).template As<uint4>();
       scalars = (to + kHeaderBytes).template As<float>();
       if (role_.Thread() == 0) PackHeader(call_, rail, Message(chunk), tokens, false);
+    } else if (!HasRings()) {
+      const int64_t first = int64_t{chunk} * layout_.chunk_tokens;
+      rows = PeerPointer<uint4>(static_cast<uint4*>(combine.out)) + first * call_.result_vectors;
+      scalars = PeerPointer<float>(combine.assignment_scalars) + first * call_.top_k;
     } else {
       const int64_t first = SlotTokens(domain, chunk);
       rows = PeerBuffer<uint4>(call_, holder, kReceivedRows) +
@@ -251,17 +310,6 @@ class CombineStreams {
       const int place = is_packed ? RowIn(tokens, index) : index;
       SendPartialSum(combine, found, {place, 0, call_.wire_vectors}, rows, scalars, sum_);
     });
-    role_.Sync();
-    if (role_.Warp() == 0) InjectDelayOfItem(call_, sequence_, 4, chunk);
-    if (role_.Thread() != 0) return;
-    if (is_packed) {
-      rail.Put(Message(chunk));
-    } else {
-      // SIGNAL_CHUNK
-      const DomainSlot slot = Slot(chunk);
-      StoreDomainFlag(call_.control, holder, DomainFlag::kChunk,
-                      domains_.Rank(domain, domains_.Index(rank_)), slot.slot, slot.number);
-    }
   }
 
   // Returns the partial sums of a token in a slot, as terms in rank order.
@@ -297,16 +345,10 @@ class CombineStreams {
       sum_(PartialSums(slot_token, NumPartialSums(domain, token)), 0, call_.wire_vectors,
            rows + int64_t{row} * call_.wire_vectors);
     });
-    role_.Sync();
-    if (role_.Warp() == 0) InjectDelayOfItem(call_, sequence_, 4, chunk);
-    if (role_.Thread() == 0) rail.Put(Message(chunk));
-    ReturnCredits(domain, chunk);
   }
 
-  // Called after a barrier. Returns the credits of a chunk to all ranks of this domain.
-  __device__ void ReturnCredits(int domain, int chunk) const {
-    if (role_.Warp() != 0) return;
-    const DomainSlot slot = Slot(chunk);
+  // Called by one warp. Returns the credits of a chunk to all ranks of this domain.
+  __device__ void ReturnCredits(int domain, const DomainSlot& slot) const {
     const int ring = domains_.Rank(domain, domains_.Index(rank_));
 #pragma unroll 1
     for (int i = LaneIndex(); i < domains_.size; i += 32) {  // SIGNAL_CREDIT
@@ -317,15 +359,6 @@ class CombineStreams {
 
   __device__ void Reduce(int chunk) const {
     ForEachToken(chunk, [&](int index, int token) { ReduceToken(chunk, index, token); });
-    role_.Sync();
-    if (role_.Warp() == 0) InjectDelayOfItem(call_, sequence_, 6, chunk);
-    if (role_.Warp() == 0) {
-#pragma unroll 1
-      for (int rail = LaneIndex(); rail < rails_; rail += 32) {
-        RailOf(rail).ReturnCredit(Message(chunk));
-      }
-    }
-    if (HasPushes()) ReturnCredits(here_, chunk);
   }
 
   // Called by one warp. Makes the sum of this domain, which takes the place of a term that each
@@ -333,19 +366,14 @@ class CombineStreams {
   __device__ const uint4* OwnSum(int64_t slot_token, int token, int num_sums) const {
     const CombineParams& combine = params_.combine;
     if (num_sums == 0) return nullptr;
-    if (!HasPushes()) {
-      SendPartialSum(combine, FindRows(call_, combine.plan, end_, rank_, token),
-                     {token, 0, call_.wire_vectors},
-                     PeerPointer<uint4>(static_cast<uint4*>(combine.out)),
-                     PeerPointer<float>(combine.assignment_scalars), sum_);
-      FenceBlock();  // each lane reads again what it has stored
+    if (!HasRings()) {
       return static_cast<const uint4*>(combine.out) + int64_t{token} * call_.result_vectors;
     }
     const SumTerms<2> terms = PartialSums(slot_token, num_sums);
     auto* const first = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, terms.rows[0], 0));
     if (num_sums > 1) {
       sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(first));
-      FenceBlock();  // likewise
+      FenceBlock();  // each lane reads again what it has stored
     }
     return first;
   }
@@ -376,7 +404,7 @@ class CombineStreams {
       const int domain = is_kept ? domains_.Domain(destination) : -1;
       const float* scalars = nullptr;
       if (domain == here_) {
-        if (!HasPushes()) continue;  // OwnSum has stored it
+        if (!HasRings()) continue;  // Push has stored it
         scalars = call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k;
       } else if (is_kept) {
         scalars = AddendOf(domain, chunk, index).scalars;
@@ -412,10 +440,13 @@ class CombineStreams {
   const int here_;  // this rank's domain
   const int rails_;
   const int32_t end_;
+  const bool pushes_;
   const bool poisoned_;       // this rank's plan
   const bool poisoned_here_;  // a plan in this domain
   const Sum sum_;
   bool has_found_poison_ = false;
+  int last_stream_ = -1;  // of an item that is not complete
+  int last_chunk_ = 0;
 };
 
 }  // namespace jax_ep

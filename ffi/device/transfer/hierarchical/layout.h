@@ -21,6 +21,7 @@ inline constexpr int32_t kMaxDomains = 64;
 inline constexpr int32_t kMaxChunkTokens = 64;
 // Laps of a ring inside a domain, see ChunkNumber.
 inline constexpr int32_t kMaxLaps = 255;
+static_assert(kMaxDomainSlots * kMaxLaps <= kMaxHierarchicalChunks);
 
 // The begin of every message. It is followed by scalars of tokens, if the call has them, and rows;
 // or by counts, routes and weights.
@@ -85,13 +86,16 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   // token of each; but a put has 100 KB and more.
   constexpr int64_t kWantedChunks = 384;
   constexpr int64_t kMinTokens = 8;
+  constexpr int64_t kMinChunkBytes = int64_t{128} << 10;
   constexpr int64_t kMaxDomainBytes = int64_t{128} << 20;
   HierarchicalLayout layout = {};
   layout.domains = Domains(static_cast<int32_t>(num_ranks), static_cast<int32_t>(domain_size));
   layout.rail_slots =
       rail_slots > 0 ? static_cast<int32_t>(rail_slots) : RailSlots(layout.domains.count);
   const int64_t fitting = (kRailSlotBytes - 2 * kHeaderBytes) / (row_bytes + top_k * 4);
-  const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), kMinTokens);
+  const int64_t least =
+      num_tokens < kWantedChunks ? kMinTokens : Max(kMinChunkBytes / row_bytes, kMinTokens);
+  const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), least);
   const int64_t tokens = Min(Min(fitting, wanted), kMaxChunkTokens);
   if (tokens == 0) return layout;
   const int64_t chunks = CeilDivide(num_tokens, tokens);
@@ -100,6 +104,7 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   if (max_domain_slots > 0) slots = PowerOfTwo(max_domain_slots, 1, static_cast<int32_t>(slots));
   while (slots < kMaxDomainSlots && slots * kMaxLaps < chunks) slots *= 2;
   if (slots * kMaxLaps < chunks) return layout;
+  while (slots / 2 >= chunks && slots > 1) slots /= 2;
   layout.chunk_tokens = static_cast<int32_t>(tokens);
   layout.num_chunks = static_cast<int32_t>(chunks);
   layout.domain_slots = static_cast<int32_t>(slots);

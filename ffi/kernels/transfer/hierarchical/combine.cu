@@ -26,7 +26,10 @@ __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const 
   const auto sum = [&](const SumTerms<2>& terms, int first, int end, PeerPointer<uint4> to) {
     SumRows<Type>(pipeline, terms, first, end, to);
   };
-  CombineStreams streams(params, role, sequence, poisoned, is_poisoned_here, sum);
+  // The first blocks to ask push, because these surely run.
+  const int ticket = NextTicket(&call.control->progress.sender_tickets, role);
+  const bool pushes = ticket < params.num_push_blocks;
+  CombineStreams streams(params, role, sequence, pushes, poisoned, is_poisoned_here, sum);
   const Outcome outcome =
       RunStreams(call, role, streams, call.control->hierarchical.send_claims, sequence, scratch);
   if (outcome != Outcome::kArrived) return outcome;
