@@ -52,10 +52,10 @@ class CombineStreams {
   __device__ bool has_found_poison() const { return has_found_poison_; }
 
   // Streams that empty slots come first.
-  __device__ int count() const {
-    const int num_own = HasRings() ? 0 : 1;
-    const int num_pushes = HasRings() ? call_.num_ranks : rails_;
-    return 2 * rails_ + 1 + NumSends() + num_own + (pushes_ ? num_pushes : 0);
+  __device__ int count() const { return NumOthers() + (pushes_ ? NumPushes() : 0); }
+  // Blocks that push look for that first, so that the links have work at once.
+  __device__ int First(int block) const {
+    return pushes_ ? NumOthers() + block % NumPushes() : block % NumOthers();
   }
   __device__ int NumItems(int stream) const {
     const Kind kind = KindOf(&stream);
@@ -159,6 +159,9 @@ class CombineStreams {
   // Whether partial sums go through rings of ranks of this domain, this one included.
   __device__ bool HasRings() const { return domains_.size > 1; }
   __device__ int NumSends() const { return HasRings() ? rails_ : 0; }
+  __device__ int NumPushes() const { return HasRings() ? call_.num_ranks : rails_; }
+  // The streams of all blocks. Without rings the last of them makes own sums.
+  __device__ int NumOthers() const { return 2 * rails_ + 1 + NumSends() + (HasRings() ? 0 : 1); }
   // Returns what a stream is of, and makes it an index among these.
   __device__ Kind KindOf(int* stream) const {
     if (*stream < rails_) return kTell;

@@ -86,6 +86,7 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   // token of each; but a put has 100 KB and more.
   constexpr int64_t kWantedChunks = 384;
   constexpr int64_t kMinTokens = 8;
+  constexpr int64_t kTokensAtOnce = 12;  // warps of combine; a multiple of the send warps
   constexpr int64_t kMinChunkBytes = int64_t{128} << 10;
   constexpr int64_t kMaxDomainBytes = int64_t{128} << 20;
   HierarchicalLayout layout = {};
@@ -96,7 +97,8 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   const int64_t least =
       num_tokens < kWantedChunks ? kMinTokens : Max(kMinChunkBytes / row_bytes, kMinTokens);
   const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), least);
-  const int64_t tokens = Min(Min(fitting, wanted), kMaxChunkTokens);
+  const int64_t rounded = CeilDivide(wanted, kTokensAtOnce) * kTokensAtOnce;
+  const int64_t tokens = Min(Min(fitting, rounded), kMaxChunkTokens);
   if (tokens == 0) return layout;
   const int64_t chunks = CeilDivide(num_tokens, tokens);
   const int64_t slot_bytes = DomainSlotRows(layout.domains, tokens, top_k) * row_bytes;

@@ -52,6 +52,7 @@ class MetadataStreams {
         num_pairs_(eager == nullptr ? 0 : CountPairs(call.num_experts)) {}
 
   __device__ int count() const { return 2 * layout_.domains.num_rails(); }
+  __device__ int First(int block) const { return block % count(); }
   __device__ int NumItems(int /*stream*/) const { return layout_.num_metadata; }
   __device__ bool IsReady(int stream, int message) const {
     if (IsSent(stream)) {

@@ -24,6 +24,7 @@ class ReceiveStreams {
         copies_(params.expand_pipeline, role, params.call, params.row_scales) {}
 
   __device__ int count() const { return params_.call.num_ranks; }
+  __device__ int First(int block) const { return block % count(); }
   __device__ int NumItems(int /*stream*/) const { return layout_.num_chunks; }
 
   __device__ bool IsReady(int stream, int chunk) const {

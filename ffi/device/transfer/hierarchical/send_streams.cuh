@@ -66,6 +66,7 @@ class SendStreams {
     const int rails = layout_.domains.num_rails();
     return layout_.domains.size > 1 ? 2 * rails + 1 : rails;
   }
+  __device__ int First(int block) const { return block % count(); }
   __device__ int NumItems(int /*stream*/) const { return layout_.num_chunks; }
 
   __device__ bool IsReady(int stream, int chunk) const {

@@ -61,7 +61,8 @@ __device__ inline int NthBit(uint32_t bits, int n) {
 // Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
 // kNoneReady. The first warp polls one stream after another, lane i item i of the stream's window.
 //
-// `Streams` has count(), the number of streams; NumItems(stream); IsReady(stream, item), an acquire
+// `Streams` has count(), the number of streams; First(block), the one that a block polls first,
+// another one for each block; NumItems(stream); IsReady(stream, item), an acquire
 // of all that the item needs; Peer(stream, item), for which rank a wait for it waits; and
 // HasEntered(), whether all ranks have entered the call, which the deadline depends on.
 template <typename Streams>
@@ -74,7 +75,7 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
     Deadline progress(call, WaitPoint::kChunk, sequence);
     const int count = streams.count();
     StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
-    int stream = count == 0 ? 0 : role.block % count;  // blocks begin with different streams
+    int stream = count == 0 ? 0 : streams.First(role.block);
     int claimed = -1;  // an item of the stream that was claimed before it was found ready
     int num_polled = 0, num_left = 0;
     uint64_t sum = 0, last_sum = 0;
