@@ -23,6 +23,7 @@ LAYERS = (
     "ffi/device/transfer/dispatch",
     "ffi/device/transfer/combine",
     "ffi/device/transfer/low_latency",
+    "ffi/device/transfer/hierarchical",
     "ffi/runtime",  # settings and status
     "ffi/runtime/cuda",
     "ffi/runtime/calls",

@@ -4,7 +4,7 @@
 
 #include "ffi/device/transfer/combine/params.h"
 #include "ffi/device/transfer/dispatch/token_params.h"
-#include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/combine_params.h"
 #include "ffi/device/transfer/low_latency/layout.h"
 #include "ffi/device/transfer/plan.h"
 
@@ -97,13 +97,6 @@ struct HierarchicalRedispatchParams {
   ForwardingOperands forwarding;
   HierarchicalLayout layout;
   int32_t num_send_blocks;
-};
-
-struct HierarchicalCombineParams {
-  CombineParams combine;  // its plan.partial_sum_index is that in the domain
-  ForwardingOperands forwarding;
-  HierarchicalLayout layout;
-  int32_t num_push_blocks;
 };
 
 // The parameters that all transfers share.

@@ -16,12 +16,12 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 
-#include "ffi/device/network/rail.cuh"
+#include "ffi/device/transfer/hierarchical/rail.cuh"
 #include "ffi/device/transfer/combine/partial_sums.cuh"
+#include "ffi/device/transfer/hierarchical/combine_params.h"
 #include "ffi/device/transfer/hierarchical/domain.cuh"
 #include "ffi/device/transfer/hierarchical/forwarding.cuh"
 #include "ffi/device/transfer/hierarchical/streams.cuh"
-#include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
 

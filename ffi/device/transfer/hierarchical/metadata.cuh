@@ -8,7 +8,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_METADATA_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_METADATA_CUH_
 
-#include "ffi/device/network/rail.cuh"
+#include "ffi/device/transfer/hierarchical/rail.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/hierarchical/domain.cuh"
@@ -84,9 +84,11 @@ class MetadataStreams {
 
   // The parts of a message, after its header: counts in the first one, routes and weights of a
   // range of assignments.
-  __device__ int First(int message) const { return message * layout_.metadata_assignments; }
+  __device__ int FirstAssignment(int message) const {
+    return message * layout_.metadata_assignments;
+  }
   __device__ int Count(int message) const {
-    return min(layout_.metadata_assignments, call_.num_assignments() - First(message));
+    return min(layout_.metadata_assignments, call_.num_assignments() - FirstAssignment(message));
   }
   __device__ int64_t RoutesOffset(int message) const {
     return kHeaderBytes + (message == 0 ? num_pairs_ * int64_t{sizeof(uint64_t)} : 0);
@@ -119,7 +121,7 @@ class MetadataStreams {
   __device__ void Send(const Rail& rail, int message) const {
     const PeerPointer<uint8_t> to = rail.Packed(message);
     const int rank = call_.control->rank;
-    const int first = First(message);
+    const int first = FirstAssignment(message);
     const int count = Count(message);
     if (role_.Thread() == 0) PackHeader(call_, rail, message, 0, false);
     if (eager_ != nullptr) {
@@ -154,7 +156,7 @@ class MetadataStreams {
     const uint8_t* const from = rail.Received(message);
     const int rank = call_.control->rank;
     const int source = rail.partner();
-    const int first = First(message);
+    const int first = FirstAssignment(message);
     const int count = Count(message);
     if (role_.Warp() == 0 &&
         LoadRelaxedSystem(&rail.Header(message).fingerprint) != call_.fingerprint) {

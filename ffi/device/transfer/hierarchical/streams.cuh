@@ -5,8 +5,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_STREAMS_CUH_
 
-#include "ffi/device/protocol/deadline.cuh"
-#include "ffi/device/protocol/role_context.cuh"
+#include "ffi/device/protocol/wait.cuh"
 
 namespace jax_ep {
 
@@ -56,6 +55,25 @@ class StreamClaims {
 __device__ inline int NthBit(uint32_t bits, int n) {
   for (; n > 0; --n) bits &= bits - 1;
   return __ffs(bits) - 1;
+}
+
+// Called by one whole warp; all lanes return the same. Aborts if a rank has left the generation
+// instead of entering the call (start_generation.cu). It has told all ranks by entry flags, which
+// otherwise only those of its domain wait for.
+__device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) {
+  const ControlBlock* const control = call.control;
+  const EntryFlags* const entry = control->inbox->entry[sequence % 2];
+  uint32_t leaver = kMaxRanks;
+  ForEachPeer(control, [&](int peer) {
+    if (LoadAcquireSystem(&entry[peer].sequence) < sequence) return;
+    if (ReadEntryFlags(call, entry[peer]) == Outcome::kMismatch) {
+      leaver = min(leaver, static_cast<uint32_t>(peer));
+    }
+  });
+  leaver = __reduce_min_sync(kFullWarp, leaver);
+  if (leaver == kMaxRanks) return Outcome::kArrived;
+  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, static_cast<int>(leaver), sequence);
+  return Outcome::kMismatch;
 }
 
 // Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
@@ -136,7 +154,9 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       }
       last_sum = sum;
       missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
-      item.outcome = (streams.HasEntered() ? progress : entry).Check(missing);
+      const bool has_entered = streams.HasEntered();
+      item.outcome = (has_entered ? progress : entry).Check(missing);
+      if (item.outcome == Outcome::kArrived && !has_entered) item.outcome = FindLeaver(call, sequence);
       if (item.outcome != Outcome::kArrived) break;
       num_polled = num_left = 0;
       sum = 0;

@@ -10,6 +10,7 @@
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/hierarchical/combine_streams.cuh"
 #include "ffi/device/transfer/hierarchical/end.cuh"
+#include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
 namespace {

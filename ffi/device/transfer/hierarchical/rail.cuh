@@ -5,8 +5,8 @@
 // This provider is for partners whose memory the rank reaches by loads and stores, as in domains
 // that only a test has: a message is packed right into the partner's ring, and put by its flag. The
 // network of another provider is to offer the same functions.
-#ifndef JAX_EP_DEVICE_NETWORK_RAIL_CUH_
-#define JAX_EP_DEVICE_NETWORK_RAIL_CUH_
+#ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
+#define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 
 #include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/transfer/hierarchical/layout.h"
@@ -111,4 +111,4 @@ __device__ inline void PackHeader(const CallParams& call, const Rail& rail, int 
 
 }  // namespace jax_ep
 
-#endif  // JAX_EP_DEVICE_NETWORK_RAIL_CUH_
+#endif  // JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
