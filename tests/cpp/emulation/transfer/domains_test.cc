@@ -48,7 +48,7 @@ void ForEachTopology(const std::function<void(Group*, const Options&)>& test) {
     const Topology& topology = topologies[i];
     const Options options = OptionsOf(topology);
     jax_ep::WorkspaceLayout layout;  // has room for the largest calls
-    STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 200,
+    STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 400,
                                      .hidden = 64,
                                      .top_k = 4,
                                      .num_experts = 4 * topology.ranks(),
@@ -65,7 +65,7 @@ void ForEachTopology(const std::function<void(Group*, const Options&)>& test) {
   }
 }
 
-constexpr int kTokens = 6;
+constexpr int kTokens = 44;  // six chunks
 
 Shape ShapeOf(const Options& options, int tokens) {
   Shape shape;
@@ -184,8 +184,8 @@ void TestFewTokens() {
 // where the rails' rings are.
 void TestManyWraps() {
   ForEachTopology([](Group* group, const Options& options) {
-    for (const int tokens : {49, 1, 140}) {
-      if (tokens > 49 && stride > 1) break;
+    for (const int tokens : {200, 1, 390}) {
+      if (tokens > 200 && stride > 1) break;
       Shape shape = ShapeOf(options, tokens);
       shape.hidden = 8;
       RunCalls(group, options, shape, RandomIds);
