@@ -154,6 +154,9 @@ const void* CombineKernelAddress(RowType) { return Named("combine"); }
 const void* LowLatencyDispatchKernelAddress() { return Named("low-latency dispatch"); }
 const void* LowLatencyRedispatchKernelAddress() { return Named("low-latency redispatch"); }
 const void* LowLatencyCombineKernelAddress(RowType) { return Named("low-latency combine"); }
+const void* HierarchicalDispatchKernelAddress() { return Named("dispatch over domains"); }
+const void* HierarchicalRedispatchKernelAddress() { return Named("redispatch over domains"); }
+const void* HierarchicalCombineKernelAddress(RowType) { return Named("combine over domains"); }
 const void* BulkCopyCeilingKernelAddress() { return Named("bulk copies"); }
 
 // ---- The calls
@@ -246,6 +249,7 @@ void Describe(const char* what, const TransferCall& call, const PreparedCall<Par
   text << device.name << " " << what << " of " << shape.num_tokens << " x " << shape.hidden
        << ", top " << shape.top_k << " of " << shape.num_experts << " on " << shape.num_ranks
        << (shape.num_scales() > 0 ? ", f8" : "");
+  if (shape.has_domains()) text << ", domains of " << shape.domain_size;
   for (const KernelLaunch& launch : prepared.launches) {
     text << "; " << ::NameOf(launch.kernel) << ", " << launch.blocks << " blocks of "
          << launch.threads << ", " << launch.shared_bytes << " B";
@@ -254,7 +258,8 @@ void Describe(const char* what, const TransferCall& call, const PreparedCall<Par
   End(status);
 }
 
-void Transfers(int64_t num_tokens, int64_t hidden, int64_t num_ranks, bool is_quantized) {
+void Transfers(int64_t num_tokens, int64_t hidden, int64_t num_ranks, bool is_quantized,
+               int64_t domain_size = 0) {
   TransferCall call = {
       .shape = {.num_tokens = num_tokens,
                 .hidden = hidden,
@@ -262,6 +267,7 @@ void Transfers(int64_t num_tokens, int64_t hidden, int64_t num_ranks, bool is_qu
                 .num_experts = 16 * num_ranks,
                 .num_ranks = num_ranks,
                 .num_rows = 8 * num_tokens + 2048,
+                .domain_size = domain_size,
                 .format = is_quantized ? QuantizedRowFormat(kF8E4M3, 128) : kBFloat16Rows}};
   PreparedDispatch dispatch;
   Status status = PrepareDispatch(call, &dispatch);
@@ -293,6 +299,7 @@ void AllCalls() {
       for (int64_t num_ranks : {1, 8, 64}) {
         for (bool is_quantized : {false, true}) {
           Transfers(num_tokens, 7168, num_ranks, is_quantized);
+          if (num_ranks == 64) Transfers(num_tokens, 7168, num_ranks, is_quantized, 8);
         }
       }
     }

@@ -56,7 +56,8 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
     local = std::min(Pick(random, {511, 512, 700}), jax_ep::kMaxExperts / ranks);
   }
   if (options.tiny) {
-    routing.tokens = std::min(routing.tokens, 8);
+    // Chunks over several domains have eight tokens or more.
+    routing.tokens = std::min(routing.tokens, options.domain_size == 0 ? 8 : 40);
     chunks = std::min(chunks, 3);
     if (Uniform(random, 0, 9) == 0) {  // several segments
       routing.tokens = std::min(routing.tokens, 3);
