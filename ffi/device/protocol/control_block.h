@@ -107,12 +107,12 @@ inline constexpr int kMaxHierarchicalChunks = 1 << 14;
 
 // Work counters of a running call over several domains. All are zero between kernels.
 struct HierarchicalProgress {
-  uint64_t metadata_claims[2 * kMaxRanks];  // by stream (StreamClaims)
+  uint64_t metadata_claims[2 * kMaxRanks];  // StreamClaims, one for each stream
   uint64_t send_claims[3 * kMaxRanks];
   uint64_t receive_claims[kMaxRanks];
-  uint64_t own_sums[kMaxHierarchicalChunks / 64];  // of combine: chunks, one per bit
+  uint64_t own_sums[kMaxHierarchicalChunks / 64];  // combine: chunks, one per bit
   uint32_t metadata_spread[kMaxRanks];             // messages of metadata, by rail
-  uint32_t slot_reads[kMaxRailSlots];  // of a message that is read twice: to forward and to expand
+  uint32_t slot_reads[kMaxRailSlots];  // messages read once of twice: to forward and to expand
 };
 
 // Host-mapped memory that describes a wait. As `report` it is why a call was aborted, at most once
@@ -143,7 +143,7 @@ struct Inbox {
   // of messages, which go on over the calls of a generation.
   alignas(128) DomainFlags domain_chunks;
   alignas(128) DomainFlags domain_credits;
-  alignas(128) uint64_t rail_messages[kMaxRailSlots];  // that have arrived
+  alignas(128) uint64_t rail_messages[kMaxRailSlots];  // arrived here
   alignas(128) uint64_t rail_credits[kMaxRailSlots];   // for messages of this rank
 };
 
@@ -192,7 +192,7 @@ struct ControlBlock : GenerationState {
   alignas(128) Progress progress;
   alignas(128) uint64_t tiles_counted[kMaxTiles];  // sequence of the latest call that counted each
   // Of calls over several domains.
-  alignas(128) uint64_t rail_messages;  // of each rail, in earlier calls of the generation
+  alignas(128) uint64_t rail_messages;  // each rail's, in earlier calls of the generation
   alignas(128) HierarchicalProgress hierarchical;
 };
 

@@ -32,8 +32,8 @@ struct PlanOperands {
   const int32_t* status;
 };
 
-// What a plan of two levels has beside. D domains of N ranks each; a rank's rail partners are the
-// ranks with its index in the other domains.
+// The arrays that only a plan of two levels has. D domains of N ranks each; a rank's rail partners
+// are the ranks with its index in the other domains.
 struct ForwardingResults {
   uint32_t* token_ranks;       // [D, T, ceil(N / 32)]: for each token of the rail partner in each
                                // domain, and of this rank, the ranks here that got one, as bits

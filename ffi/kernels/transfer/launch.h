@@ -62,7 +62,7 @@ struct DispatchBuffers {
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
   PlanResults plan = {};
-  ForwardingResults forwarding = {};  // of two levels
+  ForwardingResults forwarding = {};  // two levels only
 };
 
 struct RedispatchBuffers {
@@ -74,7 +74,7 @@ struct RedispatchBuffers {
   float* row_scales = nullptr;          // [M, S]
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays
-  ForwardingOperands forwarding = {};   // of two levels
+  ForwardingOperands forwarding = {};   // two levels only
 };
 
 struct CombineBuffers {
@@ -84,7 +84,7 @@ struct CombineBuffers {
   const float* row_scalars = nullptr;   // [M]
   void* out = nullptr;                  // [T, H]
   float* assignment_scalars = nullptr;  // [T, K]
-  ForwardingOperands forwarding = {};   // of two levels
+  ForwardingOperands forwarding = {};   // two levels only
 };
 
 // Measures the bandwidth of bulk copies, for benchmarks: each rank stores its rows to its peers'
@@ -107,7 +107,7 @@ struct KernelLaunch {
 template <typename Params>
 struct PreparedCall {
   Params params = {};              // but for the control block and the buffers
-  HierarchicalLayout layout = {};  // of a call over several domains
+  HierarchicalLayout layout = {};  // a call over several domains only
   std::vector<KernelLaunch> launches;
 };
 using PreparedDispatch = PreparedCall<LowLatencyDispatchParams>;

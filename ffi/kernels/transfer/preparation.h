@@ -33,7 +33,7 @@ class Preparation {
   const CallParams& call() const { return call_; }
   const Status& status() const { return status_; }
   int64_t num_sms() const { return num_sms_; }
-  // Of a call over several NVLink domains.
+  // The layout of a call over several NVLink domains.
   const HierarchicalLayout& layout() const { return layout_; }
 
   // Returns the largest of the wanted numbers of blocks, at most `blocks_per_sm` per SM.

@@ -16,11 +16,11 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 
-#include "ffi/device/transfer/hierarchical/rail.cuh"
 #include "ffi/device/transfer/combine/partial_sums.cuh"
 #include "ffi/device/transfer/hierarchical/combine_params.h"
 #include "ffi/device/transfer/hierarchical/domain.cuh"
 #include "ffi/device/transfer/hierarchical/forwarding.cuh"
+#include "ffi/device/transfer/hierarchical/rail.cuh"
 #include "ffi/device/transfer/hierarchical/streams.cuh"
 
 namespace jax_ep {
@@ -116,7 +116,7 @@ class CombineStreams {
     }
   }
 
-  // Ends the last item, whose stores are on their way: signals.
+  // Ends the last item, whose stores are in flight: signals.
   __device__ void Complete() {
     int stream = last_stream_;
     const int chunk = last_chunk_;
@@ -448,7 +448,7 @@ class CombineStreams {
   const bool poisoned_here_;  // a plan in this domain
   const Sum sum_;
   bool has_found_poison_ = false;
-  int last_stream_ = -1;  // of an item that is not complete
+  int last_stream_ = -1;  // the item that is not complete yet
   int last_chunk_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the ranks of a domain tell each other: that they have entered a call, that a chunk is in a
+// Signals between the ranks of a domain: that they have entered a call, that a chunk is in a
 // slot of a ring, and that the slot is free again. Rings begin anew in every call, as a rank sends
 // into them only when all ranks of its domain have entered the call.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_DOMAIN_CUH_

@@ -1,4 +1,4 @@
-// What a plan of two levels has beside one of a single level: which ranks of the domain got a
+// The part of a plan that only two levels have: which ranks of the domain got a
 // rail's tokens, and the index of partial sums in the domain.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_FORWARDING_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_FORWARDING_CUH_

@@ -37,8 +37,8 @@ struct HierarchicalLayout {
   Domains domains;
   int32_t chunk_tokens;          // per chunk
   int32_t num_chunks;            // per rank
-  int32_t domain_slots;          // of a ring inside the domain, a chunk each; a power of two
-  int32_t rail_slots;            // of a rail's ring, a message each; a power of two
+  int32_t domain_slots;          // a chunk each, of a ring inside the domain; a power of two
+  int32_t rail_slots;            // a message each, of a rail's ring; a power of two
   int32_t metadata_assignments;  // per message of metadata
   int32_t num_metadata;          // messages of metadata, ahead of the chunks
   int64_t rails_offset;          // in the workspace

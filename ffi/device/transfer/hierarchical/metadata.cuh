@@ -8,10 +8,10 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_METADATA_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_METADATA_CUH_
 
-#include "ffi/device/transfer/hierarchical/rail.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/hierarchical/domain.cuh"
+#include "ffi/device/transfer/hierarchical/rail.cuh"
 #include "ffi/device/transfer/hierarchical/streams.cuh"
 
 namespace jax_ep {

@@ -96,8 +96,8 @@ class Rail {
   const uint64_t first_number_;
   int domain_;
   int partner_;
-  int first_slot_;          // of this rank's ring from the partner
-  int partner_first_slot_;  // of the partner's ring from this rank
+  int first_slot_;          // this rank's ring from the partner
+  int partner_first_slot_;  // the partner's ring from this rank
 };
 
 // Called by one thread of a message's sender, before it is put.

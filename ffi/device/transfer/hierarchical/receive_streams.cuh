@@ -53,7 +53,7 @@ class ReceiveStreams {
     const Rail rail(call, layout_, is_partner ? RailIndex(source) : 0);
     const int message = layout_.num_metadata + chunk;
     const DomainSlot slot(layout_, sequence_, chunk);
-    uint64_t tokens = ~uint64_t{0};  // that have a row at `rows`
+    uint64_t tokens = ~uint64_t{0};  // those with a row at `rows`
     const uint4* rows = nullptr;
     if (is_partner) {
       tokens = LoadRelaxedSystem(&rail.Header(message).tokens);
@@ -151,7 +151,7 @@ class ReceiveStreams {
   const uint64_t sequence_;
   const int rank_;
   RowCopies copies_;
-  int last_stream_ = -1;  // of an item that is not complete
+  int last_stream_ = -1;  // the item that is not complete yet
   int last_chunk_ = 0;
 };
 

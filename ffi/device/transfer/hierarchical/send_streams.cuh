@@ -286,7 +286,7 @@ class SendStreams {
   const uint64_t sequence_;
   const int rank_;
   RowCopies copies_;
-  int last_stream_ = -1;  // of an item that is not complete
+  int last_stream_ = -1;  // the item that is not complete yet
   int last_chunk_ = 0;
 };
 

@@ -18,7 +18,7 @@ struct StreamItem {
 };
 
 // The claims of a stream's items: those of a window of 32 items, one per bit, and its first item in
-// the high bits. A claim is one atomic operation, whoever else claims at the same time: with a
+// the high bits. A claim is one atomic operation, even if others claim at the same time: with a
 // counter of items, which only one of them advances, blocks would take turns of a microsecond.
 class StreamClaims {
  public:
@@ -147,7 +147,7 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
         item.stream = kNoneReady;
         break;
       }
-      // What other blocks take is progress, too.
+      // Items that other blocks take are progress, too.
       if (sum != last_sum) {
         entry.Restart();
         progress.Restart();
@@ -156,7 +156,8 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
       const bool has_entered = streams.HasEntered();
       item.outcome = (has_entered ? progress : entry).Check(missing);
-      if (item.outcome == Outcome::kArrived && !has_entered) item.outcome = FindLeaver(call, sequence);
+      if (item.outcome == Outcome::kArrived && !has_entered)
+        item.outcome = FindLeaver(call, sequence);
       if (item.outcome != Outcome::kArrived) break;
       num_polled = num_left = 0;
       sum = 0;

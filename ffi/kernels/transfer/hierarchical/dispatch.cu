@@ -25,7 +25,7 @@ namespace jax_ep {
 namespace {
 
 // Where tokens go by their ids: what a rank sends, and forwards, does not depend on counts.
-struct RoutingByIds {
+struct RoutingOfIds {
   const DispatchParams& params;
   static constexpr bool to_all = false;
 
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
   if (roles.all.Thread() < kDispatchThreads) {
     outcome = ExpandAndFill(params, roles, sequence, &scratch.item);
   } else {
-    outcome = SendChunks(tokens, params.layout, RoutingByIds{dispatch}, roles, sequence,
+    outcome = SendChunks(tokens, params.layout, RoutingOfIds{dispatch}, roles, sequence,
                          params.num_send_blocks, &send_scratch.item);
   }
   const BlockEnd end = FinishBlock(call, roles.all, outcome);

@@ -22,7 +22,7 @@ namespace {
 
 // Where tokens go by the plan. Peers that wait for a token must get it, so a rank with a poisoned
 // plan sends and forwards all tokens to all ranks.
-struct RoutingByPlan {
+struct PlannedRouting {
   const HierarchicalRedispatchParams& params;
   const bool to_all;
 
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
   if (roles.all.Thread() < kDispatchThreads) {
     outcome = ExpandAndFill(params, roles, sequence, poisoned, &scratch.item);
   } else {
-    outcome = SendChunks(tokens, params.layout, RoutingByPlan{params, poisoned}, roles, sequence,
+    outcome = SendChunks(tokens, params.layout, PlannedRouting{params, poisoned}, roles, sequence,
                          params.num_send_blocks, &send_scratch.item);
   }
   if (poisoned) FillWithNan(tokens, roles.all.GridThreads());
