@@ -214,6 +214,5 @@ MODELS = {
         r"NETWORK_(?:WAIT|SIGNAL|PUT)_[A-Z]+",
         network_model.SETTINGS,
         network_model.MUTATIONS,
-        has_code=False,
     ),
 }

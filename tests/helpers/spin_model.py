@@ -16,7 +16,6 @@ class Model:
     mutations: tuple[
         tuple[str, str, Settings], ...
     ]  # name, how it fails, settings in which it does
-    has_code: bool = True  # otherwise no code carries the labels yet
 
 
 # How a mutation fails: an assertion, such as that a read finds the right data; or no step is possible.

@@ -106,7 +106,7 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       const bool is_free = claimed >= 0 || (found.IsFree(LaneIndex()) && index < num_items);
       const bool is_ready = is_free && streams.IsReady(stream, index);
       // The abort word overrides the flags, so it is loaded after them. It is forwarded before
-      // anyone on this rank can see it, as in WaitForFlags.
+      // anyone on this rank can see it, as in WaitForFlags. NETWORK_PUT_ABORT
       const uint32_t aborted =
           __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->inbox->abort), 0);
       if (aborted != 0) {
