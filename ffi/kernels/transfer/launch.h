@@ -38,6 +38,7 @@ struct TransferCall {
   int64_t ring_chunks = kMaxChunks;
   // Bounds the rings of a call over several domains, for tests; 0: RailSlots.
   int64_t rail_slots = 0;
+  int64_t chunk_tokens = 0;  // likewise, the tokens of a chunk
 };
 
 // The addresses are this device's operands and results. A buffer without elements may be null.

@@ -37,7 +37,8 @@ Status CheckTransfer(const TransferCall& call) {
   if (call.num_lanes < 1) return InvalidArgument("num_lanes is ", call.num_lanes);
   if (shape.has_domains()) {
     HierarchicalLayout domains;
-    Status status = PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, &domains);
+    Status status = PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks,
+                                           call.chunk_tokens, &domains);
     if (!status.ok()) return status;
     if (call.counts_arrivals) return Unimplemented("calls over domains do not count arrivals");
   }
@@ -128,7 +129,8 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
   for (int i = 0; i < kNumBuffers; ++i) call_.buffer_offsets[i] = layout.buffers[i].offset;
   if (!shape.has_domains()) return;
-  status_ = PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, &layout_);
+  status_ =
+      PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, call.chunk_tokens, &layout_);
   layout_.rails_offset = layout.rails.offset;
   call_.fingerprint = Hash(call_.fingerprint, {shape.domain_size, layout_.chunk_tokens,
                                                layout_.domain_slots, layout_.rail_slots});

@@ -78,10 +78,10 @@ Status CheckShape(const TransferShape& shape) {
 }  // namespace
 
 Status PlanHierarchicalLayout(const TransferShape& shape, int64_t rail_slots, int64_t ring_chunks,
-                              HierarchicalLayout* layout) {
-  *layout =
-      PlanHierarchicalLayout(shape.num_tokens, shape.wire_bytes(), shape.top_k, shape.num_experts,
-                             shape.num_ranks, shape.domain_size, rail_slots, ring_chunks);
+                              int64_t chunk_tokens, HierarchicalLayout* layout) {
+  *layout = PlanHierarchicalLayout(shape.num_tokens, shape.wire_bytes(), shape.top_k,
+                                   shape.num_experts, shape.num_ranks, shape.domain_size,
+                                   rail_slots, ring_chunks, chunk_tokens);
   const int64_t rails = layout->domains.num_rails();
   if (rails >= kMaxDomains || rails * layout->rail_slots > kMaxRailSlots) {
     return Unimplemented("there are ", rails + 1, " NVLink domains; the kernels take up to ",
@@ -104,7 +104,8 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
   int64_t received_rows, scalars, rail_bytes = 0;
   if (shape.has_domains()) {
     HierarchicalLayout domains;
-    if (Status status = PlanHierarchicalLayout(shape, 0, 0, &domains); !status.ok()) return status;
+    if (Status status = PlanHierarchicalLayout(shape, 0, 0, 0, &domains); !status.ok())
+      return status;
     const int64_t chunk_tokens = int64_t{domains.domain_slots} * domains.chunk_tokens;
     received_rows = DomainSlotRows(domains.domains, chunk_tokens, shape.top_k);
     scalars = domains.domains.count * chunk_tokens * shape.top_k;

@@ -38,7 +38,7 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout);
 
 // The sizes of a call over several domains; call it after PlanWorkspace. The bounds are for tests.
 Status PlanHierarchicalLayout(const TransferShape& shape, int64_t rail_slots, int64_t ring_chunks,
-                              HierarchicalLayout* layout);
+                              int64_t chunk_tokens, HierarchicalLayout* layout);
 
 }  // namespace jax_ep
 

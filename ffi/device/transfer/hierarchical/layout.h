@@ -76,12 +76,13 @@ constexpr int64_t DomainSlotRows(const Domains& domains, int64_t chunk_tokens, i
 }
 
 // Returns chunk_tokens = 0 if a row does not fit into a message, or there are too many chunks.
-// `rail_slots` and `max_domain_slots` are bounds for tests; 0: none.
+// `rail_slots`, `max_domain_slots` and `max_chunk_tokens` are bounds for tests; 0: none.
 inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row_bytes,
                                                  int64_t top_k, int64_t num_experts,
                                                  int64_t num_ranks, int64_t domain_size,
                                                  int64_t rail_slots = 0,
-                                                 int64_t max_domain_slots = 0) {
+                                                 int64_t max_domain_slots = 0,
+                                                 int64_t max_chunk_tokens = 0) {
   // Chunks are so short that ranks receive while they send, and a warp of combine has about one
   // token of each; but a put has 100 KB and more.
   constexpr int64_t kWantedChunks = 384;
@@ -98,11 +99,15 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
       num_tokens < kWantedChunks ? kMinTokens : Max(kMinChunkBytes / row_bytes, kMinTokens);
   const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), least);
   const int64_t rounded = CeilDivide(wanted, kTokensAtOnce) * kTokensAtOnce;
-  const int64_t tokens = Min(Min(fitting, rounded), kMaxChunkTokens);
+  int64_t tokens = Min(Min(fitting, rounded), kMaxChunkTokens);
+  if (max_chunk_tokens > 0) tokens = Min(tokens, max_chunk_tokens);
   if (tokens == 0) return layout;
   const int64_t chunks = CeilDivide(num_tokens, tokens);
   const int64_t slot_bytes = DomainSlotRows(layout.domains, tokens, top_k) * row_bytes;
   int64_t slots = PowerOfTwo(kMaxDomainBytes / slot_bytes, 4, kMaxDomainSlots);
+  if (max_chunk_tokens > 0) {  // the workspace is for longer chunks
+    slots = Min(slots, PowerOfTwo(num_tokens / tokens, 1, kMaxDomainSlots));
+  }
   if (max_domain_slots > 0) slots = PowerOfTwo(max_domain_slots, 1, static_cast<int32_t>(slots));
   while (slots < kMaxDomainSlots && slots * kMaxLaps < chunks) slots *= 2;
   if (slots * kMaxLaps < chunks) return layout;

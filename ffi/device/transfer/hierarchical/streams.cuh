@@ -15,6 +15,7 @@ struct StreamItem {
   int32_t stream;  // kNoneLeft, kNoneReady
   int32_t index;   // in the stream
   Outcome outcome;
+  bool is_ready;  // otherwise the item is claimed, and waits
 };
 
 // The claims of a stream's items: those of a window of 32 items, one per bit, and its first item in
@@ -77,7 +78,9 @@ __device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) 
 }
 
 // Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
-// kNoneReady. The first warp polls one stream after another, lane i item i of the stream's window.
+// kNoneReady, or an item that is claimed only: another block was faster, and the claim got a later
+// item. Give it back as `held`. The first warp polls one stream after another, lane i item i of the
+// stream's window.
 //
 // `Streams` has count(), the number of streams; First(block), the one that a block polls first,
 // another one for each block; NumItems(stream); IsReady(stream, item), an acquire
@@ -86,15 +89,19 @@ __device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) 
 template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
                                       const Streams& streams, uint64_t* claims, uint64_t sequence,
-                                      bool waits, StreamItem* scratch) {
+                                      const StreamItem& held, bool waits, StreamItem* scratch) {
   role.Sync();  // the previous item has been read
   if (role.Warp() == 0) {
     Deadline entry(call, WaitPoint::kEntry, sequence);
     Deadline progress(call, WaitPoint::kChunk, sequence);
     const int count = streams.count();
-    StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
+    StreamItem item = {kNoneLeft, 0, Outcome::kArrived, true};
     int stream = count == 0 ? 0 : streams.First(role.block);
     int claimed = -1;  // an item of the stream that was claimed before it was found ready
+    if (!held.is_ready) {
+      stream = held.stream;
+      claimed = held.index;
+    }
     int num_polled = 0, num_left = 0;
     uint64_t sum = 0, last_sum = 0;
     uint32_t missing = kMaxRanks;
@@ -143,8 +150,12 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       if (claimed < 0) stream = stream + 1 == count ? 0 : stream + 1;
       if (++num_polled < count && claimed < 0) continue;
       if (num_left == 0) break;  // all items have been claimed
-      if (!waits && claimed < 0) {
-        item.stream = kNoneReady;
+      if (!waits) {
+        if (claimed < 0) {
+          item.stream = kNoneReady;
+        } else {
+          item = {stream, claimed, Outcome::kArrived, false};
+        }
         break;
       }
       // Items that other blocks take are progress, too.
@@ -181,12 +192,13 @@ __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& 
                                      Streams& streams, uint64_t* claims, uint64_t sequence,
                                      StreamItem* scratch) {
   if (role.Warp() == 0) InjectDelay(call, sequence, 1);
+  StreamItem item = {kNoneReady, 0, Outcome::kArrived, true};
   bool waits = true;
   while (true) {
-    const StreamItem item = NextItem(call, role, streams, claims, sequence, waits, scratch);
+    item = NextItem(call, role, streams, claims, sequence, item, waits, scratch);
     streams.Complete();
     if (item.outcome != Outcome::kArrived || item.stream == kNoneLeft) return item.outcome;
-    waits = item.stream == kNoneReady;
+    waits = item.stream == kNoneReady || !item.is_ready;
     if (!waits) streams.Run(item.stream, item.index);
   }
 }

@@ -75,7 +75,8 @@ class RandomCall {
             .has_scalars = shape.has_scalars,
             .allow_low_latency = shape.allow_low_latency,
             .ring_chunks = shape.ring_chunks,
-            .rail_slots = shape.rail_slots};
+            .rail_slots = shape.rail_slots,
+            .chunk_tokens = shape.chunk_tokens};
   }
 
  private:

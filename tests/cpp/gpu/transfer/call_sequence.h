@@ -283,7 +283,8 @@ class Sequence {
             .allow_low_latency = shape.allow_low_latency,
             .counts_arrivals = shape.counts_arrivals,
             .ring_chunks = shape.ring_chunks,
-            .rail_slots = shape.rail_slots};
+            .rail_slots = shape.rail_slots,
+            .chunk_tokens = shape.chunk_tokens};
   }
 
   // No operation may read a tail or padding.

@@ -60,6 +60,7 @@ struct Shape {
   bool allow_low_latency = true;
   int64_t ring_chunks = jax_ep::kMaxChunks;
   int64_t rail_slots = 0;        // as TransferCall's; the same in all calls of a group
+  int64_t chunk_tokens = 0;      // as TransferCall's: with few, calls have many chunks
   bool counts_arrivals = false;  // dispatches
   int num_scales = 0;            // eight-bit rows have them
 

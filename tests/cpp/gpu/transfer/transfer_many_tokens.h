@@ -16,7 +16,7 @@ namespace harness {
 inline std::string DescribeRings(const jax_ep::TransferShape& shape, const Options& options) {
   if (shape.has_domains()) {
     jax_ep::HierarchicalLayout layout;
-    STATUS_OK(jax_ep::PlanHierarchicalLayout(shape, options.rail_slots, 0, &layout));
+    STATUS_OK(jax_ep::PlanHierarchicalLayout(shape, options.rail_slots, 0, 0, &layout));
     if (layout.num_chunks <= std::max(layout.domain_slots, layout.rail_slots)) {
       Fail("there are slots for all tokens");
     }

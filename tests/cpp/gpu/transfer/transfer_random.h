@@ -42,6 +42,8 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   routing.ranks = ranks;
   routing.domain_size = options.domain_size;
   shape.rail_slots = options.rail_slots;
+  // With one token per chunk, calls have more chunks than a window of claims has items.
+  if (routing.domain_size > 0) shape.chunk_tokens = Pick(random, {0, 1, 1, 2});
   routing.top_k = Pick(random, {1, 2, 3, 4, 8, 8, 11});
   routing.tokens = Pick(random, {0, 1, 5, 16, 33, 64, 100});
   int local = Pick(random, {1, 2, 3, 4, 8, 8, 24});
