@@ -105,11 +105,23 @@ using DomainFlags = uint64_t[kMaxRanks][kMaxDomainSlots];
 // Chunks of a rank's tokens in a call over several domains.
 inline constexpr int kMaxHierarchicalChunks = 1 << 14;
 
+// The claims of work items of some streams (transfer/hierarchical/streams.cuh).
+inline constexpr int kMaxStreams = 1024;
+inline constexpr int kMaxClaimWords = 1 << 13;
+struct ClaimWords {
+  uint32_t first_words[kMaxStreams];
+  uint64_t bits[kMaxClaimWords];
+
+  JAX_EP_HOST_DEVICE static constexpr int words_per_stream(int num_items) {
+    return CeilDivide(num_items, 64);
+  }
+};
+
 // Work counters of a running call over several domains. All are zero between kernels.
 struct HierarchicalProgress {
-  uint64_t metadata_claims[2 * kMaxRanks];  // StreamClaims, one for each stream
-  uint64_t send_claims[3 * kMaxRanks];
-  uint64_t receive_claims[kMaxRanks];
+  ClaimWords metadata_claims;
+  ClaimWords send_claims;
+  ClaimWords receive_claims;
   uint64_t own_sums[kMaxHierarchicalChunks / 64];  // combine: chunks, one per bit
   uint32_t metadata_spread[kMaxRanks];             // messages of metadata, by rail
   uint32_t slot_reads[kMaxRailSlots];  // messages read once of twice: to forward and to expand

@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_END_CUH_
 
 #include "ffi/device/protocol/kernel_end.cuh"
+#include "ffi/device/transfer/fill.cuh"
 #include "ffi/device/transfer/hierarchical/layout.h"
 
 namespace jax_ep {
@@ -13,12 +14,19 @@ __device__ inline void FinishHierarchicalCall(const CallParams& call,
                                               const RoleContext& role, uint64_t sequence,
                                               int num_messages) {
   ControlBlock* const control = call.control;
-  // After a failure slots may have been read once.
-  uint32_t* const words = reinterpret_cast<uint32_t*>(&control->hierarchical);
-#pragma unroll 1
-  for (int i = role.Thread(); i < int{sizeof(HierarchicalProgress) / 4}; i += role.num_threads) {
-    words[i] = 0;
+  HierarchicalProgress& progress = control->hierarchical;
+  const ThreadGroup threads = role.BlockThreads();
+  const int streams = NumStreams(layout.domains, call.num_ranks);
+  const int words = streams * ClaimWords::words_per_stream(num_messages);
+  for (ClaimWords* claims :
+       {&progress.metadata_claims, &progress.send_claims, &progress.receive_claims}) {
+    Fill(threads, claims->first_words, streams, 0u);
+    Fill(threads, claims->bits, words, uint64_t{0});
   }
+  Fill(threads, progress.own_sums, int64_t{kMaxHierarchicalChunks / 64}, uint64_t{0});
+  Fill(threads, progress.metadata_spread, int64_t{kMaxRanks}, 0u);
+  // After a failure slots may have been read once.
+  Fill(threads, progress.slot_reads, int64_t{kMaxRailSlots}, 0u);
   if (role.Thread() == 0) control->rail_messages += num_messages;
   FinishCall(call, role, sequence);
 }

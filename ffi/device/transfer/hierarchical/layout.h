@@ -63,6 +63,11 @@ constexpr int32_t PowerOfTwo(int64_t value, int32_t least, int32_t most) {
   return power;
 }
 
+// Returns the most streams that a role has (streams.cuh): those of combine.
+JAX_EP_HOST_DEVICE inline int NumStreams(const Domains& domains, int num_ranks) {
+  return num_ranks + 3 * domains.num_rails() + 2;
+}
+
 // Returns the slots of a rail's ring: of a group, not of a call, because a rank may send to a
 // partner that still runs the call before.
 constexpr int32_t RailSlots(int32_t num_domains) {
@@ -126,6 +131,10 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
       fits);
   layout.metadata_assignments = static_cast<int32_t>(per_message);
   layout.num_metadata = static_cast<int32_t>(Max(CeilDivide(num_tokens * top_k, per_message), 1));
+  const int streams = NumStreams(layout.domains, static_cast<int>(num_ranks));
+  if (int64_t{streams} * ClaimWords::words_per_stream(layout.num_messages()) > kMaxClaimWords) {
+    layout.chunk_tokens = 0;
+  }
   return layout;
 }
 

@@ -301,7 +301,7 @@ __device__ inline Outcome SendChunks(const TokenParams& params, const Hierarchic
   const Outcome outcome = WaitForDomainEntry(call, layout.domains, sequence, roles.send);
   roles.ReleaseSenders();
   if (outcome != Outcome::kArrived || sender >= num_blocks) return outcome;
-  return RunStreams(call, roles.send, streams, call.control->hierarchical.send_claims, sequence,
+  return RunStreams(call, roles.send, streams, &call.control->hierarchical.send_claims, sequence,
                     scratch);
 }
 

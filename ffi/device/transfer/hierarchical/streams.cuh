@@ -15,41 +15,61 @@ struct StreamItem {
   int32_t stream;  // kNoneLeft, kNoneReady
   int32_t index;   // in the stream
   Outcome outcome;
-  bool is_ready;  // otherwise the item is claimed, and waits
 };
 
-// The claims of a stream's items: those of a window of 32 items, one per bit, and its first item in
-// the high bits. A claim is one atomic operation, even if others claim at the same time: with a
-// counter of items, which only one of them advances, blocks would take turns of a microsecond.
+// The claims of items: one bit for each item of each stream, in words of a stream, and the first
+// word of a stream that may have free items. A claim is one atomic operation, even if others claim
+// at the same time: with a counter of items, which only one of them advances, blocks would take
+// turns of a microsecond. An item that was found ready stays so until it is claimed.
 class StreamClaims {
  public:
+  static constexpr int kItemsPerWord = 64;
+
   // Called by one warp; all lanes find the same.
-  __device__ StreamClaims(uint64_t* words, int stream)
-      : word_(&words[stream]), seen_(__shfl_sync(0xffffffffu, LoadAcquireDevice(word_), 0)) {}
+  __device__ StreamClaims(ClaimWords* claims, int stream, int words_per_stream, int num_items)
+      : first_word_(&claims->first_words[stream]), word_(LoadShuffled(first_word_)) {
+    if (word_ * kItemsPerWord >= num_items) return;
+    bits_ = &claims->bits[stream * words_per_stream + word_];
+    seen_ = __shfl_sync(0xffffffffu, LoadAcquireDevice(bits_), 0);
+    const int left = num_items - word_ * kItemsPerWord;
+    if (left < kItemsPerWord) seen_ |= ~uint64_t{0} << left;  // there are no such items
+    is_left_ = true;
+  }
 
-  // The claims as they were found.
-  __device__ uint64_t seen() const { return seen_; }
-  __device__ int first() const { return static_cast<int>(seen_ >> 32); }
-  __device__ bool IsFree(int bit) const { return (seen_ >> bit & 1) == 0; }
+  __device__ bool is_left() const { return is_left_; }
+  __device__ uint64_t seen() const { return seen_ + static_cast<uint32_t>(word_); }
 
-  // Called by one thread. Claims item first() + bit of `num_items`, and returns it, or -1 if
-  // another block was faster. It may also be a later one, if the window has moved on meanwhile.
-  __device__ int Claim(int bit, int num_items) const {
-    const uint64_t before = OrRelaxedDevice(word_, uint64_t{1} << bit, true);
-    if (before >> bit & 1) return -1;
-    const int first = static_cast<int>(before >> 32);
-    const int left = num_items - first;
-    const uint32_t all = left >= 32 ? 0xffffffffu : (1u << max(left, 0)) - 1;
-    const auto claimed = static_cast<uint32_t>(before | uint64_t{1} << bit);
-    if (left > 0 && (claimed & all) == all) {
-      StoreReleaseDevice(word_, static_cast<uint64_t>(first + 32) << 32);
+  // Called by the warp. Returns a free item for each lane, the first ones of the word, or -1.
+  __device__ int FreeItem() const {
+    if (!is_left_ || seen_ == ~uint64_t{0}) return -1;
+    const int bit = __ffsll(~seen_) - 1 + LaneIndex();
+    const bool is_free = bit < kItemsPerWord && (seen_ >> bit & 1) == 0;
+    return is_free ? word_ * kItemsPerWord + bit : -1;
+  }
+
+  // Called by one thread, for a free item that is ready. Returns whether it has claimed it.
+  __device__ bool Claim(int item) const {
+    const uint64_t bit = uint64_t{1} << item % kItemsPerWord;
+    return (OrRelaxedDevice(bits_, bit, true) & bit) == 0;
+  }
+
+  // Called by one thread. Goes on to the next word, if this one has no free items.
+  __device__ void Advance() const {
+    if (is_left_ && seen_ == ~uint64_t{0}) {
+      atomicCAS(first_word_, static_cast<uint32_t>(word_), static_cast<uint32_t>(word_) + 1);
     }
-    return bit < left ? first + bit : -1;
   }
 
  private:
-  uint64_t* const word_;
-  const uint64_t seen_;
+  __device__ static int LoadShuffled(const uint32_t* word) {
+    return static_cast<int>(__shfl_sync(0xffffffffu, LoadAcquireDevice(word), 0));
+  }
+
+  uint32_t* const first_word_;
+  const int word_;
+  uint64_t* bits_ = nullptr;
+  uint64_t seen_ = 0;
+  bool is_left_ = false;
 };
 
 // Returns the index of the n-th bit that is set.
@@ -78,40 +98,32 @@ __device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) 
 }
 
 // Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
-// kNoneReady, or an item that is claimed only: another block was faster, and the claim got a later
-// item. Give it back as `held`. The first warp polls one stream after another, lane i item i of the
-// stream's window.
+// kNoneReady. The first warp polls one stream after another, each lane one of its next free items.
 //
 // `Streams` has count(), the number of streams; First(block), the one that a block polls first,
-// another one for each block; NumItems(stream); IsReady(stream, item), an acquire
-// of all that the item needs; Peer(stream, item), for which rank a wait for it waits; and
-// HasEntered(), whether all ranks have entered the call, which the deadline depends on.
+// another one for each block; NumItems(stream); IsReady(stream, item), an acquire of all that the
+// item needs; Peer(stream, item), for which rank a wait for it waits; and HasEntered(), whether all
+// ranks have entered the call, which the deadline depends on.
 template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
-                                      const Streams& streams, uint64_t* claims, uint64_t sequence,
-                                      const StreamItem& held, bool waits, StreamItem* scratch) {
+                                      const Streams& streams, ClaimWords* claims, uint64_t sequence,
+                                      bool waits, StreamItem* scratch) {
   role.Sync();  // the previous item has been read
   if (role.Warp() == 0) {
     Deadline entry(call, WaitPoint::kEntry, sequence);
     Deadline progress(call, WaitPoint::kChunk, sequence);
     const int count = streams.count();
-    StreamItem item = {kNoneLeft, 0, Outcome::kArrived, true};
+    StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
     int stream = count == 0 ? 0 : streams.First(role.block);
-    int claimed = -1;  // an item of the stream that was claimed before it was found ready
-    if (!held.is_ready) {
-      stream = held.stream;
-      claimed = held.index;
-    }
+    // The last stream is one of the longest.
+    const int words = count == 0 ? 0 : ClaimWords::words_per_stream(streams.NumItems(count - 1));
     int num_polled = 0, num_left = 0;
     uint64_t sum = 0, last_sum = 0;
     uint32_t missing = kMaxRanks;
     while (count > 0) {
-      const StreamClaims found(claims, stream);
-      const int num_items = streams.NumItems(stream);
-      const bool is_left = claimed >= 0 || found.first() < num_items;
-      const int index = claimed >= 0 ? claimed : found.first() + LaneIndex();
-      const bool is_free = claimed >= 0 || (found.IsFree(LaneIndex()) && index < num_items);
-      const bool is_ready = is_free && streams.IsReady(stream, index);
+      const StreamClaims found(claims, stream, words, streams.NumItems(stream));
+      const int free = found.FreeItem();
+      const bool is_ready = free >= 0 && streams.IsReady(stream, free);
       // The abort word overrides the flags, so it is loaded after them. It is forwarded before
       // anyone on this rank can see it, as in WaitForFlags. NETWORK_PUT_ABORT
       const uint32_t aborted =
@@ -122,40 +134,27 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
         break;
       }
       const uint32_t ready = __ballot_sync(kFullWarp, is_ready);
-      if (ready != 0 && claimed < 0) {
-        // Blocks take different items, so that they do not get in each other's way.
-        const int bit = NthBit(ready, role.block % __popc(ready));
-        int taken = -1;
-        if (LaneIndex() == bit) taken = found.Claim(bit, num_items);
-        taken = __shfl_sync(kFullWarp, taken, bit);
-        if (taken == found.first() + bit) {
-          item.stream = stream;
-          item.index = taken;
-          break;
-        }
-        claimed = taken;
-        continue;
-      }
       if (ready != 0) {
+        // Blocks take different items, so that they do not get in each other's way.
+        const int lane = NthBit(ready, role.block % __popc(ready));
+        const bool is_mine = LaneIndex() == lane && found.Claim(free);
+        if (!__any_sync(kFullWarp, is_mine)) continue;  // another block was faster
         item.stream = stream;
-        item.index = claimed;
+        item.index = __shfl_sync(kFullWarp, free, lane);
         break;
       }
-      if (is_left) {
+      if (LaneIndex() == 0) found.Advance();
+      if (found.is_left()) {
         ++num_left;
-        const int peer = is_free ? streams.Peer(stream, index) : kMaxRanks;
+        const int peer = free >= 0 ? streams.Peer(stream, free) : kMaxRanks;
         missing = min(missing, static_cast<uint32_t>(peer));
       }
       sum += found.seen();
-      if (claimed < 0) stream = stream + 1 == count ? 0 : stream + 1;
-      if (++num_polled < count && claimed < 0) continue;
+      stream = stream + 1 == count ? 0 : stream + 1;
+      if (++num_polled < count) continue;
       if (num_left == 0) break;  // all items have been claimed
       if (!waits) {
-        if (claimed < 0) {
-          item.stream = kNoneReady;
-        } else {
-          item = {stream, claimed, Outcome::kArrived, false};
-        }
+        item.stream = kNoneReady;
         break;
       }
       // Items that other blocks take are progress, too.
@@ -167,8 +166,9 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
       const bool has_entered = streams.HasEntered();
       item.outcome = (has_entered ? progress : entry).Check(missing);
-      if (item.outcome == Outcome::kArrived && !has_entered)
+      if (item.outcome == Outcome::kArrived && !has_entered) {
         item.outcome = FindLeaver(call, sequence);
+      }
       if (item.outcome != Outcome::kArrived) break;
       num_polled = num_left = 0;
       sum = 0;
@@ -189,16 +189,15 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
 // before the next item, and before a wait: meanwhile the next item is found.
 template <typename Streams>
 __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& role,
-                                     Streams& streams, uint64_t* claims, uint64_t sequence,
+                                     Streams& streams, ClaimWords* claims, uint64_t sequence,
                                      StreamItem* scratch) {
   if (role.Warp() == 0) InjectDelay(call, sequence, 1);
-  StreamItem item = {kNoneReady, 0, Outcome::kArrived, true};
   bool waits = true;
   while (true) {
-    item = NextItem(call, role, streams, claims, sequence, item, waits, scratch);
+    const StreamItem item = NextItem(call, role, streams, claims, sequence, waits, scratch);
     streams.Complete();
     if (item.outcome != Outcome::kArrived || item.stream == kNoneLeft) return item.outcome;
-    waits = item.stream == kNoneReady || !item.is_ready;
+    waits = item.stream == kNoneReady;
     if (!waits) streams.Run(item.stream, item.index);
   }
 }

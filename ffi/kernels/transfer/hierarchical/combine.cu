@@ -32,7 +32,7 @@ __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const 
   const bool pushes = ticket < params.num_push_blocks;
   CombineStreams streams(params, role, sequence, pushes, poisoned, is_poisoned_here, sum);
   const Outcome outcome =
-      RunStreams(call, role, streams, call.control->hierarchical.send_claims, sequence, scratch);
+      RunStreams(call, role, streams, &call.control->hierarchical.send_claims, sequence, scratch);
   if (outcome != Outcome::kArrived) return outcome;
   if (!is_poisoned_here && !streams.has_found_poison()) return Outcome::kArrived;
   if (role.Thread() == 0) RecordFailure(call, Outcome::kPoisoned);

@@ -112,7 +112,7 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
   role.Sync();
   const float* const weights = tokens.has_weights ? tokens.topk_weights : nullptr;
   MetadataStreams metadata(call, layout, role, &eager, weights, sequence);
-  outcome = RunStreams(call, role, metadata, streams.metadata_claims, sequence, scratch);
+  outcome = RunStreams(call, role, metadata, &streams.metadata_claims, sequence, scratch);
   if (outcome != Outcome::kArrived) return outcome;
   // The quotas replace the tiles' counts in shared memory: this block has no more tiles.
   Quotas quotas(call, params.dispatch.row_align, eager.rank(),
@@ -127,7 +127,7 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
   const RowPlacement placement(call, plan, quotas, eager.rank());
   const ForwardedRoutes routes(call, domains, placement, params.forwarding);
   ReceiveStreams<ForwardedRoutes> received(tokens, layout, routes, role, sequence);
-  outcome = RunStreams(call, role, received, streams.receive_claims, sequence, scratch);
+  outcome = RunStreams(call, role, received, &streams.receive_claims, sequence, scratch);
   received.Finish();
   if (outcome != Outcome::kArrived) return outcome;
   const FillItems next_item = {&progress.fill_tickets, kMaxItems};

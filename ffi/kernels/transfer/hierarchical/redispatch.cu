@@ -100,12 +100,12 @@ __device__ Outcome ExpandAndFill(const HierarchicalRedispatchParams& params,
   if (role.Thread() == 0) WaitForItems(&progress.items_finished, call.num_prologue_items);
   const float* const weights = tokens.has_weights ? tokens.topk_weights : nullptr;
   MetadataStreams metadata(call, layout, role, nullptr, weights, sequence);
-  outcome = RunStreams(call, role, metadata, streams.metadata_claims, sequence, scratch);
+  outcome = RunStreams(call, role, metadata, &streams.metadata_claims, sequence, scratch);
   if (outcome != Outcome::kArrived) return outcome;
   const int32_t end = poisoned ? 0 : EndOfRows(call, redispatch.plan);
   const RowsOfPlan rows(call, redispatch.plan, end);
   ReceiveStreams<RowsOfPlan> received(tokens, layout, rows, role, sequence);
-  outcome = RunStreams(call, role, received, streams.receive_claims, sequence, scratch);
+  outcome = RunStreams(call, role, received, &streams.receive_claims, sequence, scratch);
   received.Finish();
   if (outcome != Outcome::kArrived || poisoned) return outcome;
   const FillItems next_item = {&progress.fill_tickets, kMaxItems};
