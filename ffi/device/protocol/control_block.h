@@ -113,7 +113,7 @@ struct ClaimWords {
   uint64_t bits[kMaxClaimWords];
 
   JAX_EP_HOST_DEVICE static constexpr int words_per_stream(int num_items) {
-    return CeilDivide(num_items, 64);
+    return Max(CeilDivide(num_items, 64), 1);  // streams of one item may be beside empty ones
   }
 };
 
