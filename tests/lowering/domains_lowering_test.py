@@ -83,6 +83,20 @@ class CallsTest(parameterized.TestCase):
         for call in program.calls:
             self.assertEqual(call.attributes["domain_size"], ("i64", SIZE))
 
+    @parameterized.parameters(True, False)
+    def test_weights_are_told_from_the_arrays_of_the_plan(self, has_weights):
+        def f(ids, x, weights):
+            given = weights if has_weights else None
+            sent = jax_ep.dispatch(
+                x, ids, given, num_experts=16, axis_name="expert", nvlink_domain_size=SIZE
+            )
+            return jax_ep.redispatch(2 * x, sent.plan, given).rows + sent.rows
+
+        program = lower_for_cuda(mapped(f), *arguments())
+        for operation in "dispatch", "redispatch":
+            attributes = program.call(operation).attributes
+            self.assertEqual(attributes["has_weights"], ("bool", has_weights))
+
     def test_one_level_has_no_such_attribute(self):
         """Older versions of jax_ep can run the program."""
         for size in None, RANKS:

@@ -23,7 +23,7 @@ from jax_ep._src.core.runtime import LIMITS
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.transfer import reference
 from jax_ep._src.transfer.params import TransferParams
-from jax_ep._src.transfer.plan import NUM_ARRAYS, PlanArrays, plan_shapes
+from jax_ep._src.transfer.plan import PlanArrays, plan_shapes
 
 Rows = jax.Array | Quantized
 """The rows that a transfer takes, and returns."""
@@ -148,16 +148,20 @@ def _domain_attributes(params: TransferParams) -> dict[str, Any]:
 
 
 def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
-    return _row_attributes(avals, 1, params)
+    x, (_, *weights) = reference.split_rows(avals)
+    return _row_attributes(avals, x, weights, params)
 
 
 def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
-    return _row_attributes(avals, NUM_ARRAYS, params)
-
-
-def _row_attributes(avals: list[Aval], num_others: int, params: TransferParams) -> dict[str, Any]:
     x, operands = reference.split_rows(avals)
-    flags = {"has_weights": len(operands) > num_others}
+    _, weights = PlanArrays.split(operands, params)
+    return _row_attributes(avals, x, weights, params)
+
+
+def _row_attributes(
+    avals: list[Aval], x: Sequence[Aval], weights: Sequence[Aval], params: TransferParams
+) -> dict[str, Any]:
+    flags = {"has_weights": len(weights) > 0}
     if len(x) > 1:  # absent for float rows, as for one lane
         flags["is_quantized"] = True
     return _attributes(avals, params, **flags)
