@@ -107,7 +107,7 @@ inline constexpr int kMaxHierarchicalChunks = 1 << 14;
 
 // The claims of work items of some streams (transfer/hierarchical/streams.cuh).
 inline constexpr int kMaxStreams = 1024;
-inline constexpr int kMaxClaimWords = 1 << 13;
+inline constexpr int kMaxClaimWords = 1 << 14;
 struct ClaimWords {
   uint32_t first_words[kMaxStreams];
   uint64_t bits[kMaxClaimWords];
