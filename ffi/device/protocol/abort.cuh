@@ -67,6 +67,14 @@ __device__ inline bool MayStoreToPeers(const CallParams& call) {
   return __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->inbox->abort), 0) == 0;
 }
 
+// Called by one whole warp; all lanes return the same. Returns how the group was aborted, kArrived
+// if it was not. The abort is forwarded before anyone on this rank can see it, as in WaitForFlags.
+__device__ inline Outcome FindAbort(const CallParams& call) {
+  const uint32_t word = __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->inbox->abort), 0);
+  if (word != 0) ForwardAbort(call, word);
+  return static_cast<Outcome>(word);
+}
+
 // Called by one thread. Records a failure of this kernel for its last block. An abort takes
 // precedence over a poisoned plan.
 __device__ inline void RecordFailure(const CallParams& call, Outcome outcome) {

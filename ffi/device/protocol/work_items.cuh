@@ -34,9 +34,14 @@ __device__ inline void FinishItem(uint32_t* finished, bool stores_to_peers,
   }
 }
 
+// Returns whether `total` items are finished. Acquire.
+__device__ inline bool AreItemsFinished(const uint32_t* finished, uint32_t total) {
+  return LoadAcquireDevice(finished) >= total;
+}
+
 // Called by one thread. Waits until `total` items are finished, which lower tickets hold.
 __device__ inline void WaitForItems(const uint32_t* finished, uint32_t total) {
-  while (LoadAcquireDevice(finished) < total) __nanosleep(20);  // WAIT_LOCAL
+  while (!AreItemsFinished(finished, total)) __nanosleep(20);  // WAIT_LOCAL
 }
 
 // Called by one warp. Returns the warp's next ticket.

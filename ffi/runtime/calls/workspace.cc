@@ -109,7 +109,7 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
     const int64_t chunk_tokens = int64_t{domains.domain_slots} * domains.chunk_tokens;
     received_rows = DomainSlotRows(domains.domains, chunk_tokens, shape.top_k);
     scalars = domains.domains.count * chunk_tokens * shape.top_k;
-    rail_bytes = domains.domains.num_rails() * domains.rail_slots * kRailSlotBytes;
+    rail_bytes = RailBytes(domains.domains.count);
   } else {
     const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
     received_rows =

@@ -16,6 +16,7 @@ class RowPlacement {
   struct PlacedToken {
     TokenRowsPerLane<kPerLane> found;
     int32_t destinations[kPerLane];  // ranks; -1 if unrouted or dropped
+    uint64_t firsts;                 // see FirstAssignments
     int32_t partial_sum_index;       // this rank's index among the token's ranks
   };
 
@@ -27,13 +28,13 @@ class RowPlacement {
   __device__ PlacedToken<kPerLane> Place(int source, const Route (&routes)[kPerLane]) const {
     PlacedToken<kPerLane> token;
     for (int i = 0; i < kPerLane; ++i) token.destinations[i] = Destination(routes[i]);
-    const uint64_t firsts = FirstAssignments(token.destinations);
+    token.firsts = FirstAssignments(token.destinations);
     token.partial_sum_index = 0;
     token.found.assignments = 0;
     for (int i = 0; i < kPerLane; ++i) {
       // Lower ranks come first. The first assignments have one for each of them.
       const bool is_lower = token.destinations[i] < rank_;
-      const auto of_lanes = static_cast<uint32_t>(firsts >> (32 * i));
+      const auto of_lanes = static_cast<uint32_t>(token.firsts >> (32 * i));
       token.partial_sum_index += __popc(__ballot_sync(kFullWarp, is_lower) & of_lanes);
       int32_t row = -1;
       if (token.destinations[i] == rank_) {

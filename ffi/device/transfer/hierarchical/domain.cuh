@@ -29,6 +29,17 @@ __device__ inline void ForEachNeighbor(const CallParams& call, const Domains& do
   for (int i = 1 + LaneIndex(); i < domains.size; i += 32) use(ranks.After(call, rank, i));
 }
 
+// Called by one warp. Returns whether `holds(rail)` for all rails, which different lanes find out.
+template <typename Holds>
+__device__ inline bool AllRails(const HierarchicalLayout& layout, Holds holds) {
+  bool all_hold = true;
+#pragma unroll 1
+  for (int rail = LaneIndex(); rail < layout.domains.num_rails(); rail += 32) {
+    all_hold &= holds(rail);
+  }
+  return !__any_sync(kFullWarp, !all_hold);
+}
+
 // Called by a role that holds `ticket`, if HasWorkspace. The first warp of the holder of ticket 0
 // signals entry to the domain.
 __device__ inline void SignalDomainEntry(const CallParams& call, const Domains& domains,
@@ -71,11 +82,9 @@ __device__ inline Outcome WaitForDomainEntry(const CallParams& call, const Domai
     missing = __reduce_min_sync(kFullWarp, missing);
     mismatched = __reduce_min_sync(kFullWarp, mismatched);
     // The abort word overrides the flags, so it is loaded after them.
-    const uint32_t aborted = __shfl_sync(kFullWarp, LoadRelaxedSystem(&control->inbox->abort), 0);
-    if (aborted != 0) {
-      ForwardAbort(call, aborted);
-      outcome = static_cast<Outcome>(aborted);
-    } else if (mismatched != kMaxRanks) {
+    outcome = FindAbort(call);
+    if (outcome != Outcome::kArrived) break;
+    if (mismatched != kMaxRanks) {
       AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, mismatched, sequence);
       outcome = Outcome::kMismatch;
     } else if (missing != kMaxRanks) {

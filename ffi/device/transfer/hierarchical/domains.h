@@ -23,6 +23,11 @@ struct Domains {
   JAX_EP_HOST_DEVICE int Index(int rank) const { return rank - Domain(rank) * size; }
   JAX_EP_HOST_DEVICE int Rank(int domain, int index) const { return domain * size + index; }
 
+  // Returns the rank with the index of `rank` in the domain of `other`.
+  JAX_EP_HOST_DEVICE int Partner(int rank, int other) const {
+    return Rank(Domain(other), Index(rank));
+  }
+
   // Returns the rail from one domain to another, numbered from 0 there: each domain begins with the
   // next one.
   JAX_EP_HOST_DEVICE int Rail(int from, int to) const {

@@ -13,6 +13,13 @@ JAX_EP_HOST_DEVICE constexpr int TokenRankWords(const Domains& domains) {
   return CeilDivide(domains.size, 32);
 }
 
+// Returns the words of a token of the rail partner in a domain, or of this rank, in token_ranks.
+template <typename Word>
+__device__ inline Word* TokenRanks(const CallParams& call, const Domains& domains,
+                                   Word* token_ranks, int domain, int token) {
+  return token_ranks + (int64_t{domain} * call.num_tokens + token) * TokenRankWords(domains);
+}
+
 // Finds a token's rows in a dispatch, and writes its part of the plan.
 class ForwardedRoutes {
  public:
@@ -31,12 +38,11 @@ class ForwardedRoutes {
     placement_.Write(source, token, placed);
     const int here = domains_.Domain(rank);
     // Ranks of lower domains come first among the token's.
-    const uint64_t firsts = FirstAssignments(placed.destinations);
     int num_before = 0;
     for (int i = 0; i < 2; ++i) {
       const int to = placed.destinations[i];
       const bool is_before = to >= 0 && domains_.Domain(to) < here;
-      const auto of_lanes = static_cast<uint32_t>(firsts >> (32 * i));
+      const auto of_lanes = static_cast<uint32_t>(placed.firsts >> (32 * i));
       num_before += __popc(__ballot_sync(kFullWarp, is_before) & of_lanes);
     }
     for (const int32_t row : placed.found.rows) {
@@ -50,12 +56,11 @@ class ForwardedRoutes {
   // Writes the ranks of this domain that got an assignment of a token.
   __device__ void WriteRanks(int source, int token,
                              const RowPlacement::PlacedToken<2>& placed) const {
-    const int words = TokenRankWords(domains_);
-    uint32_t* const to = forwarding_.token_ranks +
-                         (int64_t{domains_.Domain(source)} * call_.num_tokens + token) * words;
+    uint32_t* const to =
+        TokenRanks(call_, domains_, forwarding_.token_ranks, domains_.Domain(source), token);
     const int first = domains_.Domain(call_.control->rank) * domains_.size;
 #pragma unroll 1
-    for (int word = 0; word < words; ++word) {
+    for (int word = 0; word < TokenRankWords(domains_); ++word) {
       uint32_t bits = 0;
       for (const int32_t destination : placed.destinations) {
         const int index = destination - first - 32 * word;

@@ -74,6 +74,11 @@ constexpr int32_t RailSlots(int32_t num_domains) {
   return PowerOfTwo(kMaxRailBytes / kRailSlotBytes / (num_domains - 1), 2, kMaxSlotsPerRail);
 }
 
+// Returns the bytes of the receive rings of all rails of a rank.
+constexpr int64_t RailBytes(int32_t num_domains) {
+  return (num_domains - 1) * RailSlots(num_domains) * kRailSlotBytes;
+}
+
 // Rows that a slot inside the domain has in all rings of a rank: of chunks that the domain's other
 // ranks send (dispatch), or of partial sums (combine).
 constexpr int64_t DomainSlotRows(const Domains& domains, int64_t chunk_tokens, int64_t top_k) {

@@ -1,6 +1,6 @@
 // Metadata: what a rank tells its rail partners ahead of rows. They are counts, routes and weights
 // in a dispatch, and weights in a redispatch. A partner spreads them in its domain, so each rank
-// gets the metadata of all ranks, and sends one message of it per rail and 20,000 assignments.
+// gets the metadata of all ranks, and sends a few messages of it on each rail.
 //
 // A rank sends metadata when all ranks of its domain have entered the call. So all ranks of the
 // group have entered it when a rank has got the metadata of all of its rails, and no call ends
@@ -16,23 +16,21 @@
 
 namespace jax_ep {
 
-// Whether the metadata of all rails is there, and spread.
-__device__ inline bool HasAllMetadata(const CallParams& call, const HierarchicalLayout& layout) {
-  const HierarchicalProgress& progress = call.control->hierarchical;
-  bool has_all = true;
-#pragma unroll 1
-  for (int rail = LaneIndex(); rail < layout.domains.num_rails(); rail += 32) {
-    has_all &= LoadAcquireDevice(&progress.metadata_spread[rail]) ==
-               static_cast<uint32_t>(layout.num_metadata);
-  }
-  return !__any_sync(kFullWarp, !has_all);
-}
-
 // Whether the metadata of one rail is there, and spread. Acquire. NETWORK_WAIT_LOCAL
 __device__ inline bool HasMetadata(const CallParams& call, const HierarchicalLayout& layout,
                                    int rail) {
   return LoadAcquireDevice(&call.control->hierarchical.metadata_spread[rail]) ==
          static_cast<uint32_t>(layout.num_metadata);
+}
+
+// Called by one warp. Whether the metadata of all rails is there, and spread.
+__device__ inline bool HasAllMetadata(const CallParams& call, const HierarchicalLayout& layout) {
+  return AllRails(layout, [&](int rail) { return HasMetadata(call, layout, rail); });
+}
+
+// Whether this rank's work items before the exchange are finished. Acquire.
+__device__ inline bool HasFinishedPrologue(const CallParams& call) {
+  return AreItemsFinished(&call.control->progress.items_finished, call.num_prologue_items);
 }
 
 // The streams of messages of metadata: those that are sent on each rail, then those that arrive.
@@ -57,16 +55,14 @@ class MetadataStreams {
   __device__ bool IsReady(int stream, int message) const {
     if (IsSent(stream)) {
       // The routes are complete.
-      const uint32_t* const finished = &call_.control->progress.items_finished;
-      const auto all = static_cast<uint32_t>(call_.num_prologue_items);
-      return LoadAcquireDevice(finished) >= all && RailOf(stream).MayPack(message);
+      return HasFinishedPrologue(call_) && RailOf(stream).MayPack(message);
     }
     return RailOf(stream).HasArrived(message);
   }
   __device__ int Peer(int stream, int /*message*/) const { return RailOf(stream).partner(); }
   __device__ bool HasEntered() const { return HasAllMetadata(call_, layout_); }
 
-  __device__ void Complete() {}
+  __device__ void Complete(int /*stream*/, int /*message*/) {}
   __device__ void Run(int stream, int message) {
     const Rail rail = RailOf(stream);
     if (IsSent(stream)) {
@@ -158,10 +154,7 @@ class MetadataStreams {
     const int source = rail.partner();
     const int first = FirstAssignment(message);
     const int count = Count(message);
-    if (role_.Warp() == 0 &&
-        LoadRelaxedSystem(&rail.Header(message).fingerprint) != call_.fingerprint) {
-      AbortGroup(call_, Outcome::kMismatch, WaitPoint::kEntry, source, sequence_);
-    }
+    CheckPartner(call_, rail, message, role_, sequence_);
     const int64_t first_assignment = int64_t{source} * call_.num_assignments() + first;
     const auto* const counts = reinterpret_cast<const int2*>(from + kHeaderBytes);
     const auto* const routes = reinterpret_cast<const int2*>(from + RoutesOffset(message));
@@ -190,8 +183,7 @@ class MetadataStreams {
           count, [&](int i) { return LoadGlobalNoAllocate(&weights[i]); },
           [&](int i, float weight) { StoreToPeer(stored + i, weight); });
     }
-    const int index = domains.Rail(domains.Domain(rank), rail.domain());
-    FinishItem(&call_.control->hierarchical.metadata_spread[index], true, role_);
+    FinishItem(&call_.control->hierarchical.metadata_spread[rail.index()], true, role_);
     if (role_.Thread() == 0) rail.ReturnCredit(message);
   }
 

@@ -8,7 +8,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 
-#include "ffi/device/protocol/peer_stores.cuh"
+#include "ffi/device/protocol/abort.cuh"
 #include "ffi/device/transfer/hierarchical/layout.h"
 
 namespace jax_ep {
@@ -27,10 +27,12 @@ class Rail {
     const int here = domains.Domain(rank);
     domain_ = domains.RailEnd(here, rail);
     partner_ = domains.Rank(domain_, domains.Index(rank));
+    index_ = rail;
     first_slot_ = rail * layout.rail_slots;
     partner_first_slot_ = domains.Rail(domain_, here) * layout.rail_slots;
   }
 
+  __device__ int index() const { return index_; }      // among the rank's rails
   __device__ int domain() const { return domain_; }    // the partner's
   __device__ int partner() const { return partner_; }  // its rank
 
@@ -94,6 +96,7 @@ class Rail {
   const CallParams& call_;
   const HierarchicalLayout& layout_;
   const uint64_t first_number_;
+  int index_;
   int domain_;
   int partner_;
   int first_slot_;          // this rank's ring from the partner
@@ -107,6 +110,14 @@ __device__ inline void PackHeader(const CallParams& call, const Rail& rail, int 
   StoreToPeer(words, call.fingerprint);
   StoreToPeer(words + 1, tokens);
   StoreToPeer(words + 2, uint64_t{poisoned});
+}
+
+// Called by a role that has got a message. Aborts if the partner runs another call.
+__device__ inline void CheckPartner(const CallParams& call, const Rail& rail, int message,
+                                    const RoleContext& role, uint64_t sequence) {
+  if (role.Warp() != 0) return;
+  if (LoadRelaxedSystem(&rail.Header(message).fingerprint) == call.fingerprint) return;
+  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, rail.partner(), sequence);
 }
 
 }  // namespace jax_ep

@@ -46,47 +46,38 @@ class ReceiveStreams {
   __device__ void Run(int stream, int chunk) {
     const CallParams& call = params_.call;
     const int source = Source(stream);
-    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
-    const int first = chunk * layout_.chunk_tokens;
-    const bool is_own = source == rank_;
-    const bool is_partner = !is_own && IsPartner(source);
-    const Rail rail(call, layout_, is_partner ? RailIndex(source) : 0);
-    const int message = layout_.num_metadata + chunk;
-    const DomainSlot slot(layout_, sequence_, chunk);
+    const bool is_partner = IsPartner(source);
     uint64_t tokens = ~uint64_t{0};  // those with a row at `rows`
     const uint4* rows = nullptr;
     if (is_partner) {
+      const Rail rail(call, layout_, RailIndex(source));
+      const int message = layout_.num_metadata + chunk;
       tokens = LoadRelaxedSystem(&rail.Header(message).tokens);
       rows = reinterpret_cast<const uint4*>(rail.Received(message) + kHeaderBytes);
-    } else if (!is_own) {
+    } else if (source != rank_) {
+      const DomainSlot slot(layout_, sequence_, chunk);
       rows = call.LocalBuffer<const uint4>(kReceivedRows) +
              RingOffset(call, layout_, rank_, source, slot.slot);
     }
-    if (HasPipeline()) {
-      copies_.Begin();
-#pragma unroll 1
-      for (int index = role_.Warp(); index < count; index += params_.expand_pipeline.num_warps) {
-        const TokenRows found = finder_.Rows(source, first + index);
-        if (found.assignments == 0 || !(tokens >> index & 1)) continue;
-        RowSource from = OperandRow(params_, first + index);
-        if (!is_own) {
-          const int row = is_partner ? __popcll(tokens & ((uint64_t{1} << index) - 1)) : index;
-          from = {rows + int64_t{row} * call.wire_vectors};
-        }
-        Expand(source, first + index, from, found);
+    if (!HasPipeline()) return;
+    copies_.Begin();
+    const int num_warps = params_.expand_pipeline.num_warps;
+    ForEachToken(call, layout_, chunk, role_.Warp(), num_warps, [&](int index, int token) {
+      const TokenRows found = finder_.Rows(source, token);
+      if (found.assignments == 0 || !IsIn(tokens, index)) return;
+      RowSource from = OperandRow(params_, token);
+      if (source != rank_) {
+        const int row = is_partner ? RowIn(tokens, index) : index;
+        from = {rows + int64_t{row} * call.wire_vectors};
       }
-      copies_.StoreAll();
-    }
-    last_stream_ = stream;
-    last_chunk_ = chunk;
+      Expand(source, token, from, found);
+    });
+    copies_.StoreAll();
   }
 
-  // Ends the last item: returns the credit of its slot, which has been read.
-  __device__ void Complete() {
-    if (last_stream_ < 0) return;
-    const int source = Source(last_stream_);
-    const int chunk = last_chunk_;
-    last_stream_ = -1;
+  // Returns the credit of the item's slot, which has been read.
+  __device__ void Complete(int stream, int chunk) {
+    const int source = Source(stream);
     if (source == rank_) return;
     role_.Sync();
     if (role_.Warp() == 0) InjectDelayOfItem(params_.call, sequence_, 6, chunk);
@@ -96,11 +87,9 @@ class ReceiveStreams {
       FinishRead(params_.call, layout_, rail, layout_.num_metadata + chunk);
     } else {
       // SIGNAL_CREDIT
-      const Domains& domains = layout_.domains;
       const DomainSlot slot(layout_, sequence_, chunk);
-      const int ring = domains.Rank(domains.Domain(source), domains.Index(rank_));
-      StoreDomainFlag(params_.call.control, Sender(source), DomainFlag::kCredit, ring, slot.slot,
-                      slot.number);
+      StoreDomainFlag(params_.call.control, Sender(source), DomainFlag::kCredit,
+                      layout_.domains.Partner(rank_, source), slot.slot, slot.number);
     }
   }
 
@@ -119,9 +108,7 @@ class ReceiveStreams {
     return layout_.domains.Rail(layout_.domains.Domain(rank_), layout_.domains.Domain(source));
   }
   // Returns the rank of this domain that sends a source's tokens.
-  __device__ int Sender(int source) const {
-    return layout_.domains.Rank(layout_.domains.Domain(rank_), layout_.domains.Index(source));
-  }
+  __device__ int Sender(int source) const { return layout_.domains.Partner(source, rank_); }
   __device__ bool HasPipeline() const { return role_.Warp() < params_.expand_pipeline.num_warps; }
 
   __device__ void Expand(int source, int token, const RowSource& from, const TokenRows& found) {
@@ -151,8 +138,6 @@ class ReceiveStreams {
   const uint64_t sequence_;
   const int rank_;
   RowCopies copies_;
-  int last_stream_ = -1;  // the item that is not complete yet
-  int last_chunk_ = 0;
 };
 
 }  // namespace jax_ep

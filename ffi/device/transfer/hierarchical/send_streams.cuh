@@ -8,6 +8,7 @@
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_SEND_STREAMS_CUH_
 
 #include "ffi/device/transfer/dispatch/row_copies.cuh"
+#include "ffi/device/transfer/hierarchical/chunks.cuh"
 #include "ffi/device/transfer/hierarchical/metadata.cuh"
 
 namespace jax_ep {
@@ -45,10 +46,9 @@ __device__ inline void FinishRead(const CallParams& call, const HierarchicalLayo
 // `Routing` knows where tokens go:
 //   Own(assignment)   the rank that an assignment of this rank goes to, or -1
 //   to_all            whether all of this rank's tokens go everywhere instead
-//   Forwarded(rail, token, first)   called by one warp: returns in two values per lane the ranks of
-//                     this domain that a partner's token goes to, -1 for none; of several batches
-//                     if there are more than 64, from `first` on
-//   num_batches       how many those are
+//   NumBatches()      the batches of 64 ranks of this domain
+//   Forwarded(rail, token, batch, ranks)   called by one warp: finds the ranks of a batch that a
+//                     partner's token goes to, two per lane, -1 for none
 template <typename Routing>
 class SendStreams {
  public:
@@ -79,9 +79,7 @@ class SendStreams {
              HasCredits(rail.partner(), chunk);
     }
     // The chunk's flag covers this rank's routes and weights, too.
-    return LoadAcquireDevice(&call.control->progress.items_finished) >=
-               static_cast<uint32_t>(call.num_prologue_items) &&
-           HasCredits(rank_, chunk);
+    return HasFinishedPrologue(call) && HasCredits(rank_, chunk);
   }
 
   __device__ int Peer(int stream, int chunk) const {
@@ -102,27 +100,22 @@ class SendStreams {
       SendToDomain(chunk);
     }
     copies_.StoreAll();
-    last_stream_ = stream;
-    last_chunk_ = chunk;
   }
 
-  // Ends the last item: signals when its stores are complete.
-  __device__ void Complete() {
-    const int stream = last_stream_;
-    if (stream < 0) return;
-    last_stream_ = -1;
+  // Signals when the item's stores are complete.
+  __device__ void Complete(int stream, int chunk) {
     copies_.Finish();
     role_.Sync();
-    const int message = layout_.num_metadata + last_chunk_;
-    if (role_.Warp() == 0) InjectDelayOfItem(params_.call, sequence_, 4, last_chunk_);
+    const int message = layout_.num_metadata + chunk;
+    if (role_.Warp() == 0) InjectDelayOfItem(params_.call, sequence_, 4, chunk);
     if (IsRail(stream)) {
       if (role_.Thread() == 0) RailOf(stream).Put(message);
     } else if (IsForward(stream)) {
       const Rail rail = RailOf(stream);
-      SignalChunk(rail.partner(), last_chunk_);
+      SignalChunk(rail.partner(), chunk);
       if (role_.Thread() == 0) FinishRead(params_.call, layout_, rail, message);
     } else {
-      SignalChunk(rank_, last_chunk_);
+      SignalChunk(rank_, chunk);
     }
   }
 
@@ -144,8 +137,7 @@ class SendStreams {
 #pragma unroll 1
     for (int i = 1; i < domains.size; ++i) {
       const int receiver = ranks.After(params_.call, rank_, i);
-      const int ring = domains.Rank(domains.Domain(source), domains.Index(receiver));
-      if (!HasCredit(params_.call, ring, slot)) return receiver;
+      if (!HasCredit(params_.call, domains.Partner(receiver, source), slot)) return receiver;
     }
     return -1;
   }
@@ -153,42 +145,37 @@ class SendStreams {
     return MissingCredit(source, chunk) < 0;
   }
 
-  // Returns the tokens of a chunk of this rank that a domain needs, one per bit. All lanes return
-  // the same.
-  __device__ uint64_t TokensFor(int domain, int chunk) const {
+  // Returns whether a domain needs a token of this rank.
+  __device__ bool IsNeeded(int domain, int token) const {
     const CallParams& call = params_.call;
-    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
-    uint64_t tokens = 0;
-    for (int i = 0; i < 2; ++i) {
-      const int index = LaneIndex() + 32 * i;
-      bool is_needed = routing_.to_all && index < count;
-      const int first = (chunk * layout_.chunk_tokens + index) * call.top_k;
+    bool is_needed = routing_.to_all;
 #pragma unroll 4
-      for (int k = 0; index < count && k < call.top_k; ++k) {
-        const int to = routing_.Own(first + k);
-        is_needed |= to >= 0 && layout_.domains.Domain(to) == domain;
-      }
-      tokens |= uint64_t{__ballot_sync(kFullWarp, is_needed)} << (32 * i);
+    for (int k = 0; k < call.top_k; ++k) {
+      const int to = routing_.Own(token * call.top_k + k);
+      is_needed |= to >= 0 && layout_.domains.Domain(to) == domain;
     }
-    return tokens;
+    return is_needed;
   }
 
   __device__ void Pack(const Rail& rail, int chunk) {
     const CallParams& call = params_.call;
     const int message = layout_.num_metadata + chunk;
-    const uint64_t tokens = TokensFor(rail.domain(), chunk);
+    const uint64_t tokens = TokensWhere(call, layout_, chunk,
+                                        [&](int token) { return IsNeeded(rail.domain(), token); });
     if (role_.Thread() == 0) PackHeader(call, rail, message, tokens, false);
     const PeerPointer<uint4> rows = (rail.Packed(message) + kHeaderBytes).As<uint4>();
-    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
-#pragma unroll 1
-    for (int index = role_.Warp(); index < count; index += role_.NumWarps()) {
-      if (!(tokens >> index & 1)) continue;
-      const int row = __popcll(tokens & ((uint64_t{1} << index) - 1));
-      const PeerPointer<uint4> to[2] = {rows + int64_t{row} * call.wire_vectors,
-                                        PeerPointer<uint4>(nullptr)};
-      const PeerPointer<uint4> mine[2] = {LaneIndex() == 0 ? to[0] : to[1], to[1]};
-      copies_.Add(OperandRow(params_, chunk * layout_.chunk_tokens + index), 1, mine, {});
-    }
+    ForEachTokenOfWarp(chunk, [&](int index, int token) {
+      if (!IsIn(tokens, index)) return;
+      PeerPointer<uint4> to[2] = {PeerPointer<uint4>(nullptr), PeerPointer<uint4>(nullptr)};
+      if (LaneIndex() == 0) to[0] = rows + int64_t{RowIn(tokens, index)} * call.wire_vectors;
+      copies_.Add(OperandRow(params_, token), 1, to, {});
+    });
+  }
+
+  // Calls use(index, token) for this warp's tokens of a chunk.
+  template <typename Use>
+  __device__ void ForEachTokenOfWarp(int chunk, Use use) const {
+    ForEachToken(params_.call, layout_, chunk, role_.Warp(), role_.NumWarps(), use);
   }
 
   // Sends a token of a source to the ranks in the lanes, once to each.
@@ -220,25 +207,23 @@ class SendStreams {
     const CallParams& call = params_.call;
     const Domains& domains = layout_.domains;
     const DomainSlot slot(layout_, sequence_, chunk);
-    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
-#pragma unroll 1
-    for (int index = role_.Warp(); index < count; index += role_.NumWarps()) {
-      const int token = chunk * layout_.chunk_tokens + index;
+    ForEachTokenOfWarp(chunk, [&](int index, int token) {
+      const RowSource from = OperandRow(params_, token);
       int32_t ranks[2] = {-1, -1};
-      for (int i = 0; i < 2 && !routing_.to_all; ++i) {
-        const int k = LaneIndex() + 32 * i;
-        if (k < call.top_k) ranks[i] = Neighbor(routing_.Own(token * call.top_k + k));
-      }
       if (routing_.to_all) {
 #pragma unroll 1
         for (int first = 0; first < domains.size - 1; first += 64) {
           Neighbors(first, ranks);
-          SendToRanks(OperandRow(params_, token), rank_, slot.slot, index, ranks);
+          SendToRanks(from, rank_, slot.slot, index, ranks);
         }
-      } else {
-        SendToRanks(OperandRow(params_, token), rank_, slot.slot, index, ranks);
+        return;
       }
-    }
+      for (int i = 0; i < 2; ++i) {
+        const int k = LaneIndex() + 32 * i;
+        if (k < call.top_k) ranks[i] = Neighbor(routing_.Own(token * call.top_k + k));
+      }
+      SendToRanks(from, rank_, slot.slot, index, ranks);
+    });
   }
 
   __device__ void Forward(const Rail& rail, int chunk) {
@@ -247,19 +232,17 @@ class SendStreams {
     const int message = layout_.num_metadata + chunk;
     const uint64_t tokens = LoadRelaxedSystem(&rail.Header(message).tokens);
     const auto* const rows = reinterpret_cast<const uint4*>(rail.Received(message) + kHeaderBytes);
-    const int count = layout_.ChunkTokens(chunk, call.num_tokens);
-#pragma unroll 1
-    for (int index = role_.Warp(); index < count; index += role_.NumWarps()) {
-      if (!(tokens >> index & 1)) continue;
-      const int64_t row = __popcll(tokens & ((uint64_t{1} << index) - 1));
+    ForEachTokenOfWarp(chunk, [&](int index, int token) {
+      if (!IsIn(tokens, index)) return;
+      const RowSource from = {rows + int64_t{RowIn(tokens, index)} * call.wire_vectors};
 #pragma unroll 1
       for (int batch = 0; batch < routing_.NumBatches(); ++batch) {
         int32_t ranks[2];
-        routing_.Forwarded(rail, chunk * layout_.chunk_tokens + index, batch, ranks);
+        routing_.Forwarded(rail, token, batch, ranks);
         for (int32_t& to : ranks) to = Neighbor(to);
-        SendToRanks({rows + row * call.wire_vectors}, rail.partner(), slot.slot, index, ranks);
+        SendToRanks(from, rail.partner(), slot.slot, index, ranks);
       }
-    }
+    });
   }
 
   // Returns `to` if it is another rank of this domain, otherwise -1.
@@ -286,8 +269,6 @@ class SendStreams {
   const uint64_t sequence_;
   const int rank_;
   RowCopies copies_;
-  int last_stream_ = -1;  // the item that is not complete yet
-  int last_chunk_ = 0;
 };
 
 // Called by the send warps. The first blocks to ask are the senders, because these surely run.

@@ -124,15 +124,9 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       const StreamClaims found(claims, stream, words, streams.NumItems(stream));
       const int free = found.FreeItem();
       const bool is_ready = free >= 0 && streams.IsReady(stream, free);
-      // The abort word overrides the flags, so it is loaded after them. It is forwarded before
-      // anyone on this rank can see it, as in WaitForFlags. NETWORK_PUT_ABORT
-      const uint32_t aborted =
-          __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->inbox->abort), 0);
-      if (aborted != 0) {
-        ForwardAbort(call, aborted);
-        item.outcome = static_cast<Outcome>(aborted);
-        break;
-      }
+      // The abort word overrides the flags, so it is loaded after them. NETWORK_PUT_ABORT
+      item.outcome = FindAbort(call);
+      if (item.outcome != Outcome::kArrived) break;
       const uint32_t ready = __ballot_sync(kFullWarp, is_ready);
       if (ready != 0) {
         // Blocks take different items, so that they do not get in each other's way.
@@ -184,21 +178,22 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
   return *scratch;
 }
 
-// Called by a role. Runs items by streams.Run(item) until there are none left, or a wait fails. An
-// item may leave its end, a wait for stores and a signal, to streams.Complete(), which is called
-// before the next item, and before a wait: meanwhile the next item is found.
+// Called by a role. Runs items by streams.Run(stream, item) until there are none left, or a wait
+// fails. An item may leave its end, a wait for stores and a signal, to streams.Complete(stream,
+// item), which is called before the next item, and before a wait: meanwhile the next item is found.
 template <typename Streams>
 __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& role,
                                      Streams& streams, ClaimWords* claims, uint64_t sequence,
                                      StreamItem* scratch) {
   if (role.Warp() == 0) InjectDelay(call, sequence, 1);
-  bool waits = true;
+  StreamItem last = {kNoneReady, 0, Outcome::kArrived};
   while (true) {
+    const bool waits = last.stream == kNoneReady;
     const StreamItem item = NextItem(call, role, streams, claims, sequence, waits, scratch);
-    streams.Complete();
+    if (last.stream >= 0) streams.Complete(last.stream, last.index);
     if (item.outcome != Outcome::kArrived || item.stream == kNoneLeft) return item.outcome;
-    waits = item.stream == kNoneReady;
-    if (!waits) streams.Run(item.stream, item.index);
+    if (item.stream >= 0) streams.Run(item.stream, item.index);
+    last = item;
   }
 }
 

@@ -30,7 +30,8 @@ __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const 
   // The first blocks to ask push, because these surely run.
   const int ticket = NextTicket(&call.control->progress.sender_tickets, role);
   const bool pushes = ticket < params.num_push_blocks;
-  CombineStreams streams(params, role, sequence, pushes, poisoned, is_poisoned_here, sum);
+  const CombineChunks chunks(params, role, sequence, poisoned, sum);
+  CombineStreams streams(params, chunks, role, sequence, pushes, is_poisoned_here);
   const Outcome outcome =
       RunStreams(call, role, streams, &call.control->hierarchical.send_claims, sequence, scratch);
   if (outcome != Outcome::kArrived) return outcome;

@@ -55,12 +55,8 @@ __device__ Outcome WaitForCounts(const CallParams& call, const RoleContext& role
   while (true) {
     counts->Collect(quotas);
     const bool is_complete = !__any_sync(kFullWarp, !counts->IsComplete());
-    const uint32_t aborted =
-        __shfl_sync(kFullWarp, LoadRelaxedSystem(&call.control->inbox->abort), 0);
-    if (aborted != 0) {
-      ForwardAbort(call, aborted);
-      outcome = static_cast<Outcome>(aborted);
-    } else if (!is_complete) {
+    outcome = FindAbort(call);
+    if (outcome == Outcome::kArrived && !is_complete) {
       outcome = deadline.Check(counts->MissingSource());
     }
     if (is_complete || outcome != Outcome::kArrived) break;

@@ -35,10 +35,9 @@ struct PlannedRouting {
   __device__ void Forwarded(const Rail& rail, int token, int batch, int32_t (&ranks)[2]) const {
     const CallParams& call = params.redispatch.tokens.call;
     const Domains& domains = params.layout.domains;
-    const int words = TokenRankWords(domains);
     const int first = domains.Rank(domains.Domain(call.control->rank), 0);
     const uint32_t* const token_ranks =
-        params.forwarding.token_ranks + (int64_t{rail.domain()} * call.num_tokens + token) * words;
+        TokenRanks(call, domains, params.forwarding.token_ranks, rail.domain(), token);
     for (int i = 0; i < 2; ++i) {
       const int word = 2 * batch + i;
       const int index = 32 * word + LaneIndex();
