@@ -35,11 +35,14 @@ class DeviceSourcesTest(absltest.TestCase):
         # The end of a kernel is not a role's: all threads of all blocks take part.
         self.assertEqual(find("__syncthreads"), {"protocol/kernel_end.cuh"})
 
-    def test_one_file_stores_to_peers(self):
+    def test_few_files_store_to_peers(self):
         """Addresses of peers become PeerPointers where they are made."""
-        self.assertEqual(
-            find(r"->peers\["), {"protocol/peer_stores.cuh", "transfer/eager_buffers.cuh"}
-        )
+        makes_pointers = {
+            "protocol/peer_stores.cuh",
+            "transfer/eager_buffers.cuh",
+            "transfer/hierarchical/rail.cuh",
+        }
+        self.assertEqual(find(r"->peers\["), makes_pointers)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ void ForEachTopology(const std::function<void(Group*, const Options&)>& test) {
   }
 }
 
-constexpr int kTokens = 44;  // six chunks
+constexpr int kTokens = 44;  // four chunks
 
 Shape ShapeOf(const Options& options, int tokens) {
   Shape shape;

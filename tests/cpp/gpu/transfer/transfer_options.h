@@ -38,8 +38,7 @@ struct Options {
 // Returns what the workspaces of a group over several NVLink domains have beside: the rails' rings.
 inline int64_t RailBytes(const Options& options) {
   if (options.domain_size == 0) return 0;
-  const int domains = options.ranks / options.domain_size;
-  return (domains - 1) * jax_ep::RailSlots(domains) * jax_ep::kRailSlotBytes;
+  return jax_ep::RailBytes(options.ranks / options.domain_size);
 }
 
 inline double Now() {
