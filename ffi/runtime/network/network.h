@@ -1,0 +1,53 @@
+// The network between a GPU and its rail partners, in processes of other NVLink domains. A provider
+// implements it.
+#ifndef JAX_EP_RUNTIME_NETWORK_NETWORK_H_
+#define JAX_EP_RUNTIME_NETWORK_NETWORK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// Bytes into a partner's memory, then a flag: who finds the flag there finds the bytes. Nothing is
+// known of the order of two puts.
+struct Put {
+  int memory;        // the partner's, see Network::Open
+  const void* from;  // registered memory of this process, unchanged until the put has arrived
+  uint64_t to;       // an address in the partner's process
+  size_t bytes;      // may be 0
+  uint64_t flag;     // likewise, of 8 bytes, which are written at once
+  uint64_t value;    // the flag's
+};
+
+// Used by one thread at a time.
+class Network {
+ public:
+  virtual ~Network() = default;
+
+  // Registers memory, which partners put into and puts read from. Returns a key for partners.
+  virtual Status Register(void* address, size_t bytes, std::string* key) = 0;
+  // Call it when no put reads the memory, and none of a partner writes it.
+  virtual Status Unregister(void* address) = 0;
+
+  // Returns what Connect needs on a partner.
+  virtual Status Address(std::string* address) = 0;
+  // Connects to a partner by its address. Connections are numbered from 0.
+  virtual Status Connect(const std::string& address, int* connection) = 0;
+  // Opens memory that the partner has registered, by its key.
+  virtual Status Open(int connection, const std::string& key, int* memory) = 0;
+  virtual void Close(int memory) = 0;
+
+  // Starts a put. An error of an earlier one may be returned, too.
+  virtual Status Start(const Put& put) = 0;
+  // Makes progress on puts of this process and on those that arrive, without a wait.
+  virtual Status Progress() = 0;
+  // Whether all puts that were started have arrived.
+  virtual bool IsIdle() const = 0;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_NETWORK_NETWORK_H_
