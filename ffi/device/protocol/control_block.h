@@ -7,8 +7,11 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 #define JAX_EP_DEVICE_PROTOCOL_CONTROL_BLOCK_H_
 
+#include <cstddef>
+
 #include "ffi/device/common/integers.h"
 #include "ffi/device/common/limits.h"
+#include "ffi/device/protocol/rail_requests.h"
 
 namespace jax_ep {
 
@@ -94,10 +97,6 @@ struct Progress {
   JAX_EP_HOST_DEVICE static constexpr int UsedWords(int num_ranks);
 };
 
-// The slots of a rank's receive rings of all rails, in calls over several NVLink domains
-// (transfer/hierarchical/layout.h).
-inline constexpr int kMaxRailSlots = 512;
-
 // The slots of a ring inside a domain, and the numbers of chunks by ring and slot.
 inline constexpr int kMaxDomainSlots = 64;
 using DomainFlags = uint64_t[kMaxRanks][kMaxDomainSlots];
@@ -157,7 +156,11 @@ struct Inbox {
   alignas(128) DomainFlags domain_credits;
   alignas(128) uint64_t rail_messages[kMaxRailSlots];  // arrived here
   alignas(128) uint64_t rail_credits[kMaxRailSlots];   // for messages of this rank
+  // By domain: the first call of the generation that a partner over a network does not make, or 0.
+  alignas(128) uint64_t rail_leaves[kMaxDomains];
 };
+// A network writes 8 bytes at once, and none of the entry flags with the abort word.
+static_assert(offsetof(Inbox, entry) >= sizeof(uint64_t));
 
 struct Peer {
   Inbox* inbox;
@@ -184,6 +187,9 @@ struct GenerationState {
   AbortRecord* report;    // or null
   AbortRecord* warning;   // or null
   Peer peers[kMaxRanks];  // indexed by rank, this one included
+  // Over which a network reaches the rail partners. Then the peers are those of the rank's domain.
+  // Null if this rank reaches the memory of all ranks.
+  RailRequests* rail_requests;
 };
 
 // Makes all ranks of a group members of the generation.
@@ -191,6 +197,16 @@ inline void SetAllPeers(GenerationState* state) {
   state->num_peers = state->num_ranks - 1;
   for (int i = 0; i < state->num_peers; ++i) {
     state->peer_ranks[i] = static_cast<uint8_t>((state->rank + 1 + i) % state->num_ranks);
+  }
+}
+
+// Makes the ranks of a rank's NVLink domain its peers.
+inline void SetDomainPeers(GenerationState* state, int domain_size) {
+  const int first = state->rank / domain_size * domain_size;
+  state->num_peers = domain_size - 1;
+  for (int i = 0; i < state->num_peers; ++i) {
+    state->peer_ranks[i] =
+        static_cast<uint8_t>(first + (state->rank - first + 1 + i) % domain_size);
   }
 }
 

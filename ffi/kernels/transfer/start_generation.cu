@@ -31,6 +31,9 @@ __device__ void LeaveGeneration(const ControlBlock* control) {
   const uint64_t sequence = FirstSequence(control->generation) + (control->claim >> kClaimShift);
   // GENERATION_LEAVE
   ForEachPeer(control, [&](int peer) { StoreEntry(control, peer, sequence, kNoCall, false); });
+  if (control->rail_requests != nullptr && LaneIndex() == 0) {
+    StoreReleaseSystem(&control->rail_requests->leave, sequence);
+  }
 }
 
 }  // namespace

@@ -144,7 +144,11 @@ class CombineChunks {
   };
   __device__ Message Pack(const Rail& rail, int chunk, uint64_t tokens) const {
     const PeerPointer<uint8_t> to = rail.Packed(MessageOf(chunk));
-    if (role_.Thread() == 0) PackHeader(call_, rail, MessageOf(chunk), tokens, false);
+    const int64_t row_bytes = int64_t{call_.wire_vectors} * sizeof(uint4);
+    if (role_.Thread() == 0) {
+      PackHeader(call_, rail, MessageOf(chunk), RowsOffset() + __popcll(tokens) * row_bytes, tokens,
+                 false);
+    }
     return {(to + RowsOffset()).template As<uint4>(), (to + kHeaderBytes).template As<float>()};
   }
 

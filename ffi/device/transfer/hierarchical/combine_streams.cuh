@@ -194,7 +194,7 @@ class CombineStreams {
 
   __device__ void Tell(const Rail& rail) const {
     if (role_.Thread() != 0) return;
-    PackHeader(call_, rail, 0, 0, is_poisoned_here_);
+    PackHeader(call_, rail, 0, kHeaderBytes, 0, is_poisoned_here_);
     rail.Put(0);
   }
   __device__ void Hear(const Rail& rail) {

@@ -8,12 +8,17 @@
 
 namespace jax_ep {
 
-// Called by the last block, as FinishCall, which it calls.
+// Called by the last block, as FinishCall, which it calls. Partners over a network learn of an
+// abort here: each rank of a domain tells its own.
 __device__ inline void FinishHierarchicalCall(const CallParams& call,
                                               const HierarchicalLayout& layout,
                                               const RoleContext& role, uint64_t sequence,
-                                              int num_messages) {
+                                              int num_messages, Outcome failure) {
   ControlBlock* const control = call.control;
+  const bool is_aborted = failure != Outcome::kArrived && failure != Outcome::kPoisoned;
+  if (is_aborted && control->rail_requests != nullptr && role.Thread() == 0) {
+    StoreReleaseSystem(&control->rail_requests->abort, uint64_t{static_cast<uint32_t>(failure)});
+  }
   HierarchicalProgress& progress = control->hierarchical;
   const ThreadGroup threads = role.BlockThreads();
   const int streams = NumStreams(layout.domains, call.num_ranks);

@@ -13,9 +13,7 @@ inline constexpr int64_t kRailSlotBytes = int64_t{256} << 10;
 inline constexpr int64_t kMaxRailBytes = int64_t{128} << 20;  // all receive rings of a rank's rails
 inline constexpr int32_t kMaxSlotsPerRail = 256;              // 64 MB: 80 us of NVLink and some
 static_assert(kMaxRailSlots * kRailSlotBytes >= kMaxRailBytes);
-
-// A warp adds the sums of all domains, two per lane.
-inline constexpr int32_t kMaxDomains = 64;
+static_assert(kRailSlotBytes < int64_t{1} << kMessageBytesBits);
 
 // A mask of 64 bits says which tokens of a chunk are in a message.
 inline constexpr int32_t kMaxChunkTokens = 64;
@@ -29,6 +27,7 @@ struct alignas(128) MessageHeader {
   uint64_t fingerprint;  // the call's
   uint64_t tokens;       // a bit for each token of the chunk that is in the message
   uint64_t poisoned;     // 1 if a plan in the sender's domain is poisoned
+  uint64_t bytes;        // of the message
 };
 inline constexpr int64_t kHeaderBytes = sizeof(MessageHeader);
 static_assert(kHeaderBytes == 128);
@@ -44,6 +43,9 @@ struct HierarchicalLayout {
   int64_t rails_offset;          // in the workspace
 
   JAX_EP_HOST_DEVICE int num_messages() const { return num_metadata + num_chunks; }
+  JAX_EP_HOST_DEVICE int64_t send_rings_offset() const {
+    return rails_offset + domains.num_rails() * int64_t{rail_slots} * kRailSlotBytes;
+  }
   JAX_EP_HOST_DEVICE int ChunkTokens(int chunk, int num_tokens) const {
     return Min(chunk_tokens, num_tokens - chunk * chunk_tokens);
   }
@@ -74,9 +76,10 @@ constexpr int32_t RailSlots(int32_t num_domains) {
   return PowerOfTwo(kMaxRailBytes / kRailSlotBytes / (num_domains - 1), 2, kMaxSlotsPerRail);
 }
 
-// Returns the bytes of the receive rings of all rails of a rank.
+// Returns the bytes of the rings of all rails of a rank: it receives in the first half, and packs
+// in the second one what a network is to put.
 constexpr int64_t RailBytes(int32_t num_domains) {
-  return (num_domains - 1) * RailSlots(num_domains) * kRailSlotBytes;
+  return 2 * (num_domains - 1) * RailSlots(num_domains) * kRailSlotBytes;
 }
 
 // Rows that a slot inside the domain has in all rings of a rank: of chunks that the domain's other

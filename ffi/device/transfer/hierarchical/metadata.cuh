@@ -119,7 +119,10 @@ class MetadataStreams {
     const int rank = call_.control->rank;
     const int first = FirstAssignment(message);
     const int count = Count(message);
-    if (role_.Thread() == 0) PackHeader(call_, rail, message, 0, false);
+    const int64_t weights_bytes = weights_ == nullptr ? 0 : count * int64_t{sizeof(float)};
+    if (role_.Thread() == 0) {
+      PackHeader(call_, rail, message, WeightsOffset(message) + weights_bytes, 0, false);
+    }
     if (eager_ != nullptr) {
       const auto* const packets = eager_->Local().counts() + rank * num_pairs_;
       const PeerPointer<uint64_t> counts = (to + kHeaderBytes).As<uint64_t>();

@@ -2,9 +2,9 @@
 // in both directions. A message is packed into a slot, then put: the partner finds it whole, or not
 // at all. Nothing is known of the order in which messages arrive.
 //
-// This provider is for partners whose memory the rank reaches by loads and stores, as in domains
-// that only a test has: a message is packed right into the partner's ring, and put by its flag. The
-// network of another provider is to offer the same functions.
+// Over a network, a message is packed into a ring of this rank, and a thread of the host puts it
+// and its flag (RailRequests, runtime/network). Domains may also be logical: where the rank reaches
+// the partner's memory by stores, a message is packed right into the partner's ring.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 
@@ -47,15 +47,25 @@ class Rail {
     return LoadAcquireSystem(&credits[first_slot_ + Slot(message)]) >= number - slots;
   }
 
-  // Returns where to pack a message, of kRailSlotBytes.
+  // Returns where to pack a message, of kRailSlotBytes. Over a network its slot is free, too, once
+  // MayPack: who has returned the credit has the message, so it has been read.
   __device__ PeerPointer<uint8_t> Packed(int message) const {
-    return PeerPointer<uint8_t>(Ring(call_.control->peers[partner_].workspace) +
+    const ControlBlock* const control = call_.control;
+    if (control->rail_requests != nullptr) return PeerPointer<uint8_t>(SendSlot(message));
+    return PeerPointer<uint8_t>(control->peers[partner_].workspace + layout_.rails_offset +
                                 (partner_first_slot_ + Slot(message)) * kRailSlotBytes);
   }
 
-  // Called by one thread. Release: after what it has stored, and what it has acquired by counting.
-  // NETWORK_SIGNAL_DATA
+  // Called by the thread that has packed the header. Release: after what it has stored, and what it
+  // has acquired by counting. NETWORK_SIGNAL_DATA
   __device__ void Put(int message) const {
+    RailRequests* const requests = call_.control->rail_requests;
+    if (requests != nullptr) {
+      const uint64_t bytes = reinterpret_cast<const MessageHeader*>(SendSlot(message))->bytes;
+      StoreReleaseSystem(&requests->messages[ReceivedSlot(message)],
+                         RequestOfMessage(Number(message), bytes));
+      return;
+    }
     StoreRailFlag(call_.control, partner_, RailFlag::kMessage, partner_first_slot_ + Slot(message),
                   Number(message));
   }
@@ -69,16 +79,21 @@ class Rail {
   }
 
   __device__ const uint8_t* Received(int message) const {
-    return Ring(call_.control->workspace) + ReceivedSlot(message) * kRailSlotBytes;
+    return call_.control->workspace + layout_.rails_offset + ReceivedSlot(message) * kRailSlotBytes;
   }
   __device__ const MessageHeader& Header(int message) const {
     return *reinterpret_cast<const MessageHeader*>(Received(message));
   }
-  // Returns the slot among all that the rank receives in.
+  // Returns the slot among all that the rank receives in; among all that it packs in, likewise.
   __device__ int ReceivedSlot(int message) const { return first_slot_ + Slot(message); }
 
   // Called by one thread, after everything in the message was read. NETWORK_SIGNAL_CREDIT
   __device__ void ReturnCredit(int message) const {
+    RailRequests* const requests = call_.control->rail_requests;
+    if (requests != nullptr) {
+      StoreReleaseSystem(&requests->credits[ReceivedSlot(message)], Number(message));
+      return;
+    }
     StoreRailFlag(call_.control, partner_, RailFlag::kCredit, partner_first_slot_ + Slot(message),
                   Number(message));
   }
@@ -88,9 +103,9 @@ class Rail {
   __device__ int Slot(int message) const {
     return static_cast<int>((Number(message) - 1) & (layout_.rail_slots - 1));
   }
-  template <typename Byte>
-  __device__ Byte* Ring(Byte* workspace) const {
-    return workspace + layout_.rails_offset;
+  __device__ uint8_t* SendSlot(int message) const {
+    return call_.control->workspace + layout_.send_rings_offset() +
+           ReceivedSlot(message) * kRailSlotBytes;
   }
 
   const CallParams& call_;
@@ -105,11 +120,12 @@ class Rail {
 
 // Called by one thread of a message's sender, before it is put.
 __device__ inline void PackHeader(const CallParams& call, const Rail& rail, int message,
-                                  uint64_t tokens, bool poisoned) {
+                                  int64_t bytes, uint64_t tokens, bool poisoned) {
   const PeerPointer<uint64_t> words = rail.Packed(message).As<uint64_t>();
   StoreToPeer(words, call.fingerprint);
   StoreToPeer(words + 1, tokens);
   StoreToPeer(words + 2, uint64_t{poisoned});
+  StoreToPeer(words + 3, static_cast<uint64_t>(bytes));
 }
 
 // Called by a role that has got a message. Aborts if the partner runs another call.

@@ -162,7 +162,10 @@ class SendStreams {
     const int message = layout_.num_metadata + chunk;
     const uint64_t tokens = TokensWhere(call, layout_, chunk,
                                         [&](int token) { return IsNeeded(rail.domain(), token); });
-    if (role_.Thread() == 0) PackHeader(call, rail, message, tokens, false);
+    const int64_t row_bytes = int64_t{call.wire_vectors} * sizeof(uint4);
+    if (role_.Thread() == 0) {
+      PackHeader(call, rail, message, kHeaderBytes + __popcll(tokens) * row_bytes, tokens, false);
+    }
     const PeerPointer<uint4> rows = (rail.Packed(message) + kHeaderBytes).As<uint4>();
     ForEachTokenOfWarp(chunk, [&](int index, int token) {
       if (!IsIn(tokens, index)) return;

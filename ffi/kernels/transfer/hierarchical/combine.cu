@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   const Outcome failure = KernelOutcome(call, role, end);
   if (failure != Outcome::kArrived) FillWithNan(combine, role.BlockThreads());
   constexpr int kMetadata = 1;
-  FinishHierarchicalCall(call, params.layout, role, sequence, kMetadata + params.layout.num_chunks);
+  FinishHierarchicalCall(call, params.layout, role, sequence, kMetadata + params.layout.num_chunks,
+                         failure);
 }
 
 template __global__ void HierarchicalCombineKernel<BFloat16>(

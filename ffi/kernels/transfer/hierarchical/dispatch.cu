@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     WriteSafeForwarding(call, domains, params.forwarding, roles.all.BlockThreads());
     WriteSafeResults(tokens, dispatch.plan, failure, roles.all.BlockThreads());
   }
-  FinishHierarchicalCall(call, params.layout, roles.all, sequence, params.layout.num_messages());
+  FinishHierarchicalCall(call, params.layout, roles.all, sequence, params.layout.num_messages(),
+                         failure);
 }
 
 }  // namespace jax_ep

@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
   if (!end.is_last) return;
   const Outcome failure = KernelOutcome(call, roles.all, end);
   if (failure != Outcome::kArrived) FillWithNan(tokens, roles.all.BlockThreads());
-  FinishHierarchicalCall(call, params.layout, roles.all, sequence, params.layout.num_messages());
+  FinishHierarchicalCall(call, params.layout, roles.all, sequence, params.layout.num_messages(),
+                         failure);
 }
 
 }  // namespace jax_ep
