@@ -3,7 +3,8 @@
 //
 //   domains_test [--only NAME] [--seed X] [--all] [--topology D N]
 //
-//   --all            tests each case in all topologies; default: in two small ones
+//   --all            tests each case in all topologies; default: in two small ones. Over a network,
+//                    and with loads and stores between domains; default: one of both
 //   --topology D N   tests D domains of N ranks
 #include <cstdlib>
 #include <functional>
@@ -41,27 +42,39 @@ Options OptionsOf(const Topology& topology) {
   return options;
 }
 
+// Runs a test in a group.
+void RunInGroup(const Topology& topology, bool network,
+                const std::function<void(Group*, const Options&)>& test) {
+  Options options = OptionsOf(topology);
+  options.network = network;
+  jax_ep::WorkspaceLayout layout;  // has room for the largest calls
+  STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 400,
+                                   .hidden = 64,
+                                   .top_k = 4,
+                                   .num_experts = 4 * topology.ranks(),
+                                   .num_ranks = topology.ranks(),
+                                   .domain_size = topology.size,
+                                   .format = jax_ep::kFloat32Rows},
+                                  &layout));
+  Group group(topology.ranks(), false, layout.bytes, size_t{16} << 20,
+              network ? std::make_unique<Rails>(options) : nullptr);
+  const int before = failures;
+  test(&group, options);
+  if (failures == before) return;
+  std::printf("FAIL with %d domains of %d%s\n", topology.domains, topology.size,
+              network ? " over a network" : "");
+  CHECK(!"all was right");
+}
+
 // Runs a test in a group of each topology.
 void ForEachTopology(const std::function<void(Group*, const Options&)>& test) {
   static uint64_t num_cases = 0;
   for (size_t i = (seed + num_cases++) % stride; i < topologies.size(); i += stride) {
-    const Topology& topology = topologies[i];
-    const Options options = OptionsOf(topology);
-    jax_ep::WorkspaceLayout layout;  // has room for the largest calls
-    STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 400,
-                                     .hidden = 64,
-                                     .top_k = 4,
-                                     .num_experts = 4 * topology.ranks(),
-                                     .num_ranks = topology.ranks(),
-                                     .domain_size = topology.size,
-                                     .format = jax_ep::kFloat32Rows},
-                                    &layout));
-    Group group(topology.ranks(), false, layout.bytes, size_t{16} << 20);
-    const int before = failures;
-    test(&group, options);
-    if (failures == before) continue;
-    std::printf("FAIL with %d domains of %d\n", topology.domains, topology.size);
-    CHECK(!"all was right");
+    for (const bool network : {false, true}) {
+      if (stride == 1 || network == ((i / stride + num_cases) % 2 == 0)) {
+        RunInGroup(topologies[i], network, test);
+      }
+    }
   }
 }
 
@@ -247,6 +260,27 @@ void TestARankStalls() {
   });
 }
 
+// A rank asks the network for two puts per message: the message and its credit. All that is not
+// rows takes one message to each rail partner.
+void TestPuts() {
+  for (const Topology& topology : {Topology{2, 2}, Topology{3, 1}}) {
+    RunInGroup(topology, true, [](Group* group, const Options& options) {
+      const Shape shape = ShapeOf(options, 1);  // one chunk
+      const uint64_t before = group->rails()->num_puts();
+      RunCalls(group, options, shape, RandomIds);
+      constexpr uint64_t kCalls = 3 * 2, kMessages = 2, kPutsPerMessage = 2;
+      const uint64_t rails = options.ranks / options.domain_size - 1;
+      // The last credits may come after the calls.
+      group->NewGeneration();
+      const uint64_t leaves = options.ranks * rails;
+      const uint64_t expected =
+          options.ranks * rails * kCalls * kMessages * kPutsPerMessage + leaves;
+      const uint64_t puts = group->rails()->num_puts() - before;
+      if (puts != expected) Fail(jax_ep::Concatenate(puts, " puts; expected ", expected));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace harness
 
@@ -272,6 +306,7 @@ int main(int argc, char** argv) {
                                     {"drops", TestDrops},
                                     {"few tokens", TestFewTokens},
                                     {"many wraps", TestManyWraps},
+                                    {"puts", TestPuts},
                                     {"a rank stops", TestARankStops},
                                     {"a rank stalls", TestARankStalls}},
                                    argc, argv);

@@ -8,49 +8,26 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "ffi/device/protocol/control_block.h"
 #include "ffi/kernels/transfer/launch.h"
+#include "tests/cpp/gpu/transfer/rails.h"
+#include "tests/cpp/gpu/transfer/rank.h"
 
 namespace harness {
 
-#define CUDA_OK(call)                                                                            \
-  do {                                                                                           \
-    const cudaError_t error_ = (call);                                                           \
-    if (error_ != cudaSuccess) {                                                                 \
-      std::printf("FAIL %s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::fflush(stdout);                                                                       \
-      std::_Exit(1);                                                                             \
-    }                                                                                            \
-  } while (0)
-
-#define STATUS_OK(call)                                                            \
-  do {                                                                             \
-    const jax_ep::Status status_ = (call);                                         \
-    if (!status_.ok()) {                                                           \
-      std::printf("FAIL %s:%d %s\n", __FILE__, __LINE__, status_.message.c_str()); \
-      std::fflush(stdout);                                                         \
-      std::_Exit(1);                                                               \
-    }                                                                              \
-  } while (0)
-
-struct Rank {
-  int device = 0;
-  cudaStream_t stream = nullptr;
-  jax_ep::ControlBlock* control = nullptr;
-  jax_ep::GenerationState* state = nullptr;  // for the next generation
-  jax_ep::Inbox* inbox = nullptr;
-  unsigned char* workspace = nullptr;
-  jax_ep::AbortRecord* record = nullptr;  // host
-  unsigned char* arena = nullptr;
-  size_t used = 0;
-};
-
 class Group {
  public:
-  Group(int num_ranks, bool share_device, size_t workspace_bytes, size_t arena_bytes)
-      : ranks(num_ranks), workspace_bytes_(workspace_bytes), arena_bytes_(arena_bytes) {
+  // With `rails`, domains are joined by a network; otherwise each rank reaches all others' memory.
+  Group(int num_ranks, bool share_device, size_t workspace_bytes, size_t arena_bytes,
+        std::unique_ptr<Rails> rails = nullptr)
+      : ranks(num_ranks),
+        workspace_bytes_(workspace_bytes),
+        arena_bytes_(arena_bytes),
+        rails_(std::move(rails)) {
     for (int r = 0; r < num_ranks; ++r) {
       ranks[r].device = share_device ? 0 : r;
       CUDA_OK(cudaSetDevice(ranks[r].device));
@@ -76,6 +53,7 @@ class Group {
 
   ~Group() {
     Synchronize();
+    rails_.reset();
     for (Rank& rank : ranks) {
       CUDA_OK(cudaSetDevice(rank.device));
       CUDA_OK(cudaFree(rank.control));
@@ -91,6 +69,7 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   int size() const { return static_cast<int>(ranks.size()); }
+  const Rails* rails() const { return rails_.get(); }
 
   // Starts a generation with new inboxes, as a release and the next call do.
   void NewGeneration() {
@@ -119,10 +98,12 @@ class Group {
       CUDA_OK(
           cudaHostGetDevicePointer(reinterpret_cast<void**>(&state.report), ranks[r].record, 0));
       for (int p = 0; p < size(); ++p) state.peers[p] = {ranks[p].inbox, ranks[p].workspace};
+      if (rails_) rails_->Prepare(&state);
       CUDA_OK(cudaMemcpy(ranks[r].state, &state, sizeof state, cudaMemcpyHostToDevice));
       STATUS_OK(jax_ep::LaunchStartGeneration(ranks[r].control, ranks[r].state, ranks[r].stream));
     }
     Synchronize();
+    if (rails_) rails_->Begin(ranks);
     for (jax_ep::Inbox* inbox : old_inboxes_) CUDA_OK(cudaFree(inbox));
     old_inboxes_.clear();
   }
@@ -213,6 +194,7 @@ class Group {
   std::vector<jax_ep::Inbox*> old_inboxes_;
   size_t workspace_bytes_;
   size_t arena_bytes_;
+  std::unique_ptr<Rails> rails_;
   uint64_t generation_ = 0;
 };
 

@@ -24,6 +24,7 @@ struct Options {
   int ranks = 0;
   int domain_size = 0;     // ranks per NVLink domain; 0: one domain has all ranks
   int64_t rail_slots = 0;  // as TransferCall's
+  bool network = false;    // between domains, instead of loads and stores
   bool shared = false;
   bool tiny = false;
   bool allow_low_latency = true;

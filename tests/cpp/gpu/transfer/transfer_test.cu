@@ -14,6 +14,7 @@
 //   --arrivals    times dispatches that count arrivals
 //   --quantized   times rows of eight bits with a scale per 128 values
 //   --domain-size N   ranks per NVLink domain, of several. Times one level, too
+//   --network         joins domains by a slow network, on which messages overtake each other
 //   --rail-slots N    bounds the rings of rails, by a power of two
 //   --shape T,H,E,K,SMS   times this shape on so many SMs (0: all); may be given again
 #include <cstdio>
@@ -37,6 +38,7 @@ Options Parse(int argc, char** argv) {
     if (name == "--ranks") options.ranks = std::atoi(value());
     if (name == "--domain-size") options.domain_size = std::atoi(value());
     if (name == "--rail-slots") options.rail_slots = std::atoi(value());
+    if (name == "--network") options.network = true;
     if (name == "--shared") options.shared = true;
     if (name == "--tiny") options.tiny = true;
     if (name == "--general") options.allow_low_latency = false;
@@ -83,6 +85,10 @@ int Main(int argc, char** argv) {
                 domain_size, options.ranks);
     return 1;
   }
+  if (options.network && domain_size == 0) {
+    std::printf("FAIL --network: expected a --domain-size, too\n");
+    return 1;
+  }
   const auto wanted = [&](std::string_view name) {
     return options.only.empty() || options.only == name;
   };
@@ -90,7 +96,8 @@ int Main(int argc, char** argv) {
       wanted("faults")) {
     Group group(options.ranks, options.shared,
                 (size_t{options.tiny ? 32u : 64u} << 20) + RailBytes(options),
-                size_t{options.tiny ? 64u : 512u} << 20);
+                size_t{options.tiny ? 64u : 512u} << 20,
+                options.network ? std::make_unique<Rails>(options) : nullptr);
     if (wanted("random")) {
       TestCapacity(&group, options);
       TestRandom(&group, options);
@@ -115,6 +122,7 @@ int Main(int argc, char** argv) {
   std::printf("%s transfer_test: %d ranks%s", failures == 0 ? "PASS" : "FAIL", options.ranks,
               options.shared ? " on one GPU" : "");
   if (domain_size > 0) std::printf(", in domains of %d", domain_size);
+  if (options.network) std::printf(", over a network");
   std::printf("\n");
   return failures == 0 ? 0 : 1;
 }
