@@ -1,4 +1,4 @@
-// What a device asks a thread of its host for, if rail partners are reached over a network
+// Requests of a device to a thread of its host, which reaches rail partners over a network
 // (runtime/network). They are words in host memory, of one rank and one generation.
 #ifndef JAX_EP_DEVICE_PROTOCOL_RAIL_REQUESTS_H_
 #define JAX_EP_DEVICE_PROTOCOL_RAIL_REQUESTS_H_

@@ -1,5 +1,5 @@
-// What the kernels of one rank ask for in one generation (device/protocol/rail_requests.h), as puts
-// over the network.
+// Turns what the kernels of one rank ask for in one generation (device/protocol/rail_requests.h)
+// into puts over the network.
 #ifndef JAX_EP_RUNTIME_NETWORK_RAIL_SENDER_H_
 #define JAX_EP_RUNTIME_NETWORK_RAIL_SENDER_H_
 
@@ -22,7 +22,7 @@ struct RankMemoryAddresses {
 struct RailLayout {
   Domains domains;
   int rank;
-  int slots;  // of each rail's ring
+  int slots;  // each rail's ring has so many
 };
 
 // Used by one thread.

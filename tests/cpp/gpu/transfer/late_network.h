@@ -78,14 +78,14 @@ class LateNetwork : public jax_ep::Network {
   }
   bool IsIdle() const override { return pending_.empty(); }
 
-  uint64_t num_puts() const { return num_puts_; }  // that were started
+  uint64_t num_puts() const { return num_puts_; }
 
  private:
   static constexpr int kMaxPuts = 1 << 16;
   struct Pending {
     jax_ep::Put put;
     uint64_t* value;
-    bool has_bytes;   // that are not under way
+    bool has_bytes;   // they are not under way
     bool has_landed;  // or will have when the stream is idle
   };
 

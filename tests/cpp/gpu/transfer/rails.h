@@ -82,7 +82,7 @@ class Rails {
 
   const jax_ep::Domains domains_;
   const int slots_;
-  uint64_t offset_ = 0;  // of the rings in a workspace
+  uint64_t offset_ = 0;  // where the rings are in a workspace
   std::vector<jax_ep::RailRequests*> requests_, next_requests_;
   std::vector<std::shared_ptr<jax_ep::RailSender>> senders_;
   LateNetwork* const network_;  // the thread's

@@ -100,7 +100,7 @@ void TestAbortAndLeave() {
   fixture.requests.leave = 77;
   puts = fixture.Poll(network);
   CHECK(puts.size() == 2);
-  // By this rank's domain.
+  // The word is that of this rank's domain.
   CHECK(puts[0].flag == 0x500000 + offsetof(jax_ep::Inbox, rail_leaves) + 8 * 1);
   CHECK(puts[1].value == 77);
   CHECK(fixture.Poll(network).empty());
@@ -147,7 +147,7 @@ void TestThreadReportsFailures() {
               })
               .ok());
   };
-  // What never arrives is told.
+  // Remove says what has not arrived.
   set([&] { network.is_idle = false; });
   const Status late = thread.Remove(fixture.sender, 0.01);
   CHECK(late.message.find("have not arrived within 0.01 s") != std::string::npos);
