@@ -94,6 +94,15 @@ Status PlanHierarchicalLayout(const TransferShape& shape, int64_t rail_slots, in
   return {};
 }
 
+int64_t RailsOffset() {
+  TransferShape any;
+  any.num_tokens = any.hidden = any.top_k = any.domain_size = 1;
+  any.num_experts = any.num_ranks = 2;
+  any.format = kFloat32Rows;
+  WorkspaceLayout layout;
+  return PlanWorkspace(any, &layout).ok() ? layout.rails.offset : 0;
+}
+
 Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
   if (Status status = CheckShape(shape); !status.ok()) return status;
   const int64_t tokens = shape.num_tokens;

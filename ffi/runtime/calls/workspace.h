@@ -21,13 +21,16 @@ struct WorkspaceBuffer {
 
 struct WorkspaceLayout {
   std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by WorkspaceBufferId
-  // The receive rings of all rails, with several NVLink domains. Their place and size are those of
-  // the group, and not of the shape.
+  // The rings of all rails, with several NVLink domains. Their place and size are those of the
+  // group, and not of the shape.
   WorkspaceBuffer rails = {"rails", 0, 0};
   int64_t bytes = 0;
 };
 
 inline constexpr int64_t kWorkspaceAlignment = 256;
+
+// Returns the offset of the rails' rings in every workspace that has them.
+int64_t RailsOffset();
 
 // Larger than any machine's memory: a larger size is a mistake.
 inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 44;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ffi/device/protocol/control_block.h"
+#include "ffi/runtime/groups/generation_rails.h"
 #include "ffi/runtime/groups/mailbox.h"
 #include "ffi/runtime/status.h"
 #include "ffi/runtime/transport/transport.h"
@@ -45,9 +46,11 @@ class Generation {
 
   // Allocates everything, and changes nothing that kernels use. If a device has not enough memory,
   // sets `out_of_memory`. With `shared` memory, some ranks are remote: Import comes before Start.
+  // With `rails`, a network joins the domains.
   static Status Allocate(const std::vector<Member>& members, uint64_t number,
                          int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
-                         bool* out_of_memory, PeerMemory* shared = nullptr);
+                         bool* out_of_memory, PeerMemory* shared = nullptr,
+                         std::unique_ptr<GenerationRails> rails = nullptr);
 
   // Makes a handle of each local rank's memory, in rank order.
   Status Export(std::vector<MemoryHandle>* handles) const;
@@ -83,6 +86,9 @@ class Generation {
   // Asks the devices whether the calls of a local rank have ended.
   bool IsAborted() const;
 
+  // The first error of its network, or OK.
+  Status NetworkFailure() const { return rails_ ? rails_->Failure() : Status{}; }
+
   // Posts new failures.
   void PostReports(Mailbox& mailbox);
 
@@ -105,6 +111,7 @@ class Generation {
     uint64_t claim;       // the control block's, read by the host
     uint64_t generation;  // likewise
     uint32_t abort_read;  // the inbox's abort word, likewise
+    RailRequests rail_requests;
   };
   struct RankMemory {
     std::unique_ptr<Records> records;
@@ -117,11 +124,13 @@ class Generation {
   };
 
   Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes,
-             PeerMemory* shared);
+             PeerMemory* shared, std::unique_ptr<GenerationRails> rails);
 
   Status AllocateState(size_t rank, bool* out_of_memory);
   Status AllocateRank(size_t rank, bool* out_of_memory);
+  Status RegisterRank(size_t rank);
   Status FillStates();
+  void ReachOtherDomains(GenerationState* state, RailRequests* requests) const;
   void PrintWarningsLocked();
   bool WaitsStill(const LongWait& wait) const;
   Inbox* inbox(size_t rank) const;
@@ -130,10 +139,11 @@ class Generation {
   const std::vector<Member>& members_;  // the group's
   uint64_t number_;
   const int64_t workspace_bytes_;
-  PeerMemory* const shared_;        // null if all ranks are local
-  std::vector<size_t> local_;       // the local ranks, in order
-  bool is_started_ = false;         // on all ranks
-  std::vector<RankMemory> memory_;  // indexed by rank
+  PeerMemory* const shared_;                // null if all ranks are local
+  std::vector<size_t> local_;               // the local ranks, in order
+  bool is_started_ = false;                 // on all ranks
+  std::vector<RankMemory> memory_;          // indexed by rank
+  std::unique_ptr<GenerationRails> rails_;  // or null
 
   mutable std::mutex mutex_;  // never held over a call that waits
   double warning_seconds_ = 0;

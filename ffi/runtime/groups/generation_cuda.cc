@@ -10,6 +10,7 @@
 namespace jax_ep {
 
 Generation::~Generation() {
+  rails_.reset();               // it uses the memory
   for (size_t rank : local_) {  // GENERATION_FREE
     RankMemory& memory = memory_[rank];
     const CurrentDevice current(members_[rank].device);

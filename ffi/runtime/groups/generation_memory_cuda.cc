@@ -32,12 +32,13 @@ Status OutOfMemory(int64_t bytes, int device) {
 }  // namespace
 
 Generation::Generation(const std::vector<Member>& members, uint64_t number, int64_t workspace_bytes,
-                       PeerMemory* shared)
+                       PeerMemory* shared, std::unique_ptr<GenerationRails> rails)
     : members_(members),
       number_(number),
       workspace_bytes_(workspace_bytes),
       shared_(shared),
-      memory_(members.size()) {
+      memory_(members.size()),
+      rails_(std::move(rails)) {
   for (size_t rank = 0; rank < members.size(); ++rank) {
     if (members[rank].device != kRemoteDevice) local_.push_back(rank);
   }
@@ -55,7 +56,8 @@ unsigned char* Generation::workspace(size_t rank) const {
 
 Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
                             int64_t workspace_bytes, std::unique_ptr<Generation>* generation,
-                            bool* out_of_memory, PeerMemory* shared) {
+                            bool* out_of_memory, PeerMemory* shared,
+                            std::unique_ptr<GenerationRails> rails) {
   *out_of_memory = false;
   if (number > kMaxGeneration) {
     return FailedPrecondition("jax_ep: ", kMaxGeneration,
@@ -63,12 +65,18 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
                               "have grown or been released as often. Restart it, and call "
                               "jax_ep.release() less often");
   }
-  std::unique_ptr<Generation> made(new Generation(members, number, workspace_bytes, shared));
+  std::unique_ptr<Generation> made(
+      new Generation(members, number, workspace_bytes, shared, std::move(rails)));
   for (size_t rank : made->local_) {  // GENERATION_ALLOCATE
     if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
   }
   if (shared == nullptr) {
     if (Status status = made->FillStates(); !status.ok()) return status;
+    if (made->rails_) {
+      std::vector<std::string> offers;
+      for (size_t rank : made->local_) offers.push_back(made->rails_->Offer(rank));
+      if (Status status = made->rails_->Connect(offers); !status.ok()) return status;
+    }
   }
   *generation = std::move(made);
   return {};
@@ -134,7 +142,29 @@ Status Generation::AllocateRank(size_t rank, bool* out_of_memory) {
                                        cudaHostRegisterPortable | cudaHostRegisterMapped);
   memory.registered = error == cudaSuccess;
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&memory.begun, cudaEventDisableTiming);
-  return OnGpu(device, FromCuda(error, "allocating a workspace"));
+  status = FromCuda(error, "allocating a workspace");
+  if (status.ok() && rails_) status = RegisterRank(rank);
+  return OnGpu(device, std::move(status));
+}
+
+Status Generation::RegisterRank(size_t rank) {
+  const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
+  const auto base = reinterpret_cast<uint64_t>(memory_[rank].state);
+  const RankMemoryAddresses addresses = {
+      .inbox = base + kInboxOffset,
+      .rails = base + kWorkspaceOffset + static_cast<uint64_t>(RailsOffset())};
+  return rails_->Register(rank, memory_[rank].state, bytes, addresses,
+                          &memory_[rank].records->rail_requests);
+}
+
+// Makes the domain's ranks the peers. The others are reached by requests.
+void Generation::ReachOtherDomains(GenerationState* state, RailRequests* requests) const {
+  const Domains& domains = rails_->domains();
+  state->rail_requests = requests;
+  SetDomainPeers(state, domains.size);
+  for (int rank = 0; rank < state->num_ranks; ++rank) {
+    if (domains.Domain(rank) != domains.Domain(state->rank)) state->peers[rank] = {};
+  }
 }
 
 // Writes the states and zeroes the inboxes, which nobody uses yet.
@@ -165,6 +195,7 @@ Status Generation::FillStates() {
     for (size_t peer = 0; peer < members_.size(); ++peer) {
       state.peers[peer] = {inbox(peer), workspace(peer)};
     }
+    if (rails_) ReachOtherDomains(&state, &on_device->rail_requests);
     // XLA's streams do not wait for the default stream, nor it for them. So this stream is waited
     // for, and Start comes later.
     if (error == cudaSuccess) {

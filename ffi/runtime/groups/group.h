@@ -38,9 +38,10 @@ struct GroupKernels {
 class Group {
  public:
   // `devices` are CUDA ordinals in rank order. If some are kRemoteDevice, `peers` are the processes
-  // of all ranks, and `memories` are kinds of memory that these can map, the best first.
-  Group(std::vector<int> devices, GroupKernels kernels, std::unique_ptr<PeerGroup> peers = nullptr,
-        std::vector<PeerMemory*> memories = {});
+  // of all ranks, and `memories` are kinds of memory that these can map, the best first. With a
+  // `domain_size`, there are several NVLink domains of so many ranks.
+  Group(std::vector<int> devices, GroupKernels kernels, int64_t domain_size = 0,
+        std::unique_ptr<PeerGroup> peers = nullptr, std::vector<PeerMemory*> memories = {});
 
   // Makes the workspaces at least this large, for calls that follow in streams[rank]. Call it while
   // no device of the group is launching a program: it makes driver calls on all of them.
@@ -95,6 +96,7 @@ class Group {
   Status AllocateOnce();
   Status AllocateMember(Member* member) const;
   Status Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next, bool* out_of_memory);
+  Status MakeRails(std::unique_ptr<GenerationRails>* rails) const;
   Status AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
                         bool* out_of_memory);
   Status Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);
@@ -108,6 +110,7 @@ class Group {
   const std::vector<int> devices_;
   std::vector<int> local_devices_;
   const GroupKernels kernels_;
+  const int64_t domain_size_;  // 0: one domain has all ranks
   const std::unique_ptr<PeerGroup> peers_;
   std::vector<PeerMemory*> memories_;  // after the first generation, the one that works
   std::vector<Member> members_;        // indexed by rank; complete before any HasRoom

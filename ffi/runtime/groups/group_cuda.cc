@@ -43,10 +43,11 @@ class Group::Change {
   Group& group_;
 };
 
-Group::Group(std::vector<int> devices, GroupKernels kernels, std::unique_ptr<PeerGroup> peers,
-             std::vector<PeerMemory*> memories)
+Group::Group(std::vector<int> devices, GroupKernels kernels, int64_t domain_size,
+             std::unique_ptr<PeerGroup> peers, std::vector<PeerMemory*> memories)
     : devices_(std::move(devices)),
       kernels_(kernels),
+      domain_size_(domain_size),
       peers_(std::move(peers)),
       memories_(std::move(memories)) {
   for (int device : devices_) {
@@ -82,7 +83,25 @@ Status Group::Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* nex
   if (peers_) return AllocateShared(workspace_bytes, next, out_of_memory);
   *out_of_memory = false;
   if (Status status = AllocateOnce(); !status.ok()) return status;
-  return Generation::Allocate(members_, ++last_number_, workspace_bytes, next, out_of_memory);
+  std::unique_ptr<GenerationRails> rails;
+  if (Status status = MakeRails(&rails); !status.ok()) return status;
+  return Generation::Allocate(members_, ++last_number_, workspace_bytes, next, out_of_memory,
+                              nullptr, std::move(rails));
+}
+
+// Makes none where domains are joined by loads and stores.
+Status Group::MakeRails(std::unique_ptr<GenerationRails>* rails) const {
+  if (domain_size_ == 0 || !Networks::OfProcess().are_used()) return {};
+  std::vector<DeviceNetwork*> networks;
+  for (int device : devices_) {
+    networks.push_back(nullptr);
+    if (device == kRemoteDevice) continue;
+    Status status = Networks::OfProcess().Find(device, &networks.back());
+    if (!status.ok()) return OnGpu(device, std::move(status));
+  }
+  const Domains domains(static_cast<int32_t>(devices_.size()), static_cast<int32_t>(domain_size_));
+  *rails = std::make_unique<GenerationRails>(domains, networks);
+  return {};
 }
 
 Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {

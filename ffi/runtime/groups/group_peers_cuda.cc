@@ -97,7 +97,10 @@ void Group::AwaitReason(Generation& generation) const {
 
 void Group::Watch() {
   const uint64_t era = peers_ ? peers_->era() : 0;
-  for (const auto& generation : All()) generation->PrintWarnings();
+  for (const auto& generation : All()) {
+    generation->PrintWarnings();
+    if (const Status failure = generation->NetworkFailure(); !failure.ok()) Abort(failure.message);
+  }
   if (!peers_) return;
   // During a release the era is the next one, and failures are those of the one before.
   if (!is_releasing_) TellFailure(era);

@@ -92,7 +92,7 @@ Group* Groups::Find(const std::vector<int>& devices, int64_t lane, const GroupKe
     const auto found = groups_.find(key);
     if (found != groups_.end()) return found->second.get();
   }
-  return Add(key, std::make_unique<Group>(devices, kernels));
+  return Add(key, std::make_unique<Group>(devices, kernels, domain_size));
 }
 
 Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane, int64_t domain_size,
@@ -131,7 +131,8 @@ Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane, int6
     Debug("  rank ", rank, " in ", Describe(ranks[rank]), ": ", ranks[rank].gpu,
           first < static_cast<long>(rank) ? Concatenate(", which rank ", first, " has, too") : "");
   }
-  *group = Add(key, std::make_unique<Group>(devices, kernels, std::move(peers), memories));
+  *group =
+      Add(key, std::make_unique<Group>(devices, kernels, domain_size, std::move(peers), memories));
   return {};
 }
 

@@ -56,7 +56,7 @@ class RandomCalls {
   void MakeProgram() {
     const harness::Options options = {
         .domain_size = harness::RandomDomainSize(random_, layout_.num_ranks()),
-        .rail_slots = DispatchProgram::kRailSlots,
+        .rail_slots = DispatchProgram::rail_slots,
         .tiny = true};
     Synchronize();  // calls that come before one with an error may still run
     calls_.clear();

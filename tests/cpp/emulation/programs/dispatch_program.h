@@ -29,7 +29,7 @@ struct Lane {
 class DispatchProgram {
  public:
   static constexpr int kHidden = 8;
-  static constexpr int kRailSlots = 2;  // so few that rings wrap
+  static inline int rail_slots = 2;  // so few that rings wrap; 0: as many as calls have
 
   DispatchProgram(int num_ranks, int num_tokens, bool allow_low_latency, int first_device = 0,
                   Lane lane = {}, LocalRanks local = {}, int domain_size = 0)
@@ -197,7 +197,7 @@ class DispatchProgram {
             .num_sms = lane_.num_sms,
             .num_lanes = lane_.num_lanes,
             .allow_low_latency = allow_low_latency_,
-            .rail_slots = kRailSlots};
+            .rail_slots = rail_slots};
   }
 
   DispatchBuffers Buffers(int r) {

@@ -1,12 +1,19 @@
 // Tests groups whose calls go over several NVLink domains: growth, release, lanes, claims and ends.
+//
+//   domain_groups_test [--only NAME] [--network]
+//
+//   --network   joins the domains by a network on which puts overtake each other
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <set>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "tests/cpp/emulation/reports.h"
 #include "tests/cpp/emulation/runtime/fixture.h"
+#include "tests/cpp/emulation/runtime/late_networks.h"
 
 namespace jax_ep::testing {
 namespace {
@@ -196,13 +203,18 @@ int main(int argc, char** argv) {
   using namespace jax_ep::testing;
   RegisterKernels();
   SetDeadlines(kLong);
-  return RunCases({{"calls of all sizes", TestCallsOfAllSizes},
-                   {"other levels", TestOtherLevels},
-                   {"lanes", TestLanes},
-                   {"the host ends a wait", TestHostEndsAWait},
-                   {"deadlines", TestDeadlines},
-                   {"nobody comes", TestNobodyComes},
-                   {"ranks leave a generation", TestRanksLeaveAGeneration},
-                   {"two calls at once", TestTwoCallsAtOnce}},
-                  argc, argv);
+  const bool has_network =
+      std::find(argv, argv + argc, std::string_view("--network")) != argv + argc;
+  if (has_network) LateNetworks::Use();
+  const int result = RunCases({{"calls of all sizes", TestCallsOfAllSizes},
+                               {"other levels", TestOtherLevels},
+                               {"lanes", TestLanes},
+                               {"the host ends a wait", TestHostEndsAWait},
+                               {"deadlines", TestDeadlines},
+                               {"nobody comes", TestNobodyComes},
+                               {"ranks leave a generation", TestRanksLeaveAGeneration},
+                               {"two calls at once", TestTwoCallsAtOnce}},
+                              argc, argv);
+  CHECK((LateNetworks::num_puts() > 0) == has_network);
+  return failures == 0 ? result : 1;
 }

@@ -2,13 +2,14 @@
 // to the bit, or the call is safely ended and the group works again after a release. Nothing hangs.
 //
 //   runtime_random [--calls N] [--seconds S] [--seed X] [--ranks N] [--domain-size N]
-//                  [--deadline S] [--progress]
+//                  [--network] [--deadline S] [--progress]
 //
 //   --calls N      stops after N calls, each of all ranks; default 1000, and any with --seconds
 //   --seconds S    stops after S seconds
 //   --seed X       of the first round; the next has X + 1. Default: a random one
 //   --ranks N      of every round; default: 1 to 16
 //   --domain-size N   ranks per NVLink domain, 0 for one level; default: any that divides the ranks
+//   --network      joins domains by a network on which puts overtake each other
 //   --deadline S   fails if nothing goes on for S seconds; default 120
 //   --progress     prints every round
 //
@@ -20,6 +21,7 @@
 #include <random>
 #include <string_view>
 
+#include "tests/cpp/emulation/runtime/late_networks.h"
 #include "tests/cpp/emulation/runtime/random_round.h"
 #include "tests/cpp/emulation/transfer/register_kernels.h"
 
@@ -52,6 +54,8 @@ Options Parse(int argc, char** argv) {
       options.ranks = std::atoi(value());
     } else if (name == "--domain-size") {
       options.domain_size = std::atoi(value());
+    } else if (name == "--network") {
+      LateNetworks::Use();
     } else if (name == "--deadline") {
       options.deadline = std::atof(value());
     } else if (name == "--progress") {

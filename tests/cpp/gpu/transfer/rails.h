@@ -20,18 +20,7 @@ class Rails {
         slots_(options.rail_slots > 0 ? static_cast<int>(options.rail_slots)
                                       : jax_ep::RailSlots(domains_.count)),
         network_(new LateNetwork(options.seed)),
-        thread_(std::unique_ptr<LateNetwork>(network_)) {
-    jax_ep::WorkspaceLayout layout;
-    STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 1,
-                                     .hidden = 64,
-                                     .top_k = 1,
-                                     .num_experts = options.ranks,
-                                     .num_ranks = options.ranks,
-                                     .domain_size = options.domain_size,
-                                     .format = jax_ep::kFloat32Rows},
-                                    &layout));
-    offset_ = static_cast<uint64_t>(layout.rails.offset);
-  }
+        thread_(std::unique_ptr<LateNetwork>(network_)) {}
   ~Rails() { End(); }
 
   uint64_t num_puts() const { return network_->num_puts(); }
@@ -58,7 +47,8 @@ class Rails {
       const auto addresses_of = [&](int other) {
         return jax_ep::RankMemoryAddresses{
             .inbox = reinterpret_cast<uint64_t>(ranks[other].inbox),
-            .rails = reinterpret_cast<uint64_t>(ranks[other].workspace) + offset_};
+            .rails = reinterpret_cast<uint64_t>(ranks[other].workspace) +
+                     static_cast<uint64_t>(jax_ep::RailsOffset())};
       };
       std::vector<jax_ep::RankMemoryAddresses> partners;
       for (int rail = 0; rail < domains_.num_rails(); ++rail) {
@@ -82,7 +72,6 @@ class Rails {
 
   const jax_ep::Domains domains_;
   const int slots_;
-  uint64_t offset_ = 0;  // where the rings are in a workspace
   std::vector<jax_ep::RailRequests*> requests_, next_requests_;
   std::vector<std::shared_ptr<jax_ep::RailSender>> senders_;
   LateNetwork* const network_;  // the thread's

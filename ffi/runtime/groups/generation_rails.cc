@@ -1,0 +1,99 @@
+#include "ffi/runtime/groups/generation_rails.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include "ffi/device/transfer/hierarchical/layout.h"
+
+namespace jax_ep {
+namespace {
+
+// Messages under way arrive within milliseconds, or never.
+constexpr double kFlushSeconds = 10;
+
+Status OfRank(size_t rank, const Status& status) {
+  if (status.ok()) return status;
+  return FailedPrecondition("the network of rank ", rank, ": ", status.message);
+}
+
+}  // namespace
+
+GenerationRails::GenerationRails(const Domains& domains,
+                                 const std::vector<DeviceNetwork*>& networks)
+    : domains_(domains), ranks_(networks.size()) {
+  for (size_t rank = 0; rank < networks.size(); ++rank) ranks_[rank].network = networks[rank];
+}
+
+GenerationRails::~GenerationRails() {
+  // Of all ranks first: they put into each other's memory.
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Rank& own = ranks_[rank];
+    if (own.sender == nullptr) continue;
+    const Status status = own.network->thread().Remove(own.sender, kFlushSeconds);
+    if (status.ok()) continue;
+    std::fprintf(stderr, "jax_ep: %s\n", OfRank(rank, status).message.c_str());
+  }
+  for (Rank& rank : ranks_) {
+    for (int memory : rank.memories) rank.network->Close(memory);
+    if (rank.memory != nullptr) static_cast<void>(rank.network->Unregister(rank.memory));
+  }
+}
+
+Status GenerationRails::Register(size_t rank, void* memory, size_t bytes,
+                                 const RankMemoryAddresses& addresses,
+                                 const RailRequests* requests) {
+  Rank& own = ranks_[rank];
+  if (Status status = own.network->Register(memory, bytes, &own.offer); !status.ok()) {
+    return OfRank(rank, status);
+  }
+  own.memory = memory;
+  own.addresses = addresses;
+  own.requests = requests;
+  return {};
+}
+
+std::string GenerationRails::Offer(size_t rank) const {
+  const Rank& own = ranks_[rank];
+  return std::string(reinterpret_cast<const char*>(&own.addresses), sizeof own.addresses) +
+         own.offer;
+}
+
+Status GenerationRails::Connect(const std::vector<std::string>& offers) {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    Rank& own = ranks_[rank];
+    if (own.network == nullptr) continue;
+    const int number = static_cast<int>(rank);
+    std::vector<RankMemoryAddresses> partners;
+    for (int rail = 0; rail < domains_.num_rails(); ++rail) {
+      const int domain = domains_.RailEnd(domains_.Domain(number), rail);
+      const int partner = domains_.Rank(domain, domains_.Index(number));
+      const std::string& offer = offers[static_cast<size_t>(partner)];
+      RankMemoryAddresses addresses;
+      if (offer.size() < sizeof addresses) {
+        return FailedPrecondition("rank ", partner, " has not offered its memory to the network");
+      }
+      std::memcpy(&addresses, offer.data(), sizeof addresses);
+      partners.push_back(addresses);
+      int memory = 0;
+      Status status = own.network->Open(offer.substr(sizeof addresses), &memory);
+      if (!status.ok()) return OfRank(rank, status);
+      own.memories.push_back(memory);
+    }
+    const RailLayout layout = {domains_, number, RailSlots(domains_.count)};
+    own.sender =
+        std::make_shared<RailSender>(own.requests, layout, own.addresses, own.memories, partners);
+    own.network->thread().Add(own.sender);
+  }
+  return {};
+}
+
+Status GenerationRails::Failure() const {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].network == nullptr) continue;
+    Status status = OfRank(rank, ranks_[rank].network->thread().Failure());
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,62 @@
+// The rails of a generation whose NVLink domains are joined by a network: what partners need of
+// each other's memory, and the senders of the local ranks.
+#ifndef JAX_EP_RUNTIME_GROUPS_GENERATION_RAILS_H_
+#define JAX_EP_RUNTIME_GROUPS_GENERATION_RAILS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ffi/device/protocol/rail_requests.h"
+#include "ffi/device/transfer/hierarchical/domains.h"
+#include "ffi/runtime/network/networks.h"
+#include "ffi/runtime/network/rail_sender.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// Not thread-safe, except Failure.
+class GenerationRails {
+ public:
+  // `networks` are indexed by rank, null for those of other processes.
+  GenerationRails(const Domains& domains, const std::vector<DeviceNetwork*>& networks);
+  // Waits until what the kernels have asked for has arrived. No kernel of the generation may run.
+  ~GenerationRails();
+  GenerationRails(const GenerationRails&) = delete;
+  GenerationRails& operator=(const GenerationRails&) = delete;
+
+  const Domains& domains() const { return domains_; }
+
+  // Registers the memory of a local rank. Its kernels will make requests here.
+  Status Register(size_t rank, void* memory, size_t bytes, const RankMemoryAddresses& addresses,
+                  const RailRequests* requests);
+  // Returns what the rank's partners need for Connect.
+  std::string Offer(size_t rank) const;
+
+  // Opens the partners' memory, and serves the local ranks from now on. `offers` are by rank; only
+  // those of partners are read.
+  Status Connect(const std::vector<std::string>& offers);
+
+  // The first error of a network, or OK.
+  Status Failure() const;
+
+ private:
+  struct Rank {
+    DeviceNetwork* network = nullptr;
+    void* memory = nullptr;
+    RankMemoryAddresses addresses = {};
+    const RailRequests* requests = nullptr;
+    std::string offer;          // the network's
+    std::vector<int> memories;  // of partners, by rail
+    std::shared_ptr<RailSender> sender;
+  };
+
+  const Domains domains_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_GROUPS_GENERATION_RAILS_H_

@@ -1,0 +1,80 @@
+#include "ffi/runtime/network/networks.h"
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace jax_ep {
+
+// An offer is the length of the address, the address, and the key.
+Status DeviceNetwork::Register(void* address, size_t bytes, std::string* offer) {
+  return thread_.Run([&](Network& network) {
+    std::string own, key;
+    Status status = network.Address(&own);
+    if (status.ok()) status = network.Register(address, bytes, &key);
+    const auto length = static_cast<uint32_t>(own.size());
+    offer->assign(reinterpret_cast<const char*>(&length), sizeof length);
+    *offer += own + key;
+    return status;
+  });
+}
+
+Status DeviceNetwork::Unregister(void* address) {
+  return thread_.Run([&](Network& network) { return network.Unregister(address); });
+}
+
+Status DeviceNetwork::Open(const std::string& offer, int* memory) {
+  uint32_t length = 0;
+  if (offer.size() < sizeof length) return InvalidArgument("a partner has sent no address");
+  std::memcpy(&length, offer.data(), sizeof length);
+  if (offer.size() - sizeof length < length) {
+    return InvalidArgument("a partner has sent half an address");
+  }
+  const std::string address = offer.substr(sizeof length, length);
+  const std::string key = offer.substr(sizeof length + length);
+  return thread_.Run([&](Network& network) {
+    auto found = connections_.find(address);
+    if (found == connections_.end()) {
+      int connection = 0;
+      if (Status status = network.Connect(address, &connection); !status.ok()) return status;
+      found = connections_.emplace(address, connection).first;
+    }
+    return network.Open(found->second, key, memory);
+  });
+}
+
+void DeviceNetwork::Close(int memory) {
+  static_cast<void>(thread_.Run([&](Network& network) {
+    network.Close(memory);
+    return Status{};
+  }));
+}
+
+Networks& Networks::OfProcess() {
+  static auto* const networks = new Networks;
+  return *networks;
+}
+
+void Networks::Use(Factory factory) {
+  const std::lock_guard lock(mutex_);
+  factory_ = std::move(factory);
+}
+
+bool Networks::are_used() const {
+  const std::lock_guard lock(mutex_);
+  return factory_ != nullptr;
+}
+
+Status Networks::Find(int device, DeviceNetwork** network) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<DeviceNetwork>& found = networks_[device];
+  if (!found) {
+    std::unique_ptr<Network> made;
+    if (Status status = factory_(device, &made); !status.ok()) return status;
+    found = std::make_unique<DeviceNetwork>(std::move(made));
+  }
+  *network = found.get();
+  return {};
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,62 @@
+// The networks of this process's GPUs.
+#ifndef JAX_EP_RUNTIME_NETWORK_NETWORKS_H_
+#define JAX_EP_RUNTIME_NETWORK_NETWORKS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "ffi/runtime/network/network.h"
+#include "ffi/runtime/network/network_thread.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// A GPU's network, with its thread. Thread-safe.
+class DeviceNetwork {
+ public:
+  explicit DeviceNetwork(std::unique_ptr<Network> network) : thread_(std::move(network)) {}
+
+  NetworkThread& thread() { return thread_; }
+
+  // Registers memory, and returns what Open needs on a partner.
+  Status Register(void* address, size_t bytes, std::string* offer);
+  Status Unregister(void* address);
+
+  // Opens a partner's memory. Connects with the partner, if this one has not yet.
+  Status Open(const std::string& offer, int* memory);
+  void Close(int memory);
+
+ private:
+  std::map<std::string, int> connections_;  // by address; the thread's
+  NetworkThread thread_;
+};
+
+// Thread-safe.
+class Networks {
+ public:
+  // Makes the network of a device.
+  using Factory = std::function<Status(int device, std::unique_ptr<Network>* network)>;
+
+  // Never destroyed: its threads run until the process ends.
+  static Networks& OfProcess();
+
+  // From now on NVLink domains are joined by such networks, also domains of one process. Call it
+  // before there are groups. Null: by loads and stores.
+  void Use(Factory factory);
+  bool are_used() const;
+
+  // Returns the network of a device, which lives until the process ends.
+  Status Find(int device, DeviceNetwork** network);
+
+ private:
+  mutable std::mutex mutex_;
+  Factory factory_;
+  std::map<int, std::unique_ptr<DeviceNetwork>> networks_;  // by device
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_NETWORK_NETWORKS_H_
