@@ -40,12 +40,17 @@ class Network {
   virtual Status Open(int connection, const std::string& key, int* memory) = 0;
   virtual void Close(int memory) = 0;
 
-  // Starts a put. An error of an earlier one may be returned, too.
+  // Starts a put. An error of an earlier one may be returned, too. After an error of a connection
+  // no flag is put on it any more, and Progress returns the error each time: what remains is to
+  // destroy the network. Only then nothing reads the memory of puts that were in flight.
   virtual Status Start(const Put& put) = 0;
   // Makes progress on puts of this process and on those that arrive, without a wait.
   virtual Status Progress() = 0;
   // Whether all puts that were started have arrived.
   virtual bool IsIdle() const = 0;
+
+  // Names the library and what carries the connection's bytes, for messages.
+  virtual std::string Describe(int connection) const = 0;
 };
 
 }  // namespace jax_ep

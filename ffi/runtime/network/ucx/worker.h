@@ -1,0 +1,58 @@
+// A context and a worker of UCX, and the memory that is registered with them.
+#ifndef JAX_EP_RUNTIME_NETWORK_UCX_WORKER_H_
+#define JAX_EP_RUNTIME_NETWORK_UCX_WORKER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/runtime/network/ucx/library.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// UCX's settings without the prefix UCX_, such as {"TLS", "tcp,cuda_copy"}.
+using UcxSettings = std::vector<std::pair<std::string, std::string>>;
+
+class UcxWorker {
+ public:
+  explicit UcxWorker(const UcxLibrary& library) : ucx_(library) {}
+  UcxWorker(const UcxWorker&) = delete;
+  UcxWorker& operator=(const UcxWorker&) = delete;
+  // Endpoints are closed, and keys destroyed, before it ends.
+  ~UcxWorker();
+
+  // These settings win over the environment's.
+  Status Start(const UcxSettings& settings);
+
+  Status Address(std::string* address) const;
+
+  Status Map(void* address, size_t bytes);
+  Status Unmap(void* address);
+  // Returns what partners need to reach mapped memory.
+  Status PackKey(void* address, std::string* key) const;
+  // Finds the handle of the mapped memory that has these bytes, or null.
+  ucp_mem_h Find(const void* address, size_t bytes) const;
+
+  ucp_worker_h get() const { return worker_; }
+
+ private:
+  struct Mapping {
+    size_t bytes;
+    ucp_mem_h handle;
+  };
+
+  Status Configure(ucp_config_t* config, const UcxSettings& settings) const;
+  Status Failed(const char* step, ucs_status_t status) const;
+
+  const UcxLibrary& ucx_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  std::map<uintptr_t, Mapping> mappings_;
+};
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_RUNTIME_NETWORK_UCX_WORKER_H_

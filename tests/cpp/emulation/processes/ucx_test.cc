@@ -1,0 +1,223 @@
+// Tests the network by UCX between two processes, which put into each other's host memory.
+//
+//   ucx_test FOLDER                 the tests, with libucp.so.0 of this folder
+//   ucx_test FOLDER --measure       bandwidth and latency here
+//   ucx_test FOLDER --rank R --read PIPE --write PIPE
+//                                   one of two processes, which may be on two hosts; the pipes are
+//                                   files
+#include <fcntl.h>
+#include <signal.h>
+
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "tests/cpp/emulation/cases.h"
+#include "tests/cpp/emulation/processes/forks.h"
+#include "tests/cpp/emulation/processes/network_measurement.h"
+#include "tests/cpp/emulation/processes/network_side.h"
+
+namespace jax_ep::testing {
+namespace {
+
+std::string folder;
+
+UcxOptions Options(const std::string& transports, double deadline_seconds = 30) {
+  return {folder, {{"TLS", transports}}, deadline_seconds};
+}
+
+// Runs `child` in two processes that have loaded no UCX yet.
+void InTwo(const std::function<void(Pipes& pipes, int rank)>& child, int killed = -1) {
+  Pipes::Pair pipes = Pipes::Make();
+  Forks forks(2, [&](int rank) { child(pipes.side[rank], rank); });
+  forks.Await(30, killed);
+}
+
+void InOne(const std::function<void()>& child) {
+  Forks forks(1, [&](int) { child(); });
+  forks.Await(30);
+}
+
+void TestExchange(const std::string& transports) {
+  InTwo([&](Pipes& pipes, int rank) {
+    NetworkSide side(&pipes, rank, Options(transports));
+    if (!side.is_connected()) return;
+    CHECK(Contains(side.network().Describe(0), "UCX 1."));
+    CHECK(Contains(side.network().Describe(0), transports.substr(0, transports.find(','))));
+    for (int count : {1, 300}) CHECK_OK(side.Exchange(count));
+    side.Meet();
+  });
+}
+
+// The partner dies with puts in flight or without. The error comes in seconds, and names it.
+void TestDeath(const std::string& transports, bool has_puts) {
+  InTwo(
+      [&](Pipes& pipes, int rank) {
+        NetworkSide side(&pipes, rank, Options(transports));
+        if (!side.is_connected()) return;
+        CHECK_OK(side.Exchange(20));
+        side.Meet();
+        if (rank == 1) raise(SIGKILL);
+        Status status;
+        const double seconds = Seconds([&] {
+          for (int i = 0; status.ok() && i < 100'000; ++i) {
+            status = side.network().Progress();
+            if (status.ok() && has_puts && i < 1000) {
+              status = side.PutWords(side.Flag(0), i, i % 2 * side.kSlotBytes);
+            }
+            if (i >= 1000) usleep(100);
+          }
+        });
+        CHECK_FAILS(status, "the connection to partner 0 by UCX");
+        CHECK_FAILS(side.network().Progress(), "has failed");
+        CHECK_FAILS(side.PutWords(side.Flag(0), 1), "has failed");
+        CHECK(!side.network().IsIdle() || !has_puts);
+        CHECK(seconds < 5);
+      },
+      1);
+}
+
+// The partner lives, and does nothing: puts in flight end by the deadline, and so does the network.
+void TestDeadline() {
+  InTwo([&](Pipes& pipes, int rank) {
+    NetworkSide side(&pipes, rank, Options("tcp,self", 0.5));
+    if (!side.is_connected()) return;
+    CHECK_OK(side.Exchange(20));
+    side.Meet();
+    if (rank == 1) {
+      pipes.Receive();
+      return;
+    }
+    Status status;
+    for (int i = 0; i < 100 && status.ok(); ++i) {
+      status = side.PutWords(side.Flag(0), i, side.kSlotBytes);
+    }
+    const double seconds = Seconds([&] {
+      while (status.ok()) status = side.network().Progress();
+    });
+    CHECK_FAILS(status, "none has arrived for 0.5 s");
+    CHECK(0.4 < seconds && seconds < 3);
+    pipes.Send("over");
+  });
+}
+
+void TestMissingLibrary() {
+  InOne([] {
+    std::unique_ptr<Network> network;
+    UcxOptions options = {.folder = "/nowhere", .settings = {}};
+    CHECK_FAILS(MakeUcxNetwork(options, &network), "libucx-cu13");
+    CHECK_FAILS(MakeUcxNetwork(options, &network), "/nowhere/libucp.so.0");
+    options = Options("no_such_transport");
+    CHECK_FAILS(MakeUcxNetwork(options, &network), "UCX_TLS");
+    options.settings = {{"NO_SUCH_SETTING", "1"}};
+    CHECK_FAILS(MakeUcxNetwork(options, &network), "NO_SUCH_SETTING=1");
+    CHECK(network == nullptr);
+  });
+}
+
+void TestMalformed() {
+  InOne([] {
+    std::unique_ptr<Network> network;
+    CHECK_OK(MakeUcxNetwork(Options("tcp,self"), &network));
+    std::vector<uint64_t> memory(64);
+    std::string address, key;
+    int number = -1;
+    CHECK_OK(network->Address(&address));
+    CHECK_OK(network->Register(memory.data(), 512, &key));
+    CHECK_FAILS(network->Register(memory.data(), 512, &key), "not registered yet");
+    for (const std::string& bad : {std::string(), std::string("garbage"), std::string(4000, 'x'),
+                                   address.substr(0, address.size() - 1), address + "x"}) {
+      CHECK_FAILS(network->Connect(bad, &number), "expected");
+    }
+    CHECK_FAILS(network->Connect(key, &number), "expected a UCX address");
+    CHECK_FAILS(network->Open(0, key, &number), "no connection 0");
+    CHECK_OK(network->Connect(address, &number));
+    for (size_t i = 0; i < key.size(); ++i) {
+      std::string bad = key;
+      bad[i] ^= 1;
+      CHECK(!network->Open(0, bad, &number).ok());
+    }
+    CHECK_FAILS(network->Open(0, address, &number), "expected a UCX memory key");
+    CHECK_OK(network->Open(0, key, &number));
+    const auto begin = reinterpret_cast<uint64_t>(memory.data());
+    const char other[8] = {};
+    CHECK_FAILS(network->Start({number + 1, other, begin, 8, begin, 1}), "not open");
+    CHECK_FAILS(network->Start({number, other, begin, 8, begin, 1}), "expected registered memory");
+    const void* const from = memory.data();
+    CHECK_FAILS(network->Start({number, from, begin + 505, 8, begin, 1}), "expected addresses");
+    CHECK_FAILS(network->Start({number, from, begin, 8, begin + 512, 1}), "expected addresses");
+    CHECK_FAILS(network->Start({number, from, begin, 8, begin + 4, 1}), "an aligned flag");
+    CHECK_FAILS(network->Start({number, from, begin, ~size_t{0}, begin, 1}), "expected");
+    network->Close(number);
+    CHECK_FAILS(network->Start({number, from, begin, 8, begin, 1}), "not open");
+    CHECK_OK(network->Unregister(memory.data()));
+    CHECK_FAILS(network->Unregister(memory.data()), "no memory");
+  });
+}
+
+// One of two processes that Python starts: exchanges messages, once or until an error.
+int RunRank(int rank, Pipes pipes, bool until_error) {
+  NetworkSide side(&pipes, rank, Options("tcp,self", 3));
+  if (!side.is_connected()) return Finish();
+  std::printf("%s\n", side.network().Describe(0).c_str());
+  Status status = side.Exchange(300);
+  CHECK_OK(status);
+  if (!until_error) {
+    side.Meet();
+    return Finish();
+  }
+  std::printf("exchanged\n");
+  std::fflush(stdout);
+  while (status.ok()) status = side.Exchange(300, 300);
+  std::printf("error: %s\n", status.message.c_str());
+  return Finish();
+}
+
+}  // namespace
+}  // namespace jax_ep::testing
+
+int main(int argc, char** argv) {
+  using namespace jax_ep::testing;
+  const char* read = nullptr;
+  const char* write = nullptr;
+  int rank = -1;
+  bool until_error = false, measures = false;
+  if (argc > 1) folder = argv[1];
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view option = argv[i];
+    if (option == "--rank") rank = std::atoi(argv[++i]);
+    if (option == "--read") read = argv[++i];
+    if (option == "--write") write = argv[++i];
+    if (option == "--until-error") until_error = true;
+    if (option == "--measure") measures = true;
+  }
+  if (rank >= 0) {
+    // Each end waits for the other one: both ranks open the pipe that rank 0 writes first.
+    int ends[2] = {};
+    for (bool writes : {rank == 0, rank != 0}) {
+      ends[writes] = open(writes ? write : read, writes ? O_WRONLY : O_RDONLY);
+    }
+    return RunRank(rank, Pipes(ends[0], ends[1]), until_error);
+  }
+  if (measures) {
+    for (const char* transports : {"tcp,self", "posix,self", "posix,cma,self"}) {
+      InTwo([&](Pipes& pipes, int index) {
+        NetworkSide side(&pipes, index, Options(transports));
+        if (side.is_connected()) Measure(side, index);
+      });
+    }
+    return Finish();
+  }
+  return RunCases({{"missing library", TestMissingLibrary},
+                   {"malformed", TestMalformed},
+                   {"exchange over tcp", [] { TestExchange("tcp,self"); }},
+                   {"exchange over posix", [] { TestExchange("posix,self"); }},
+                   {"exchange over posix and cma", [] { TestExchange("posix,cma,self"); }},
+                   {"death over tcp", [] { TestDeath("tcp,self", false); }},
+                   {"death over tcp with puts", [] { TestDeath("tcp,self", true); }},
+                   {"death over posix", [] { TestDeath("posix,self", false); }},
+                   {"death over posix with puts", [] { TestDeath("posix,self", true); }},
+                   {"death over cma with puts", [] { TestDeath("posix,cma,self", true); }},
+                   {"deadline", TestDeadline}},
+                  argc, argv);
+}
