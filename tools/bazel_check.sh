@@ -104,7 +104,9 @@ py_library(name = "$package", visibility = ["//visibility:public"])
 STUB
 done
 cp -r "$(folder_of 'import jax.ffi; print(jax.ffi.include_dir())')" "$work/stubs/pypi/jaxlib/include"
-cat >>"$work/stubs/pypi/jaxlib/BUILD" <<'STUB'
+cp -r "$(folder_of 'import libucx, os; print(os.path.dirname(libucx.__file__))')/include" "$work/stubs/pypi/libucx_cu13/include"
+for package in jaxlib libucx_cu13; do
+  cat >>"$work/stubs/pypi/$package/BUILD" <<'STUB'
 cc_library(
     name = "headers",
     hdrs = glob(["include/**"]),
@@ -112,6 +114,7 @@ cc_library(
     visibility = ["//visibility:public"],
 )
 STUB
+done
 
 # Not "jax_ep": the folder of that name in the runfiles would hide the package.
 echo 'workspace(name = "main")' >"$tree/WORKSPACE"

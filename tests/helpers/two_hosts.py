@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import uuid
 from collections.abc import Iterator
@@ -150,6 +151,9 @@ def main(name: str, address: str, folder: str) -> None:
             if interface != "lo":
                 route.addr("add", index=index, address=address, prefixlen=24)
             route.link("set", index=index, state="up")
+        # The kernel tells later that the cable is there, and UCX uses no interface before.
+        while route.link("get", index=index)[0].get("operstate") != "UP":
+            time.sleep(0.01)
     print("ready", flush=True)
     sys.stdin.read()
 

@@ -4,16 +4,20 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ffi/runtime/network/network.h"
-#include "ffi/runtime/network/ucx/worker.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
 
+// UCX's settings without the prefix UCX_, such as {"TLS", "tcp,cuda_copy"}.
+using UcxSettings = std::vector<std::pair<std::string, std::string>>;
+
 struct UcxOptions {
   std::string folder;            // of libucp.so.0; if empty, the system's
-  UcxSettings settings;          // what the environment's UCX_... variables do not say already
+  UcxSettings settings;          // win over UCX_... in the environment
   double deadline_seconds = 30;  // for some put to a partner to arrive while any is in flight
 };
 

@@ -14,11 +14,12 @@ constexpr unsigned kApiMajor = 1, kApiMinor = 17;
 // half written. Without them a put is an active message, which the partner stores as a whole.
 constexpr std::pair<const char*, const char*> kNeeded = {"TCP_PUT_ENABLE", "n"};
 
-// Where the environment sets none. Versions of UCX without one of them do without.
+// Where the environment sets no value. Versions of UCX without one of them do without.
 constexpr std::pair<const char*, const char*> kDefaults[] = {
-    {"POSIX_ERROR_HANDLING", "y"},      // tells of the death of a process over shared memory
-    {"KEEPALIVE_INTERVAL", "1s"},       // likewise, while nothing is sent
-    {"IB_PCI_RELAXED_ORDERING", "off"}  // bytes are there before the flag that follows them
+    {"POSIX_ERROR_HANDLING", "y"},       // tells of the death of a process over shared memory
+    {"KEEPALIVE_INTERVAL", "1s"},        // likewise, while nothing is sent
+    {"TCP_TX_SEG_SIZE", "64k"},          // as long as those received; GPU memory is copied by them
+    {"IB_PCI_RELAXED_ORDERING", "off"},  // bytes are there before the flag that follows them
 };
 
 bool IsSet(const char* name) {

@@ -5,16 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "ffi/runtime/network/ucx/library.h"
+#include "ffi/runtime/network/ucx/ucx.h"
 #include "ffi/runtime/status.h"
 
 namespace jax_ep {
-
-// UCX's settings without the prefix UCX_, such as {"TLS", "tcp,cuda_copy"}.
-using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 
 class UcxWorker {
  public:

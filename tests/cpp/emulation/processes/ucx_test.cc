@@ -2,7 +2,7 @@
 //
 //   ucx_test FOLDER                 the tests, with libucp.so.0 of this folder
 //   ucx_test FOLDER --measure       bandwidth and latency here
-//   ucx_test FOLDER --rank R --read PIPE --write PIPE
+//   ucx_test FOLDER --rank=R --read=PIPE --write=PIPE
 //                                   one of two processes, which may be on two hosts; the pipes are
 //                                   files
 #include <fcntl.h>
@@ -27,10 +27,11 @@ UcxOptions Options(const std::string& transports, double deadline_seconds = 30) 
 }
 
 // Runs `child` in two processes that have loaded no UCX yet.
-void InTwo(const std::function<void(Pipes& pipes, int rank)>& child, int killed = -1) {
+void InTwo(const std::function<void(Pipes& pipes, int rank)>& child, int killed = -1,
+           double seconds = 30) {
   Pipes::Pair pipes = Pipes::Make();
   Forks forks(2, [&](int rank) { child(pipes.side[rank], rank); });
-  forks.Await(30, killed);
+  forks.Await(seconds, killed);
 }
 
 void InOne(const std::function<void()>& child) {
@@ -49,7 +50,8 @@ void TestExchange(const std::string& transports) {
   });
 }
 
-// The partner dies with puts in flight or without. The error comes in seconds, and names it.
+// The partner dies with puts in flight or without. The error comes in seconds, and names it. Rank 0
+// dies, as its parent waits for it first: shared memory takes a process for alive until then.
 void TestDeath(const std::string& transports, bool has_puts) {
   InTwo(
       [&](Pipes& pipes, int rank) {
@@ -57,7 +59,10 @@ void TestDeath(const std::string& transports, bool has_puts) {
         if (!side.is_connected()) return;
         CHECK_OK(side.Exchange(20));
         side.Meet();
-        if (rank == 1) raise(SIGKILL);
+        if (rank == 0) {
+          usleep(50'000);  // the partner comes from the meeting
+          raise(SIGKILL);
+        }
         Status status;
         const double seconds = Seconds([&] {
           for (int i = 0; status.ok() && i < 100'000; ++i) {
@@ -74,7 +79,7 @@ void TestDeath(const std::string& transports, bool has_puts) {
         CHECK(!side.network().IsIdle() || !has_puts);
         CHECK(seconds < 5);
       },
-      1);
+      0);
 }
 
 // The partner lives, and does nothing: puts in flight end by the deadline, and so does the network.
@@ -185,9 +190,10 @@ int main(int argc, char** argv) {
   if (argc > 1) folder = argv[1];
   for (int i = 2; i < argc; ++i) {
     const std::string_view option = argv[i];
-    if (option == "--rank") rank = std::atoi(argv[++i]);
-    if (option == "--read") read = argv[++i];
-    if (option == "--write") write = argv[++i];
+    const char* const value = std::strchr(argv[i], '=');
+    if (option.starts_with("--rank=")) rank = std::atoi(value + 1);
+    if (option.starts_with("--read=")) read = value + 1;
+    if (option.starts_with("--write=")) write = value + 1;
     if (option == "--until-error") until_error = true;
     if (option == "--measure") measures = true;
   }
@@ -200,11 +206,12 @@ int main(int argc, char** argv) {
     return RunRank(rank, Pipes(ends[0], ends[1]), until_error);
   }
   if (measures) {
-    for (const char* transports : {"tcp,self", "posix,self", "posix,cma,self"}) {
-      InTwo([&](Pipes& pipes, int index) {
+    for (const char* transports : {"tcp,self", "posix,self"}) {
+      const auto measure = [&](Pipes& pipes, int index) {
         NetworkSide side(&pipes, index, Options(transports));
         if (side.is_connected()) Measure(side, index);
-      });
+      };
+      InTwo(measure, -1, 300);
     }
     return Finish();
   }
@@ -212,12 +219,10 @@ int main(int argc, char** argv) {
                    {"malformed", TestMalformed},
                    {"exchange over tcp", [] { TestExchange("tcp,self"); }},
                    {"exchange over posix", [] { TestExchange("posix,self"); }},
-                   {"exchange over posix and cma", [] { TestExchange("posix,cma,self"); }},
                    {"death over tcp", [] { TestDeath("tcp,self", false); }},
                    {"death over tcp with puts", [] { TestDeath("tcp,self", true); }},
                    {"death over posix", [] { TestDeath("posix,self", false); }},
                    {"death over posix with puts", [] { TestDeath("posix,self", true); }},
-                   {"death over cma with puts", [] { TestDeath("posix,cma,self", true); }},
                    {"deadline", TestDeadline}},
                   argc, argv);
 }
