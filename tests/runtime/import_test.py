@@ -49,7 +49,7 @@ assert len(jax.devices("cpu")) == 3
         code = """
 import jax_ep
 mapped = open("/proc/self/maps").read()
-for library in "libcuda.so", "libcudart", "libnccl", "libnvshmem", "xla_cuda":
+for library in "libcuda.so", "libcudart", "libnccl", "libnvshmem", "libucp", "xla_cuda":
     assert library not in mapped, library
 """
         run(code)

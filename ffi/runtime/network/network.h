@@ -25,6 +25,8 @@ struct Put {
 // Used by one thread at a time.
 class Network {
  public:
+  // Ends in bounded time, whatever partners do. One that still makes progress takes it for a
+  // failure: all agree first that they are idle.
   virtual ~Network() = default;
 
   // Registers memory, which partners put into and puts read from. Returns a key for partners.

@@ -15,7 +15,7 @@ struct Header {
   uint32_t content_bytes;
   uint64_t begin;
   uint64_t size;
-  uint64_t checksum;  // of all else
+  uint64_t checksum;  // covers all else
 };
 
 // FNV-1a.

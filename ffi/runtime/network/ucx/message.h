@@ -1,5 +1,5 @@
-// What one process tells another one about its UCX: bytes that only UCX understands, and that it
-// takes without a check. Here they get a length, a version and a checksum.
+// Messages to partners about a process's UCX: bytes that only UCX understands, and that it takes
+// without a check. Here they get a length, a version and a checksum.
 #ifndef JAX_EP_RUNTIME_NETWORK_UCX_MESSAGE_H_
 #define JAX_EP_RUNTIME_NETWORK_UCX_MESSAGE_H_
 
@@ -15,7 +15,7 @@ namespace jax_ep {
 struct UcxMessage {
   enum class Kind : uint32_t { kAddress = 1, kKey = 2 };
   Kind kind;
-  uint64_t begin = 0;  // of a key's memory, in its process
+  uint64_t begin = 0;  // where a key's memory is in its process
   uint64_t size = 0;
   std::string content;
 };

@@ -16,13 +16,14 @@ namespace jax_ep {
 using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 
 struct UcxOptions {
-  std::string folder;            // of libucp.so.0; if empty, the system's
+  std::string folder;            // has libucp.so.0; empty: the system's
   UcxSettings settings;          // win over UCX_... in the environment
   double deadline_seconds = 30;  // for some put to a partner to arrive while any is in flight
 };
 
-// Any thread may use it, one at a time: it makes no progress by itself. Puts that UCX carries out
-// by active messages (tcp, shared memory) arrive in the partner's Progress.
+// Any thread may use it, one at a time, with the GPU's context current where memory is on a GPU. It
+// makes no progress by itself: puts that UCX carries out by active messages (tcp, shared memory)
+// arrive in the partner's Progress.
 Status MakeUcxNetwork(const UcxOptions& options, std::unique_ptr<Network>* network);
 
 }  // namespace jax_ep

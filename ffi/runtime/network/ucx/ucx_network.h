@@ -40,7 +40,7 @@ class UcxNetwork final : public Network {
     UcxNetwork* network;
     int index;
     ucp_ep_h endpoint = nullptr;
-    bool tells_failures = true;  // by its handler; then it may also be closed at once
+    bool tells_failures = true;  // calls the handler, and closes at once
     std::string transports;
     Status failure;
     int in_flight = 0;       // puts whose flag has not been copied by UCX
@@ -64,8 +64,8 @@ class UcxNetwork final : public Network {
     uint64_t flag;
     Connection* connection;
     ucp_rkey_h key;
-    ucp_mem_h memory;  // that this is in
-    int operations;    // of UCX, under way
+    ucp_mem_h memory;  // contains this
+    int operations;    // counts those of UCX under way
     bool has_flag_sent;
   };
 
@@ -93,7 +93,7 @@ class UcxNetwork final : public Network {
   std::vector<std::unique_ptr<Flight[]>> slabs_;
   std::vector<Flight*> free_;
   std::vector<Flight*> ready_;  // filled by callbacks, in which UCX is not called
-  Status failure_;              // of the first connection that failed
+  Status failure_;              // tells why the first connection failed
   UcxWorker worker_;            // ends first: until then it uses what is above
 };
 

@@ -11,8 +11,8 @@
 
 namespace jax_ep::testing {
 
-inline double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+inline double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // Waits for a word, making progress.
@@ -30,7 +30,7 @@ inline void Measure(NetworkSide& side, int rank) {
   if (rank == 0) std::printf("%s\n", side.network().Describe(0).c_str());
   side.Meet();
   for (int repeat = 0; repeat < 2; ++repeat) {  // the first one warms up
-    const double start = Now();
+    const auto start = std::chrono::steady_clock::now();
     uint64_t value = 0;
     if (rank == 0) {
       for (int n = 0; n < kPuts; ++n) {
@@ -40,7 +40,7 @@ inline void Measure(NetworkSide& side, int rank) {
           while (!side.network().IsIdle()) CHECK_OK(side.network().Progress());
         }
       }
-      const double seconds = Now() - start;
+      const double seconds = SecondsSince(start);
       if (repeat > 0) {
         std::printf("  %d in flight of 256 KiB: %.2f GB/s\n", kInFlight,
                     kPuts * side.kSlotBytes / seconds / 1e9);
@@ -52,11 +52,11 @@ inline void Measure(NetworkSide& side, int rank) {
     std::vector<double> times;
     for (uint64_t n = 1; n <= kRounds; ++n) {
       const uint64_t value = bytes * 1'000'000 + n;
-      const double start = Now();
+      const auto start = std::chrono::steady_clock::now();
       if (rank == 1) AwaitWord(side, side.Credit(0), value);
       CHECK_OK(side.PutWords(side.Credit(0), value, bytes));
       if (rank == 0) AwaitWord(side, side.Credit(0), value);
-      times.push_back((Now() - start) / 2 * 1e6);
+      times.push_back(SecondsSince(start) / 2 * 1e6);
     }
     if (rank == 0) {
       std::sort(times.begin(), times.end());

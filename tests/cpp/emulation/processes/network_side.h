@@ -20,12 +20,14 @@ namespace jax_ep::testing {
 
 class NetworkSide {
  public:
-  static constexpr int kSlots = 8;
+  static constexpr int kSlots = 32;
   static constexpr size_t kSlotBytes = 256 * 1024;
 
-  NetworkSide(Pipes* pipes, int rank, const UcxOptions& options) : pipes_(pipes), rank_(rank) {
+  // The partner's is connection 1 where the first one is to the process itself.
+  NetworkSide(Pipes* pipes, int rank, const UcxOptions& options, bool has_other = false)
+      : pipes_(pipes), rank_(rank) {
     CHECK_OK(MakeUcxNetwork(options, &network_));
-    if (network_ != nullptr) Connect();
+    if (network_ != nullptr) Connect(has_other);
   }
 
   Network& network() { return *network_; }
@@ -101,8 +103,8 @@ class NetworkSide {
     return static_cast<unsigned char>(i * 7 + i / 251 + n * 31 + rank * 101);
   }
 
-  void Connect() {
-    area_.reset(static_cast<char*>(std::aligned_alloc(4096, kBytes)));
+  void Connect(bool has_other) {
+    area_.reset(static_cast<char*>(std::aligned_alloc(64, kBytes)));
     std::fill_n(area_.get(), kBytes, 0);
     std::string address, key;
     CHECK_OK(network_->Address(&address));
@@ -111,8 +113,9 @@ class NetworkSide {
     pipes_->Send(key);
     pipes_->Send(std::to_string(reinterpret_cast<uint64_t>(area_.get())));
     int connection = -1;
+    if (has_other) CHECK_OK(network_->Connect(address, &connection));
     CHECK_OK(network_->Connect(pipes_->Receive(), &connection));
-    CHECK(connection == 0);
+    CHECK(connection == has_other);
     CHECK_OK(network_->Open(connection, pipes_->Receive(), &memory_));
     partner_ = std::stoull(pipes_->Receive());
   }
