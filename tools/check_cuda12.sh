@@ -6,7 +6,7 @@
 # NVRTC compiles the device code of every .cu, and the host compiler every .cc against the headers of
 # 12.9. What remains unchecked then is the host code inside .cu files.
 #
-#   PYTHON=...   a Python >= 3.12 with jax, nanobind, cmake and ninja (default: .venv/bin/python)
+#   PYTHON=...   a Python >= 3.12 with jax, libucx, nanobind, cmake and ninja (default: .venv/bin/python)
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
@@ -76,8 +76,9 @@ for source in sources:
 PYTHON_END
 
 headers=$("$PYTHON" -c 'import jax.ffi; print(jax.ffi.include_dir())')
+ucx=$("$PYTHON" -c 'import libucx, os; print(os.path.dirname(libucx.__file__))')/include
 for source in $(find ffi/handlers ffi/kernels ffi/runtime -name "*.cc" | sort); do
-  ${CXX:-c++} -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -isystem "$headers" \
+  ${CXX:-c++} -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -isystem "$headers" -isystem "$ucx" \
     -isystem $site/nvidia/cuda_runtime/include -isystem $site/nvidia/cuda_nvcc/include "$source"
   echo "${CXX:-c++} with the headers of CUDA 12.9: $source"
 done

@@ -29,6 +29,8 @@ LAYERS = (
     "ffi/runtime/calls",
     "ffi/runtime/transport",
     "ffi/runtime/transport/local",
+    "ffi/runtime/network",
+    "ffi/runtime/network/ucx",
     "ffi/runtime/groups",
     "ffi/kernels",
     "ffi/handlers",
