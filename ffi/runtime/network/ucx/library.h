@@ -8,31 +8,34 @@
 
 #include "ffi/runtime/status.h"
 
-#define JAX_EP_UCX_FUNCTIONS(F) \
-  F(ucp_cleanup)                \
-  F(ucp_config_modify)          \
-  F(ucp_config_read)            \
-  F(ucp_config_release)         \
-  F(ucp_ep_close_nbx)           \
-  F(ucp_ep_create)              \
-  F(ucp_ep_flush_nbx)           \
-  F(ucp_ep_query)               \
-  F(ucp_ep_rkey_unpack)         \
-  F(ucp_get_version)            \
-  F(ucp_init_version)           \
-  F(ucp_mem_map)                \
-  F(ucp_mem_unmap)              \
-  F(ucp_put_nbx)                \
-  F(ucp_request_check_status)   \
-  F(ucp_request_free)           \
-  F(ucp_rkey_buffer_release)    \
-  F(ucp_rkey_destroy)           \
-  F(ucp_rkey_pack)              \
-  F(ucp_worker_create)          \
-  F(ucp_worker_destroy)         \
-  F(ucp_worker_get_address)     \
-  F(ucp_worker_progress)        \
-  F(ucp_worker_release_address) \
+#define JAX_EP_UCX_FUNCTIONS(F)     \
+  F(ucp_am_send_nbx)                \
+  F(ucp_cleanup)                    \
+  F(ucp_config_modify)              \
+  F(ucp_config_read)                \
+  F(ucp_config_release)             \
+  F(ucp_ep_close_nbx)               \
+  F(ucp_ep_create)                  \
+  F(ucp_ep_flush_nbx)               \
+  F(ucp_ep_query)                   \
+  F(ucp_ep_rkey_unpack)             \
+  F(ucp_get_version)                \
+  F(ucp_init_version)               \
+  F(ucp_mem_map)                    \
+  F(ucp_mem_query)                  \
+  F(ucp_mem_unmap)                  \
+  F(ucp_put_nbx)                    \
+  F(ucp_request_check_status)       \
+  F(ucp_request_free)               \
+  F(ucp_rkey_buffer_release)        \
+  F(ucp_rkey_destroy)               \
+  F(ucp_rkey_pack)                  \
+  F(ucp_worker_create)              \
+  F(ucp_worker_destroy)             \
+  F(ucp_worker_get_address)         \
+  F(ucp_worker_progress)            \
+  F(ucp_worker_release_address)     \
+  F(ucp_worker_set_am_recv_handler) \
   F(ucs_status_string)
 
 namespace jax_ep {

@@ -15,7 +15,7 @@ namespace jax_ep {
 struct UcxMessage {
   enum class Kind : uint32_t { kAddress = 1, kKey = 2 };
   Kind kind;
-  uint64_t begin = 0;  // where a key's memory is in its process
+  uint64_t begin = 0;  // where a key's memory is in its process; an address's worker
   uint64_t size = 0;
   std::string content;
 };

@@ -1,11 +1,9 @@
-// Puts in flight. The bytes are put, then all of the endpoint is flushed, and when both are done
-// the flag is put. Any number of puts are in flight, each with a flush of its own: ucp_worker_fence
-// would wait in the middle of Start.
+// Puts in flight. By RDMA and cuda_ipc the bytes are put, then all of the endpoint is flushed, and
+// when both are done the flag is sent. Any number of puts are in flight, each with a flush of its
+// own: ucp_worker_fence would wait in the middle of Start.
 //
-// A flag is one store of 8 bytes: rc and dc write it in one PCIe transaction; tcp, posix and sysv
-// send it in one active message, which the partner copies by memcpy into host memory and by
-// cuMemcpyAsync of cuda_copy into GPU memory; cuda_ipc by cuMemcpyAsync. That these copy 8 aligned
-// bytes at once is what CPUs and GPUs do, and no specification promises.
+// A flag by RDMA is a write of 8 aligned bytes, which NICs carry out in one PCIe transaction; no
+// specification promises that. Other flags are in messages, see messages.cc.
 #include <algorithm>
 
 #include "ffi/runtime/network/ucx/ucx_network.h"
@@ -21,7 +19,8 @@ bool UcxNetwork::Memory::Has(uint64_t address, size_t bytes) const {
   return address >= begin && address - begin <= size && bytes <= size - (address - begin);
 }
 
-Status UcxNetwork::Check(const Put& put, const Memory& memory, ucp_mem_h source) const {
+Status UcxNetwork::Check(const Put& put, const Memory& memory,
+                         const UcxWorker::Mapping* source) const {
   if (put.bytes > 0 && source == nullptr) {
     return InvalidArgument("jax_ep: a put reads ", put.bytes, " bytes at ", put.from,
                            "; expected registered memory");
@@ -41,7 +40,7 @@ Status UcxNetwork::TakeFlight(Flight** flight) {
     const size_t bytes = kPutsOfSlab * sizeof(Flight);
     if (Status status = worker_.Map(slab.get(), bytes); !status.ok()) return status;
     for (int i = kPutsOfSlab - 1; i >= 0; --i) {
-      slab[i].memory = worker_.Find(slab.get(), bytes);
+      slab[i].memory = worker_.Find(slab.get(), bytes)->handle;
       free_.push_back(&slab[i]);
     }
     slabs_.push_back(std::move(slab));
@@ -51,15 +50,17 @@ Status UcxNetwork::TakeFlight(Flight** flight) {
   return {};
 }
 
-// Starts an operation of UCX for a put.
-template <typename Operation>
-void UcxNetwork::Track(Flight* flight, const Operation& operation) {
+// The parameters of an operation of UCX for a put. EndOperation takes what the operation returns.
+ucp_request_param_t UcxNetwork::BeginOperation(Flight* flight) {
   ucp_request_param_t parameters = {};
   parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   parameters.cb.send = &UcxNetwork::OnPart;
   parameters.user_data = flight;
   ++flight->operations;
-  const ucs_status_ptr_t request = operation(&parameters);
+  return parameters;
+}
+
+void UcxNetwork::EndOperation(Flight* flight, ucs_status_ptr_t request) {
   if (UCS_PTR_IS_PTR(request)) return;  // its callback comes
   --flight->operations;
   if (UCS_PTR_IS_ERR(request)) Fail(flight->connection, UCS_PTR_STATUS(request));
@@ -81,7 +82,7 @@ Status UcxNetwork::Start(const Put& put) {
   const Memory& memory = memories_[put.memory];
   Connection* const connection = memory.connection;
   if (!connection->failure.ok()) return connection->failure;
-  const ucp_mem_h source = worker_.Find(put.from, put.bytes);
+  const UcxWorker::Mapping* const source = worker_.Find(put.from, put.bytes);
   Flight* flight = nullptr;
   Status status = Check(put, memory, source);
   if (status.ok()) status = TakeFlight(&flight);
@@ -93,22 +94,37 @@ Status UcxNetwork::Start(const Put& put) {
              .memory = flight->memory,
              .operations = 0,
              .has_flag_sent = false};
-  if (connection->in_flight++ == 0 && !connection->is_flushing) connection->since = Clock::now();
-  if (put.bytes > 0) {
-    Track(flight, [&](ucp_request_param_t* parameters) {
-      parameters->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-      parameters->memh = source;
-      return ucx_.ucp_put_nbx(connection->endpoint, put.from, put.bytes, put.to, memory.key,
-                              parameters);
-    });
-    if (connection->failure.ok()) {
-      Track(flight, [&](ucp_request_param_t* parameters) {
-        return ucx_.ucp_ep_flush_nbx(connection->endpoint, parameters);
-      });
-    }
+  if (IsIdle(*connection)) connection->since = Clock::now();
+  ++connection->in_flight;
+  if (!connection->puts_bytes) {
+    SendMessages(flight, put, source != nullptr ? source->handle : nullptr);
+  } else if (put.bytes > 0) {
+    PutBytes(flight, put, source->handle);
   }
   if (flight->operations == 0) Continue(flight);
   return connection->failure;
+}
+
+void UcxNetwork::PutBytes(Flight* flight, const Put& put, ucp_mem_h source) {
+  Connection* const connection = flight->connection;
+  ucp_request_param_t parameters = BeginOperation(flight);
+  parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+  parameters.memh = source;
+  EndOperation(flight, ucx_.ucp_put_nbx(connection->endpoint, put.from, put.bytes, put.to,
+                                        flight->key, &parameters));
+  if (!connection->failure.ok()) return;
+  parameters = BeginOperation(flight);
+  EndOperation(flight, ucx_.ucp_ep_flush_nbx(connection->endpoint, &parameters));
+}
+
+void UcxNetwork::PutFlag(Flight* flight) {
+  ucp_request_param_t parameters = BeginOperation(flight);
+  parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+  parameters.memh = flight->memory;
+  flight->connection->is_flushed = false;
+  EndOperation(flight,
+               ucx_.ucp_put_nbx(flight->connection->endpoint, &flight->value, sizeof flight->value,
+                                flight->flag, flight->key, &parameters));
 }
 
 // Called when no operation of a put is under way: sends the flag, then ends the put. After a
@@ -117,16 +133,20 @@ void UcxNetwork::Continue(Flight* flight) {
   Connection* const connection = flight->connection;
   if (!flight->has_flag_sent && connection->failure.ok()) {
     flight->has_flag_sent = true;
-    Track(flight, [&](ucp_request_param_t* parameters) {
-      parameters->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-      parameters->memh = flight->memory;
-      return ucx_.ucp_put_nbx(connection->endpoint, &flight->value, sizeof flight->value,
-                              flight->flag, flight->key, parameters);
-    });
+    if (connection->puts_flags) {
+      PutFlag(flight);
+    } else {
+      const Put flag = {.memory = 0,
+                        .from = nullptr,
+                        .to = 0,
+                        .bytes = 0,
+                        .flag = flight->flag,
+                        .value = flight->value};
+      SendMessages(flight, flag, nullptr);
+    }
     if (flight->operations > 0) return;
   }
   --connection->in_flight;
-  connection->is_flushed = false;
   connection->since = Clock::now();
   free_.push_back(flight);
 }
@@ -166,8 +186,7 @@ void UcxNetwork::Fail(Connection* connection, const std::string& reason) {
   if (!connection->failure.ok()) return;
   connection->failure = FailedPrecondition(
       "jax_ep: the connection to partner ", connection->index, " by ", Describe(*connection),
-      " has failed: ", reason,
-      ". Has its process ended, or is its network cut? Look at the partner's log");
+      " has failed: ", reason, ". Has its process ended, or is its network cut? Look at its log");
   if (failure_.ok()) failure_ = connection->failure;
 }
 
@@ -175,23 +194,27 @@ Status UcxNetwork::Progress() {
   ucx_.ucp_worker_progress(worker_.get());
   for (size_t i = 0; i < ready_.size(); ++i) Continue(ready_[i]);
   ready_.clear();
+  TellArrivals();
   for (const auto& connection : connections_) {
-    const bool is_active = connection->in_flight > 0 || connection->is_flushing;
-    if (!connection->failure.ok()) continue;
-    if (is_active && Clock::now() - connection->since > deadline_) {
-      Fail(connection.get(),
-           Concatenate(connection->in_flight, " puts are in flight, and none has arrived for ",
-                       std::chrono::duration<double>(deadline_).count(), " s"));
+    if (!connection->failure.ok() || IsIdle(*connection)) continue;
+    if (Clock::now() - connection->since > deadline_) {
+      Fail(connection.get(), Concatenate("puts are in flight, and none has arrived for ",
+                                         std::chrono::duration<double>(deadline_).count(), " s"));
+    } else if (connection->in_flight == 0 && !connection->is_flushed) {
+      Flush(connection.get());
     }
-    if (!is_active && !connection->is_flushed) Flush(connection.get());
   }
   return failure_;
 }
 
+bool UcxNetwork::IsIdle(const Connection& connection) {
+  return connection.in_flight == 0 && !connection.is_flushing && connection.is_flushed &&
+         connection.arrived == connection.sent;
+}
+
 bool UcxNetwork::IsIdle() const {
   return std::all_of(connections_.begin(), connections_.end(), [](const auto& connection) {
-    return connection->in_flight == 0 && !connection->is_flushing && connection->is_flushed &&
-           connection->failure.ok();
+    return connection->failure.ok() && IsIdle(*connection);
   });
 }
 

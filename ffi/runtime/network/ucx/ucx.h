@@ -2,6 +2,8 @@
 #ifndef JAX_EP_RUNTIME_NETWORK_UCX_UCX_H_
 #define JAX_EP_RUNTIME_NETWORK_UCX_UCX_H_
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,14 +18,17 @@ namespace jax_ep {
 using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 
 struct UcxOptions {
-  std::string folder;            // has libucp.so.0; empty: the system's
-  UcxSettings settings;          // win over UCX_... in the environment
+  std::string folder;    // has libucp.so.0; empty: the system's
+  UcxSettings settings;  // win over UCX_... in the environment
+  // Copies into registered memory that is not the host's, and returns when the bytes are there, 8
+  // aligned ones at once. Called in Progress.
+  std::function<Status(void* to, const void* from, size_t bytes)> copy_to_device;
   double deadline_seconds = 30;  // for some put to a partner to arrive while any is in flight
 };
 
 // Any thread may use it, one at a time, with the GPU's context current where memory is on a GPU. It
-// makes no progress by itself: puts that UCX carries out by active messages (tcp, shared memory)
-// arrive in the partner's Progress.
+// makes no progress by itself. Without RDMA (tcp, shared memory) puts are messages, which arrive in
+// the partner's Progress.
 Status MakeUcxNetwork(const UcxOptions& options, std::unique_ptr<Network>* network);
 
 }  // namespace jax_ep

@@ -16,7 +16,13 @@ UcxNetwork::UcxNetwork(const UcxLibrary& library, const UcxOptions& options)
     : ucx_(library),
       deadline_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options.deadline_seconds))),
+      copy_to_device_(options.copy_to_device),
       worker_(library) {}
+
+Status UcxNetwork::Begin(const UcxSettings& settings) {
+  Status status = worker_.Start(settings);
+  return status.ok() ? ListenToMessages() : status;
+}
 
 UcxNetwork::~UcxNetwork() {
   std::vector<ucs_status_ptr_t> closing;
@@ -70,9 +76,15 @@ Status UcxNetwork::Connect(const std::string& address, int* connection) {
   auto made = std::make_unique<Connection>();
   made->network = this;
   made->index = static_cast<int>(connections_.size());
+  made->partner = message.begin;
   status = CreateEndpoint(message.content, made.get());
   if (!status.ok()) return status;
   made->transports = Transports(made->endpoint);
+  const auto has = [&](const char* name) {
+    return made->transports.find(name) != std::string::npos;
+  };
+  made->puts_flags = has("rc_") || has("dc_");
+  made->puts_bytes = made->puts_flags || has("cuda_ipc");
   *connection = made->index;
   connections_.push_back(std::move(made));
   return {};

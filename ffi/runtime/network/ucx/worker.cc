@@ -1,6 +1,7 @@
 #include "ffi/runtime/network/ucx/worker.h"
 
 #include <cstdlib>
+#include <random>
 
 #include "ffi/runtime/network/ucx/message.h"
 
@@ -9,10 +10,6 @@ namespace {
 
 // The API of the oldest version that library.cc takes.
 constexpr unsigned kApiMajor = 1, kApiMinor = 17;
-
-// Zero-copy puts of tcp are received piece by piece at their place, so that a flag could be seen
-// half written. Without them a put is an active message, which the partner stores as a whole.
-constexpr std::pair<const char*, const char*> kNeeded = {"TCP_PUT_ENABLE", "n"};
 
 // Where the environment sets no value. Versions of UCX without one of them do without.
 constexpr std::pair<const char*, const char*> kDefaults[] = {
@@ -27,7 +24,14 @@ bool IsSet(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
+uint64_t Random() {
+  std::random_device source;
+  return uint64_t{source()} << 32 | source();
+}
+
 }  // namespace
+
+UcxWorker::UcxWorker(const UcxLibrary& library) : ucx_(library), id_(Random()) {}
 
 UcxWorker::~UcxWorker() {
   if (worker_ != nullptr) ucx_.ucp_worker_destroy(worker_);
@@ -52,8 +56,7 @@ Status UcxWorker::Configure(ucp_config_t* config, const UcxSettings& settings) c
                              "; expected a name of ucx_info -c without UCX_, and a value of it");
     }
   }
-  const ucs_status_t status = ucx_.ucp_config_modify(config, kNeeded.first, kNeeded.second);
-  return status == UCS_OK ? Status{} : Failed("the setting of TCP_PUT_ENABLE", status);
+  return {};
 }
 
 Status UcxWorker::Start(const UcxSettings& settings) {
@@ -65,7 +68,7 @@ Status UcxWorker::Start(const UcxSettings& settings) {
   if (status.ok()) {
     ucp_params_t parameters = {};
     parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
-    parameters.features = UCP_FEATURE_RMA;
+    parameters.features = UCP_FEATURE_RMA | UCP_FEATURE_AM;
     const ucs_status_t error =
         ucx_.ucp_init_version(kApiMajor, kApiMinor, &parameters, config, &context_);
     if (error != UCS_OK) {
@@ -93,7 +96,7 @@ Status UcxWorker::Address(std::string* address) const {
   }
   const std::string content(reinterpret_cast<const char*>(bytes), size);
   ucx_.ucp_worker_release_address(worker_, bytes);
-  *address = Pack(ucx_, {.kind = UcxMessage::Kind::kAddress, .content = content});
+  *address = Pack(ucx_, {.kind = UcxMessage::Kind::kAddress, .begin = id_, .content = content});
   return {};
 }
 
@@ -111,7 +114,13 @@ Status UcxWorker::Map(void* address, size_t bytes) {
   if (const ucs_status_t error = ucx_.ucp_mem_map(context_, &parameters, &handle)) {
     return Failed(Concatenate("registering ", bytes, " bytes at ", address).c_str(), error);
   }
-  mappings_[begin] = {bytes, handle};
+  ucp_mem_attr_t attributes = {};
+  attributes.field_mask = UCP_MEM_ATTR_FIELD_MEM_TYPE;
+  if (const ucs_status_t error = ucx_.ucp_mem_query(handle, &attributes)) {
+    ucx_.ucp_mem_unmap(context_, handle);
+    return Failed("asking what kind of memory is registered", error);
+  }
+  mappings_[begin] = {bytes, handle, attributes.mem_type == UCS_MEMORY_TYPE_HOST};
   return {};
 }
 
@@ -140,14 +149,14 @@ Status UcxWorker::PackKey(void* address, std::string* key) const {
   return {};
 }
 
-ucp_mem_h UcxWorker::Find(const void* address, size_t bytes) const {
+const UcxWorker::Mapping* UcxWorker::Find(const void* address, size_t bytes) const {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   auto found = mappings_.upper_bound(begin);
   if (found == mappings_.begin()) return nullptr;
   --found;
   const size_t offset = begin - found->first;
   const size_t size = found->second.bytes;
-  return offset <= size && bytes <= size - offset ? found->second.handle : nullptr;
+  return offset <= size && bytes <= size - offset ? &found->second : nullptr;
 }
 
 }  // namespace jax_ep

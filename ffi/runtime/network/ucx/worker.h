@@ -14,7 +14,7 @@ namespace jax_ep {
 
 class UcxWorker {
  public:
-  explicit UcxWorker(const UcxLibrary& library) : ucx_(library) {}
+  explicit UcxWorker(const UcxLibrary& library);
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
   // Endpoints are closed, and keys destroyed, before it ends.
@@ -24,26 +24,30 @@ class UcxWorker {
   Status Start(const UcxSettings& settings);
 
   Status Address(std::string* address) const;
+  // Tells this worker from all others.
+  uint64_t id() const { return id_; }
 
   Status Map(void* address, size_t bytes);
   Status Unmap(void* address);
   // Returns what partners need to reach mapped memory.
   Status PackKey(void* address, std::string* key) const;
-  // Finds the handle of the mapped memory that has these bytes, or null.
-  ucp_mem_h Find(const void* address, size_t bytes) const;
+
+  struct Mapping {
+    size_t bytes;
+    ucp_mem_h handle;
+    bool is_host;
+  };
+  // Finds the mapped memory that has these bytes, or null.
+  const Mapping* Find(const void* address, size_t bytes) const;
 
   ucp_worker_h get() const { return worker_; }
 
  private:
-  struct Mapping {
-    size_t bytes;
-    ucp_mem_h handle;
-  };
-
   Status Configure(ucp_config_t* config, const UcxSettings& settings) const;
   Status Failed(const char* step, ucs_status_t status) const;
 
   const UcxLibrary& ucx_;
+  const uint64_t id_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   std::map<uintptr_t, Mapping> mappings_;

@@ -23,7 +23,7 @@ namespace {
 std::string folder;
 
 UcxOptions Options(const std::string& transports, double deadline_seconds = 30) {
-  return {folder, {{"TLS", transports}}, deadline_seconds};
+  return {folder, {{"TLS", transports}}, {}, deadline_seconds};
 }
 
 // Runs `child` in two processes that have loaded no UCX yet.
@@ -109,7 +109,8 @@ void TestDeadline() {
 void TestMissingLibrary() {
   InOne([] {
     std::unique_ptr<Network> network;
-    UcxOptions options = {.folder = "/nowhere", .settings = {}};
+    UcxOptions options = Options("self");
+    options.folder = "/nowhere";
     CHECK_FAILS(MakeUcxNetwork(options, &network), "libucx-cu13");
     CHECK_FAILS(MakeUcxNetwork(options, &network), "/nowhere/libucp.so.0");
     options = Options("no_such_transport");
