@@ -46,8 +46,8 @@ class UcxNetwork final : public Network {
     uint64_t partner;  // its worker
     ucp_ep_h endpoint = nullptr;
     bool tells_failures = true;  // calls the handler, and closes at once
-    bool puts_bytes = false;     // by RDMA or cuda_ipc; otherwise in messages
-    bool puts_flags = false;     // by RDMA
+    bool puts_bytes = false;     // goes by RDMA or cuda_ipc, not in messages
+    bool puts_flags = false;     // goes by RDMA
     std::string transports;
     Status failure;
     int in_flight = 0;       // puts that UCX has not copied
@@ -126,7 +126,8 @@ class UcxNetwork final : public Network {
   std::vector<std::unique_ptr<Flight[]>> slabs_;
   std::vector<Flight*> free_;
   std::vector<Flight*> ready_;  // filled by callbacks, in which UCX is not called
-  std::map<std::pair<uint64_t, uint64_t>, Arrivals> arrivals_;  // by worker and its connection
+  // A partner is told apart by its worker and the number of its connection.
+  std::map<std::pair<uint64_t, uint64_t>, Arrivals> arrivals_;
   Status failure_;    // tells why the first connection failed
   UcxWorker worker_;  // ends first: until then it uses what is above
 };

@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <functional>
+#include <random>
 #include <vector>
 
 #include "tests/cpp/emulation/cases.h"
@@ -80,6 +81,28 @@ void TestDeath(const std::string& transports, bool has_puts) {
         CHECK(seconds < 10);
       },
       0);
+}
+
+// The partner is killed at a random moment of an exchange that never ends.
+void TestDeathInTraffic(const std::string& transports, int num_rounds) {
+  std::mt19937 random(std::random_device{}());
+  for (int round = 0; round < num_rounds; ++round) {
+    Pipes::Pair pipes = Pipes::Make();
+    Pipes::Pair started = Pipes::Make();
+    Forks forks(2, [&](int rank) {
+      NetworkSide side(&pipes.side[rank], rank, Options(transports));
+      if (!side.is_connected()) return;
+      Status status = side.Exchange(20);
+      CHECK_OK(status);
+      if (rank == 0) started.side[0].Send("started");
+      while (status.ok()) status = side.Exchange(1000, 100);
+      CHECK_FAILS(status, "the connection to partner 0 by UCX");
+    });
+    started.side[1].Receive();
+    usleep(random() % 100'000);
+    forks.Kill(0);
+    forks.Await(20, 0);
+  }
 }
 
 // The partner lives, and does nothing: puts in flight end by the deadline, and so does the network.
@@ -223,7 +246,8 @@ int main(int argc, char** argv) {
                    {"death over tcp", [] { TestDeath("tcp,self", false); }},
                    {"death over tcp with puts", [] { TestDeath("tcp,self", true); }},
                    {"death over posix", [] { TestDeath("posix,self", false); }},
-                   {"death over posix with puts", [] { TestDeath("posix,self", true); }},
+                   {"death in traffic over tcp", [] { TestDeathInTraffic("tcp,self", 3); }},
+                   {"death in traffic over posix", [] { TestDeathInTraffic("posix,self", 1); }},
                    {"deadline", TestDeadline}},
                   argc, argv);
 }
