@@ -3,6 +3,7 @@
 #define JAX_EP_RUNTIME_NETWORK_UCX_UCX_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,13 +18,17 @@ namespace jax_ep {
 // UCX's settings without the prefix UCX_, such as {"TLS", "tcp,cuda_copy"}.
 using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 
+// How bytes and flags go. By default RDMA carries both, cuda_ipc only bytes, and messages the rest.
+enum class UcxWay : uint8_t { kDefault, kPuts, kPutsWithFlagsInMessages, kMessages };
+
 struct UcxOptions {
   std::string folder;    // has libucp.so.0; empty: the system's
   UcxSettings settings;  // win over UCX_... in the environment
   // Copies into registered memory that is not the host's, and returns when the bytes are there, 8
   // aligned ones at once. Called in Progress.
   std::function<Status(void* to, const void* from, size_t bytes)> copy_to_device;
-  double deadline_seconds = 30;  // for some put to a partner to arrive while any is in flight
+  UcxWay way = UcxWay::kDefault;  // others are for tests
+  double deadline_seconds = 30;   // for some put to a partner to arrive while any is in flight
 };
 
 // Any thread may use it, one at a time, with the GPU's context current where memory is on a GPU. It

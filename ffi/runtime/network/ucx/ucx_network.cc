@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ffi/runtime/network/ucx/message.h"
+#include "ffi/runtime/network/ucx/packed.h"
 
 namespace jax_ep {
 namespace {
@@ -17,6 +17,7 @@ UcxNetwork::UcxNetwork(const UcxLibrary& library, const UcxOptions& options)
       deadline_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options.deadline_seconds))),
       copy_to_device_(options.copy_to_device),
+      way_(options.way),
       worker_(library) {}
 
 Status UcxNetwork::Begin(const UcxSettings& settings) {
@@ -70,8 +71,8 @@ Status UcxNetwork::CreateEndpoint(const std::string& address, Connection* connec
 }
 
 Status UcxNetwork::Connect(const std::string& address, int* connection) {
-  UcxMessage message;
-  Status status = Unpack(ucx_, address, UcxMessage::Kind::kAddress, &message);
+  UcxPacked message;
+  Status status = Unpack(ucx_, address, UcxPacked::Kind::kAddress, &message);
   if (!status.ok()) return status;
   auto made = std::make_unique<Connection>();
   made->network = this;
@@ -80,14 +81,24 @@ Status UcxNetwork::Connect(const std::string& address, int* connection) {
   status = CreateEndpoint(message.content, made.get());
   if (!status.ok()) return status;
   made->transports = Transports(made->endpoint);
-  const auto has = [&](const char* name) {
-    return made->transports.find(name) != std::string::npos;
-  };
-  made->puts_flags = has("rc_") || has("dc_");
-  made->puts_bytes = made->puts_flags || has("cuda_ipc");
+  ChooseWay(made.get());
   *connection = made->index;
   connections_.push_back(std::move(made));
   return {};
+}
+
+void UcxNetwork::ChooseWay(Connection* connection) const {
+  const auto has = [&](const char* name) {
+    return connection->transports.find(name) != std::string::npos;
+  };
+  UcxWay way = way_;
+  if (way == UcxWay::kDefault) {
+    way = has("rc_") || has("dc_") ? UcxWay::kPuts
+          : has("cuda_ipc")        ? UcxWay::kPutsWithFlagsInMessages
+                                   : UcxWay::kMessages;
+  }
+  connection->puts_flags = way == UcxWay::kPuts;
+  connection->puts_bytes = way != UcxWay::kMessages;
 }
 
 // Lists, for example, "tcp/eth0, cuda_copy/cuda".
@@ -121,8 +132,8 @@ Status UcxNetwork::Open(int connection, const std::string& key, int* memory) {
   }
   Connection* const owner = connections_[connection].get();
   if (!owner->failure.ok()) return owner->failure;
-  UcxMessage message;
-  if (Status status = Unpack(ucx_, key, UcxMessage::Kind::kKey, &message); !status.ok()) {
+  UcxPacked message;
+  if (Status status = Unpack(ucx_, key, UcxPacked::Kind::kKey, &message); !status.ok()) {
     return status;
   }
   Memory opened = {

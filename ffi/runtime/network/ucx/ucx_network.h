@@ -88,6 +88,7 @@ class UcxNetwork final : public Network {
   // ucx_network.cc
   Status CreateEndpoint(const std::string& address, Connection* connection) const;
   std::string Transports(ucp_ep_h endpoint) const;
+  void ChooseWay(Connection* connection) const;
   std::string Describe(const Connection& connection) const;
 
   // puts.cc
@@ -121,6 +122,7 @@ class UcxNetwork final : public Network {
   const UcxLibrary& ucx_;
   const Clock::duration deadline_;
   const decltype(UcxOptions::copy_to_device) copy_to_device_;
+  const UcxWay way_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Memory> memories_;
   std::vector<std::unique_ptr<Flight[]>> slabs_;

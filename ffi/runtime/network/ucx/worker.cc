@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "ffi/runtime/network/ucx/message.h"
+#include "ffi/runtime/network/ucx/packed.h"
 
 namespace jax_ep {
 namespace {
@@ -96,7 +96,7 @@ Status UcxWorker::Address(std::string* address) const {
   }
   const std::string content(reinterpret_cast<const char*>(bytes), size);
   ucx_.ucp_worker_release_address(worker_, bytes);
-  *address = Pack(ucx_, {.kind = UcxMessage::Kind::kAddress, .begin = id_, .content = content});
+  *address = Pack(ucx_, {.kind = UcxPacked::Kind::kAddress, .begin = id_, .content = content});
   return {};
 }
 
@@ -145,7 +145,7 @@ Status UcxWorker::PackKey(void* address, std::string* key) const {
   ucx_.ucp_rkey_buffer_release(bytes);
   *key = Pack(
       ucx_,
-      {.kind = UcxMessage::Kind::kKey, .begin = begin, .size = mapping.bytes, .content = content});
+      {.kind = UcxPacked::Kind::kKey, .begin = begin, .size = mapping.bytes, .content = content});
   return {};
 }
 

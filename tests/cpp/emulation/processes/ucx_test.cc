@@ -24,7 +24,11 @@ namespace {
 std::string folder;
 
 UcxOptions Options(const std::string& transports, double deadline_seconds = 30) {
-  return {folder, {{"TLS", transports}}, {}, deadline_seconds};
+  UcxOptions options;
+  options.folder = folder;
+  options.settings = {{"TLS", transports}};
+  options.deadline_seconds = deadline_seconds;
+  return options;
 }
 
 // Runs `child` in two processes that have loaded no UCX yet.
@@ -40,9 +44,11 @@ void InOne(const std::function<void()>& child) {
   forks.Await(30);
 }
 
-void TestExchange(const std::string& transports) {
+void TestExchange(const std::string& transports, UcxWay way = UcxWay::kDefault) {
   InTwo([&](Pipes& pipes, int rank) {
-    NetworkSide side(&pipes, rank, Options(transports));
+    UcxOptions options = Options(transports);
+    options.way = way;
+    NetworkSide side(&pipes, rank, options);
     if (!side.is_connected()) return;
     CHECK(Contains(side.network().Describe(0), "UCX 1."));
     CHECK(Contains(side.network().Describe(0), transports.substr(0, transports.find(','))));
@@ -243,6 +249,9 @@ int main(int argc, char** argv) {
                    {"malformed", TestMalformed},
                    {"exchange over tcp", [] { TestExchange("tcp,self"); }},
                    {"exchange over posix", [] { TestExchange("posix,self"); }},
+                   {"exchange by puts", [] { TestExchange("posix,self", jax_ep::UcxWay::kPuts); }},
+                   {"exchange by puts and messages",
+                    [] { TestExchange("posix,self", jax_ep::UcxWay::kPutsWithFlagsInMessages); }},
                    {"death over tcp", [] { TestDeath("tcp,self", false); }},
                    {"death over tcp with puts", [] { TestDeath("tcp,self", true); }},
                    {"death over posix", [] { TestDeath("posix,self", false); }},

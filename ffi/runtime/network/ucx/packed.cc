@@ -1,4 +1,4 @@
-#include "ffi/runtime/network/ucx/message.h"
+#include "ffi/runtime/network/ucx/packed.h"
 
 #include <cstring>
 
@@ -29,13 +29,13 @@ uint64_t Checksum(Header header, std::string_view content) {
   return Hash(content, Hash({reinterpret_cast<const char*>(&header), sizeof header}));
 }
 
-const char* Name(UcxMessage::Kind kind) {
-  return kind == UcxMessage::Kind::kAddress ? "address" : "memory key";
+const char* Name(UcxPacked::Kind kind) {
+  return kind == UcxPacked::Kind::kAddress ? "address" : "memory key";
 }
 
 }  // namespace
 
-std::string Pack(const UcxLibrary& library, const UcxMessage& message) {
+std::string Pack(const UcxLibrary& library, const UcxPacked& message) {
   Header header = {.magic = kMagic,
                    .kind = static_cast<uint32_t>(message.kind),
                    .major = library.major,
@@ -48,8 +48,8 @@ std::string Pack(const UcxLibrary& library, const UcxMessage& message) {
   return std::string(reinterpret_cast<const char*>(&header), sizeof header) + message.content;
 }
 
-Status Unpack(const UcxLibrary& library, std::string_view bytes, UcxMessage::Kind kind,
-              UcxMessage* message) {
+Status Unpack(const UcxLibrary& library, std::string_view bytes, UcxPacked::Kind kind,
+              UcxPacked* message) {
   Header header = {};
   if (bytes.size() < sizeof header) {
     return InvalidArgument("jax_ep: a UCX ", Name(kind), " has ", bytes.size(),
@@ -63,7 +63,7 @@ Status Unpack(const UcxLibrary& library, std::string_view bytes, UcxMessage::Kin
                            ", or are damaged; expected what jax_ep of the partner's process made");
   }
   if (header.kind != static_cast<uint32_t>(kind)) {
-    return InvalidArgument("jax_ep: a UCX ", Name(static_cast<UcxMessage::Kind>(header.kind)),
+    return InvalidArgument("jax_ep: a UCX ", Name(static_cast<UcxPacked::Kind>(header.kind)),
                            " is given; expected a UCX ", Name(kind));
   }
   if (header.major != library.major || header.minor != library.minor) {
