@@ -52,11 +52,16 @@ class Generation {
                          bool* out_of_memory, PeerMemory* shared = nullptr,
                          std::unique_ptr<GenerationRails> rails = nullptr);
 
-  // Makes a handle of each local rank's memory, in rank order.
-  Status Export(std::vector<MemoryHandle>* handles) const;
-  // Maps the memory of the remote ranks, and sets the number on which the processes have agreed.
-  // `handles` are indexed by rank.
-  Status Import(uint64_t number, const std::vector<MemoryHandle>& handles);
+  // A rank's memory, as other processes reach it.
+  struct Shared {
+    MemoryHandle handle;  // in the same NVLink domain
+    std::string offer;    // over a network, if there is one
+  };
+  // Shares each local rank's memory, in rank order.
+  Status Export(std::vector<Shared>* shared) const;
+  // Maps the memory of the remote ranks, or connects with them, and sets the number on which the
+  // processes have agreed. `shared` is indexed by rank.
+  Status Import(uint64_t number, const std::vector<Shared>& shared);
 
   // Frees everything. No kernel of this generation may run.
   ~Generation();
@@ -85,6 +90,10 @@ class Generation {
 
   // Asks the devices whether the calls of a local rank have ended.
   bool IsAborted() const;
+
+  // Waits until all that is under way on its network has arrived, and puts nothing any more. All
+  // ranks must have begun a later generation.
+  void Flush();
 
   // The first error of its network, or OK.
   Status NetworkFailure() const { return rails_ ? rails_->Failure() : Status{}; }
@@ -129,6 +138,7 @@ class Generation {
   Status AllocateState(size_t rank, bool* out_of_memory);
   Status AllocateRank(size_t rank, bool* out_of_memory);
   Status RegisterRank(size_t rank);
+  bool IsMapped(size_t rank) const;
   Status FillStates();
   void ReachOtherDomains(GenerationState* state, RailRequests* requests) const;
   void PrintWarningsLocked();

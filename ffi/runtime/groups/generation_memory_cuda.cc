@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -82,32 +83,47 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
   return {};
 }
 
-Status Generation::Export(std::vector<MemoryHandle>* handles) const {
+Status Generation::Export(std::vector<Shared>* shared) const {
   for (size_t rank : local_) {
-    MemoryHandle handle;
-    Status status = shared_->Export(memory_[rank].shared, &handle);
+    Shared made;
+    Status status = shared_->Export(memory_[rank].shared, &made.handle);
     if (!status.ok()) return OnGpu(members_[rank].device, status);
-    handles->push_back(std::move(handle));
+    if (rails_) made.offer = rails_->Offer(rank);
+    shared->push_back(std::move(made));
   }
   return {};
 }
 
-Status Generation::Import(uint64_t number, const std::vector<MemoryHandle>& handles) {
+// Whether a remote rank's memory is mapped here: a local rank is in its domain.
+bool Generation::IsMapped(size_t rank) const {
+  if (!rails_) return true;
+  const Domains& domains = rails_->domains();
+  const int domain = domains.Domain(static_cast<int>(rank));
+  return std::any_of(local_.begin(), local_.end(), [&](size_t local) {
+    return domains.Domain(static_cast<int>(local)) == domain;
+  });
+}
+
+Status Generation::Import(uint64_t number, const std::vector<Shared>& shared) {
   number_ = number;
   std::vector<int> devices;
   for (size_t rank : local_) devices.push_back(members_[rank].device);
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].device != kRemoteDevice) continue;
+    if (members_[rank].device != kRemoteDevice || !IsMapped(rank)) continue;
     RankMemory& memory = memory_[rank];
     const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
     const CurrentDevice current(devices[0]);
-    Status status = shared_->Import(devices, handles[rank], bytes, &memory.shared);
+    Status status = shared_->Import(devices, shared[rank].handle, bytes, &memory.shared);
     if (!status.ok()) {
       return FailedPrecondition("the memory of rank ", rank, " cannot be used: ", status.message);
     }
     memory.state = static_cast<GenerationState*>(memory.shared.address);
   }
-  return FillStates();
+  Status status = FillStates();
+  if (!status.ok() || !rails_) return status;
+  std::vector<std::string> offers;
+  for (const Shared& of_rank : shared) offers.push_back(of_rank.offer);
+  return rails_->Connect(offers);
 }
 
 // Allocates the memory that peers write.

@@ -19,20 +19,13 @@ Status OfRank(size_t rank, const Status& status) {
 }  // namespace
 
 GenerationRails::GenerationRails(const Domains& domains,
-                                 const std::vector<DeviceNetwork*>& networks)
+                                 const std::vector<std::shared_ptr<DeviceNetwork>>& networks)
     : domains_(domains), ranks_(networks.size()) {
   for (size_t rank = 0; rank < networks.size(); ++rank) ranks_[rank].network = networks[rank];
 }
 
 GenerationRails::~GenerationRails() {
-  // Of all ranks first: they put into each other's memory.
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const Rank& own = ranks_[rank];
-    if (own.sender == nullptr) continue;
-    const Status status = own.network->thread().Remove(own.sender, kFlushSeconds);
-    if (status.ok()) continue;
-    std::fprintf(stderr, "jax_ep: %s\n", OfRank(rank, status).message.c_str());
-  }
+  Flush();
   for (Rank& rank : ranks_) {
     for (int memory : rank.memories) rank.network->Close(memory);
     if (rank.memory != nullptr) static_cast<void>(rank.network->Unregister(rank.memory));
@@ -85,6 +78,17 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
     own.network->thread().Add(own.sender);
   }
   return {};
+}
+
+void GenerationRails::Flush() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    Rank& own = ranks_[rank];
+    if (own.sender == nullptr) continue;
+    const Status status = own.network->thread().Remove(own.sender, kFlushSeconds);
+    own.sender.reset();
+    if (status.ok()) continue;
+    std::fprintf(stderr, "jax_ep: %s\n", OfRank(rank, status).message.c_str());
+  }
 }
 
 Status GenerationRails::Failure() const {

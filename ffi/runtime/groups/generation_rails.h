@@ -21,8 +21,9 @@ namespace jax_ep {
 class GenerationRails {
  public:
   // `networks` are indexed by rank, null for those of other processes.
-  GenerationRails(const Domains& domains, const std::vector<DeviceNetwork*>& networks);
-  // Waits until what the kernels have asked for has arrived. No kernel of the generation may run.
+  GenerationRails(const Domains& domains,
+                  const std::vector<std::shared_ptr<DeviceNetwork>>& networks);
+  // Flushes. Partners must have flushed, too.
   ~GenerationRails();
   GenerationRails(const GenerationRails&) = delete;
   GenerationRails& operator=(const GenerationRails&) = delete;
@@ -39,18 +40,22 @@ class GenerationRails {
   // those of partners are read.
   Status Connect(const std::vector<std::string>& offers);
 
+  // Waits until all that the kernels have asked for has arrived, and serves them no more. No kernel
+  // of the generation may run.
+  void Flush();
+
   // The first error of a network, or OK.
   Status Failure() const;
 
  private:
   struct Rank {
-    DeviceNetwork* network = nullptr;
+    std::shared_ptr<DeviceNetwork> network;
     void* memory = nullptr;
     RankMemoryAddresses addresses = {};
     const RailRequests* requests = nullptr;
-    std::string offer;          // the network's
-    std::vector<int> memories;  // of partners, by rail
-    std::shared_ptr<RailSender> sender;
+    std::string offer;                   // the network's
+    std::vector<int> memories;           // belong to the partners, by rail
+    std::shared_ptr<RailSender> sender;  // null before Connect and after Flush
   };
 
   const Domains domains_;

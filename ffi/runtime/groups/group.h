@@ -82,6 +82,7 @@ class Group {
   struct Retired {
     std::shared_ptr<Generation> generation;
     std::shared_ptr<Generation> next;  // no kernel uses earlier ones once this one has begun
+    bool is_flushed;                   // or no network puts into its memory from another process
   };
 
   // Retired generations whose calls have ended. One that has failed is kept until a Release, so
@@ -96,7 +97,9 @@ class Group {
   Status AllocateOnce();
   Status AllocateMember(Member* member) const;
   Status Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next, bool* out_of_memory);
+  bool HasNetwork() const;
   Status MakeRails(std::unique_ptr<GenerationRails>* rails) const;
+  Status FlushRetired();
   Status AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
                         bool* out_of_memory);
   Status Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams);

@@ -89,12 +89,14 @@ Status Group::Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* nex
                               nullptr, std::move(rails));
 }
 
+bool Group::HasNetwork() const { return domain_size_ != 0 && Networks::OfProcess().are_used(); }
+
 // Makes none where domains are joined by loads and stores.
 Status Group::MakeRails(std::unique_ptr<GenerationRails>* rails) const {
-  if (domain_size_ == 0 || !Networks::OfProcess().are_used()) return {};
-  std::vector<DeviceNetwork*> networks;
+  if (!HasNetwork()) return {};
+  std::vector<std::shared_ptr<DeviceNetwork>> networks;
   for (int device : devices_) {
-    networks.push_back(nullptr);
+    networks.emplace_back();
     if (device == kRemoteDevice) continue;
     Status status = Networks::OfProcess().Find(device, &networks.back());
     if (!status.ok()) return OnGpu(device, std::move(status));
@@ -107,6 +109,7 @@ Status Group::MakeRails(std::unique_ptr<GenerationRails>* rails) const {
 Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& streams) {
   std::unique_ptr<Generation> next;
   bool out_of_memory = false;
+  if (Status status = FlushRetired(); !status.ok()) return status;
   Status status = Allocate(workspace_bytes, &next, &out_of_memory);
   if (!out_of_memory || current() == nullptr || current()->workspace_bytes() == 0) {
     return status.ok() ? Begin(std::move(next), streams) : status;
@@ -116,6 +119,7 @@ Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& str
   status = Allocate(0, &without, &out_of_memory);
   if (status.ok()) status = Begin(std::move(without), streams);
   if (status.ok()) status = current()->AwaitBegin();
+  if (status.ok()) status = FlushRetired();
   if (!status.ok()) return status;
   FreeRetired(kSound);
   if (peers_) {
@@ -128,13 +132,31 @@ Status Group::Grow(int64_t workspace_bytes, const std::vector<cudaStream_t>& str
   return status.ok() ? Begin(std::move(next), streams) : status;
 }
 
+// Agrees with the other processes that nobody puts into the memory of earlier generations any more.
+Status Group::FlushRetired() {
+  if (!peers_ || !HasNetwork() || current() == nullptr) return {};
+  if (Status status = current()->AwaitBegin(); !status.ok()) return status;
+  for (const auto& generation : All()) {
+    if (generation != current()) generation->Flush();
+  }
+  std::vector<PeerGroup::Contribution> ignored;
+  Status status = peers_->Gather(PeerGroup::Step::kUnmapped, "", {}, &ignored);
+  if (!status.ok()) return status;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Retired& retired : retired_) retired.is_flushed = true;
+  }
+  FreeRetired(kSound);
+  return {};
+}
+
 Status Group::Begin(std::unique_ptr<Generation> next, const std::vector<cudaStream_t>& streams) {
   const std::shared_ptr<Generation> generation = std::move(next);
   Status status = generation->Start(kernels_.start_generation, streams, current().get());
   std::string abort_reason;
   {
     const std::lock_guard lock(mutex_);
-    if (generation_) retired_.push_back({generation_, generation});
+    if (generation_) retired_.push_back({generation_, generation, !peers_ || !HasNetwork()});
     generation_ = generation;
     abort_reason = abort_reason_;
   }
@@ -178,6 +200,7 @@ int64_t Group::ReleaseNow() {
   const int64_t freed =
       old ? old->workspace_bytes() * static_cast<int64_t>(local_devices_.size()) : 0;
   old.reset();
+  static_cast<void>(FlushRetired());  // the next call reports a failure
   FreeRetired(kAll);
   if (peers_) {
     // Memory is free when no process maps it any more. A failure is reported by the next call.
@@ -253,7 +276,7 @@ void Group::FreeRetired(Freed freed) {
                                   [](const Retired& retired) { return retired.next->HasBegun(); });
   // Its calls have ended: a failure is known.
   const auto keep = std::stable_partition(left.begin(), begun.base(), [&](const Retired& retired) {
-    return freed == kSound && !retired.generation->Failure().ok();
+    return freed == kSound && (!retired.is_flushed || !retired.generation->Failure().ok());
   });
   unused.assign(keep, begun.base());
   left.erase(keep, begun.base());

@@ -36,11 +36,13 @@ Status Group::AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation
   std::string tried;
   for (PeerMemory* const memory : memories_) {
     SharingFailure failure;
+    std::unique_ptr<GenerationRails> rails;
     Status status = prepared;
+    if (status.ok()) status = MakeRails(&rails);
     ++last_number_;
     if (status.ok()) {
       status = Generation::Allocate(members_, last_number_, workspace_bytes, next,
-                                    &failure.out_of_memory, memory);
+                                    &failure.out_of_memory, memory, std::move(rails));
       failure.memory = !status.ok() && !failure.out_of_memory;
     }
     Debug("a workspace of ", workspace_bytes, " bytes per rank by ", memory->name(), " in ",

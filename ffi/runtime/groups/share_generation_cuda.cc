@@ -10,7 +10,8 @@
 namespace jax_ep {
 namespace {
 
-// A process's part of a step, followed by the message of an error.
+// A process's part of a step, followed by the message of an error, or by what its ranks offer to
+// the network.
 struct Offer {
   uint64_t number = 0;
   int64_t workspace_bytes = 0;
@@ -18,18 +19,35 @@ struct Offer {
   SharingFailure failure;
 };
 
-std::string Encode(Offer offer, const Status& status) {
+std::string Encode(Offer offer, const Status& status, const std::string& network = "") {
   offer.is_ok = status.ok();
   return std::string(reinterpret_cast<const char*>(&offer), sizeof offer) +
-         status.message.substr(0, 4000);
+         (status.ok() ? network : status.message.substr(0, 4000));
 }
 
-Offer Decode(const std::string& bytes, std::string* message) {
+Offer Decode(const std::string& bytes, std::string* rest) {
   Offer offer;
   if (bytes.size() < sizeof offer) return offer;
   std::memcpy(&offer, bytes.data(), sizeof offer);
-  *message = bytes.substr(sizeof offer);
+  *rest = bytes.substr(sizeof offer);
   return offer;
+}
+
+// Each part has its length before it.
+void Append(const std::string& part, std::string* bytes) {
+  const auto length = static_cast<uint32_t>(part.size());
+  bytes->append(reinterpret_cast<const char*>(&length), sizeof length);
+  *bytes += part;
+}
+
+// Takes the next part; an empty one if there is none, or it is cut off.
+std::string TakePart(std::string* bytes) {
+  uint32_t length = 0;
+  if (bytes->size() < sizeof length) return "";
+  std::memcpy(&length, bytes->data(), sizeof length);
+  std::string part = bytes->substr(sizeof length, length);
+  bytes->erase(0, sizeof length + part.size());
+  return part.size() == length ? part : "";
 }
 
 // Returns the first error of any process, or of two that differ.
@@ -65,7 +83,7 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
                        Generation* generation, uint64_t* number, SharingFailure* failure) {
   Stopwatch stopwatch;
   Offer offer = {.number = *number, .workspace_bytes = workspace_bytes, .failure = *failure};
-  std::vector<MemoryHandle> exported;
+  std::vector<Generation::Shared> exported;
   Status status = allocated;
   if (status.ok()) {
     status = generation->Export(&exported);
@@ -73,21 +91,32 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
   }
   const std::string export_time = stopwatch.Lap();
   std::vector<PeerGroup::Contribution> all;
+  std::vector<MemoryHandle> handles;
+  std::string network;
+  for (Generation::Shared& shared : exported) {
+    handles.push_back(std::move(shared.handle));
+    Append(shared.offer, &network);
+  }
   const Status gathered =
-      peers.Gather(PeerGroup::Step::kGeneration, Encode(offer, status), exported, &all);
+      peers.Gather(PeerGroup::Step::kGeneration, Encode(offer, status, network), handles, &all);
   if (!gathered.ok()) return gathered;
   status = Compare(peers, all, number, failure);
   if (!status.ok()) return status;
   const std::string exchange_time = stopwatch.Lap();
 
-  // The handles of a process are those of its ranks, in order.
-  std::vector<MemoryHandle> by_rank(peers.processes().num_ranks());
+  // The handles and offers of a process are those of its ranks, in order.
+  std::vector<Generation::Shared> by_rank(peers.processes().num_ranks());
   std::vector<size_t> used(all.size());
+  std::vector<std::string> networks(all.size());
+  for (size_t process = 0; process < all.size(); ++process) {
+    Decode(all[process].bytes, &networks[process]);
+  }
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const size_t process = peers.processes().process_of(rank);
     std::vector<MemoryHandle>& of_process = all[process].handles;
     const size_t next = used[process]++;
-    if (next < of_process.size()) by_rank[rank] = std::move(of_process[next]);
+    if (next < of_process.size()) by_rank[rank].handle = std::move(of_process[next]);
+    by_rank[rank].offer = TakePart(&networks[process]);
   }
   status = generation->Import(*number, by_rank);
   offer.failure.memory = !status.ok();

@@ -65,15 +65,15 @@ bool Networks::are_used() const {
   return factory_ != nullptr;
 }
 
-Status Networks::Find(int device, DeviceNetwork** network) {
+Status Networks::Find(int device, std::shared_ptr<DeviceNetwork>* network) {
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<DeviceNetwork>& found = networks_[device];
-  if (!found) {
+  std::shared_ptr<DeviceNetwork>& found = networks_[device];
+  if (!found || !found->thread().Failure().ok()) {
     std::unique_ptr<Network> made;
     if (Status status = factory_(device, &made); !status.ok()) return status;
-    found = std::make_unique<DeviceNetwork>(std::move(made));
+    found = std::make_shared<DeviceNetwork>(std::move(made));
   }
-  *network = found.get();
+  *network = found;
   return {};
 }
 

@@ -30,7 +30,7 @@ class DeviceNetwork {
   void Close(int memory);
 
  private:
-  std::map<std::string, int> connections_;  // by address; the thread's
+  std::map<std::string, int> connections_;  // are indexed by address; the thread's
   NetworkThread thread_;
 };
 
@@ -48,13 +48,13 @@ class Networks {
   void Use(Factory factory);
   bool are_used() const;
 
-  // Returns the network of a device, which lives until the process ends.
-  Status Find(int device, DeviceNetwork** network);
+  // Returns the network of a device. If the last one has failed, it is a new one.
+  Status Find(int device, std::shared_ptr<DeviceNetwork>* network);
 
  private:
   mutable std::mutex mutex_;
   Factory factory_;
-  std::map<int, std::unique_ptr<DeviceNetwork>> networks_;  // by device
+  std::map<int, std::shared_ptr<DeviceNetwork>> networks_;  // are indexed by device
 };
 
 }  // namespace jax_ep

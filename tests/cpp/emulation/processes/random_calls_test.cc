@@ -1,9 +1,10 @@
 // Tests random calls of several processes in several layouts, each result compared bit for bit, and
 // processes killed at random moments.
 //
-//   random_calls_test [--calls N] [--kills N] [--seed N] [--only CASE]
+//   random_calls_test [--calls N] [--kills N] [--seed N] [--ucx FOLDER] [--only CASE]
 //
-// Seed 0 is another one each time.
+//   --seed 0       takes another one each time
+//   --ucx FOLDER   joins NVLink domains by UCX, over TCP; the folder has libucp
 #include "tests/cpp/emulation/processes/random_calls.h"
 
 #include <algorithm>
@@ -16,15 +17,20 @@
 #include <thread>
 #include <vector>
 
+#include "tests/cpp/emulation/processes/ucx_networks.h"
+
 namespace jax_ep::testing {
 namespace {
 
 constexpr Layout kLayouts[] = {{2, 1}, {4, 1}, {2, 2}, {3, 2}};
 
+std::string ucx_folder;  // empty: domains are joined by loads and stores
+
 void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_ipc = false) {
   SharedExchange exchange;
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
+    if (!ucx_folder.empty()) UseUcx(ucx_folder);
     if (by_ipc) process.transport.memories = {CudaIpcMemory()};
     RandomCalls calls(&process, layout, seed);
     while (calls.num_calls < num_calls && failures == 0) {
@@ -70,6 +76,7 @@ void TestKill(Layout layout, uint64_t seed) {
   auto* const num_ended = SharedBetweenForks<std::atomic<int>>();
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
+    if (!ucx_folder.empty()) UseUcx(ucx_folder);
     if (by_ipc) process.transport.memories = {CudaIpcMemory()};
     RandomCalls calls(&process, layout, seed);
     Status status;
@@ -112,6 +119,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string_view option = argv[i];
     const uint64_t value = std::strtoull(argv[i + 1], nullptr, 10);
+    if (option == "--ucx") ucx_folder = argv[i + 1];
     if (option == "--calls") num_calls = value;
     if (option == "--kills") num_kills = value;
     if (option == "--seed") seed = value;

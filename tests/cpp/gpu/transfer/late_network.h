@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "ffi/runtime/network/network.h"
@@ -77,6 +78,7 @@ class LateNetwork : public jax_ep::Network {
     return status_;
   }
   bool IsIdle() const override { return pending_.empty(); }
+  std::string Describe(int /*connection*/) const override { return "a late network"; }
 
   uint64_t num_puts() const { return num_puts_; }
 

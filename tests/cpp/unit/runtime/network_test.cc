@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ class NotedNetwork : public jax_ep::Network {
   }
   Status Progress() override { return failure; }
   bool IsIdle() const override { return is_idle; }
+  std::string Describe(int) const override { return "notes"; }
 
   std::vector<Put> puts;
   Status failure;
