@@ -5,6 +5,7 @@ Activation: the name of an activation, or a function of (gate, up) or of one arr
 UpWeights, UpBiases: w_up and b_up, each one array or a (gate, up) pair.
 SharedExpert: (w_up, w_down) of an MLP that every token goes through.
 ExpertsFunction: computes the experts' outputs from rows, group_sizes, w_up and w_down.
+GroupScore: what ranks a group of experts in the selection of a router.
 LayerIndex: an int, or an integer scalar on the device.
 Remat: what `moe_mlp` repeats in the backward pass instead of keeping it.
 Router: maps logits [T, E] and K to a `routing.Routing`.
@@ -27,12 +28,14 @@ from jax_ep._src.moe.shared_expert import SharedExpert
 from jax_ep._src.moe.users_experts import ExpertsFunction
 from jax_ep._src.quant.formats import ScaleRounding
 from jax_ep._src.quant.recipe import QuantizedExperts
+from jax_ep._src.routing.selection import GroupScore
 from jax_ep._src.transfer.primitives import Rows
 
 __all__ = [
     "Activation",
     "AxisName",
     "ExpertsFunction",
+    "GroupScore",
     "LayerIndex",
     "QuantizedExperts",
     "Remat",

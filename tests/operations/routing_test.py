@@ -23,16 +23,16 @@ def random_logits(seed: int = 0, num_experts: int = NUM_EXPERTS) -> np.ndarray:
 
 
 def numpy_select(
-    scores: np.ndarray, top_k: int, num_groups: int = 1, top_groups: int = 1
+    scores: np.ndarray, top_k: int, num_groups: int = 1, top_groups: int = 1, num_summed: int = 2
 ) -> np.ndarray:
-    """Token by token; ties to the lower id."""
+    """Token by token; ties to the lower id. The sum of its `num_summed` best ranks a group."""
     num_experts = scores.shape[-1]
     group_size = num_experts // num_groups
     ids = np.zeros((len(scores), top_k), np.int32)
     for token, row in enumerate(scores):
         groups = row.reshape(num_groups, group_size)
-        best_two = np.sort(groups, axis=1)[:, -2:].sum(1)
-        chosen = sorted(range(num_groups), key=lambda g: (-best_two[g], g))[:top_groups]
+        best = np.sort(groups, axis=1)[:, -num_summed:].sum(1)
+        chosen = sorted(range(num_groups), key=lambda g: (-best[g], g))[:top_groups]
         candidates = [e for e in range(num_experts) if e // group_size in chosen]
         ids[token] = sorted(candidates, key=lambda e: (-row[e], e))[:top_k]
     return ids
@@ -119,6 +119,40 @@ class RouterTest(parameterized.TestCase):
         np.testing.assert_array_equal(got.topk_ids, ids)
         groups = np.asarray(got.topk_ids) // (NUM_EXPERTS // num_groups)
         self.assertLessEqual(max(len(set(row)) for row in groups), top_groups)
+
+    @parameterized.product(groups=[(4, 2), (8, 3), (2, 1), (16, 5)], renormalize=[False, True])
+    def test_deepseek_v2(self, groups: tuple[int, int], renormalize: bool):
+        """Groups by their maximum, and weights times a factor, in values and gradients."""
+        num_groups, top_groups = groups
+        options = dict(num_groups=num_groups, top_groups=top_groups, group_score="max")
+        logits = random_logits(3)
+        target = np.random.default_rng(4).normal(size=(NUM_TOKENS, TOP_K)).astype(np.float32)
+        ids = numpy_select(softmax(logits), TOP_K, num_groups, top_groups, num_summed=1)
+        if num_groups in (4, 8):
+            self.assertTrue((ids != numpy_select(softmax(logits), TOP_K, *groups)).any())
+
+        def with_router(logits):
+            got = routing.softmax_topk(
+                logits, TOP_K, renormalize=renormalize, scale=16.0, **options
+            )
+            return (got.topk_weights * target).sum(), got
+
+        def dense(logits):
+            weights = jnp.take_along_axis(jax.nn.softmax(logits), ids, -1)
+            if renormalize:
+                weights /= weights.sum(-1, keepdims=True)
+            return (16.0 * weights * target).sum(), 16.0 * weights
+
+        (_, got), gradient = jax.value_and_grad(with_router, has_aux=True)(jnp.asarray(logits))
+        (_, weights), expected = jax.value_and_grad(dense, has_aux=True)(jnp.asarray(logits))
+        np.testing.assert_array_equal(got.topk_ids, ids)
+        np.testing.assert_array_equal(routing.select(softmax(logits), TOP_K, **options), ids)
+        np.testing.assert_allclose(got.topk_weights, weights, rtol=1e-5)
+        np.testing.assert_allclose(got.probabilities, softmax(logits), rtol=1e-5)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+        sigmoids = routing.sigmoid_topk(jnp.asarray(logits), TOP_K, **options)
+        expected = numpy_select(sigmoid(logits), TOP_K, num_groups, top_groups, num_summed=1)
+        np.testing.assert_array_equal(sigmoids.topk_ids, expected)
 
     @parameterized.parameters(routing.softmax_topk, routing.sigmoid_topk)
     def test_ties_go_to_the_lower_id(self, router):
@@ -220,6 +254,8 @@ class RouterTest(parameterized.TestCase):
             routing.softmax_topk(logits, 2, bias=jnp.zeros(NUM_EXPERTS - 1))
         with self.assertRaisesRegex(errors.ArgumentError, "logits has shape"):
             routing.softmax_topk(logits[0, 0], 2)
+        with self.assertRaisesRegex(errors.ArgumentError, "group_score='sum'; expected one of"):
+            routing.softmax_topk(logits, 2, group_score="sum")
         with self.assertRaisesRegex(errors.DtypeError, "num_groups=2.0"):
             routing.softmax_topk(logits, 2, num_groups=2.0)
 

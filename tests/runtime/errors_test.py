@@ -198,6 +198,7 @@ PRODUCERS = {
         stack_with_a_linen_router,
         lambda: jax_ep.routing.softmax_topk(X, 9),
         lambda: jax_ep.routing.sigmoid_topk(X, 2, num_groups=3),
+        lambda: jax_ep.routing.select(X, 2, group_score="sum"),
         lambda: jax_ep.memory(8, 64, 32, 8, 2, 2**10),
         lambda: quant.Fp8Block128("up"),
         lambda: quant.Fp8Block128(min_amax=0),

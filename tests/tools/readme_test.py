@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = (
     README,
-    *(DOCS / f"{name}.md" for name in ("layer", "experts", "stacks", "memory", "checkpoints")),
+    *(DOCS / f"{n}.md" for n in ("layer", "models", "experts", "stacks", "memory", "checkpoints")),
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [block for page in PAGES for block in BLOCK.findall(page.read_text())]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.core import checks
-from jax_ep._src.routing.selection import num_experts_of, select
+from jax_ep._src.routing.selection import GroupScore, num_experts_of, select
 
 
 class Routing(NamedTuple):
@@ -31,9 +31,11 @@ def softmax_topk(
     top_k: int,
     *,
     renormalize: bool = True,
+    scale: float = 1.0,
     bias: jax.Array | None = None,
     num_groups: int = 1,
     top_groups: int = 1,
+    group_score: GroupScore = "top2",
     token_mask: jax.Array | None = None,
 ) -> Routing:
     """Softmax over all experts, then the K best (Shazeer et al. 2017, arXiv:1701.06538; Mixtral).
@@ -43,9 +45,11 @@ def softmax_topk(
       top_k: K.
       renormalize: whether to divide a token's weights by their sum. Otherwise the weights are the
         probabilities themselves, which Switch's router needs to get gradients with K = 1.
+      scale: multiplies the weights (16 in DeepSeek-V2, which does not renormalize).
       bias: float[E] or None, as in `select`.
       num_groups: as in `select`.
       top_groups: as in `select`.
+      group_score: as in `select`.
       token_mask: bool[...], False for tokens that are not routed (padding).
 
     Raises:
@@ -53,13 +57,20 @@ def softmax_topk(
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.softmax(logits)
-    ids = select(scores, top_k, bias=bias, num_groups=num_groups, top_groups=top_groups)
+    ids = select(
+        scores,
+        top_k,
+        bias=bias,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        group_score=group_score,
+    )
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if renormalize:
         selected = _normalized(jnp.take_along_axis(logits, ids, axis=-1))
         # A NaN shows in all weights of its token, selected or not.
         weights = jnp.where(jnp.isnan(weights), weights, selected)
-    return masked(Routing(ids, weights, scores), mask)
+    return masked(Routing(ids, weights * scale, scores), mask)
 
 
 def sigmoid_topk(
@@ -71,6 +82,7 @@ def sigmoid_topk(
     bias: jax.Array | None = None,
     num_groups: int = 1,
     top_groups: int = 1,
+    group_score: GroupScore = "top2",
     token_mask: jax.Array | None = None,
 ) -> Routing:
     """A sigmoid per expert, then the K best (DeepSeek-V3, arXiv:2412.19437).
@@ -87,6 +99,7 @@ def sigmoid_topk(
       bias: float[E] or None, as in `select`.
       num_groups: as in `select`.
       top_groups: as in `select`.
+      group_score: as in `select`.
       token_mask: bool[...], False for tokens that are not routed (padding).
 
     Raises:
@@ -94,7 +107,14 @@ def sigmoid_topk(
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.sigmoid(logits)
-    ids = select(scores, top_k, bias=bias, num_groups=num_groups, top_groups=top_groups)
+    ids = select(
+        scores,
+        top_k,
+        bias=bias,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        group_score=group_score,
+    )
     log_scores = jax.nn.log_sigmoid(logits)
     if renormalize:
         weights = _normalized(jnp.take_along_axis(log_scores, ids, axis=-1))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError
+
+GroupScore = Literal["top2", "max"]
+"""What ranks a group of experts: the sum of its two best scores, or its best one."""
 
 
 def select(
@@ -17,6 +22,7 @@ def select(
     bias: jax.Array | None = None,
     num_groups: int = 1,
     top_groups: int = 1,
+    group_score: GroupScore = "top2",
 ) -> jax.Array:
     """Returns the ids of the K best experts, best first. No gradient flows through the selection.
 
@@ -26,18 +32,26 @@ def select(
       bias: float[E], added to the scores for the selection only. The weights stay those of the
         unbiased scores, so balancing by bias needs no loss (arXiv:2408.15664; see `updated_bias`).
       num_groups: the number of groups that neighboring experts form, e.g. one per node.
-      top_groups: selects only from this many groups, those whose two best scores (with bias) have
-        the largest sum (DeepSeek-V3). It bounds the number of ranks or nodes a token is sent to.
+      top_groups: selects only from this many groups, the best ones. It bounds the number of ranks
+        or nodes a token is sent to.
+      group_score: what ranks the groups: ``"top2"``, the sum of a group's two best scores with bias
+        (DeepSeek-V3), or ``"max"``, its best score with bias (DeepSeek-V2).
 
     Returns:
       i32[..., K].
 
     Raises:
-      ArgumentError: K, `num_groups` and `top_groups` do not fit the number of experts.
+      ArgumentError: K, `num_groups` and `top_groups` do not fit the number of experts, or another
+        `group_score`.
       DtypeError: K is not an int.
     """
     num_experts = num_experts_of("scores", scores)
     check_selection(num_experts, top_k, num_groups, top_groups)
+    if group_score not in get_args(GroupScore):
+        raise ArgumentError(
+            f"jax_ep.routing: group_score={group_score!r}; expected one of {get_args(GroupScore)}. "
+            "Give 'top2' for DeepSeek-V3's groups, 'max' for DeepSeek-V2's."
+        )
     scores = scores.astype(jnp.float32)
     if bias is not None:
         checks.shape("routing", "bias", bias, (num_experts,))
@@ -47,7 +61,8 @@ def select(
     scores = jnp.nan_to_num(lax.stop_gradient(scores), nan=lowest, neginf=lowest, posinf=-lowest)
     if top_groups < num_groups:
         grouped = scores.reshape(*scores.shape[:-1], num_groups, num_experts // num_groups)
-        group_scores = lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)
+        num_summed = 1 if group_score == "max" else min(2, grouped.shape[-1])
+        group_scores = lax.top_k(grouped, num_summed)[0].sum(-1)
         groups = lax.top_k(group_scores, top_groups)[1]
         selected = one_hot(groups, num_groups).any(-2)
         scores = jnp.where(selected[..., None], grouped, -jnp.inf).reshape(scores.shape)
