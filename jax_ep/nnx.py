@@ -78,6 +78,7 @@ class MoE(nnx.Module):
       shared_w_up: param [hidden_size, 2, shared_intermediate_size], without the 2 for a plain
         activation, or None.
       shared_w_down: param [shared_intermediate_size, hidden_size], or None.
+      shared_gate: param [hidden_size, 1], or None.
       logits_bias: param [num_experts], or None.
       selection_bias: `SelectionBias` float32[num_experts], or None.
       router: the router, if it was not given by name.
@@ -122,8 +123,9 @@ class MoE(nnx.Module):
         self.router_kernel = made["router_kernel"]
         self.w_up: Any = made.get("w_up")
         self.w_down: Any = made.get("w_down")
-        self.b_up, self.b_down, self.logits_bias, self.shared_w_up, self.shared_w_down = map(
-            made.get, ("b_up", "b_down", "logits_bias", "shared_w_up", "shared_w_down")
+        self.b_up, self.b_down, self.logits_bias = map(made.get, ("b_up", "b_down", "logits_bias"))
+        self.shared_w_up, self.shared_w_down, self.shared_gate = map(
+            made.get, ("shared_w_up", "shared_w_down", "shared_gate")
         )
         self.selection_bias = (
             SelectionBias(jnp.zeros(config.num_experts)) if config.selection_bias else None
@@ -232,6 +234,7 @@ PARAMETERS = (
     "b_down",
     "shared_w_up",
     "shared_w_down",
+    "shared_gate",
     "logits_bias",
 )
 

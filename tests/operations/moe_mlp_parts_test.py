@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jax_ep
 
 TOKENS, HIDDEN, INTERMEDIATE, SHARED, EXPERTS, TOP_K = 16, 8, 6, 4, 8, 2
-NAMES = ("x", "topk_weights", "w_up", "w_down", "shared_up", "shared_down")
+NAMES = ("x", "topk_weights", "w_up", "w_down", "shared_up", "shared_down", "shared_gate")
 MESHES = {
     "one": ((1,), ("expert",)),
     "four": ((4,), ("expert",)),
@@ -43,6 +43,7 @@ def arguments():
         draw(EXPERTS, INTERMEDIATE, HIDDEN),
         draw(HIDDEN, 2, SHARED),
         draw(SHARED, HIDDEN),
+        draw(HIDDEN, 1),
     )
     return ids, floats
 
@@ -51,27 +52,28 @@ def swiglu(h):
     return jax.nn.silu(h[..., 0, :]) * h[..., 1, :]
 
 
-def dense(ids, floats, *, shared):
-    x, topk_weights, w_up, w_down, shared_up, shared_down = floats
+def dense(ids, floats, *, shared, gated):
+    x, topk_weights, w_up, w_down, shared_up, shared_down, shared_gate = floats
     with jax.default_matmul_precision("highest"):
         outputs = jnp.einsum("etf,efh->teh", swiglu(jnp.einsum("th,ehcf->etcf", x, w_up)), w_down)
         hits = (ids[..., None] == jnp.arange(EXPERTS)) * topk_weights[..., None]
         y = jnp.einsum("tke,teh->th", hits, outputs)
         if shared:
-            y += swiglu(jnp.einsum("th,hcf->tcf", x, shared_up)) @ shared_down
+            gate = 1 / (1 + jnp.exp(-x @ shared_gate)) if gated else 1
+            y += gate * (swiglu(jnp.einsum("th,hcf->tcf", x, shared_up)) @ shared_down)
     return y
 
 
-def layer(mesh, *, shared=True, local_only=False, **options):
+def layer(mesh, *, shared=True, gated=False, local_only=False, **options):
     """(ids, floats) -> y on a mesh, of which "tensor" shards F."""
     has = lambda name: name if name in mesh.axis_names else None
     tensor = has("tensor")
     tokens = P(has("data")) if local_only else P((*filter(None, [has("data")]), "expert"))
     experts = P("expert", None, None, tensor), P("expert", tensor)
-    floats = tokens, tokens, *experts, P(None, None, tensor), P(tensor)
+    floats = tokens, tokens, *experts, P(None, None, tensor), P(tensor), P()
     sums = tuple(filter(None, [tensor, "expert" if local_only else None]))
 
-    def f(ids, x, topk_weights, w_up, w_down, shared_up, shared_down):
+    def f(ids, x, topk_weights, w_up, w_down, shared_up, shared_down, shared_gate):
         y, _ = jax_ep.moe_mlp(
             x,
             ids,
@@ -81,6 +83,7 @@ def layer(mesh, *, shared=True, local_only=False, **options):
             axis_name="expert",
             num_experts=EXPERTS,
             shared_expert=(shared_up, shared_down) if shared else None,
+            shared_gate=shared_gate if gated else None,
             local_only=local_only,
             **options,
         )
@@ -107,13 +110,14 @@ def value_and_gradients(f, ids, floats):
 
 
 class ReferenceTest(parameterized.TestCase):
-    def check(self, mesh, *, shared=True, **options):
+    def check(self, mesh, *, shared=True, gated=False, **options):
         ids, floats = arguments()
+        parts = {"shared": shared, "gated": gated}
         run = jax.jit(
-            functools.partial(value_and_gradients, layer(make_mesh(mesh), shared=shared, **options))
+            functools.partial(value_and_gradients, layer(make_mesh(mesh), **parts, **options))
         )
         (_, y), gradients = run(ids, floats)
-        expected = value_and_gradients(functools.partial(dense, shared=shared), ids, floats)
+        expected = value_and_gradients(functools.partial(dense, **parts), ids, floats)
         testing.assert_close(y, expected[0][1], "y", steps=128)
         for name, got, want in zip(NAMES, gradients, expected[1], strict=True):
             testing.assert_close(got, want, name, steps=256)
@@ -122,6 +126,13 @@ class ReferenceTest(parameterized.TestCase):
     @parameterized.parameters(*MESHES)
     def test_shared_expert(self, mesh):
         self.check(mesh)
+
+    @parameterized.parameters(
+        ("one", {}), ("three axes", {}), ("eight", {"local_only": True}),
+        ("four", {"num_chunks": 2, "remat": "experts"}),
+    )  # fmt: skip
+    def test_a_gate_on_the_shared_expert(self, mesh, options):
+        self.check(mesh, gated=True, **options)
 
     @parameterized.parameters(
         ("eight", {}), ("three axes", {}), ("four", {"num_chunks": 2, "remat": "experts"})

@@ -76,6 +76,8 @@ def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
     if layer.shared_w_up is not None:
         hidden = jnp.einsum("th,hcf->tcf", flat, layer.shared_w_up[...])
         y = activation(hidden[:, 0], hidden[:, 1]) @ layer.shared_w_down[...]
+        if layer.shared_gate is not None:
+            y /= 1 + jnp.exp(-flat @ layer.shared_gate[...])
         y = jnp.where(mask[:, None], y, 0)
 
     def of_expert(expert: int, w_up: Any, w_down: Any, b_up: Any, b_down: Any) -> jax.Array:
@@ -192,10 +194,10 @@ class PaddingTest(parameterized.TestCase):
 
 
 class SharedExpertTest(parameterized.TestCase):
-    @parameterized.parameters(None, "expert", "all")
-    def test_dense(self, mesh: str | None):
+    @parameterized.product(mesh=[None, "expert", "all"], gate=[False, True])
+    def test_dense(self, mesh: str | None, gate: bool):
         """Padding gets zeros, whatever the activation makes of them."""
-        options = {"shared_intermediate_size": 4, "activation": shifted}
+        options = {"shared_intermediate_size": 4, "shared_gate": gate, "activation": shifted}
         x, mask = tokens(8, 3), jax.random.bernoulli(jax.random.key(2), 0.6, (8, 3))
         x = jnp.where(mask[..., None], x, 0)
         reference = lambda layer, x: dense(layer, x, mask)

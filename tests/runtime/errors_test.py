@@ -224,6 +224,8 @@ PRODUCERS = {
         lambda: quantize_weights({"params": {"w_up": UP[None], "w_down": DOWN[None]}}),
         symbolic_row_size,
         lambda: moe_mlp(shared_expert=X),
+        lambda: moe_mlp(shared_gate=jnp.ones((8, 1))),
+        lambda: layer(shared_gate=True),
         lambda: quant.quantize_experts(DOWN, UP, quant.Recipe()),
         lambda: quant.quantize_experts(UP[:2], DOWN, quant.Recipe()),
         lambda: quant.quantize_experts((UP[:, :, 0], UP[:, :4, 1]), DOWN, quant.Recipe()),

@@ -68,6 +68,11 @@ class Config(Options):
             checks.integer(LAYER, name, getattr(self, name))
         if self.shared_intermediate_size is not None:
             checks.integer(LAYER, "shared_intermediate_size", self.shared_intermediate_size)
+        elif self.shared_gate:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: shared_gate is given without shared_intermediate_size; expected "
+                "both or no gate. Give the size of the shared expert whose output it multiplies."
+            )
         if self.top_k > self.num_experts:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "

@@ -66,6 +66,7 @@ class LayerArrays(NamedTuple):
     b_down: Any = None  # [E, H]
     shared_w_up: Any = None  # [H, 2, shared F] or [H, shared F]
     shared_w_down: Any = None  # [shared F, H]
+    shared_gate: Any = None  # [H, 1]
     logits_bias: Any = None  # [E]
     selection_bias: Any = None  # [E]
     router: Any = None  # `RouterArrays` of one that has no name
@@ -202,6 +203,7 @@ def _experts(
         layer=arrays.layer,
         accumulators=arrays.sums,
         shared_expert=shared_expert,
+        shared_gate=arrays.shared_gate,
         experts_fn=config.experts_fn,
         local_only=config.local_only,
         capacity_factor=capacity_factor,

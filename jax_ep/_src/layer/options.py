@@ -62,6 +62,8 @@ class Options:
       use_bias: adds biases to both matmuls of each expert (gpt-oss).
       shared_intermediate_size: the F of a shared expert, which every token goes through
         (DeepSeek-V3). Give several shared experts as one of their summed size.
+      shared_gate: adds a param by which the shared expert's output is gated (Qwen2-MoE): it is
+        multiplied by ``sigmoid(x @ shared_gate)``.
       experts_fn: computes the experts, as in `moe_mlp`.
       local_only: does not shard tokens over the expert axis. Each rank computes its own experts on
         all tokens, and the layer sums over the axis, which suits few tokens.
@@ -100,6 +102,7 @@ class Options:
     activation: Activation = "swiglu"
     use_bias: bool = False
     shared_intermediate_size: int | None = None
+    shared_gate: bool = False
     experts_fn: ExpertsFunction | None = None
     local_only: bool = False
     capacity_factor: float | None = None

@@ -62,6 +62,8 @@ def parameters(
         shared = config.shared_intermediate_size
         found["shared_w_up"] = Parameter((hidden, *two, shared), P(fsdp, *both, tensor), matrix(0))
         found["shared_w_down"] = Parameter((shared, hidden), P(tensor, fsdp), matrix(0))
+    if config.shared_gate:
+        found["shared_gate"] = Parameter((hidden, 1), P(None, None), config.kernel_init)
     if config.logits_bias:
         found["logits_bias"] = Parameter((num_experts,), P(), config.bias_init)
     return found

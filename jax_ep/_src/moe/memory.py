@@ -68,7 +68,7 @@ def memory(
       num_ranks: R, the ranks of the expert axis.
       dtype: the dtype of the tokens.
       activation: as in `moe_mlp`, by name.
-      shared_intermediate_size: the F of a shared expert, 0 without one.
+      shared_intermediate_size: the F of a shared expert without a gate, 0 without one.
       capacity_factor: as in `moe_mlp`.
       recv_capacity: as in `moe_mlp`.
       num_chunks: as in `moe_mlp`.

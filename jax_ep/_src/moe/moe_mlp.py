@@ -26,7 +26,7 @@ from jax_ep._src.moe.chunks import in_chunks
 from jax_ep._src.moe.local_only import only_own_experts
 from jax_ep._src.moe.moe_experts import function_experts, named_experts
 from jax_ep._src.moe.params import MoeMlpParams, Remat
-from jax_ep._src.moe.shared_expert import SharedExpert, shared_expert_output
+from jax_ep._src.moe.shared_expert import SharedExpert, check_gate, shared_expert_output
 from jax_ep._src.moe.stats import Stats, no_stats
 from jax_ep._src.moe.users_experts import ExpertsFunction, check_experts_function, users_experts
 from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
@@ -51,6 +51,7 @@ def moe_mlp(
     layer: LayerIndex | None = None,
     accumulators: None = None,
     shared_expert: SharedExpert | None = None,
+    shared_gate: jax.Array | None = None,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
@@ -81,6 +82,7 @@ def moe_mlp(
     layer: LayerIndex | None = None,
     accumulators: Accumulators,
     shared_expert: SharedExpert | None = None,
+    shared_gate: jax.Array | None = None,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
@@ -110,6 +112,7 @@ def moe_mlp(
     layer: LayerIndex | None = None,
     accumulators: Accumulators | None = None,
     shared_expert: SharedExpert | None = None,
+    shared_gate: jax.Array | None = None,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
@@ -157,7 +160,9 @@ def moe_mlp(
         The gradients of w_up and w_down are added to these in place.
       shared_expert: (w_up, w_down) of an MLP that every token goes through, shaped as those of one
         expert without the dimension L; its F may differ. No transfer waits for it, and it waits for
-        none. Its output is added without a weight.
+        none. Its output is added without a weight, unless there is a `shared_gate`.
+      shared_gate: [H, 1] of any float dtype. The shared expert's output of a token is multiplied by
+        ``sigmoid(x @ shared_gate)``, in float32 (Qwen2-MoE).
       experts_fn: computes the experts instead: ``experts_fn(rows, group_sizes, w_up, w_down)`` maps
         rows [M, H] to [M, any size]. w_up and w_down may then be any pytrees, `num_experts` has to
         be given, and combine applies the routing weights. The tail of rows is zeros.
@@ -220,6 +225,7 @@ def moe_mlp(
     check_quantization(operation, "x", x, experts, of_rows, quantization, quantized_weights)
     if accumulators is not None and experts is not None:
         experts = with_accumulators(operation, experts, accumulators)
+    check_gate(operation, shared_gate, shared_expert)
     checks.num_chunks(operation, num_chunks, x.shape[0])
     checks.remat(operation, remat)
     implementation = checks.implementation(operation, implementation)
@@ -270,7 +276,12 @@ def moe_mlp(
         shared = None
         if shared_expert is not None:
             shared = shared_expert_output(
-                x, shared_expert, activation, remat=remat, implementation=implementation
+                x,
+                shared_expert,
+                shared_gate,
+                activation,
+                remat=remat,
+                implementation=implementation,
             )
             if local_only:  # so that the caller's sum has it once
                 shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
