@@ -25,7 +25,8 @@ HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 16, 8, 8, 2
 SIZES = (HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K)
 ALL: dict[str, Any] = {
     "fsdp_axis": "data", "tensor_axis": "tensor", "use_bias": True, "logits_bias": True,
-    "shared_intermediate_size": 4, "shared_gate": True, "bias_init": nnx.initializers.normal(0.1),
+    "shared_intermediate_size": 4, "shared_gate": True, "weights_on_input": True,
+    "bias_init": nnx.initializers.normal(0.1),
 }  # fmt: skip
 
 

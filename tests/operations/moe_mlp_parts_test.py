@@ -52,12 +52,15 @@ def swiglu(h):
     return jax.nn.silu(h[..., 0, :]) * h[..., 1, :]
 
 
-def dense(ids, floats, *, shared, gated):
+def dense(ids, floats, *, shared, gated, weights_on_input):
     x, topk_weights, w_up, w_down, shared_up, shared_down, shared_gate = floats
     with jax.default_matmul_precision("highest"):
-        outputs = jnp.einsum("etf,efh->teh", swiglu(jnp.einsum("th,ehcf->etcf", x, w_up)), w_down)
-        hits = (ids[..., None] == jnp.arange(EXPERTS)) * topk_weights[..., None]
-        y = jnp.einsum("tke,teh->th", hits, outputs)
+        hits = ids[..., None] == jnp.arange(EXPERTS)
+        weights = jnp.where(hits, topk_weights[..., None], 0).sum(1)  # of distinct experts
+        inputs = jnp.einsum("te,th->teh", weights if weights_on_input else hits.any(1), x)
+        h = swiglu(jnp.einsum("teh,ehcf->tecf", inputs, w_up))
+        outputs = jnp.einsum("tef,efh->teh", h, w_down)
+        y = jnp.einsum("te,teh->th", hits.any(1) if weights_on_input else weights, outputs)
         if shared:
             gate = 1 / (1 + jnp.exp(-x @ shared_gate)) if gated else 1
             y += gate * (swiglu(jnp.einsum("th,hcf->tcf", x, shared_up)) @ shared_down)
@@ -110,9 +113,9 @@ def value_and_gradients(f, ids, floats):
 
 
 class ReferenceTest(parameterized.TestCase):
-    def check(self, mesh, *, shared=True, gated=False, **options):
+    def check(self, mesh, *, shared=True, gated=False, weights_on_input=False, **options):
         ids, floats = arguments()
-        parts = {"shared": shared, "gated": gated}
+        parts = {"shared": shared, "gated": gated, "weights_on_input": weights_on_input}
         run = jax.jit(
             functools.partial(value_and_gradients, layer(make_mesh(mesh), **parts, **options))
         )
@@ -133,6 +136,28 @@ class ReferenceTest(parameterized.TestCase):
     )  # fmt: skip
     def test_a_gate_on_the_shared_expert(self, mesh, options):
         self.check(mesh, gated=True, **options)
+
+    @parameterized.product(
+        options=[
+            {"remat": None}, {"remat": "dispatch", "num_chunks": 2}, {"remat": "experts"},
+        ],
+        experts=["name", "function", "experts_fn"],
+    )  # fmt: skip
+    def test_weights_on_the_input(self, options, experts):
+        """Llama-4's, with each derivative rule; the gradient of the weights is of the inputs."""
+        options = (
+            options
+            | {
+                "name": {},
+                "function": {"activation": lambda gate, up: jax.nn.silu(gate) * up},
+                "experts_fn": {"experts_fn": by_ragged_dot},
+            }[experts]
+        )
+        self.check("four", weights_on_input=True, shared=False, **options)
+
+    @parameterized.parameters(("three axes", {}), ("eight", {"local_only": True}))
+    def test_weights_on_the_input_on_meshes(self, mesh, options):
+        self.check(mesh, weights_on_input=True, gated=True, **options)
 
     @parameterized.parameters(
         ("eight", {}), ("three axes", {}), ("four", {"num_chunks": 2, "remat": "experts"})

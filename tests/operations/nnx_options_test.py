@@ -81,13 +81,16 @@ def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
         y = jnp.where(mask[:, None], y, 0)
 
     def of_expert(expert: int, w_up: Any, w_down: Any, b_up: Any, b_down: Any) -> jax.Array:
-        hidden = jnp.einsum("th,hcf->tcf", flat, w_up)
+        weights = jnp.where(routed.topk_ids == expert, routed.topk_weights, 0).sum(-1)[:, None]
+        on_input = layer.config.weights_on_input
+        hidden = jnp.einsum("th,hcf->tcf", weights * flat if on_input else flat, w_up)
         if b_up is not None:
             hidden += b_up
         out = activation(hidden[:, 0], hidden[:, 1]) @ w_down
         if b_down is not None:
             out += b_down
-        return jnp.where(routed.topk_ids == expert, routed.topk_weights, 0).sum(-1)[:, None] * out
+        hits = (routed.topk_ids == expert).any(-1)[:, None]
+        return jnp.where(hits, out, 0) if on_input else weights * out
 
     params = (layer.w_up, layer.w_down, layer.b_up, layer.b_down)
     params = [None if p is None else p[...] for p in params]
@@ -214,6 +217,18 @@ class SharedExpertTest(parameterized.TestCase):
         expected = results(make_layer(**options), tokens(9))
         with jax.set_mesh(make_mesh("expert")):
             assert_close(results(make_layer("expert", **options), tokens(9)), expected)
+
+
+class WeightsOnInputTest(parameterized.TestCase):
+    @parameterized.parameters((None, None), ("expert", "dispatch"), ("all", "experts"))
+    def test_dense(self, mesh: str | None, remat: str | None):
+        """Llama-4's, with biases, which no weight multiplies."""
+        options = {"weights_on_input": True, "remat": remat, "use_bias": True}
+        options |= {"bias_init": nnx.initializers.normal(), "shared_intermediate_size": 4}
+        x = tokens(8, 3)
+        expected = results(make_layer(**options), x, call=dense)
+        with jax.set_mesh(ONE_DEVICE if mesh is None else make_mesh(mesh)):
+            assert_close(results(make_layer(mesh, **options), x), expected)
 
 
 class LocalOnlyTest(parameterized.TestCase):

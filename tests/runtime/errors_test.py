@@ -226,6 +226,9 @@ PRODUCERS = {
         lambda: moe_mlp(shared_expert=X),
         lambda: moe_mlp(shared_gate=jnp.ones((8, 1))),
         lambda: layer(shared_gate=True),
+        lambda: layer(
+            weights_on_input=True, quantization=quant.Recipe(ROW, quantized_dispatch=True)
+        ),
         lambda: quant.quantize_experts(DOWN, UP, quant.Recipe()),
         lambda: quant.quantize_experts(UP[:2], DOWN, quant.Recipe()),
         lambda: quant.quantize_experts((UP[:, :, 0], UP[:, :4, 1]), DOWN, quant.Recipe()),

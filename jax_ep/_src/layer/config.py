@@ -16,6 +16,7 @@ from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.layer.options import Options
 from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS, Router
 from jax_ep._src.mlp.expert_forms import check_activation
+from jax_ep._src.moe.params import check_weights_on_input
 from jax_ep._src.quant.recipe import check_recipe
 
 BATCH_AXES = ("data", "expert")
@@ -93,6 +94,8 @@ class Config(Options):
                 f"jax_ep.{LAYER}: quantized_only is given without quantization; expected both or "
                 "none. Give the jax_ep.quant.Recipe whose weights have the checkpoint's format."
             )
+        if self.weights_on_input:
+            check_weights_on_input(LAYER, self.quantization)
         if self.nvlink_domain_size is not None:
             checks.integer(LAYER, "nvlink_domain_size", self.nvlink_domain_size)
         checks.num_sms(LAYER, self.num_comm_sms, "num_comm_sms")

@@ -204,6 +204,7 @@ def _experts(
         accumulators=arrays.sums,
         shared_expert=shared_expert,
         shared_gate=arrays.shared_gate,
+        weights_on_input=config.weights_on_input,
         experts_fn=config.experts_fn,
         local_only=config.local_only,
         capacity_factor=capacity_factor,

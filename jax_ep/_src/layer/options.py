@@ -64,6 +64,8 @@ class Options:
         (DeepSeek-V3). Give several shared experts as one of their summed size.
       shared_gate: adds a param by which the shared expert's output is gated (Qwen2-MoE): it is
         multiplied by ``sigmoid(x @ shared_gate)``.
+      weights_on_input: multiplies the experts' input by the routing weights instead of their output
+        (Llama-4), as in `moe_mlp`.
       experts_fn: computes the experts, as in `moe_mlp`.
       local_only: does not shard tokens over the expert axis. Each rank computes its own experts on
         all tokens, and the layer sums over the axis, which suits few tokens.
@@ -103,6 +105,7 @@ class Options:
     use_bias: bool = False
     shared_intermediate_size: int | None = None
     shared_gate: bool = False
+    weights_on_input: bool = False
     experts_fn: ExpertsFunction | None = None
     local_only: bool = False
     capacity_factor: float | None = None

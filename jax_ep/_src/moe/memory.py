@@ -56,8 +56,9 @@ def memory(
 ) -> Memory:
     """Computes, without allocating, what `moe_mlp` takes on one rank beside its arguments.
 
-    The layer is taken to have routing weights and an activation with a name. With a ``remat``, x is
-    among the residuals, although a model that keeps x anyway keeps it only once.
+    The layer is taken to have routing weights, on the experts' output, and an activation with a
+    name. With a ``remat``, x is among the residuals, although a model that keeps x anyway keeps it
+    only once.
 
     Args:
       num_tokens: T, the tokens per rank.

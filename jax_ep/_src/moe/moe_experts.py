@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src.core import compat
@@ -37,7 +38,7 @@ from jax_ep._src.moe.params import MoeMlpParams
 from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantized import as_bits, from_bits
 from jax_ep._src.transfer.dispatch import checked_dispatch
-from jax_ep._src.transfer.plan import Plan
+from jax_ep._src.transfer.plan import Dispatched, Plan
 from jax_ep._src.transfer.primitives import Rows
 from jax_ep._src.transfer.redispatch import checked_redispatch
 
@@ -110,9 +111,16 @@ def send(
     topk_weights: jax.Array | None,
     params: MoeMlpParams,
 ) -> tuple[Any, jax.Array | None, Plan]:
-    """Returns rows, row weights and the plan."""
+    """Returns rows, row weights and the plan. Weights on the input are in the rows, and None."""
     dispatched = checked_dispatch(as_bits(x), topk_ids, topk_weights, params.transfer)
-    return dispatched.rows, dispatched.row_weights, dispatched.plan
+    return *_weighed(dispatched, params), dispatched.plan
+
+
+def _weighed(dispatched: Dispatched, params: MoeMlpParams) -> tuple[Any, jax.Array | None]:
+    rows, row_weights = dispatched.rows, dispatched.row_weights
+    if not params.weights_on_input or row_weights is None:
+        return rows, row_weights
+    return (rows.astype(jnp.float32) * row_weights[:, None]).astype(rows.dtype), None
 
 
 # ---- remat="dispatch" and remat="experts"
@@ -226,8 +234,7 @@ def _redispatching_backward(
     result_bar, _, accumulators = cotangents
 
     def resend(x: Any, topk_weights: jax.Array | None) -> Any:
-        dispatched = checked_redispatch(as_bits(x), plan, topk_weights, params.transfer)
-        return dispatched.rows, dispatched.row_weights
+        return _weighed(checked_redispatch(as_bits(x), plan, topk_weights, params.transfer), params)
 
     sent, resend_backward = jax.vjp(resend, x, topk_weights)
     if rows_kept is not None:

@@ -25,7 +25,7 @@ from jax_ep._src.mlp.quantized_experts import (
 from jax_ep._src.moe.chunks import in_chunks
 from jax_ep._src.moe.local_only import only_own_experts
 from jax_ep._src.moe.moe_experts import function_experts, named_experts
-from jax_ep._src.moe.params import MoeMlpParams, Remat
+from jax_ep._src.moe.params import MoeMlpParams, Remat, check_weights_on_input
 from jax_ep._src.moe.shared_expert import SharedExpert, check_gate, shared_expert_output
 from jax_ep._src.moe.stats import Stats, no_stats
 from jax_ep._src.moe.users_experts import ExpertsFunction, check_experts_function, users_experts
@@ -52,6 +52,7 @@ def moe_mlp(
     accumulators: None = None,
     shared_expert: SharedExpert | None = None,
     shared_gate: jax.Array | None = None,
+    weights_on_input: bool = False,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
@@ -83,6 +84,7 @@ def moe_mlp(
     accumulators: Accumulators,
     shared_expert: SharedExpert | None = None,
     shared_gate: jax.Array | None = None,
+    weights_on_input: bool = False,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
@@ -113,6 +115,7 @@ def moe_mlp(
     accumulators: Accumulators | None = None,
     shared_expert: SharedExpert | None = None,
     shared_gate: jax.Array | None = None,
+    weights_on_input: bool = False,
     experts_fn: ExpertsFunction | None = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
@@ -163,9 +166,12 @@ def moe_mlp(
         none. Its output is added without a weight, unless there is a `shared_gate`.
       shared_gate: [H, 1] of any float dtype. The shared expert's output of a token is multiplied by
         ``sigmoid(x @ shared_gate)``, in float32 (Qwen2-MoE).
+      weights_on_input: multiplies the experts' input by the routing weights, not their output
+        (Llama-4). The products are rounded to x's dtype.
       experts_fn: computes the experts instead: ``experts_fn(rows, group_sizes, w_up, w_down)`` maps
         rows [M, H] to [M, any size]. w_up and w_down may then be any pytrees, `num_experts` has to
-        be given, and combine applies the routing weights. The tail of rows is zeros.
+        be given, and combine applies the routing weights, unless the rows have been multiplied by
+        them (`weights_on_input`). The tail of rows is zeros.
       local_only: for calls in which every rank of the axis has all tokens. Each rank computes its
         own experts on them, nothing is sent, and you sum the results:
         ``jax.lax.psum(y, axis_name)``. The first rank adds the shared expert.
@@ -226,6 +232,8 @@ def moe_mlp(
     if accumulators is not None and experts is not None:
         experts = with_accumulators(operation, experts, accumulators)
     check_gate(operation, shared_gate, shared_expert)
+    if weights_on_input:
+        check_weights_on_input(operation, quantization)
     checks.num_chunks(operation, num_chunks, x.shape[0])
     checks.remat(operation, remat)
     implementation = checks.implementation(operation, implementation)
@@ -252,6 +260,7 @@ def moe_mlp(
             quantization=quantization,
             row_dtype=None if quantization is None else jnp.dtype(x.dtype),
         ),
+        weights_on_input=weights_on_input,
     )
     if recv_capacity is None and capacity_factor is None:
         warn_of_dropless_rows(operation, params.transfer, x)

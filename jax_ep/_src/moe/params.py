@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.matmul.accumulation import Accumulation
 from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.quant.recipe import Recipe
 from jax_ep._src.transfer.params import TransferParams
 
 Remat = Literal["dispatch", "experts"] | None
@@ -19,9 +21,20 @@ class MoeMlpParams:
 
     transfer: TransferParams
     mlp: GroupedMlpParams
+    weights_on_input: bool = False
 
     def accumulating(self, accumulation: Accumulation) -> MoeMlpParams:
         """Returns the parameters of one call of a chain."""
         return dataclasses.replace(
             self, mlp=dataclasses.replace(self.mlp, accumulation=accumulation)
+        )
+
+
+def check_weights_on_input(operation: str, quantization: Recipe | None) -> None:
+    """Raises if rows are quantized before they can be multiplied by their weights."""
+    if quantization is not None and quantization.quantized_dispatch:
+        raise ArgumentError(
+            f"jax_ep.{operation}: weights_on_input is given with quantized_dispatch=True, which "
+            "quantizes rows before their weights multiply them; expected one of them. Leave "
+            "quantized_dispatch out of the recipe."
         )
