@@ -58,6 +58,7 @@ class MoE(Options, nn.Module):
         x: jax.Array,
         *,
         token_mask: jax.Array | None = None,
+        topk_ids: jax.Array | None = None,
         quantized_weights: QuantizedExperts | None = None,
     ) -> tuple[jax.Array, MoEStats]:
         """Routes the tokens, and sums each token's expert outputs, weighted by the router.
@@ -65,6 +66,7 @@ class MoE(Options, nn.Module):
         Args:
           x: [..., H], as in `jax_ep.nnx.MoE`.
           token_mask: bool[...] or integers, False for padding, which is not routed; or None.
+          topk_ids: int32[..., K] of an earlier call, to route by, or None, as in `jax_ep.nnx.MoE`.
           quantized_weights: what `quantize_weights` returned, or the weights of a checkpoint, or
             None, as in `jax_ep.nnx.MoE`.
 
@@ -84,7 +86,7 @@ class MoE(Options, nn.Module):
         if self.selection_bias:
             bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
             arrays["selection_bias"] = bias.value
-        given = LayerArrays(**arrays, quantized=quantized_weights)
+        given = LayerArrays(**arrays, topk_ids=topk_ids, quantized=quantized_weights)
         y, stats, _ = apply(config, _drawing(self._router()), given, x, token_mask)
         return y, stats
 

@@ -137,6 +137,7 @@ class MoE(nnx.Module):
         x: jax.Array,
         *,
         token_mask: jax.Array | None = None,
+        topk_ids: jax.Array | None = None,
         quantized_weights: QuantizedExperts | None = None,
     ) -> tuple[jax.Array, MoEStats]:
         """Routes the tokens, and sums each token's expert outputs, weighted by the router.
@@ -147,6 +148,9 @@ class MoE(nnx.Module):
             all tokens, pads them with masked ones, and shards them over both.
           token_mask: bool[...] or integers, False for tokens that are not routed (padding): their y
             is zero, and losses and loads leave them out.
+          topk_ids: int32[..., K], the experts that an earlier call selected for these tokens
+            (`MoEStats.topk_ids`), or None. The router weighs them, with gradients, and selects
+            none; one that has no name needs an argument ``topk_ids``.
           quantized_weights: what `quantize_weights` or, for a checkpoint,
             `jax_ep.quant.experts_from_checkpoint` returned, or None. FSDP and tensor axes shard
             them as they do the matrices, and blocks of 128 x 128 must be whole on each rank.
@@ -159,7 +163,7 @@ class MoE(nnx.Module):
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh
             where one is needed.
         """
-        given = self._arrays()._replace(quantized=quantized_weights)
+        given = self._arrays()._replace(topk_ids=topk_ids, quantized=quantized_weights)
         y, stats, _ = apply(self.config, _drawing(self.router), given, x, token_mask)
         return y, stats
 

@@ -256,13 +256,15 @@ def layer(
     axes=("data", "expert"),
     mask=None,
     quantized=None,
+    ids=None,
     **options,
 ):
     """Builds and calls nnx.MoE on a mesh of 2 * 4 ranks."""
 
     def build_and_call():
         moe = jax_ep.nnx.MoE(8, 4, num_experts, top_k, rngs=nnx.Rngs(0), **options)
-        return moe(jnp.ones(shape), token_mask=mask, quantized_weights=quantized)[0]
+        arrays = {"token_mask": mask, "topk_ids": ids, "quantized_weights": quantized}
+        return moe(jnp.ones(shape), **arrays)[0]
 
     mesh = AbstractMesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
     with jax.sharding.use_abstract_mesh(mesh):

@@ -49,6 +49,7 @@ ON_CPU_ONLY = {
     "operations/quant_formats_test.py": "properties of formats, and one without kernels; quant_test.py has the others",
     "operations/routing_test.py": "routers are plain JAX",
     "operations/routing_exact_test.py": "routers are plain JAX",
+    "operations/replay_test.py": "routers are plain JAX",
     "operations/row_weights_test.py": "messages",
     "transformations/settings_test.py": "settings of JAX for the pure-JAX implementation",
     "transformations/vmap_sharded_test.py": "meshes of two axes, on 8 devices",

@@ -226,6 +226,7 @@ PRODUCERS = {
         lambda: moe_mlp(shared_expert=X),
         lambda: moe_mlp(shared_gate=jnp.ones((8, 1))),
         lambda: layer(shared_gate=True),
+        lambda: layer(router=lambda logits, top_k: None, ids=jnp.zeros((8, 4, 2), jnp.int32)),
         lambda: layer(
             weights_on_input=True, quantization=quant.Recipe(ROW, quantized_dispatch=True)
         ),

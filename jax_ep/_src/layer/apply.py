@@ -35,6 +35,7 @@ from jax_ep._src.layer.functions import (
 )
 from jax_ep._src.layer.local import (
     LayerArrays,
+    MoEStats,
     Outputs,
     RouterArrays,
     local_layer,
@@ -48,6 +49,7 @@ from jax_ep._src.layer.router import LAYER, Router, SplitRouter
 from jax_ep._src.layer.tokens import (
     flatten,
     pad,
+    pad_ids,
     token_spec,
     warn_of_repeated_work,
 )
@@ -79,7 +81,9 @@ def apply(
     token_mask: jax.Array | None,
 ) -> Outputs:
     """Runs the layer. `router` is None for one that has a name, and `arrays` have none of it."""
-    check_input(config, x, token_mask)
+    check_input(config, x, token_mask, arrays.topk_ids)
+    if arrays.topk_ids is not None:
+        layer_router.check_replay(router)
     # A stack of layers, say: one of them is called by stack(), or in a scan.
     router_shape = config.hidden_size, config.num_experts
     checks.shape(LAYER, "router_kernel", arrays.router_kernel, router_shape)
@@ -116,8 +120,8 @@ def _trace_router(
     found: list[tuple[Traced, list[Any]]] = []
 
     def probe(axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: Any) -> None:
-        def call(logits: jax.Array, bias: Any, own: list[Any], indices: jax.Array) -> Any:
-            return layer_router.call_split(split, own, logits, config.top_k, bias, indices)
+        def call(logits: jax.Array, bias: Any, own: list[Any], indices: jax.Array, ids: Any) -> Any:
+            return layer_router.call_split(split, own, logits, config.top_k, bias, indices, ids)
 
         *_, logits = tokens_and_logits(config, arrays, x, token_mask)
         found.append(trace(call, *router_arguments(axes, arrays, x, logits)))
@@ -167,7 +171,8 @@ class _Probe:
 
     def __call__(self, axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: Any) -> Any:
         self.function(axes, arrays, x, token_mask)
-        return x, None, None
+        nothing: Any = None
+        return x, MoEStats(nothing, nothing, nothing, nothing), None
 
 
 def _probe(
@@ -202,10 +207,19 @@ def _run(
             to_spec(P(), x), None if token_mask is None else to_spec(P(), token_mask)
         )
         x, token_mask = pad(x, token_mask, math.prod(mesh.shape[axis] for axis in outer.tokens))
+        if (ids := arrays.topk_ids) is not None:
+            ids = to_spec(P(), ids).reshape(-1, ids.shape[-1])
+            arrays = arrays._replace(topk_ids=pad_ids(ids, x.shape[0]))
     param_specs = specs_of(config, outer, is_stack=arrays.layer is not None)
     by_rank = P(spec_entry(outer.all))
     specs = LayerArrays(
-        **param_specs, selection_bias=P(), router=P(), functions=P(), layer=P(), sums=by_rank
+        **param_specs,
+        selection_bias=P(),
+        router=P(),
+        functions=P(),
+        layer=P(),
+        sums=by_rank,
+        topk_ids=tokens,
     )
     compute: Callable[..., Outputs] = functools.partial(layer, axes)
     if (quantized := arrays.quantized) is not None:
@@ -218,11 +232,13 @@ def _run(
         arrays = arrays._replace(quantized=quantized)
         specs = specs._replace(quantized=quantized_experts.specs(outer, quantized))
     in_specs = (specs, tokens, tokens)
+    of_stats: Any = {field.name: P() for field in dataclasses.fields(MoEStats)}
+    of_stats = MoEStats(**of_stats | {"topk_ids": tokens})
     sharded_layer = jax.shard_map(
         compute,
         mesh=mesh,
         in_specs=in_specs,
-        out_specs=(tokens, P(), by_rank),
+        out_specs=(tokens, of_stats, by_rank),
         axis_names=axis_names,
         # JAX tracks no axis over which vmap splits its elements through all of its own rules.
         check_vma=not compat.vmapped_axes() - compat.vmapped_explicit_axes(),
@@ -234,9 +250,19 @@ def _run(
         is_leaf=lambda node: isinstance(node, P),
     )
     y, stats, sums = sharded_layer(*operands)
-    if is_padded:
-        y = to_spec(P(), y)[: math.prod(given.shape[:-1])].reshape(*given.shape[:-1], y.shape[-1])
-    return to_spec(jax.typeof(given).sharding.spec, y), stats, sums
+
+    def as_given(rows: jax.Array, spec: P) -> jax.Array:
+        """Gives rows of tokens, or of tokens and padding, the shape of x and a sharding."""
+        if is_padded:
+            count = math.prod(given.shape[:-1])
+            rows = to_spec(P(), rows)[:count].reshape(*given.shape[:-1], rows.shape[-1])
+        return to_spec(spec, rows)
+
+    spec = jax.typeof(given).sharding.spec
+    if stats.topk_ids is not None:
+        ids = as_given(stats.topk_ids, P(*spec[: given.ndim - 1]))
+        stats = dataclasses.replace(stats, topk_ids=ids)
+    return as_given(y, spec), stats, sums
 
 
 def _joined(layer: Any, arrays: LayerArrays, *tokens: Any) -> Outputs:

@@ -221,8 +221,8 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
             )
 
 
-def check_input(config: Config, x: Any, token_mask: Any) -> None:
-    """Raises unless x has tokens of the layer's hidden size, and the mask fits."""
+def check_input(config: Config, x: Any, token_mask: Any, topk_ids: Any) -> None:
+    """Raises unless x has tokens of the layer's hidden size, and mask and ids fit."""
     checks.array(LAYER, "x", x)
     checks.known_sizes(LAYER, "x", x, x.shape)
     if x.ndim < 2 or x.shape[-1] != config.hidden_size:
@@ -230,6 +230,9 @@ def check_input(config: Config, x: Any, token_mask: Any) -> None:
             f"jax_ep.{LAYER}: x has shape {x.shape}; expected [..., {config.hidden_size}] with at "
             "least one dimension of tokens before the last."
         )
+    if topk_ids is not None:
+        checks.shape(LAYER, "topk_ids", topk_ids, (*x.shape[:-1], config.top_k))
+        checks.ids_dtype(LAYER, topk_ids)
     if token_mask is not None:
         checks.shape(LAYER, "token_mask", token_mask, x.shape[:-1])
         if not (token_mask.dtype == jnp.bool_ or jnp.issubdtype(token_mask.dtype, jnp.integer)):

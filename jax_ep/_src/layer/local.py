@@ -18,6 +18,7 @@ from jax_ep._src.layer.router import NAMED_ROUTERS
 from jax_ep._src.layer.tokens import (
     flatten,
     pad,
+    pad_ids,
     some_token,
     token_indices,
 )
@@ -38,12 +39,15 @@ class MoEStats:
       expert_load: i32[E], the assignments to each expert, including dropped ones.
       num_dropped: i32[], the assignments that exceeded the capacity; 0 without a capacity if each
         token's experts are distinct.
+      topk_ids: i32[..., K] for x of shape [..., H], with `record_ids`: the experts of each token,
+        best first, dropped ones included; -1 for masked tokens. None otherwise.
     """
 
     aux_loss: jax.Array
     z_loss: jax.Array
     expert_load: jax.Array
     num_dropped: jax.Array
+    topk_ids: jax.Array | None = None
 
 
 class RouterArrays(NamedTuple):
@@ -74,6 +78,7 @@ class LayerArrays(NamedTuple):
     quantized: QuantizedExperts | None = None  # w_up and w_down, quantized
     layer: Any = None  # int32[]
     sums: Any = None  # `Accumulators` of one rank after another
+    topk_ids: Any = None  # int32[..., K], to route by
 
 
 Outputs = tuple[jax.Array, MoEStats, Accumulators | None]
@@ -90,13 +95,15 @@ def local_layer(
     """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
     if not x.size:  # on all ranks alike
         zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
-        stats = MoEStats(aux_loss=zero, z_loss=zero, expert_load=load, num_dropped=load[0])
+        ids = jnp.zeros((*x.shape[:-1], config.top_k), jnp.int32) if config.record_ids else None
+        stats = MoEStats(zero, zero, load, load[0], ids)
         return x.astype(config.dtype or x.dtype), stats, arrays.sums
     tokens, mask, logits = tokens_and_logits(config, arrays, x, token_mask)
     if router is None:
         assert config.router is not None
         route = NAMED_ROUTERS[config.router]
-        routed = route(logits, config.top_k, bias=arrays.selection_bias)
+        given = given_ids(arrays, logits)
+        routed = route(logits, config.top_k, bias=arrays.selection_bias, topk_ids=given)
     else:
         arguments = router_arguments(axes, arrays, x, logits)
         routed = router(arrays.router.closed_over, *arguments)
@@ -113,16 +120,30 @@ def local_layer(
         z_loss=losses.z_loss(logits, token_mask=mask, token_axes=axes.tokens),
         expert_load=losses.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
         num_dropped=num_dropped,
+        topk_ids=_of_tokens(x, routed.topk_ids) if config.record_ids else None,
     )
-    y = y[: math.prod(x.shape[:-1])].reshape(*x.shape[:-1], y.shape[-1])
-    return y, stats, sums
+    return _of_tokens(x, y), stats, sums
+
+
+def _of_tokens(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns the rows of x's tokens [..., H], without those of padding, in its shape."""
+    return rows[: math.prod(x.shape[:-1])].reshape(*x.shape[:-1], rows.shape[-1])
+
+
+def given_ids(arrays: LayerArrays, logits: jax.Array) -> jax.Array | None:
+    """Returns the ids [T, K] to route by, -1 for padding, or None."""
+    if arrays.topk_ids is None:
+        return None
+    ids = arrays.topk_ids.reshape(-1, arrays.topk_ids.shape[-1])
+    return pad_ids(ids, logits.shape[0])
 
 
 def router_arguments(
     axes: Axes, arrays: LayerArrays, x: jax.Array, logits: jax.Array
 ) -> tuple[Any, ...]:
     indices = token_indices(axes, x, logits.shape[0])
-    return logits, arrays.selection_bias, arrays.router.own, indices
+    ids = given_ids(arrays, logits)
+    return logits, arrays.selection_bias, arrays.router.own, indices, ids
 
 
 def tokens_and_logits(

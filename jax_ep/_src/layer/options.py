@@ -66,6 +66,8 @@ class Options:
         multiplied by ``sigmoid(x @ shared_gate)``.
       weights_on_input: multiplies the experts' input by the routing weights instead of their output
         (Llama-4), as in `moe_mlp`.
+      record_ids: adds the selected experts to the statistics, as `MoEStats.topk_ids`. A later call
+        that gets them as ``topk_ids=`` routes by them.
       experts_fn: computes the experts, as in `moe_mlp`.
       local_only: does not shard tokens over the expert axis. Each rank computes its own experts on
         all tokens, and the layer sums over the axis, which suits few tokens.
@@ -106,6 +108,7 @@ class Options:
     shared_intermediate_size: int | None = None
     shared_gate: bool = False
     weights_on_input: bool = False
+    record_ids: bool = False
     experts_fn: ExpertsFunction | None = None
     local_only: bool = False
     capacity_factor: float | None = None

@@ -29,7 +29,7 @@ class SplitRouter:
     """A router as its arrays, which a `shard_map` must take as arguments, and the rest."""
 
     def __init__(self, router: Router):
-        self.takes_indices = takes_indices(router)
+        self.takes_indices = takes(router, "token_indices")
         if isinstance(router, functools.partial):  # a leaf otherwise
             router = jax.tree_util.Partial(router.func, *router.args, **router.keywords)
         leaves, self._structure = jax.tree.flatten(router)
@@ -50,6 +50,7 @@ def call_split(
     top_k: int,
     selection_bias: jax.Array | None,
     token_indices: jax.Array,
+    topk_ids: jax.Array | None,
 ) -> Routing:
     """Calls a router on the tokens of a rank, with keys that are the rank's own.
 
@@ -62,15 +63,26 @@ def call_split(
     else:
         first = token_indices[0] if token_indices.size else 0
         router = split.merge([_fold_in(a, first) if _is_key(a) else a for a in arrays])
-    return call(router, logits, top_k, selection_bias)
+    return call(router, logits, top_k, selection_bias, topk_ids)
 
 
-def takes_indices(router: Router) -> bool:
-    """Whether a router has an argument `token_indices`."""
+def takes(router: Router, argument: str) -> bool:
+    """Whether a router has an argument of this name."""
     try:
-        return "token_indices" in inspect.signature(getattr(router, "router", router)).parameters
+        return argument in inspect.signature(getattr(router, "router", router)).parameters
     except (TypeError, ValueError):
         return False
+
+
+def check_replay(router: Router | None) -> None:
+    """Raises unless the router can weigh experts that it did not select."""
+    if router is not None and not takes(router, "topk_ids"):
+        name = getattr(router, "__name__", type(getattr(router, "router", router)).__name__)
+        raise ArgumentError(
+            f"jax_ep.{LAYER}: topk_ids is given to a layer whose router {name} has no argument "
+            "topk_ids; expected one, as softmax_topk and sigmoid_topk have, for experts that it "
+            "weighs instead of selecting. Add it, and pass it on to them."
+        )
 
 
 def _is_key(array: Any) -> bool:
@@ -88,14 +100,19 @@ def _fold_in(keys: jax.Array, data: Any) -> jax.Array:
 
 
 def call(
-    router: Router, logits: jax.Array, top_k: int, selection_bias: jax.Array | None
+    router: Router,
+    logits: jax.Array,
+    top_k: int,
+    selection_bias: jax.Array | None,
+    topk_ids: jax.Array | None,
 ) -> Routing:
     """Calls the router, and checks that it returned a routing of these tokens without side effects.
 
     A router that changes its own state would do so inside `shard_map`, where the change is lost.
     """
     before = jax.tree.leaves(router)
-    options = {} if selection_bias is None else {"bias": selection_bias}
+    options = {"bias": selection_bias, "topk_ids": topk_ids}
+    options = {name: array for name, array in options.items() if array is not None}
     routed = router(logits, top_k, **options)
     check_unchanged(router, before, jax.tree.leaves(router))
     if not isinstance(routed, Routing):

@@ -44,6 +44,7 @@ class Stack:
         sums: None = None,
         *,
         token_mask: jax.Array | None = None,
+        topk_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, MoEStats]: ...
 
     @overload
@@ -54,6 +55,7 @@ class Stack:
         sums: Accumulators,
         *,
         token_mask: jax.Array | None = None,
+        topk_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, MoEStats, Accumulators]: ...
 
     def __call__(
@@ -63,6 +65,7 @@ class Stack:
         sums: Accumulators | None = None,
         *,
         token_mask: jax.Array | None = None,
+        topk_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, MoEStats] | tuple[jax.Array, MoEStats, Accumulators]:
         """Does what `MoE` does, with the parameters of one layer.
 
@@ -72,6 +75,7 @@ class Stack:
           sums: what `MoE.stack` or the call before returned, as the carry of the scan. The
             gradients of w_up and w_down are added to them in place.
           token_mask: bool[...] or integers, False for padding, or None.
+          topk_ids: int32[..., K] of an earlier call of this layer, to route by, or None.
 
         Returns:
           y and `MoEStats`; with sums also those for the next call, as a third result.
@@ -88,7 +92,7 @@ class Stack:
         arrays = self._arrays
         others = (name for name in LayerArrays._fields if name not in OF_EXPERTS)
         arrays = arrays._replace(**{n: jax.tree.map(select, getattr(arrays, n)) for n in others})
-        arrays = arrays._replace(layer=index, sums=sums)
+        arrays = arrays._replace(layer=index, sums=sums, topk_ids=topk_ids)
         router = jax.tree.map(select, self._router)
         y, stats, sums = apply(self._config, router, arrays, x, token_mask)
         return (y, stats) if sums is None else (y, stats, sums)

@@ -92,3 +92,9 @@ def pad(
     if token_mask is None:
         token_mask = jnp.ones(num_tokens, jnp.bool_)
     return jnp.pad(tokens, ((0, missing), (0, 0))), jnp.pad(token_mask, (0, missing))
+
+
+def pad_ids(topk_ids: jax.Array, num_tokens: int) -> jax.Array:
+    """Adds ids of -1 to [N, K], for tokens that `pad` has added."""
+    missing = num_tokens - topk_ids.shape[0]
+    return jnp.pad(topk_ids, ((0, missing), (0, 0)), constant_values=-1)

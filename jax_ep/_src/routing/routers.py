@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_ep._src.core import checks
 from jax_ep._src.routing.selection import GroupScore, num_experts_of, select
@@ -37,6 +38,7 @@ def softmax_topk(
     top_groups: int = 1,
     group_score: GroupScore = "top2",
     token_mask: jax.Array | None = None,
+    topk_ids: jax.Array | None = None,
 ) -> Routing:
     """Softmax over all experts, then the K best (Shazeer et al. 2017, arXiv:1701.06538; Mixtral).
 
@@ -51,23 +53,28 @@ def softmax_topk(
       top_groups: as in `select`.
       group_score: as in `select`.
       token_mask: bool[...], False for tokens that are not routed (padding).
+      topk_ids: int32[..., K] or None: the experts that an earlier call selected. They are weighted
+        by these logits, with gradients, instead of selecting others. An id of -1 has no weight.
 
     Raises:
-      ArgumentError: as for `select`.
+      ArgumentError: as for `select`, or `topk_ids` of other tokens.
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.softmax(logits)
-    ids = select(
-        scores,
-        top_k,
-        bias=bias,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        group_score=group_score,
-    )
-    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    if topk_ids is None:
+        ids = select(
+            scores,
+            top_k,
+            bias=bias,
+            num_groups=num_groups,
+            top_groups=top_groups,
+            group_score=group_score,
+        )
+    else:
+        ids = _given(topk_ids, (*logits.shape[:-1], top_k))
+    weights = _at(scores, ids, 0, topk_ids)
     if renormalize:
-        selected = _normalized(jnp.take_along_axis(logits, ids, axis=-1))
+        selected = _normalized(_at(logits, ids, -jnp.inf, topk_ids))
         # A NaN shows in all weights of its token, selected or not.
         weights = jnp.where(jnp.isnan(weights), weights, selected)
     return masked(Routing(ids, weights * scale, scores), mask)
@@ -84,6 +91,7 @@ def sigmoid_topk(
     top_groups: int = 1,
     group_score: GroupScore = "top2",
     token_mask: jax.Array | None = None,
+    topk_ids: jax.Array | None = None,
 ) -> Routing:
     """A sigmoid per expert, then the K best (DeepSeek-V3, arXiv:2412.19437).
 
@@ -101,25 +109,30 @@ def sigmoid_topk(
       top_groups: as in `select`.
       group_score: as in `select`.
       token_mask: bool[...], False for tokens that are not routed (padding).
+      topk_ids: int32[..., K] or None: the experts that an earlier call selected. They are weighted
+        by these logits, with gradients, instead of selecting others. An id of -1 has no weight.
 
     Raises:
-      ArgumentError: as for `select`.
+      ArgumentError: as for `select`, or `topk_ids` of other tokens.
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.sigmoid(logits)
-    ids = select(
-        scores,
-        top_k,
-        bias=bias,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        group_score=group_score,
-    )
+    if topk_ids is None:
+        ids = select(
+            scores,
+            top_k,
+            bias=bias,
+            num_groups=num_groups,
+            top_groups=top_groups,
+            group_score=group_score,
+        )
+    else:
+        ids = _given(topk_ids, (*logits.shape[:-1], top_k))
     log_scores = jax.nn.log_sigmoid(logits)
     if renormalize:
-        weights = _normalized(jnp.take_along_axis(log_scores, ids, axis=-1))
+        weights = _normalized(_at(log_scores, ids, -jnp.inf, topk_ids))
     else:
-        weights = jnp.take_along_axis(scores, ids, axis=-1)
+        weights = _at(scores, ids, 0, topk_ids)
     return masked(Routing(ids, weights * scale, _normalized(log_scores)), mask)
 
 
@@ -142,6 +155,21 @@ def masked(routing: Routing, mask: jax.Array) -> Routing:
         jnp.where(mask, routing.topk_weights, 0),
         jnp.where(mask, routing.probabilities, 0),
     )
+
+
+def _given(topk_ids: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    checks.shape("routing", "topk_ids", topk_ids, shape)
+    checks.ids_dtype("routing", topk_ids)
+    return lax.stop_gradient(topk_ids)
+
+
+def _at(values: jax.Array, ids: jax.Array, elsewhere: float, given: jax.Array | None) -> jax.Array:
+    """Values [..., E] of the experts; `elsewhere` for given ids that are no experts."""
+    if given is None:
+        return jnp.take_along_axis(values, ids, axis=-1)
+    is_expert = (ids >= 0) & (ids < values.shape[-1])
+    found = jnp.take_along_axis(values, jnp.where(is_expert, ids, 0), axis=-1)
+    return jnp.where(is_expert, found, elsewhere)
 
 
 def _normalized(log_scores: jax.Array) -> jax.Array:

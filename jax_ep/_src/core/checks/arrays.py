@@ -85,6 +85,11 @@ def topk_ids(operation: str, topk_ids: jax.Array, num_tokens: int) -> None:
             f"jax_ep.{operation}: topk_ids has shape {topk_ids.shape}; expected at least one "
             "expert per token. Mark tokens that have none by an id of -1."
         )
+    ids_dtype(operation, topk_ids)
+
+
+def ids_dtype(operation: str, topk_ids: jax.Array) -> None:
+    """Raises unless the ids are int32."""
     if topk_ids.dtype != jnp.int32:
         raise DtypeError(
             f"jax_ep.{operation}: topk_ids has dtype {topk_ids.dtype}; expected int32. "
