@@ -84,7 +84,8 @@ class MoE(Options, nn.Module):
         params = parameters(config, axes, num_padded_experts(config, mesh))
         arrays = {name: self._param(name, param, mesh) for name, param in params.items()}
         if self.selection_bias:
-            bias = self.variable("selection_bias", "selection_bias", jnp.zeros, self.num_experts)
+            name = "selection_bias"
+            bias = self.variable(name, name, jnp.zeros, config.num_logits)
             arrays["selection_bias"] = bias.value
         given = LayerArrays(**arrays, topk_ids=topk_ids, quantized=quantized_weights)
         y, stats, _ = apply(config, _drawing(self._router()), given, x, token_mask)

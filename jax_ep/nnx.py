@@ -66,6 +66,10 @@ class MoE(nnx.Module):
     next multiple of the axis size as their number of rows. The rows past E are zeros, and so are
     their gradients, because no token is routed to them. Everything else keeps the size E.
 
+    Sizes below are those of a layer without `latent_size`, which takes the place of hidden_size in
+    w_up, w_down and b_down, and without identity experts, which the router, logits_bias and
+    selection_bias have beside num_experts.
+
     Attributes:
       router_kernel: param [hidden_size, num_experts].
       w_up: param [num_experts, hidden_size, 2, intermediate_size] (gate, up) for a gated
@@ -75,6 +79,8 @@ class MoE(nnx.Module):
       b_up: param [num_experts, 2, intermediate_size] (gate, up), [num_experts, intermediate_size]
         for a plain activation, or None.
       b_down: param [num_experts, hidden_size], or None.
+      latent_in: param [hidden_size, latent_size], or None.
+      latent_out: param [latent_size, hidden_size], or None.
       shared_w_up: param [hidden_size, 2, shared_intermediate_size], without the 2 for a plain
         activation, or None.
       shared_w_down: param [shared_intermediate_size, hidden_size], or None.
@@ -124,11 +130,12 @@ class MoE(nnx.Module):
         self.w_up: Any = made.get("w_up")
         self.w_down: Any = made.get("w_down")
         self.b_up, self.b_down, self.logits_bias = map(made.get, ("b_up", "b_down", "logits_bias"))
+        self.latent_in, self.latent_out = map(made.get, ("latent_in", "latent_out"))
         self.shared_w_up, self.shared_w_down, self.shared_gate = map(
             made.get, ("shared_w_up", "shared_w_down", "shared_gate")
         )
         self.selection_bias = (
-            SelectionBias(jnp.zeros(config.num_experts)) if config.selection_bias else None
+            SelectionBias(jnp.zeros(config.num_logits)) if config.selection_bias else None
         )
         self.router = None if isinstance(router, str) else _attribute(router)
 
@@ -236,6 +243,8 @@ PARAMETERS = (
     "w_down",
     "b_up",
     "b_down",
+    "latent_in",
+    "latent_out",
     "shared_w_up",
     "shared_w_down",
     "shared_gate",

@@ -85,7 +85,7 @@ def apply(
     if arrays.topk_ids is not None:
         layer_router.check_replay(router)
     # A stack of layers, say: one of them is called by stack(), or in a scan.
-    router_shape = config.hidden_size, config.num_experts
+    router_shape = config.hidden_size, config.num_logits
     checks.shape(LAYER, "router_kernel", arrays.router_kernel, router_shape)
     check_given(LAYER, arrays.w_up, arrays.quantized)
     mesh = find_mesh(config, [*jax.tree.leaves(arrays), x])

@@ -74,10 +74,13 @@ class Config(Options):
                 f"jax_ep.{LAYER}: shared_gate is given without shared_intermediate_size; expected "
                 "both or no gate. Give the size of the shared expert whose output it multiplies."
             )
-        if self.top_k > self.num_experts:
+        checks.integer(LAYER, "num_identity_experts", self.num_identity_experts, least=0)
+        if self.latent_size is not None:
+            checks.integer(LAYER, "latent_size", self.latent_size)
+        if self.top_k > self.num_logits:
             raise ArgumentError(
-                f"jax_ep.{LAYER}: top_k={self.top_k} with num_experts={self.num_experts}; expected "
-                "at most one assignment per expert. Give a smaller top_k, or more experts."
+                f"jax_ep.{LAYER}: top_k={self.top_k} with {self.num_logits} experts; expected at "
+                "most one assignment per expert. Give a smaller top_k, or more experts."
             )
         advice = "For eight-bit matmuls give quantization=jax_ep.quant.Recipe()."
         checks.float_dtype(LAYER, "param_dtype", self.param_dtype, advice)
@@ -165,6 +168,16 @@ class Config(Options):
         return dataclasses.replace(axes, batch=tuple(batch))
 
     @property
+    def num_logits(self) -> int:
+        """The experts that the router chooses from."""
+        return self.num_experts + self.num_identity_experts
+
+    @property
+    def row_size(self) -> int:
+        """The size of what experts get and return."""
+        return self.hidden_size if self.latent_size is None else self.latent_size
+
+    @property
     def is_gated(self) -> bool:
         """Whether w_up has a gate. A function says so by two arguments."""
         return check_activation(LAYER, self.activation) or False
@@ -210,6 +223,7 @@ def check_mesh(config: Config, mesh: Mesh | AbstractMesh) -> None:
     shape = dict(mesh.shape)
     for name, size, over in (
         ("hidden_size", config.hidden_size, axes.fsdp),
+        ("latent_size", config.latent_size or 0, axes.fsdp),
         ("intermediate_size", config.intermediate_size, axes.tensor),
         ("shared_intermediate_size", config.shared_intermediate_size or 0, axes.tensor),
     ):

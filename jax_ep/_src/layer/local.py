@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_ep._src.core import checks
 from jax_ep._src.core.traced import Traced
 from jax_ep._src.layer import sharded_weights as quantized_experts
 from jax_ep._src.layer.config import Axes, Config
+from jax_ep._src.layer.identity import identity_output, sent_ids
 from jax_ep._src.layer.padded_experts import local_padded
-from jax_ep._src.layer.router import NAMED_ROUTERS
+from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS
 from jax_ep._src.layer.tokens import (
     flatten,
     pad,
@@ -24,6 +28,7 @@ from jax_ep._src.layer.tokens import (
 )
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.moe.moe_mlp import moe_mlp
+from jax_ep._src.moe.shared_expert import shared_expert_output
 from jax_ep._src.quant.recipe import QuantizedExperts
 from jax_ep._src.routing import losses, routers
 
@@ -63,11 +68,13 @@ class LayerArrays(NamedTuple):
     With `layer`, the experts' are stacks of layers, of which this one is used.
     """
 
-    router_kernel: Any  # [H, E]
-    w_up: Any = None  # [E, H, 2, F] or [E, H, F]
+    router_kernel: Any  # [H, E]; all sizes E of routing count identity experts
+    w_up: Any = None  # [E, H, 2, F] or [E, H, F]; with a latent size D, H of the experts is D
     w_down: Any = None  # [E, F, H]
     b_up: Any = None  # [E, 2, F] or [E, F]
     b_down: Any = None  # [E, H]
+    latent_in: Any = None  # [H, D]
+    latent_out: Any = None  # [D, H]
     shared_w_up: Any = None  # [H, 2, shared F] or [H, shared F]
     shared_w_down: Any = None  # [shared F, H]
     shared_gate: Any = None  # [H, 1]
@@ -94,7 +101,7 @@ def local_layer(
 ) -> Outputs:
     """The layer on one rank: x is this rank's tokens, the weights this rank's shards."""
     if not x.size:  # on all ranks alike
-        zero, load = jnp.zeros(()), jnp.zeros(config.num_experts, jnp.int32)
+        zero, load = jnp.zeros(()), jnp.zeros(config.num_logits, jnp.int32)
         ids = jnp.zeros((*x.shape[:-1], config.top_k), jnp.int32) if config.record_ids else None
         stats = MoEStats(zero, zero, load, load[0], ids)
         return x.astype(config.dtype or x.dtype), stats, arrays.sums
@@ -118,7 +125,7 @@ def local_layer(
             routed.probabilities, routed.topk_ids, token_axes=axes.tokens
         ),
         z_loss=losses.z_loss(logits, token_mask=mask, token_axes=axes.tokens),
-        expert_load=losses.load(routed.topk_ids, config.num_experts, token_axes=axes.tokens),
+        expert_load=losses.load(routed.topk_ids, config.num_logits, token_axes=axes.tokens),
         num_dropped=num_dropped,
         topk_ids=_of_tokens(x, routed.topk_ids) if config.record_ids else None,
     )
@@ -176,7 +183,7 @@ def _experts(
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array, Accumulators | None]:
     """The experts' summed outputs [T, H], the assignments dropped on all ranks, and the sums."""
-    ids, exchange = routed.topk_ids, axes.expert
+    ids, exchange = sent_ids(config, routed.topk_ids), axes.expert
     num_padded_experts = local_padded(
         arrays.w_down, arrays.quantized, is_stack=arrays.layer is not None
     )
@@ -208,10 +215,24 @@ def _experts(
     shared_expert = None
     if arrays.shared_w_up is not None:
         shared_expert = whole(arrays.shared_w_up, 0), whole(arrays.shared_w_down, 1)
+    rows = tokens = tokens.astype(dtype)
+    shared: Callable[[], jax.Array] | None = None
+    if config.latent_size is not None:
+        rows = jnp.dot(tokens, whole(arrays.latent_in, 0).astype(dtype))
+        if shared_expert is not None:  # of the tokens, which moe_mlp does not get
+            shared = functools.partial(
+                shared_expert_output,
+                tokens,
+                shared_expert,
+                arrays.shared_gate,
+                config.activation,
+                remat=config.remat,
+                implementation=config.implementation,
+            )
     if axes.tensor and b_down is not None:  # the sum over the axis has it once
         b_down = jnp.where(lax.axis_index(axes.tensor) == 0, b_down, 0)
     y, stats, *sums = moe_mlp(
-        tokens.astype(dtype),
+        rows,
         ids,
         routed.topk_weights,
         whole(arrays.w_up, 1),
@@ -223,8 +244,8 @@ def _experts(
         b_down=b_down,
         layer=arrays.layer,
         accumulators=arrays.sums,
-        shared_expert=shared_expert,
-        shared_gate=arrays.shared_gate,
+        shared_expert=None if shared else shared_expert,
+        shared_gate=None if shared else arrays.shared_gate,
         weights_on_input=config.weights_on_input,
         experts_fn=config.experts_fn,
         local_only=config.local_only,
@@ -245,4 +266,12 @@ def _experts(
     if axes.tensor:
         y = lax.psum(y, axes.tensor)
         num_dropped = lax.pmax(num_dropped, axes.tensor)  # equal on all of them
+    if config.latent_size is not None:
+        checks.shape(LAYER, "the experts' output", y, rows.shape)
+        y = jnp.dot(y, whole(arrays.latent_out, 1).astype(dtype))
+    if shared is not None:
+        y = y + (lax.psum(shared(), axes.tensor) if axes.tensor else shared())
+    if config.num_identity_experts:
+        checks.shape(LAYER, "the experts' output", y, tokens.shape)
+        y = y + identity_output(config, tokens, routed)
     return y, num_dropped, sums[0] if sums else None

@@ -39,6 +39,12 @@ class Options:
       num_experts: E. If E does not divide over the expert axis, the experts' parameters are padded;
         see `MoE`.
       top_k: K, the experts per token.
+      num_identity_experts: Z, experts that return their input and are never sent tokens. They make
+        the router wider than E: their ids are those from E on, and its biases, probabilities and
+        loads are of E + Z experts.
+      latent_size: the size of the experts' input and output, if it is not H. The layer projects
+        tokens to it before they are sent, and the experts' sums back to H. Router, shared and
+        identity experts keep H.
       mesh: the mesh to run on; None takes it from the context or the shardings, see `MoE`.
       expert_axis: the mesh axis, or axes, over which the experts are sharded. None keeps all
         experts on every rank.
@@ -95,6 +101,8 @@ class Options:
     num_experts: int
     top_k: int
     _: dataclasses.KW_ONLY
+    num_identity_experts: int = 0
+    latent_size: int | None = None
     mesh: Mesh | AbstractMesh | None = None
     expert_axis: AxisName | None = "expert"
     batch_axes: tuple[str, ...] | None = None

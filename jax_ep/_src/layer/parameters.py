@@ -40,6 +40,7 @@ def parameters(
     hidden, size, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
     count = num_padded_experts or num_experts
     expert, fsdp, tensor = map(spec_entry, (axes.expert, axes.fsdp, axes.tensor))
+    rows = config.row_size  # the experts' own hidden size
     two, both = ((2,), (None,)) if config.is_gated else ((), ())
 
     kernel_init: Callable[..., jax.Array] = config.kernel_init
@@ -49,15 +50,18 @@ def parameters(
         bias_init = padded(bias_init, num_experts)
 
     found = {
-        "router_kernel": Parameter((hidden, num_experts), P(None, None), config.kernel_init),
-        "w_up": Parameter((count, hidden, *two, size), P(expert, fsdp, *both, tensor), matrix(1)),
-        "w_down": Parameter((count, size, hidden), P(expert, tensor, fsdp), matrix(1)),
+        "router_kernel": Parameter((hidden, config.num_logits), P(None, None), config.kernel_init),
+        "w_up": Parameter((count, rows, *two, size), P(expert, fsdp, *both, tensor), matrix(1)),
+        "w_down": Parameter((count, size, rows), P(expert, tensor, fsdp), matrix(1)),
     }
     if config.quantized_only:
         del found["w_up"], found["w_down"]
     if config.use_bias:
         found["b_up"] = Parameter((count, *two, size), P(expert, *both, tensor), bias_init)
-        found["b_down"] = Parameter((count, hidden), P(expert, None), bias_init)
+        found["b_down"] = Parameter((count, rows), P(expert, None), bias_init)
+    if config.latent_size is not None:
+        found["latent_in"] = Parameter((hidden, rows), P(fsdp, None), config.kernel_init)
+        found["latent_out"] = Parameter((rows, hidden), P(None, fsdp), config.kernel_init)
     if config.shared_intermediate_size is not None:
         shared = config.shared_intermediate_size
         found["shared_w_up"] = Parameter((hidden, *two, shared), P(fsdp, *both, tensor), matrix(0))
@@ -65,7 +69,7 @@ def parameters(
     if config.shared_gate:
         found["shared_gate"] = Parameter((hidden, 1), P(None, None), config.kernel_init)
     if config.logits_bias:
-        found["logits_bias"] = Parameter((num_experts,), P(), config.bias_init)
+        found["logits_bias"] = Parameter((config.num_logits,), P(), config.bias_init)
     return found
 
 

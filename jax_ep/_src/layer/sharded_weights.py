@@ -108,7 +108,7 @@ def check_quantized(
     """Raises unless these are the layer's matrices, with whole blocks on each rank."""
     if config.quantization is None:
         return check_no_quantized_weights(LAYER, "quantized_weights", quantized)
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner = config.row_size, config.intermediate_size
     columns = 2 * inner if config.is_gated else inner
     padded = num_padded_experts(config, mesh) if w_down is None else w_down.shape[0]
     shapes = (padded, hidden, columns), (padded, inner, hidden)
@@ -133,7 +133,11 @@ def _check_whole_blocks(config: Config, mesh: Mesh | AbstractMesh) -> None:
         return
     axes = config.axes_on(mesh)
     for name, size, names in (
-        ("hidden_size", config.hidden_size, axes.fsdp),
+        (
+            "hidden_size" if config.latent_size is None else "latent_size",
+            config.row_size,
+            axes.fsdp,
+        ),
         ("intermediate_size", config.intermediate_size, axes.tensor),
     ):
         num_ranks = math.prod(mesh.shape[axis] for axis in names)

@@ -62,7 +62,7 @@ def memory(
 
     Args:
       num_tokens: T, the tokens per rank.
-      hidden_size: H.
+      hidden_size: H, the size of the experts' rows.
       intermediate_size: F.
       num_experts: E, the experts of all ranks, padded to a multiple of R as in the modules.
       top_k: K, experts per token.
