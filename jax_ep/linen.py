@@ -60,6 +60,7 @@ class MoE(Options, nn.Module):
         token_mask: jax.Array | None = None,
         topk_ids: jax.Array | None = None,
         quantized_weights: QuantizedExperts | None = None,
+        adapters: Any = None,
     ) -> tuple[jax.Array, MoEStats]:
         """Routes the tokens, and sums each token's expert outputs, weighted by the router.
 
@@ -69,6 +70,8 @@ class MoE(Options, nn.Module):
           topk_ids: int32[..., K] of an earlier call, to route by, or None, as in `jax_ep.nnx.MoE`.
           quantized_weights: what `quantize_weights` returned, or the weights of a checkpoint, or
             None, as in `jax_ep.nnx.MoE`.
+          adapters: a pytree of arrays [num_experts, ...] for `experts_fn`, or None, as in
+            `jax_ep.nnx.MoE`.
 
         Returns:
           y, of x's shape, in `dtype`, and `MoEStats`.
@@ -87,7 +90,9 @@ class MoE(Options, nn.Module):
             name = "selection_bias"
             bias = self.variable(name, name, jnp.zeros, config.num_logits)
             arrays["selection_bias"] = bias.value
-        given = LayerArrays(**arrays, topk_ids=topk_ids, quantized=quantized_weights)
+        given = LayerArrays(
+            **arrays, topk_ids=topk_ids, quantized=quantized_weights, adapters=adapters
+        )
         y, stats, _ = apply(config, _drawing(self._router()), given, x, token_mask)
         return y, stats
 

@@ -146,6 +146,7 @@ class MoE(nnx.Module):
         token_mask: jax.Array | None = None,
         topk_ids: jax.Array | None = None,
         quantized_weights: QuantizedExperts | None = None,
+        adapters: Any = None,
     ) -> tuple[jax.Array, MoEStats]:
         """Routes the tokens, and sums each token's expert outputs, weighted by the router.
 
@@ -161,6 +162,9 @@ class MoE(nnx.Module):
           quantized_weights: what `quantize_weights` or, for a checkpoint,
             `jax_ep.quant.experts_from_checkpoint` returned, or None. FSDP and tensor axes shard
             them as they do the matrices, and blocks of 128 x 128 must be whole on each rank.
+          adapters: a pytree of arrays [num_experts, ...] beside the weights, or None. The fifth
+            argument of `experts_fn` is the part of this rank's experts, whole over FSDP and tensor
+            axes. Gradients flow to it.
 
         Returns:
           y in `dtype`, of x's shape except that an `experts_fn` may return another last size, and
@@ -170,7 +174,9 @@ class MoE(nnx.Module):
           ArgumentError (a ValueError): a shape that does not fit the layer or the mesh, or no mesh
             where one is needed.
         """
-        given = self._arrays()._replace(topk_ids=topk_ids, quantized=quantized_weights)
+        given = self._arrays()._replace(
+            topk_ids=topk_ids, quantized=quantized_weights, adapters=adapters
+        )
         y, stats, _ = apply(self.config, _drawing(self.router), given, x, token_mask)
         return y, stats
 

@@ -224,6 +224,7 @@ PRODUCERS = {
         lambda: quantize_weights({"params": {"w_up": UP[None], "w_down": DOWN[None]}}),
         symbolic_row_size,
         lambda: moe_mlp(shared_expert=X),
+        lambda: moe_mlp(adapters=(X,)),
         lambda: moe_mlp(shared_gate=jnp.ones((8, 1))),
         lambda: layer(shared_gate=True),
         lambda: layer(router=lambda logits, top_k: None, ids=jnp.zeros((8, 4, 2), jnp.int32)),

@@ -43,7 +43,7 @@ from jax_ep._src.layer.local import (
     tokens_and_logits,
 )
 from jax_ep._src.layer.mesh import find_mesh
-from jax_ep._src.layer.padded_experts import check_padding
+from jax_ep._src.layer.padded_experts import check_padding, padded_adapters
 from jax_ep._src.layer.parameters import reshard, specs_of
 from jax_ep._src.layer.router import LAYER, Router, SplitRouter
 from jax_ep._src.layer.tokens import (
@@ -54,6 +54,7 @@ from jax_ep._src.layer.tokens import (
     warn_of_repeated_work,
 )
 from jax_ep._src.mlp.quantized_experts import check_given
+from jax_ep._src.moe.users_experts import check_adapters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,11 @@ def apply(
     check_mesh(config, mesh)
     config = with_domains(config, mesh)
     check_padding(config, mesh, arrays.w_down, axis=0 if arrays.layer is None else 1)
+    if arrays.adapters is not None:
+        check_adapters(LAYER, arrays.adapters, config.experts_fn)
+        whole = functools.partial(reshard, mesh, P())
+        adapters = padded_adapters(config, arrays.adapters, len(arrays.w_down), whole)
+        arrays = arrays._replace(adapters=adapters)
     warn_of_repeated_work(config, mesh, x)
     # Functions may close over state, so that each call traces them: nothing keeps a first trace.
     traced = None
@@ -220,6 +226,7 @@ def _run(
         layer=P(),
         sums=by_rank,
         topk_ids=tokens,
+        adapters=P(spec_entry(outer.expert)),
     )
     compute: Callable[..., Outputs] = functools.partial(layer, axes)
     if (quantized := arrays.quantized) is not None:

@@ -86,6 +86,7 @@ class LayerArrays(NamedTuple):
     layer: Any = None  # int32[]
     sums: Any = None  # `Accumulators` of one rank after another
     topk_ids: Any = None  # int32[..., K], to route by
+    adapters: Any = None  # a pytree of arrays [E, ...] for experts_fn
 
 
 Outputs = tuple[jax.Array, MoEStats, Accumulators | None]
@@ -248,6 +249,7 @@ def _experts(
         shared_gate=None if shared else arrays.shared_gate,
         weights_on_input=config.weights_on_input,
         experts_fn=config.experts_fn,
+        adapters=arrays.adapters,
         local_only=config.local_only,
         capacity_factor=capacity_factor,
         recv_capacity=recv_capacity,

@@ -74,7 +74,8 @@ class Options:
         (Llama-4), as in `moe_mlp`.
       record_ids: adds the selected experts to the statistics, as `MoEStats.topk_ids`. A later call
         that gets them as ``topk_ids=`` routes by them.
-      experts_fn: computes the experts, as in `moe_mlp`.
+      experts_fn: computes the experts, as in `moe_mlp`. A call's ``adapters=`` are the fifth
+        argument.
       local_only: does not shard tokens over the expert axis. Each rank computes its own experts on
         all tokens, and the layer sums over the axis, which suits few tokens.
       capacity_factor: lets a rank receive this multiple of its even share, as in `dispatch`. None

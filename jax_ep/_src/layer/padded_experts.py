@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
+from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.config import Config, spec_entry
 from jax_ep._src.layer.router import LAYER
@@ -61,6 +62,25 @@ def local_padded(w_down: Any, quantized: Any, *, is_stack: bool) -> int:
 
 def _num_ranks(config: Config, mesh: Mesh | AbstractMesh) -> int:
     return math.prod(mesh.shape[name] for name in config.axes_on(mesh).expert)
+
+
+def padded_adapters(
+    config: Config, adapters: Any, count: int, whole: Callable[[jax.Array], jax.Array]
+) -> Any:
+    """Returns adapters of as many experts as w_down has here, with zeros past the last expert.
+
+    `whole` gathers an array that is sharded over Explicit axes, which E does not divide.
+    """
+
+    def padded(array: Any) -> jax.Array:
+        checks.array(LAYER, "adapters", array)
+        if array.shape[:1] == (config.num_experts,) and count > config.num_experts:
+            array = whole(array)
+            return jnp.pad(array, ((0, count - len(array)), *((0, 0),) * (array.ndim - 1)))
+        checks.shape(LAYER, "adapters", array, (count, *array.shape[1:]))
+        return array
+
+    return jax.tree.map(padded, adapters)
 
 
 # ---- initial values

@@ -28,7 +28,12 @@ from jax_ep._src.moe.moe_experts import function_experts, named_experts
 from jax_ep._src.moe.params import MoeMlpParams, Remat, check_weights_on_input
 from jax_ep._src.moe.shared_expert import SharedExpert, check_gate, shared_expert_output
 from jax_ep._src.moe.stats import Stats, no_stats
-from jax_ep._src.moe.users_experts import ExpertsFunction, check_experts_function, users_experts
+from jax_ep._src.moe.users_experts import (
+    ExpertsFunction,
+    check_adapters,
+    check_experts_function,
+    users_experts,
+)
 from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
 from jax_ep._src.transfer.domains import check_domain_size, warn_of_dropless_rows
 from jax_ep._src.transfer.params import TransferParams
@@ -54,6 +59,7 @@ def moe_mlp(
     shared_gate: jax.Array | None = None,
     weights_on_input: bool = False,
     experts_fn: ExpertsFunction | None = None,
+    adapters: Any = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
@@ -86,6 +92,7 @@ def moe_mlp(
     shared_gate: jax.Array | None = None,
     weights_on_input: bool = False,
     experts_fn: ExpertsFunction | None = None,
+    adapters: Any = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
@@ -117,6 +124,7 @@ def moe_mlp(
     shared_gate: jax.Array | None = None,
     weights_on_input: bool = False,
     experts_fn: ExpertsFunction | None = None,
+    adapters: Any = None,
     local_only: bool = False,
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
@@ -172,6 +180,7 @@ def moe_mlp(
         rows [M, H] to [M, any size]. w_up and w_down may then be any pytrees, `num_experts` has to
         be given, and combine applies the routing weights, unless the rows have been multiplied by
         them (`weights_on_input`). The tail of rows is zeros.
+      adapters: a pytree that `experts_fn` gets as a fifth argument; None gives it four.
       local_only: for calls in which every rank of the axis has all tokens. Each rank computes its
         own experts on them, nothing is sent, and you sum the results:
         ``jax.lax.psum(y, axis_name)``. The first rank adds the shared expert.
@@ -232,6 +241,7 @@ def moe_mlp(
     if accumulators is not None and experts is not None:
         experts = with_accumulators(operation, experts, accumulators)
     check_gate(operation, shared_gate, shared_expert)
+    check_adapters(operation, adapters, experts_fn)
     if weights_on_input:
         check_weights_on_input(operation, quantization)
     checks.num_chunks(operation, num_chunks, x.shape[0])
@@ -272,7 +282,8 @@ def moe_mlp(
     if local_only:
         topk_ids = only_own_experts(topk_ids, num_experts, axis)
     if experts_fn is not None:
-        compute = functools.partial(users_experts, experts_fn, (w_up, w_down), remat=remat)
+        arguments = (w_up, w_down) if adapters is None else (w_up, w_down, adapters)
+        compute = functools.partial(users_experts, experts_fn, arguments, remat=remat)
     elif isinstance(of_rows, str):
         compute = functools.partial(named_experts, remat=remat)
     else:

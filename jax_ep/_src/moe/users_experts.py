@@ -14,7 +14,7 @@ from jax_ep._src.moe.moe_experts import Outputs, send
 from jax_ep._src.moe.params import MoeMlpParams
 
 ExpertsFunction = Callable[..., jax.Array]
-"""Of rows [M, H], group_sizes int32[L], w_up and w_down; returns [M, any size]."""
+"""Of rows [M, H], group_sizes int32[L], w_up, w_down and any adapters; returns [M, any size]."""
 
 
 def check_experts_function(operation: str, function: Any, **others: Any) -> None:
@@ -32,9 +32,18 @@ def check_experts_function(operation: str, function: Any, **others: Any) -> None
             )
 
 
+def check_adapters(operation: str, adapters: Any, function: Any) -> None:
+    """Raises for adapters that no function gets."""
+    if adapters is not None and function is None:
+        raise ArgumentError(
+            f"jax_ep.{operation}: adapters are given without experts_fn; expected both or none. "
+            "Give the function from (rows, group_sizes, w_up, w_down, adapters) that applies them."
+        )
+
+
 def users_experts(
     function: ExpertsFunction,
-    weights: tuple[Any, Any],
+    weights: tuple[Any, ...],
     x: jax.Array,
     topk_ids: jax.Array,
     topk_weights: jax.Array | None,
@@ -45,7 +54,7 @@ def users_experts(
 ) -> Outputs:
     """Returns the function's outputs, and the row weights for combine. JAX differentiates it."""
 
-    def compute(x: jax.Array, topk_weights: jax.Array | None, weights: tuple[Any, Any]) -> Any:
+    def compute(x: jax.Array, topk_weights: jax.Array | None, weights: tuple[Any, ...]) -> Any:
         rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
         y = function(rows, plan.group_sizes, *weights)
         checks.rows("moe_mlp", "experts_fn's result", y, (rows.shape[0], "hidden"))
