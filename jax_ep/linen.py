@@ -19,11 +19,11 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.layer.apply import apply
-from jax_ep._src.layer.boxes import Partitioned
 from jax_ep._src.layer.config import Config, check_mesh, check_router
 from jax_ep._src.layer.local import LayerArrays, MoEStats
+from jax_ep._src.layer.logical_axes import Names, boxed, names_of
 from jax_ep._src.layer.mesh import given_mesh
-from jax_ep._src.layer.options import Options, options_of
+from jax_ep._src.layer.options import LogicalAxes, Options, options_of
 from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import OF_EXPERTS, Parameter, initialize, parameters
 from jax_ep._src.layer.router import LAYER, Router
@@ -48,9 +48,16 @@ class MoE(Options, nn.Module):
     is not given by name is a function, a pytree with a ``__call__`` whose arrays are constants, or,
     on meshes of Auto axes, a linen module with parameters of its own. The keys of its ``make_rng``
     differ between ranks that have different tokens.
+
+    With `logical_axes`, a mapping from ``"experts"``, ``"hidden"`` and ``"intermediate"`` to names
+    that your `nn.logical_axis_rules` translate, params are `flax.linen.LogicallyPartitioned`.
+    ``"experts"`` is the dimension E of the experts' parameters; ``"hidden"`` and ``"intermediate"``
+    are H and F, also of a shared expert, and shard nothing if you leave them out. Router and gate
+    are whole. Parameters made under rules that lose a mesh axis of the layer are an error.
     """
 
     router: str | Router = dataclasses.field(default="softmax", kw_only=True)
+    logical_axes: LogicalAxes | None = dataclasses.field(default=None, kw_only=True)
 
     @nn.compact
     def __call__(
@@ -85,7 +92,8 @@ class MoE(Options, nn.Module):
             check_mesh(config, mesh)
         axes = config.axes if mesh is None else config.axes_on(mesh)
         params = parameters(config, axes, num_padded_experts(config, mesh))
-        arrays = {name: self._param(name, param, mesh) for name, param in params.items()}
+        names = {} if self.logical_axes is None else names_of(config, self.logical_axes)
+        arrays = {n: self._param(n, param, mesh, names.get(n)) for n, param in params.items()}
         if self.selection_bias:
             name = "selection_bias"
             bias = self.variable(name, name, jnp.zeros, config.num_logits)
@@ -149,7 +157,13 @@ class MoE(Options, nn.Module):
     def _router(self) -> Router | None:
         return None if isinstance(self.router, str) else self.router
 
-    def _param(self, name: str, param: Parameter, mesh: Mesh | AbstractMesh | None) -> jax.Array:
+    def _param(
+        self,
+        name: str,
+        param: Parameter,
+        mesh: Mesh | AbstractMesh | None,
+        logical_names: Names | None,
+    ) -> jax.Array:
         manual = () if mesh is None else mesh.abstract_mesh.manual_axes
         if mesh is not None and manual:
             param = param._replace(shape=_local_shape(param, mesh, manual))
@@ -161,14 +175,13 @@ class MoE(Options, nn.Module):
         def make(key: jax.Array) -> jax.Array:
             return initialize(key, param, self.param_dtype, mesh)
 
-        names = tuple(param.spec)
         known = self._config().axes.all if mesh is None else mesh.axis_names
 
-        def make_boxed(key: jax.Array) -> Partitioned:
-            return Partitioned(make(key), names, mesh_axes=tuple(known))
+        def make_boxed(key: jax.Array) -> nn.Partitioned[Any]:
+            return boxed(name, param, make(key), mesh, tuple(known), logical_names)
 
-        boxed = self.param(name, make_boxed, unbox=False)
-        return boxed.unbox(apply_constraint=False) if isinstance(boxed, nn.Partitioned) else boxed
+        made = self.param(name, make_boxed, unbox=False)
+        return made.unbox(apply_constraint=False) if isinstance(made, nn.Partitioned) else made
 
 
 @jax.tree_util.register_dataclass

@@ -7,6 +7,7 @@ SharedExpert: (w_up, w_down) of an MLP that every token goes through.
 ExpertsFunction: computes the experts' outputs from rows, group_sizes, w_up, w_down and adapters.
 GroupScore: what ranks a group of experts in the selection of a router.
 LayerIndex: an int, or an integer scalar on the device.
+LogicalAxes: logical names of the dimensions "experts", "hidden" and "intermediate" of linen.MoE.
 Remat: what `moe_mlp` repeats in the backward pass instead of keeping it.
 Router: maps logits [T, E] and K to a `routing.Routing`.
 QuantizedExperts: the `quant.QuantizedWeights` of w_up and of w_down.
@@ -18,6 +19,7 @@ Stack: runs the layers of a stacked module; `nnx.MoE.stack` and `linen.MoE.stack
 from __future__ import annotations
 
 from jax_ep._src.core.expert_axis import AxisName
+from jax_ep._src.layer.options import LogicalAxes
 from jax_ep._src.layer.router import Router
 from jax_ep._src.layer.stack import Stack
 from jax_ep._src.matmul.activations import Activation
@@ -37,6 +39,7 @@ __all__ = [
     "ExpertsFunction",
     "GroupScore",
     "LayerIndex",
+    "LogicalAxes",
     "QuantizedExperts",
     "Remat",
     "Router",

@@ -39,6 +39,7 @@ ON_CPU_ONLY = {
     "operations/adapters_test.py": "experts_fn is moe_mlp_parts_test.py's; adapters are one more argument",
     "operations/latent_experts_test.py": "plain JAX around moe_mlp",
     "operations/linen_test.py": "the layer of nnx_test.py in other words",
+    "operations/logical_axes_test.py": "shardings that Flax translates",
     "operations/memory_test.py": "sizes that follow from shapes",
     "operations/module_functions_test.py": "compilations of eager calls",
     "operations/module_stack_test.py": "modules on top of layer_stack_test.py",

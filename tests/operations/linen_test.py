@@ -52,7 +52,7 @@ def loss_of(y: jax.Array, stats: Any) -> jax.Array:
 class SameLayerTest(parameterized.TestCase):
     def test_same_options(self):
         fields = {f.name: f.default for f in dataclasses.fields(jax_ep.linen.MoE)}
-        fields.pop("parent"), fields.pop("name")
+        fields.pop("parent"), fields.pop("name"), fields.pop("logical_axes")
         given = dict(inspect.signature(jax_ep.nnx.MoE.__init__).parameters)
         given.pop("self"), given.pop("rngs")
         defaults = {

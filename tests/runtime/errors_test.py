@@ -43,6 +43,7 @@ from error_calls import (
     layer_of_another_mesh,
     layer_over_split_hosts,
     layer_without_mesh,
+    linen_layer,
     lower,
     matmul,
     matmul_by_recipe,
@@ -227,6 +228,8 @@ PRODUCERS = {
         lambda: moe_mlp(adapters=(X,)),
         lambda: moe_mlp(shared_gate=jnp.ones((8, 1))),
         lambda: layer(shared_gate=True),
+        lambda: linen_layer(("exp",)),
+        lambda: linen_layer({"experts": "exp"}),
         lambda: layer(router=lambda logits, top_k: None, ids=jnp.zeros((8, 4, 2), jnp.int32)),
         lambda: layer(
             weights_on_input=True, quantization=quant.Recipe(ROW, quantized_dispatch=True)

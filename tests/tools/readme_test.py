@@ -14,9 +14,10 @@ from absl.testing import absltest, parameterized
 ROOT = pathlib.Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+NAMES = "layer", "models", "experts", "meshes", "stacks", "memory", "checkpoints"
 PAGES = (
     README,
-    *(DOCS / f"{n}.md" for n in ("layer", "models", "experts", "stacks", "memory", "checkpoints")),
+    *(DOCS / f"{name}.md" for name in NAMES),
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [block for page in PAGES for block in BLOCK.findall(page.read_text())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, cast
 
 import jax
@@ -20,6 +20,9 @@ from jax_ep._src.matmul.activations import Activation
 from jax_ep._src.moe.params import Remat
 from jax_ep._src.moe.users_experts import ExpertsFunction
 from jax_ep._src.quant.recipe import Recipe
+
+LogicalAxes = Mapping[str, str | None]
+"""Names of "experts", "hidden" and "intermediate" in Flax's logical partitioning, in linen only."""
 
 
 def lecun_normal(
