@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jax_ep.linen
 import jax_ep.nnx
@@ -179,6 +181,73 @@ class StateTest(parameterized.TestCase):
         for count in 1, 2, 3:
             layer(x)
             self.assertEqual(calls, [(16, 8)] * count)
+
+
+def sharpened(gate: jax.Array, up: jax.Array, *, sharpness: jax.Array) -> jax.Array:
+    return jax.nn.sigmoid(gate * sharpness) * gate * up
+
+
+def scaled_matmuls(
+    rows: jax.Array, group_sizes: jax.Array, w_up: Any, w_down: Any, *, sharpness: jax.Array
+) -> jax.Array:
+    h = jax_ep.grouped_matmul(rows, w_up.reshape(*w_up.shape[:2], -1), group_sizes)
+    gate, up = jnp.split(h, 2, axis=-1)
+    return jax_ep.grouped_matmul(sharpened(gate, up, sharpness=sharpness), w_down, group_sizes)
+
+
+def dense(params: Any, sharpness: jax.Array, x: jax.Array) -> jax.Array:
+    ids, weights, _ = routing.softmax_topk(x @ params["router_kernel"], SIZES[3])
+    h = jnp.einsum("th,ehcf->tecf", x, params["w_up"])
+    h = sharpened(h[:, :, 0], h[:, :, 1], sharpness=sharpness)
+    y = jnp.einsum("tef,efh->teh", h, params["w_down"])
+    hits = (ids[..., None] == jnp.arange(SIZES[2])).astype(x.dtype)
+    return jnp.einsum("tke,tk,teh->th", hits, weights, y)
+
+
+class HeldArraysTest(parameterized.TestCase):
+    """A partial's arrays are arguments of the layer's `shard_map`, which closes over none."""
+
+    @parameterized.product(
+        option=["activation", "experts_fn"], kind=[AxisType.Auto, AxisType.Explicit]
+    )
+    def test_values_and_gradients(self, option: str, kind: AxisType):
+        function = {"activation": sharpened, "experts_fn": scaled_matmuls}[option]
+        params = nnx.to_pure_dict(
+            nnx.state(jax_ep.nnx.MoE(*SIZES, mesh=testing.expert_mesh(1), rngs=nnx.Rngs(0)))
+        )
+        given = jnp.linspace(0.5, 2, SIZES[1]), tokens()
+
+        def expected(given: Any) -> jax.Array:
+            return jnp.sin(dense(params, *given)).sum()
+
+        def loss(given: Any) -> jax.Array:
+            sharpness, x = given
+            held = functools.partial(function, sharpness=sharpness)
+            layer = jax_ep.linen.MoE(*SIZES, **{option: held})
+            return jnp.sin(layer.apply({"params": params}, x)[0]).sum()
+
+        want = jax.value_and_grad(expected)(given)
+        mesh = testing.mesh_of(testing.fit((2, 4)), ("data", "expert"), axis_type=kind)
+        with jax.set_mesh(mesh):
+            params, given = jax.device_put((params, given), P())
+            for run in jax.value_and_grad(loss), jax.jit(jax.value_and_grad(loss)):
+                jax.tree.map(
+                    lambda a, b: np.testing.assert_allclose(a, b, rtol=5e-5, atol=5e-5),
+                    *jax.tree.map(np.asarray, (run(given), want)),
+                )
+
+    def test_other_values_compile_nothing(self):
+        mesh, x = testing.expert_mesh(2), tokens()
+
+        def call(sharpness: float) -> jax.Array:
+            held = functools.partial(sharpened, sharpness=jnp.full(SIZES[1], sharpness))
+            layer = jax_ep.nnx.MoE(*SIZES, mesh=mesh, rngs=nnx.Rngs(0), activation=held)
+            return jax.block_until_ready(layer(x)[0])
+
+        first, before = call(1.0), len(compiled)
+        second = call(2.0)
+        self.assertEqual(len(compiled), before)
+        self.assertGreater(jnp.abs(first - second).max(), 1e-3)
 
 
 if __name__ == "__main__":

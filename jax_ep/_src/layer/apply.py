@@ -27,7 +27,9 @@ from jax_ep._src.layer.domains import with_domains
 from jax_ep._src.layer.functions import (
     CallSite,
     Functions,
+    calling,
     function_names,
+    held_arrays,
     recording,
     replaying,
     trace_at,
@@ -64,13 +66,18 @@ class _Layer:
     config: Config
     router: Traced | None  # None for one that has a name
     functions: Functions = ()
+    sites: dict[CallSite, None] | None = dataclasses.field(default=None, compare=False)
 
     def __call__(
         self, axes: Axes, arrays: LayerArrays, x: jax.Array, token_mask: jax.Array | None
     ) -> Outputs:
-        config = self.config
-        if self.functions:
-            config = replaying(config, self.functions, arrays.functions)
+        config, held = self.config, arrays.held
+        if self.sites is not None:
+            config = recording(config, held, self.sites)
+        elif self.functions:
+            config = replaying(config, held, self.functions, arrays.functions)
+        else:
+            config = calling(config, held)
         return local_layer(config, self.router, axes, arrays, x, token_mask)
 
 
@@ -105,6 +112,7 @@ def apply(
         traced, arrays = _trace_router(config, mesh, router, arrays, x, token_mask)
     layer = _Layer(config, traced)
     if function_names(config):
+        arrays = arrays._replace(held=held_arrays(config))
         if any(compat.concrete(leaf) is None for leaf in jax.tree.leaves((arrays, x, token_mask))):
             run = jax.jit(functools.partial(_run, layer, mesh), inline=True)
             return run(arrays, x, token_mask)
@@ -154,7 +162,7 @@ def _trace_functions(
     key = stripped, mesh, structure, tuple(map(jax.typeof, leaves))
     if key not in _sites:
         calls: dict[CallSite, None] = {}
-        recorder = dataclasses.replace(layer, config=recording(layer.config, calls))
+        recorder = dataclasses.replace(layer, sites=calls)
         jax.eval_shape(functools.partial(_run, recorder, mesh), arrays, x, token_mask)
         _sites[key] = tuple(calls)
     found: list[tuple[Functions, list[Any]]] = []
@@ -223,6 +231,7 @@ def _run(
         selection_bias=P(),
         router=P(),
         functions=P(),
+        held=P(),
         layer=P(),
         sums=by_rank,
         topk_ids=tokens,

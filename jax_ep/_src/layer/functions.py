@@ -15,10 +15,11 @@ import jax
 
 from jax_ep._src.core.traced import Traced, trace
 from jax_ep._src.layer.config import Config
+from jax_ep._src.layer.split import SplitFunction
 
 
 class CallSite(NamedTuple):
-    """A call of a user's function: its option, and what it is called with."""
+    """A call of a user's function: its option, the arrays it holds, and what it is called with."""
 
     name: str
     avals: tuple[Any, ...]
@@ -34,12 +35,26 @@ def function_names(config: Config) -> tuple[str, ...]:
     return tuple(n for n in ("activation", "experts_fn") if callable(getattr(config, n)))
 
 
-def recording(config: Config, sites: dict[CallSite, None]) -> Config:
+def held_arrays(config: Config) -> dict[str, list[Any]]:
+    """The arrays that functions hold, which a `shard_map` takes as arguments, by option."""
+    return {name: SplitFunction(getattr(config, name)).arrays for name in function_names(config)}
+
+
+def calling(config: Config, held: dict[str, list[Any]]) -> Config:
+    """The options with functions that hold these arrays instead of their own."""
+
+    def call(name: str, function: Callable[..., Any], *args: Any) -> Any:
+        return _call(function, held[name], *args)
+
+    return _replace(config, call)
+
+
+def recording(config: Config, held: dict[str, list[Any]], sites: dict[CallSite, None]) -> Config:
     """The options with functions that add their calls to `sites`."""
 
     def record(name: str, function: Callable[..., Any], *args: Any) -> Any:
-        sites[_site(name, args)] = None
-        return function(*args)
+        sites[_site(name, (held[name], *args))] = None
+        return _call(function, held[name], *args)
 
     return _replace(config, record)
 
@@ -47,7 +62,10 @@ def recording(config: Config, sites: dict[CallSite, None]) -> Config:
 def trace_at(config: Config, sites: tuple[CallSite, ...]) -> tuple[Functions, list[Any]]:
     """Calls the functions in the context of their sites; returns the arrays they close over too."""
     found = [
-        trace(getattr(config, site.name), *jax.tree.unflatten(site.structure, site.avals))
+        trace(
+            functools.partial(_call, getattr(config, site.name)),
+            *jax.tree.unflatten(site.structure, site.avals),
+        )
         for site in sites
     ]
     traces = tuple((site, traced) for site, (traced, _) in zip(sites, found, strict=True))
@@ -63,11 +81,14 @@ def without_functions(config: Config) -> Config:
     return dataclasses.replace(config, **stand_ins)
 
 
-def replaying(config: Config, functions: Functions, constants: list[Any]) -> Config:
+def replaying(
+    config: Config, held: dict[str, list[Any]], functions: Functions, constants: list[Any]
+) -> Config:
     """The options with functions that compute what was traced, on other arrays."""
     found = {site: (call, c) for (site, call), c in zip(functions, constants, strict=True)}
 
     def replay(name: str, function: Callable[..., Any], *args: Any) -> Any:
+        args = held[name], *args
         traced, constants = found[_site(name, args)]
         return traced(constants, *args)
 
@@ -82,6 +103,10 @@ def _replace(config: Config, call: Callable[..., Any]) -> Config:
         # The signature says whether an activation is gated.
         calls[name] = functools.wraps(function)(functools.partial(call, name, function))
     return dataclasses.replace(config, **calls)
+
+
+def _call(function: Callable[..., Any], held: list[Any], *args: Any) -> Any:
+    return (SplitFunction(function).merge(held) if held else function)(*args)
 
 
 def _site(name: str, args: tuple[Any, ...]) -> CallSite:

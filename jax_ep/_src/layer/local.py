@@ -82,6 +82,7 @@ class LayerArrays(NamedTuple):
     selection_bias: Any = None  # [E]
     router: Any = None  # `RouterArrays` of one that has no name
     functions: Any = ()  # lists of arrays that the activation and experts_fn close over
+    held: Any = ()  # lists of arrays that the activation and experts_fn hold, by option
     quantized: QuantizedExperts | None = None  # w_up and w_down, quantized
     layer: Any = None  # int32[]
     sums: Any = None  # `Accumulators` of one rank after another

@@ -67,7 +67,8 @@ class Options:
       selection_bias: adds a variable to the scores, but only for the selection (DeepSeek-V3); the
         router gets it as ``bias=``. Update it between steps with `routing.updated_bias`.
       activation: as in `moe_mlp`. A function of one array counts as plain, a function of (gate, up)
-        as gated.
+        as gated. A `functools.partial` may hold arrays, as may `experts_fn`, on meshes of Explicit
+        axes too, where JAX lets no function close over them.
       use_bias: adds biases to both matmuls of each expert (gpt-oss).
       shared_intermediate_size: the F of a shared expert, which every token goes through
         (DeepSeek-V3). Give several shared experts as one of their summed size.

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError, DtypeError
+from jax_ep._src.layer.split import SplitFunction
 from jax_ep._src.routing.routers import Routing, sigmoid_topk, softmax_topk
 
 LAYER = "MoE"
@@ -25,22 +25,12 @@ NAMED_ROUTERS: dict[str, Router] = {
 }
 
 
-class SplitRouter:
-    """A router as its arrays, which a `shard_map` must take as arguments, and the rest."""
+class SplitRouter(SplitFunction):
+    """A router as its arrays and the rest."""
 
     def __init__(self, router: Router):
+        super().__init__(router)
         self.takes_indices = takes(router, "token_indices")
-        if isinstance(router, functools.partial):  # a leaf otherwise
-            router = jax.tree_util.Partial(router.func, *router.args, **router.keywords)
-        leaves, self._structure = jax.tree.flatten(router)
-        self._is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-        self._others = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray)]
-        self.arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray)]
-
-    def merge(self, arrays: list[jax.Array]) -> Router:
-        """The router with these arrays in the place of its own."""
-        of_kind = {True: iter(arrays), False: iter(self._others)}
-        return jax.tree.unflatten(self._structure, [next(of_kind[a]) for a in self._is_array])
 
 
 def call_split(
