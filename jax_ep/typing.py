@@ -5,7 +5,7 @@ Activation: the name of an activation, or a function of (gate, up) or of one arr
 UpWeights, UpBiases: w_up and b_up, each one array or a (gate, up) pair.
 SharedExpert: (w_up, w_down) of an MLP that every token goes through.
 ExpertsFunction: computes the experts' outputs from rows, group_sizes, w_up, w_down and adapters.
-GroupScore: what ranks a group of experts in the selection of a router.
+GroupScore: how a group of experts is rated in the selection of a router.
 LayerIndex: an int, or an integer scalar on the device.
 LogicalAxes: logical names of the dimensions "experts", "hidden" and "intermediate" of linen.MoE.
 Remat: what `moe_mlp` repeats in the backward pass instead of keeping it.

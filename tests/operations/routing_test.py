@@ -25,7 +25,7 @@ def random_logits(seed: int = 0, num_experts: int = NUM_EXPERTS) -> np.ndarray:
 def numpy_select(
     scores: np.ndarray, top_k: int, num_groups: int = 1, top_groups: int = 1, num_summed: int = 2
 ) -> np.ndarray:
-    """Token by token; ties to the lower id. The sum of its `num_summed` best ranks a group."""
+    """Token by token; ties to the lower id. A group is rated by the sum of its `num_summed` best."""
     num_experts = scores.shape[-1]
     group_size = num_experts // num_groups
     ids = np.zeros((len(scores), top_k), np.int32)

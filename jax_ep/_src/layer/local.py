@@ -221,7 +221,7 @@ def _experts(
     shared: Callable[[], jax.Array] | None = None
     if config.latent_size is not None:
         rows = jnp.dot(tokens, whole(arrays.latent_in, 0).astype(dtype))
-        if shared_expert is not None:  # of the tokens, which moe_mlp does not get
+        if shared_expert is not None:  # gets the tokens, which moe_mlp does not
             shared = functools.partial(
                 shared_expert_output,
                 tokens,

@@ -12,7 +12,7 @@ from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError
 
 GroupScore = Literal["top2", "max"]
-"""What ranks a group of experts: the sum of its two best scores, or its best one."""
+"""How a group of experts is rated: by the sum of its two best scores, or by its best one."""
 
 
 def select(

@@ -27,7 +27,7 @@ struct alignas(128) MessageHeader {
   uint64_t fingerprint;  // the call's
   uint64_t tokens;       // a bit for each token of the chunk that is in the message
   uint64_t poisoned;     // 1 if a plan in the sender's domain is poisoned
-  uint64_t bytes;        // of the message
+  uint64_t bytes;        // how long the message is
 };
 inline constexpr int64_t kHeaderBytes = sizeof(MessageHeader);
 static_assert(kHeaderBytes == 128);
