@@ -89,6 +89,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/groups/group_peers_cuda.cc
     ffi/runtime/groups/groups_cuda.cc
     ffi/runtime/groups/share_generation_cuda.cc
+    ffi/runtime/network/ucx/use_ucx_cuda.cc
     ffi/runtime/transport/local/driver_memory_cuda.cc
     ffi/runtime/transport/local/ipc_memory_cuda.cc
     ffi/runtime/transport/local/nccl_exchange_cuda.cc

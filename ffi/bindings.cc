@@ -15,6 +15,7 @@
 #include "ffi/kernels/probe.h"
 #include "ffi/runtime/calls/workspace.h"
 #include "ffi/runtime/groups/mailbox.h"
+#include "ffi/runtime/network/ucx/ucx.h"
 #include "ffi/runtime/transport/local/mesh_processes.h"
 
 // Set by the build: JAX_EP_VERSION, JAX_EP_COMPILER, and in builds with CUDA also
@@ -171,6 +172,11 @@ void ShutdownForPython() {
   Shutdown();
 }
 
+std::string UseUcxForPython(const std::string& folder) {
+  const nb::gil_scoped_release release;  // it opens a library
+  return UseUcx(folder).message;
+}
+
 NB_MODULE(_ffi, module) {
   module.doc() = "The compiled half of jax_ep. Private: use the functions of jax_ep.";
   module.def("registrations", &Registrations,
@@ -199,6 +205,9 @@ NB_MODULE(_ffi, module) {
   module.def("probe_devices", &ProbeDevicesForPython,
              nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
              "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
+  module.def("use_ucx", &UseUcxForPython, "folder"_a,
+             "Joins NVLink domains by the UCX of a folder, or the system's if that is empty. "
+             "Returns what is wrong, or an empty string. Call it before there are groups.");
   module.def("take_reports", &TakeReports,
              "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,

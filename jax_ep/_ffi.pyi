@@ -48,6 +48,11 @@ def probe_devices() -> list[dict[str, Any]]:
     Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.
     """
 
+def use_ucx(folder: str) -> str:
+    """
+    Joins NVLink domains by the UCX of a folder, or the system's if that is empty. Returns what is wrong, or an empty string. Call it before there are groups.
+    """
+
 def take_reports() -> list[tuple[int, int, str, int, str]]:
     """
     Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).

@@ -17,12 +17,13 @@ from programs import fallback_warnings, lower_for_cuda, struct
 
 import jax_ep
 from jax_ep import quant
+from jax_ep._src.core import runtime
 from jax_ep._src.transfer import primitives
 
 RANKS, SIZE = 8, 4
 TOKENS, TOP_K, HIDDEN, ROWS = 16, 2, 64, 128
 OPERATIONS = ("dispatch", "redispatch", "combine")
-HOSTS = "the expert axis spans several hosts, and jax_ep has no network provider yet"
+HOSTS = "the expert axis spans several hosts, which no network joins: JAX_EP_NETWORK is not set"
 
 
 def arguments(num_devices=RANKS, num_tokens=TOKENS, hidden=HIDDEN):
@@ -187,6 +188,21 @@ class HostsTest(parameterized.TestCase):
             program = lower_for_cuda(mapped(f, mesh, ("data", "expert")), *arguments())
         self.assertLen(program.calls, num_calls)
         self.assertLen(messages, 0 if num_calls else 1)
+
+    def test_a_network_joins_hosts(self):
+        joined = unittest.mock.patch.object(runtime, "NETWORK_PROBLEM", None)
+        with joined, on_hosts(lambda index: index // SIZE), fallback_warnings() as messages:
+            self.assertLen(lower_for_cuda(mapped(), *arguments()).calls, 3)
+        self.assertEmpty(messages)
+
+    def test_a_network_that_is_chosen_and_missing_is_not_replaced(self):
+        """Not by loads and stores either, on one host."""
+        problem = "JAX_EP_NETWORK is 'ucx', and no luck"
+        missing = unittest.mock.patch.object(runtime, "NETWORK_PROBLEM", problem)
+        chosen = unittest.mock.patch.dict("os.environ", JAX_EP_NETWORK="ucx")
+        with missing, chosen, fallback_warnings() as messages:
+            self.assertEmpty(lower_for_cuda(mapped(), *arguments()).calls)
+        self.assertIn(problem, messages[0])
 
     def test_one_level_is_left_to_the_runtime(self):
         """Its error names the domain size to give."""

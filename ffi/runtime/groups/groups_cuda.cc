@@ -11,6 +11,7 @@
 #include "ffi/runtime/cuda/device_cuda.h"
 #include "ffi/runtime/debug.h"
 #include "ffi/runtime/groups/groups.h"
+#include "ffi/runtime/network/networks.h"
 #include "ffi/runtime/settings.h"
 #include "ffi/runtime/transport/local/connections.h"
 
@@ -170,6 +171,7 @@ void Groups::PostReports(Mailbox& mailbox) {
 void Groups::Shutdown() {
   has_ended_ = true;
   Drain(kWarningSecondsAtExit, "the process exits");
+  Networks::OfProcess().Stop();  // soon nobody may call the driver any more
   Connections::OfProcess().Leave();
 }
 

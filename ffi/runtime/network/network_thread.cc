@@ -14,23 +14,30 @@ constexpr auto kPause = std::chrono::microseconds(20);
 
 }  // namespace
 
-NetworkThread::NetworkThread(std::unique_ptr<Network> network)
-    : network_(std::move(network)), thread_([this] { Loop(); }) {}
+NetworkThread::NetworkThread(std::unique_ptr<Network> network, std::function<void()> begin)
+    : network_(std::move(network)), begin_(std::move(begin)), thread_([this] { Loop(); }) {}
 
-NetworkThread::~NetworkThread() {
-  stops_ = true;
+void NetworkThread::Stop() {
+  if (stops_.exchange(true)) return;
   thread_.join();
+  const std::lock_guard lock(mutex_);
+  has_stopped_ = true;
+  changed_.notify_all();
 }
 
 Status NetworkThread::Run(const std::function<Status(Network&)>& task) {
   Status status;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return task_ == nullptr; });
+  changed_.wait(lock, [this] { return task_ == nullptr || has_stopped_; });
+  if (has_stopped_) return FailedPrecondition("jax_ep: the network has been stopped");
   task_ = &task;
   task_status_ = &status;
   has_task_ = true;
-  changed_.wait(lock, [&] { return task_status_ != &status; });
-  return status;
+  changed_.wait(lock, [&] { return task_status_ != &status || has_stopped_; });
+  if (task_status_ != &status) return status;
+  task_ = nullptr;
+  task_status_ = nullptr;
+  return FailedPrecondition("jax_ep: the network has been stopped");
 }
 
 void NetworkThread::RunTask() {
@@ -82,6 +89,7 @@ Status NetworkThread::Failure() const {
 }
 
 void NetworkThread::Loop() {
+  begin_();
   auto last_work = Clock::now();
   bool has_failed = false;
   while (!stops_) {

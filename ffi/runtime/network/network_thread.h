@@ -19,9 +19,10 @@ namespace jax_ep {
 // Thread-safe.
 class NetworkThread {
  public:
-  explicit NetworkThread(std::unique_ptr<Network> network);
+  // The thread calls `begin` first.
+  explicit NetworkThread(std::unique_ptr<Network> network, std::function<void()> begin = [] {});
   // Puts that were started may not arrive.
-  ~NetworkThread();
+  ~NetworkThread() { Stop(); }
   NetworkThread(const NetworkThread&) = delete;
   NetworkThread& operator=(const NetworkThread&) = delete;
 
@@ -34,6 +35,9 @@ class NetworkThread {
   // if that takes longer than `seconds`.
   Status Remove(const std::shared_ptr<RailSender>& sender, double seconds);
 
+  // Ends the thread. Then tasks fail.
+  void Stop();
+
   // The first error of the network, or OK. After it nothing is put any more.
   Status Failure() const;
 
@@ -44,6 +48,7 @@ class NetworkThread {
 
   // The thread's own.
   const std::unique_ptr<Network> network_;
+  const std::function<void()> begin_;
   std::vector<std::shared_ptr<RailSender>> senders_;
 
   mutable std::mutex mutex_;
@@ -53,6 +58,7 @@ class NetworkThread {
   Status failure_;
   std::atomic<bool> has_task_ = false;  // so that a step takes no lock
   std::atomic<bool> stops_ = false;
+  bool has_stopped_ = false;
   std::thread thread_;
 };
 

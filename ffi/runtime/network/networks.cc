@@ -55,9 +55,15 @@ Networks& Networks::OfProcess() {
   return *networks;
 }
 
-void Networks::Use(Factory factory) {
+void Networks::Use(Factory factory, std::function<void(int)> begin_thread) {
   const std::lock_guard lock(mutex_);
   factory_ = std::move(factory);
+  begin_thread_ = std::move(begin_thread);
+}
+
+void Networks::Stop() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [device, network] : networks_) network->thread().Stop();
 }
 
 bool Networks::are_used() const {
@@ -71,7 +77,8 @@ Status Networks::Find(int device, std::shared_ptr<DeviceNetwork>* network) {
   if (!found || !found->thread().Failure().ok()) {
     std::unique_ptr<Network> made;
     if (Status status = factory_(device, &made); !status.ok()) return status;
-    found = std::make_shared<DeviceNetwork>(std::move(made));
+    found = std::make_shared<DeviceNetwork>(std::move(made),
+                                            [begin = begin_thread_, device] { begin(device); });
   }
   *network = found;
   return {};

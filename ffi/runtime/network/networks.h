@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "ffi/runtime/network/network.h"
 #include "ffi/runtime/network/network_thread.h"
@@ -17,7 +18,9 @@ namespace jax_ep {
 // A GPU's network, with its thread. Thread-safe.
 class DeviceNetwork {
  public:
-  explicit DeviceNetwork(std::unique_ptr<Network> network) : thread_(std::move(network)) {}
+  // The thread calls `begin` first.
+  DeviceNetwork(std::unique_ptr<Network> network, std::function<void()> begin)
+      : thread_(std::move(network), std::move(begin)) {}
 
   NetworkThread& thread() { return thread_; }
 
@@ -44,9 +47,12 @@ class Networks {
   static Networks& OfProcess();
 
   // From now on NVLink domains are joined by such networks, also domains of one process. Call it
-  // before there are groups. Null: by loads and stores.
-  void Use(Factory factory);
+  // before there are groups. Each network's thread calls begin_thread(device) first.
+  void Use(Factory factory, std::function<void(int device)> begin_thread = [](int) {});
   bool are_used() const;
+
+  // Stops all threads, at exit.
+  void Stop();
 
   // Returns the network of a device. If the last one has failed, it is a new one.
   Status Find(int device, std::shared_ptr<DeviceNetwork>* network);
@@ -54,6 +60,7 @@ class Networks {
  private:
   mutable std::mutex mutex_;
   Factory factory_;
+  std::function<void(int)> begin_thread_;
   std::map<int, std::shared_ptr<DeviceNetwork>> networks_;  // are indexed by device
 };
 

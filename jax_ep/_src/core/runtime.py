@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.extend.backend
 
+from jax_ep._src.core import network
 from jax_ep._src.core.errors import Error, MissingExtensionError, PeerTimeoutError
 
 try:
@@ -44,6 +45,9 @@ def register_ffi_targets() -> None:
 
 
 register_ffi_targets()
+NETWORK_PROBLEM = network.join_domains()
+"""Why NVLink domains of several hosts are not joined by a network; None if they are."""
+
 # Runs before JAX's own clean-up, which waits for the devices: jax is imported first.
 atexit.register(_ffi.shutdown)
 # A fork has neither the devices nor the peers of its parent.

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep._src.core import compat, primitive, runtime
+from jax_ep._src.core import compat, network, primitive, runtime
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.core.make_mesh import host_of
 from jax_ep._src.core.runtime import LIMITS
@@ -210,10 +210,13 @@ def _plan_unsupported(avals: list[Aval], params: TransferParams, **_: bool) -> s
 def _unsupported_on(devices: Any, params: TransferParams, **_: bool) -> str | None:
     if params.domain_size is None:
         return None
+    problem = runtime.NETWORK_PROBLEM
+    if problem is None:
+        return None
     for ids in params.axis.replica_groups():
         if len({host_of(device) for device in devices.ravel()[ids]}) > 1:
-            return "the expert axis spans several hosts, and jax_ep has no network provider yet"
-    return None
+            return f"the expert axis spans several hosts, which no network joins: {problem}"
+    return problem if network.is_chosen() else None
 
 
 dispatch_p = primitive.define_primitive(

@@ -54,13 +54,15 @@ Status Load(const std::string& folder, UcxLibrary* library) {
                               ") does not serve; expected ", kMajor, ".", kOldestMinor,
                               " or a newer ", kMajor, ".x; ", kInstall);
   }
-#define JAX_EP_FIND(name)                                                            \
-  if (!Find(handle, #name, &library->name)) {                                        \
-    return FailedPrecondition("jax_ep: UCX ", library->version, " (", library->path, \
-                              ") has no function " #name "; ", kInstall);            \
-  }
+  const char* missing = nullptr;
+#define JAX_EP_FIND(name) \
+  if (!Find(handle, #name, &library->name)) missing = #name;
   JAX_EP_UCX_FUNCTIONS(JAX_EP_FIND)
 #undef JAX_EP_FIND
+  if (missing != nullptr) {
+    return FailedPrecondition("jax_ep: UCX ", library->version, " (", library->path,
+                              ") has no function ", missing, "; ", kInstall);
+  }
   return {};
 }
 

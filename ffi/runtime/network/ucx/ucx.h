@@ -36,6 +36,10 @@ struct UcxOptions {
 // the partner's Progress.
 Status MakeUcxNetwork(const UcxOptions& options, std::unique_ptr<Network>* network);
 
+// Joins NVLink domains by UCX from now on. Call it before there are groups; only in builds with
+// CUDA.
+Status UseUcx(const std::string& folder);
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_RUNTIME_NETWORK_UCX_UCX_H_

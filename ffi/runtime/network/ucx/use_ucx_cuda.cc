@@ -1,0 +1,58 @@
+// UCX as the network of this process's GPUs.
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "ffi/runtime/cuda/device_cuda.h"
+#include "ffi/runtime/network/networks.h"
+#include "ffi/runtime/network/ucx/library.h"
+#include "ffi/runtime/network/ucx/ucx.h"
+
+namespace jax_ep {
+namespace {
+
+// A copy to a GPU would wait for all launches that are queued before it, and these for the copy.
+Status CheckQueues() {
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (connections == nullptr || std::strcmp(connections, "1") != 0) return {};
+  return FailedPrecondition(
+      "CUDA_DEVICE_MAX_CONNECTIONS is 1; expected 2 or more, or that it is not set. With one "
+      "queue, "
+      "what arrives over the network waits behind the kernels that wait for it");
+}
+
+// Copies what arrives in messages, in a stream that waits for no kernel.
+Status MakeNetwork(const std::string& folder, int device, std::unique_ptr<Network>* network) {
+  const CurrentDevice current(device);
+  cudaStream_t stream = nullptr;  // lives as long as the process
+  Status status = FromCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                           "making a stream for the network");
+  if (!status.ok()) return status;
+  UcxOptions options;
+  options.folder = folder;
+  options.copy_to_device = [stream](void* to, const void* from, size_t bytes) {
+    cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    return FromCuda(error, "copying what has arrived over the network");
+  };
+  return MakeUcxNetwork(options, network);
+}
+
+}  // namespace
+
+Status UseUcx(const std::string& folder) {
+  if (Status status = CheckQueues(); !status.ok()) return status;
+  const UcxLibrary* library = nullptr;
+  if (Status status = OpenUcx(folder, &library); !status.ok()) return status;
+  Networks::OfProcess().Use(
+      [folder](int device, std::unique_ptr<Network>* network) {
+        return MakeNetwork(folder, device, network);
+      },
+      [](int device) { static_cast<void>(cudaSetDevice(device)); });
+  return {};
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,36 @@
+"""The network that joins NVLink domains, which JAX_EP_NETWORK chooses."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+
+
+def find_ucx() -> str:
+    """Returns the folder of the UCX of libucx-cu12 or -cu13; empty if neither is installed."""
+    spec = importlib.util.find_spec("libucx")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((str(pathlib.Path(place, "lib")) for place in places), "")
+
+
+def join_domains() -> str | None:
+    """Starts to use the network of JAX_EP_NETWORK, if it is set, before the first call.
+
+    Returns:
+      Why domains of several hosts are not joined; None if they are.
+    """
+    name = os.environ.get("JAX_EP_NETWORK", "")
+    if not name:
+        return "JAX_EP_NETWORK is not set"
+    if name != "ucx":
+        return f"JAX_EP_NETWORK is {name!r}; expected 'ucx', or that it is not set"
+    from jax_ep import _ffi
+
+    problem = _ffi.use_ucx(find_ucx())
+    return f"JAX_EP_NETWORK is 'ucx', and {problem}" if problem else None
+
+
+def is_chosen() -> bool:
+    """Whether JAX_EP_NETWORK is set: then a network joins the domains of one host, too."""
+    return bool(os.environ.get("JAX_EP_NETWORK"))
