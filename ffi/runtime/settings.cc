@@ -1,7 +1,9 @@
 #include "ffi/runtime/settings.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 
 namespace jax_ep {
 namespace {
@@ -27,6 +29,22 @@ Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* 
   return {};
 }
 
+// Reads "40000-40100", or one port.
+Status ReadPorts(const char* variable, uint16_t* first, uint16_t* last) {
+  if (!IsSet(variable)) return {};
+  const char* const text = std::getenv(variable);
+  const char* const end = text + std::strlen(text);
+  std::from_chars_result read = std::from_chars(text, end, *first);
+  *last = *first;
+  if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
+    read = std::from_chars(read.ptr + 1, end, *last);
+  }
+  if (read.ec == std::errc() && read.ptr == end && 0 < *first && *first <= *last) return {};
+  return InvalidArgument("jax_ep: the environment variable ", variable, " is \"", text,
+                         "\"; expected a port from 1 to 65535 or a range of them, as 40000-40100, "
+                         "or nothing for any port");
+}
+
 }  // namespace
 
 Status ReadSettings(Settings* settings) {
@@ -37,6 +55,15 @@ Status ReadSettings(Settings* settings) {
   if (status.ok()) status = ReadPositive("JAX_EP_WARN_AFTER_S", 1e9, &settings->warning_ns);
   if (status.ok()) status = ReadPositive("JAX_EP_TEST_DELAY_US", 1e3, &settings->max_delay_ns);
   return status;
+}
+
+Status ReadNetworkSettings(NetworkSettings* settings) {
+  if (IsSet("JAX_EP_NETWORK_INTERFACE")) {
+    settings->interface_name = std::getenv("JAX_EP_NETWORK_INTERFACE");
+  }
+  Status status = ReadPorts("JAX_EP_NETWORK_PORTS", &settings->first_port, &settings->last_port);
+  if (!status.ok()) return status;
+  return ReadPositive("JAX_EP_NETWORK_TIMEOUT_S", 1e9, &settings->silence_deadline_ns);
 }
 
 bool OnlyIpcIsTried() { return IsSet("JAX_EP_TEST_IPC"); }

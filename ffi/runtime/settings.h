@@ -4,6 +4,7 @@
 #define JAX_EP_RUNTIME_SETTINGS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "ffi/runtime/status.h"
 
@@ -18,6 +19,16 @@ struct Settings {
 
 // An error names the variable that is not a number.
 Status ReadSettings(Settings* settings);
+
+// How processes of other hosts connect with this one. They are read when the first group needs it.
+struct NetworkSettings {
+  std::string interface_name;  // JAX_EP_NETWORK_INTERFACE; empty: see FindOwnAddress
+  uint16_t first_port = 0;     // JAX_EP_NETWORK_PORTS; 0: the system chooses one
+  uint16_t last_port = 0;      // included
+  uint64_t silence_deadline_ns = 20'000'000'000;  // JAX_EP_NETWORK_TIMEOUT_S
+};
+
+Status ReadNetworkSettings(NetworkSettings* settings);
 
 // Whether JAX_EP_DEBUG is set: groups over processes say what they decide.
 bool DebugIsOn();

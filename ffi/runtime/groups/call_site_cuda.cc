@@ -156,7 +156,8 @@ Status CallSite::FindIdentities(const std::vector<Arrival>& arrivals,
       local.push_back(
           {arrival.device, arrival.logical_id, arrival.communicator, FindUuid(arrival.device)});
     }
-    return FindMeshProcesses(*transport_->exchange, std::move(local), num_devices(), identities);
+    return FindMeshProcesses(*transport_->exchange, std::move(local), num_devices(),
+                             domain_size_ > 0, identities);
   }
   const uint64_t self = ThisProcess().process;
   identities->resize(num_devices());

@@ -120,7 +120,7 @@ Status Groups::FindShared(const std::vector<Identity>& ranks, int64_t lane, int6
   }
   auto peers = std::make_unique<PeerGroup>(number, ranks);
   Stopwatch stopwatch;
-  if (Status status = peers->Connect(); !status.ok()) return status;
+  if (Status status = peers->Connect(domain_size); !status.ok()) return status;
   Debug("a group of ", ranks.size(), " ranks, lane ", lane,
         domain_size > 0 ? Concatenate(", NVLink domains of ", domain_size) : "", ": ",
         peers->processes().size(), " processes connected in ", stopwatch.Lap());

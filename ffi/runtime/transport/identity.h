@@ -2,6 +2,7 @@
 #ifndef JAX_EP_RUNTIME_TRANSPORT_IDENTITY_H_
 #define JAX_EP_RUNTIME_TRANSPORT_IDENTITY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@ namespace jax_ep {
 // Sent as it is. Another version of jax_ep may read it: its size and the first three members never
 // change.
 struct Identity {
+  static constexpr uint32_t kMagic = 0x6a657031;
+  static constexpr size_t kSecretBytes = 16;
+
   uint32_t magic = kMagic;
   uint32_t size = sizeof(Identity);
   char version[48] = {};   // jax_ep's
@@ -25,13 +29,15 @@ struct Identity {
   char host[64] = {};      // for messages
   char address[64] = {};   // names the process's socket
   char gpu[48] = {};       // the device's UUID; ranks may share one
-  char reserved[200] = {};
-
-  static constexpr uint32_t kMagic = 0x6a657031;
+  // "10.0.0.1:4711" or "[fd00::1]:4711", where processes of other hosts connect; empty if they need
+  // not. A process that knows the secret belongs to the mesh.
+  char network_address[64] = {};
+  char secret[kSecretBytes] = {};
+  char reserved[120] = {};
 };
 static_assert(sizeof(Identity) == 512);
 
-// Describes this process, without a device and an address.
+// Describes this process, without a device and addresses.
 Identity ThisProcess();
 
 // "process 1 (pid 4711 on node7)". Processes of a mesh are numbered in the order of their first

@@ -1,6 +1,5 @@
 #include "ffi/runtime/transport/local/connections.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -13,7 +12,9 @@
 #include <thread>
 #include <utility>
 
+#include "ffi/runtime/debug.h"
 #include "ffi/runtime/settings.h"
+#include "ffi/runtime/transport/local/socket.h"
 
 namespace jax_ep {
 namespace {
@@ -22,21 +23,21 @@ using Clock = std::chrono::steady_clock;
 
 // A process that has died before it connected listens no more.
 constexpr std::chrono::milliseconds kProbePeriod{200};
-// If no connection can be accepted, too many files are open.
-constexpr std::chrono::milliseconds kAcceptAgain{50};
+// Over a network probes become rarer.
+constexpr std::chrono::milliseconds kMostProbePeriod{2000};
 
-Status SendFrame(int connection, const Frame::Header& header, const std::string& bytes,
-                 const std::vector<int>& descriptors = {}) {
-  std::string message(reinterpret_cast<const char*>(&header), sizeof header);
-  return Send(connection, message + bytes, descriptors);
-}
-
-bool Decode(Message message, Frame* frame) {
-  if (message.bytes.size() < sizeof frame->header) return false;
-  std::memcpy(&frame->header, message.bytes.data(), sizeof frame->header);
-  frame->bytes = message.bytes.substr(sizeof frame->header);
-  frame->descriptors = std::move(message.descriptors);
-  return true;
+// Connects with a process that listens.
+Status Open(const Identity& other, bool over_network, std::shared_ptr<Connection>* connection) {
+  if (over_network) {
+    NetworkSettings settings;
+    if (Status status = ReadNetworkSettings(&settings); !status.ok()) return status;
+    return ConnectStream(other.network_address, {other.secret, sizeof other.secret},
+                         std::chrono::nanoseconds(settings.silence_deadline_ns), connection);
+  }
+  UniqueFd connected;
+  Status status = Connect(other.address, &connected);
+  if (status.ok()) *connection = std::make_shared<LocalConnection>(std::move(connected));
+  return status;
 }
 
 }  // namespace
@@ -69,51 +70,69 @@ void Connections::CloseInForks() {
                      [] {
                        Connections& parents = OfProcess();
                        close(parents.listener_.get());
+                       close(parents.network_.fd());
                        close(parents.wake_.get());
-                       for (const Connection& connection : parents.unnamed_)
-                         close(connection->get());
+                       for (const Shared& connection : parents.unnamed_) close(connection->fd());
                        for (const auto& [process, connection] : parents.connections_)
-                         close(connection->get());
+                         close(connection->fd());
                        new (&parents) Connections;  // the parent's is abandoned, not destroyed
                      });
   static_cast<void>(registered);
 }
 
-Status Connections::ConnectWith(const Identity& other) {
+Status Connections::ListenOnNetwork(Identity* identity) {
+  const std::lock_guard lock(mutex_);
+  if (network_.address().empty()) {
+    NetworkSettings settings;
+    Status status = ReadNetworkSettings(&settings);
+    if (status.ok()) status = network_.Open(settings);
+    if (!status.ok()) return status;
+    Debug("processes of other hosts connect at ", network_.address());
+    Wake();
+  }
+  std::strncpy(identity->network_address, network_.address().c_str(),
+               sizeof identity->network_address - 1);
+  std::memcpy(identity->secret, network_.secret().data(), sizeof identity->secret);
+  return {};
+}
+
+Status Connections::ConnectWith(const Identity& other, bool over_network) {
   const std::lock_guard one_at_a_time(connecting_);
   const uint64_t self = ThisProcess().process;
   {
     const std::lock_guard lock(mutex_);
     if (connections_.contains(other.process) || ended_.contains(other.process)) return {};
   }
-  if (self > other.process) return AwaitConnection(other);
-  UniqueFd connection;
-  Status status = Connect(other.address, &connection);
+  if (self > other.process) return AwaitConnection(other, over_network);
+  Shared connection;
+  Status status = Open(other, over_network, &connection);
   if (status.ok()) {
-    status = SendFrame(connection.get(), {.kind = Frame::Kind::kHello, .group = self}, "");
+    status = SendFrame(*connection, {.kind = Frame::Kind::kHello, .group = self}, "");
   }
-  if (status.ok()) Add(other.process, std::make_shared<UniqueFd>(std::move(connection)));
+  if (status.ok()) Add(other.process, std::move(connection));
   return status;
 }
 
 // Another process may make its first call with this group much later.
-Status Connections::AwaitConnection(const Identity& other) {
+Status Connections::AwaitConnection(const Identity& other, bool over_network) {
   Settings settings;
   if (Status status = ReadSettings(&settings); !status.ok()) return status;
   const auto start = Clock::now();
   auto warning = start + std::chrono::nanoseconds(settings.warning_ns);
   const auto deadline = start + std::chrono::nanoseconds(settings.entry_deadline_ns);
+  auto period = kProbePeriod;
   while (Clock::now() < deadline) {
     {
       std::unique_lock lock(mutex_);
       const auto is_known = [&] {
         return connections_.contains(other.process) || ended_.contains(other.process);
       };
-      const auto next = std::min({Clock::now() + kProbePeriod, warning, deadline});
+      const auto next = std::min({Clock::now() + period, warning, deadline});
       if (changed_.wait_until(lock, next, is_known)) return {};
     }
-    UniqueFd probe;
-    if (Status status = Connect(other.address, &probe); !status.ok()) return status;
+    if (over_network) period = std::min(2 * period, kMostProbePeriod);
+    Shared probe;
+    if (Status status = Open(other, over_network, &probe); !status.ok()) return status;
     if (Clock::now() < warning) continue;
     warning = deadline;
     std::fprintf(stderr,
@@ -128,7 +147,7 @@ Status Connections::AwaitConnection(const Identity& other) {
 
 Status Connections::Send(uint64_t process, const Frame::Header& header, const std::string& bytes,
                          const std::vector<int>& descriptors) {
-  Connection connection;
+  Shared connection;
   {
     const std::lock_guard lock(mutex_);
     const auto found = connections_.find(process);
@@ -137,7 +156,7 @@ Status Connections::Send(uint64_t process, const Frame::Header& header, const st
     }
     connection = found->second;
   }
-  return SendFrame(connection->get(), header, bytes, descriptors);
+  return SendFrame(*connection, header, bytes, descriptors);
 }
 
 void Connections::Subscribe(uint64_t group, Receiver* receiver) {
@@ -154,17 +173,17 @@ void Connections::Subscribe(uint64_t group, Receiver* receiver) {
 }
 
 void Connections::Leave() {
-  std::map<uint64_t, Connection> connections;
+  std::map<uint64_t, Shared> connections;
   {
     const std::lock_guard lock(mutex_);
     connections = connections_;
   }
   for (const auto& [process, connection] : connections) {
-    static_cast<void>(SendFrame(connection->get(), {.kind = Frame::Kind::kLeave}, ""));
+    static_cast<void>(SendFrame(*connection, {.kind = Frame::Kind::kLeave}, ""));
   }
 }
 
-void Connections::Add(uint64_t process, Connection connection) {
+void Connections::Add(uint64_t process, Shared connection) {
   const std::lock_guard lock(mutex_);
   connections_[process] = std::move(connection);
   changed_.notify_all();
@@ -175,97 +194,6 @@ void Connections::Add(uint64_t process, Connection connection) {
 void Connections::Wake() const {
   const uint64_t one = 1;
   static_cast<void>(!write(wake_.get(), &one, sizeof one));
-}
-
-void Connections::Run() {
-  while (true) {
-    std::map<uint64_t, Connection> connections;
-    std::vector<Connection> unnamed;
-    {
-      const std::lock_guard lock(mutex_);
-      connections = connections_;
-      unnamed = unnamed_;
-    }
-    std::vector<pollfd> fds = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    for (const Connection& connection : unnamed) fds.push_back({connection->get(), POLLIN, 0});
-    for (const auto& [process, connection] : connections) {
-      fds.push_back({connection->get(), POLLIN, 0});
-    }
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;
-    uint64_t count = 0;
-    if (fds[0].revents != 0) static_cast<void>(!read(wake_.get(), &count, sizeof count));
-    if (fds[1].revents != 0) AcceptOne();
-    size_t next = 2;
-    for (const Connection& connection : unnamed) {
-      if (fds[next++].revents != 0) Greet(connection);
-    }
-    for (const auto& [process, connection] : connections) {
-      if (fds[next++].revents != 0) ReceiveFrom(process, connection);
-    }
-  }
-}
-
-void Connections::AcceptOne() {
-  UniqueFd connection;
-  if (!Accept(listener_.get(), &connection).ok()) return std::this_thread::sleep_for(kAcceptAgain);
-  const std::lock_guard lock(mutex_);
-  unnamed_.push_back(std::make_shared<UniqueFd>(std::move(connection)));
-}
-
-// Reads the first message of a connection, which says who it is.
-void Connections::Greet(Connection connection) {
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase(unnamed_, connection);
-  }
-  Message message;
-  Frame frame;
-  bool ended = false;
-  if (!Receive(connection->get(), &message, &ended).ok() || ended) return;
-  if (!Decode(std::move(message), &frame) || frame.header.kind != Frame::Kind::kHello) return;
-  Add(frame.header.group, std::move(connection));
-}
-
-void Connections::ReceiveFrom(uint64_t process, const Connection& connection) {
-  Message message;
-  Frame frame;
-  bool ended = false;
-  Status status = Receive(connection->get(), &message, &ended);
-  if (ended) {
-    status = FailedPrecondition("has died: it has closed its socket without exiting in order");
-  } else if (!status.ok()) {
-    status = FailedPrecondition("cannot be heard any more: ", status.message);
-  } else if (!Decode(std::move(message), &frame)) {
-    status = FailedPrecondition("cannot be understood: it has sent half a message");
-  }
-  if (!status.ok()) return End(process, status);
-  // A process that leaves comes no more, though its exit may take long. Its connection stays: who
-  // closed one would seem to have died.
-  if (frame.header.kind == Frame::Kind::kLeave) return End(process, {});
-  Deliver(process, std::move(frame));
-}
-
-// Tells the receivers of an end, once.
-void Connections::End(uint64_t process, const Status& end) {
-  const std::lock_guard delivery(delivery_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!end.ok()) connections_.erase(process);
-    if (!ended_.try_emplace(process, end).second) return;
-    changed_.notify_all();
-  }
-  for (const auto& [group, receiver] : receivers_) receiver->OnEnd(process, end);
-}
-
-void Connections::Deliver(uint64_t process, Frame frame) {
-  const std::lock_guard delivery(delivery_);
-  const uint64_t group = frame.header.group;
-  const auto found = receivers_.find(group);
-  if (found != receivers_.end()) {
-    found->second->OnFrame(process, std::move(frame));
-  } else {
-    early_[group].emplace_back(process, std::move(frame));
-  }
 }
 
 }  // namespace jax_ep

@@ -1,5 +1,6 @@
-// The connections of this process with other processes of its host. One thread receives from all
-// of them, so messages arrive and ends are noticed whatever else the process does.
+// The connections of this process with other processes: those of its host, and over a network. One
+// thread receives from all of them, so messages arrive and ends are noticed whatever else the
+// process does.
 #ifndef JAX_EP_RUNTIME_TRANSPORT_LOCAL_CONNECTIONS_H_
 #define JAX_EP_RUNTIME_TRANSPORT_LOCAL_CONNECTIONS_H_
 
@@ -12,25 +13,13 @@
 #include <vector>
 
 #include "ffi/runtime/status.h"
+#include "ffi/runtime/transport/connection.h"
 #include "ffi/runtime/transport/identity.h"
-#include "ffi/runtime/transport/local/socket.h"
+#include "ffi/runtime/transport/local/frame.h"
+#include "ffi/runtime/transport/tcp/stream.h"
+#include "ffi/runtime/transport/unique_fd.h"
 
 namespace jax_ep {
-
-// A message of a process to the others of a rank group.
-struct Frame {
-  enum class Kind : uint32_t { kHello, kLeave, kStep, kFailure };
-  struct Header {
-    Kind kind = Kind::kStep;
-    uint32_t step = 0;   // see peer_group.h
-    uint64_t group = 0;  // hello: the sender's number
-    uint64_t era = 0;
-    uint64_t turn = 0;
-  };
-  Header header;
-  std::string bytes;
-  std::vector<UniqueFd> descriptors;
-};
 
 // Thread-safe.
 class Connections {
@@ -51,9 +40,14 @@ class Connections {
   // Returns the name of this process's socket. The first call makes it, and starts the thread.
   Status Address(std::string* address);
 
-  // Waits for a connection with another process of this host, up to JAX_EP_ENTRY_TIMEOUT_S. The
-  // process with the smaller number connects. It must listen, and make the same call.
-  Status ConnectWith(const Identity& other);
+  // Listens for processes of other hosts, and writes address and secret into an identity. The first
+  // call takes a port, after Address.
+  Status ListenOnNetwork(Identity* identity);
+
+  // Waits for a connection with another process, of this host or over the network, up to
+  // JAX_EP_ENTRY_TIMEOUT_S. The process with the smaller number connects. It must listen, and make
+  // the same call.
+  Status ConnectWith(const Identity& other, bool over_network);
 
   // It is no error if the process has ended: receivers are told.
   Status Send(uint64_t process, const Frame::Header& header, const std::string& bytes,
@@ -66,16 +60,18 @@ class Connections {
   void Leave();
 
  private:
-  using Connection = std::shared_ptr<const UniqueFd>;
+  using Shared = std::shared_ptr<Connection>;
 
   // A fork has the descriptors of its parent: it would hide the parent's end, and speak for it.
   void CloseInForks();
-  Status AwaitConnection(const Identity& other);
+  Status AwaitConnection(const Identity& other, bool over_network);
   void Run();
-  void AcceptOne();
-  void Greet(Connection connection);
-  void ReceiveFrom(uint64_t process, const Connection& connection);
-  void Add(uint64_t process, Connection connection);
+  void AcceptLocal();
+  void AcceptFromNetwork();
+  void Greet(const Shared& connection);
+  void ReceiveFrom(uint64_t process, Connection& connection);
+  void Take(uint64_t process, std::vector<Message> messages, const Status& status);
+  void Add(uint64_t process, Shared connection);
   void End(uint64_t process, const Status& end);
   void Deliver(uint64_t process, Frame frame);
   void Wake() const;
@@ -84,8 +80,9 @@ class Connections {
   std::condition_variable changed_;
   std::string address_;
   UniqueFd listener_, wake_;
-  std::map<uint64_t, Connection> connections_;  // indexed by the other process
-  std::vector<Connection> unnamed_;             // accepted, before their first message
+  StreamListener network_;
+  std::map<uint64_t, Shared> connections_;  // indexed by the other process
+  std::vector<Shared> unnamed_;             // accepted, before their first message
   std::map<uint64_t, Status> ended_;
 
   std::mutex connecting_;

@@ -1,16 +1,26 @@
 #include "ffi/runtime/transport/local/group_processes.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <set>
+#include <utility>
 
 namespace jax_ep {
 namespace {
 
+// A host that answers, or refuses, does so earlier.
+constexpr std::chrono::seconds kSilence{2};
+
 constexpr char kChoices[] =
     "The CUDA kernels exchange rows within one host. Choose a mesh whose expert axis stays inside "
     "each host, or implementation=\"xla\" (JAX_EP_IMPLEMENTATION=xla), which runs anywhere";
+
+// " (10.0.0.1:4711)", if there is an address.
+std::string At(const Identity& process) {
+  return process.network_address[0] == '\0' ? "" : Concatenate(" (", process.network_address, ")");
+}
 
 }  // namespace
 
@@ -39,12 +49,21 @@ std::string GroupProcesses::Describe(size_t process) const {
                      jax_ep::Describe(processes_[process]));
 }
 
-Status GroupProcesses::CheckHosts() const {
-  for (size_t other = 0; other < processes_.size(); ++other) {
-    if (std::strcmp(processes_[other].boot_id, processes_[self_].boot_id) == 0) continue;
-    return FailedPrecondition("jax_ep: a rank group spans hosts: ", DescribeSelf(), ", and ",
-                              Describe(other), ", have different boot ids. ", DescribeDomains(),
-                              kChoices);
+bool GroupProcesses::IsLocal(size_t process) const {
+  return std::strcmp(processes_[process].boot_id, processes_[self_].boot_id) == 0;
+}
+
+Status GroupProcesses::CheckHosts(int64_t domain_size) const {
+  const size_t size = domain_size > 0 ? static_cast<size_t>(domain_size) : num_ranks();
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    const size_t one = process_of_[rank - rank % size], other = process_of_[rank];
+    if (std::strcmp(processes_[one].boot_id, processes_[other].boot_id) == 0) continue;
+    return FailedPrecondition("jax_ep: ",
+                              domain_size > 0
+                                  ? Concatenate("an NVLink domain of ", domain_size, " ranks")
+                                  : "a rank group",
+                              " spans hosts: ", Describe(one), ", and ", Describe(other),
+                              ", have different boot ids. ", DescribeDomains(), kChoices);
   }
   return {};
 }
@@ -67,19 +86,42 @@ std::string GroupProcesses::DescribeDomains() const {
 
 Status GroupProcesses::Connect() const {
   Status first;
+  std::set<std::string> silent;  // hosts, by boot id: each other try would take as long
   for (size_t other = 0; other < processes_.size(); ++other) {
-    if (other == self_) continue;
-    Status status = Connections::OfProcess().ConnectWith(processes_[other]);
-    if (!status.ok() && first.ok()) {
-      first = FailedPrecondition("jax_ep: ", DescribeSelf(), " cannot connect with ",
-                                 Describe(other), " of the same host: ", status.message,
-                                 ". Either it has died, or it is in another network namespace: "
-                                 "containers of one host need "
-                                 "one pod, or the host's network. ",
-                                 kChoices);
-    }
+    if (other == self_ || silent.contains(processes_[other].boot_id)) continue;
+    const auto start = Connection::Clock::now();
+    Status status = IsLocal(other) ? ConnectLocally(other) : ConnectOverNetwork(other);
+    if (status.ok()) continue;
+    if (Connection::Clock::now() - start > kSilence) silent.insert(processes_[other].boot_id);
+    if (first.ok()) first = std::move(status);
   }
   return first;
+}
+
+Status GroupProcesses::ConnectLocally(size_t other) const {
+  const Status status = Connections::OfProcess().ConnectWith(processes_[other], false);
+  if (status.ok()) return status;
+  return FailedPrecondition("jax_ep: ", DescribeSelf(), " cannot connect with ", Describe(other),
+                            " of the same host: ", status.message,
+                            ". Either it has died, or it is in another network namespace: "
+                            "containers of one host need one pod, or the host's network. ",
+                            kChoices);
+}
+
+Status GroupProcesses::ConnectOverNetwork(size_t other) const {
+  Identity self;  // as an error of this process explains more
+  Status status = Connections::OfProcess().ListenOnNetwork(&self);
+  if (status.ok() && processes_[other].network_address[0] == '\0') {
+    status = FailedPrecondition("it has no network address; its own error tells why");
+  }
+  if (status.ok()) status = Connections::OfProcess().ConnectWith(processes_[other], true);
+  if (status.ok()) return status;
+  return FailedPrecondition(
+      "jax_ep: ", DescribeSelf(), At(self), " cannot connect with ", Describe(other),
+      At(processes_[other]), " over the network: ", status.message,
+      ". Either it has died, or the hosts do not reach each other: choose another interface by "
+      "JAX_EP_NETWORK_INTERFACE, and ports that no firewall closes by JAX_EP_NETWORK_PORTS. ",
+      kChoices);
 }
 
 Status GroupProcesses::Send(const Frame::Header& header, const std::string& bytes,
@@ -88,7 +130,8 @@ Status GroupProcesses::Send(const Frame::Header& header, const std::string& byte
   for (size_t other = 0; other < processes_.size(); ++other) {
     if (other == self_) continue;
     Status status =
-        Connections::OfProcess().Send(processes_[other].process, header, bytes, descriptors);
+        Connections::OfProcess().Send(processes_[other].process, header, bytes,
+                                      IsLocal(other) ? descriptors : std::vector<int>{});
     if (!status.ok() && first.ok()) {
       first = FailedPrecondition("jax_ep: ", DescribeSelf(), " cannot tell ", Describe(other),
                                  " of ", subject, ": ", status.message);

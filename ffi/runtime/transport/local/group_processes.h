@@ -32,17 +32,25 @@ class GroupProcesses {
   std::string Describe(size_t process) const;
   std::string DescribeSelf() const { return Describe(self_); }
 
-  // Whether all are on one host. An error says which of them is elsewhere.
-  Status CheckHosts() const;
+  // Whether the process is on the host of this one.
+  bool IsLocal(size_t process) const;
+
+  // Whether hosts are kept apart: each NVLink domain of so many consecutive ranks is on one of them
+  // (0: there is one domain). An error says which process is elsewhere.
+  Status CheckHosts(int64_t domain_size) const;
 
   // Connects with the others, also after an error. It says which of them does not answer.
   Status Connect() const;
 
-  // Sends to the others, also after an error. It says who cannot be told of `subject`.
+  // Sends to the others, also after an error. Processes of other hosts get no descriptors. The
+  // error says who cannot be told of `subject`.
   Status Send(const Frame::Header& header, const std::string& bytes,
               const std::vector<int>& descriptors, const char* subject) const;
 
  private:
+  Status ConnectLocally(size_t other) const;
+  Status ConnectOverNetwork(size_t other) const;
+
   // "Give nvlink_domain_size=4, ...", or that the order of the ranks splits a host.
   std::string DescribeDomains() const;
 

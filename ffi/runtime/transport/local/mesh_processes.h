@@ -13,9 +13,10 @@ namespace jax_ep {
 
 // Finds the identity of every device of a mesh that spans processes, in the order of logical ids.
 // Processes exchange them once per communicator: XLA has one for each order of the devices, and all
-// processes make their first call with it together.
+// processes make their first call with it together. If `has_domains`, groups may span hosts: where
+// the mesh does, the processes then begin to listen on the network, and exchange once more.
 Status FindMeshProcesses(Exchange& exchange, std::vector<Exchange::Endpoint> local,
-                         size_t num_devices, std::vector<Identity>* identities);
+                         size_t num_devices, bool has_domains, std::vector<Identity>* identities);
 
 // Forgets the processes of all meshes. A later communicator may have the address of one that has
 // ended.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "ffi/runtime/settings.h"
@@ -38,8 +39,8 @@ const char* Name(PeerGroup::Step step) {
 PeerGroup::PeerGroup(uint64_t key, const std::vector<Identity>& ranks)
     : key_(key), processes_(ranks) {}
 
-Status PeerGroup::Connect() {
-  if (Status status = processes_.CheckHosts(); !status.ok()) return status;
+Status PeerGroup::Connect(int64_t domain_size) {
+  if (Status status = processes_.CheckHosts(domain_size); !status.ok()) return status;
   Status status = processes_.Connect();
   if (!status.ok()) ReportFailure(era(), status.message);
   return status;
@@ -184,7 +185,9 @@ Status PeerGroup::Fail(Status status) {
 
 Status PeerGroup::AgreeOnCall(const std::string& call, uint64_t* id) {
   // A process that has seen fewer calls takes the others' number.
-  const auto number_of = [](const std::string& bytes) { return std::stoull(bytes); };
+  const auto number_of = [](const std::string& bytes) {
+    return std::strtoull(bytes.c_str(), nullptr, 10);
+  };
   const auto call_of = [](const std::string& bytes) { return bytes.substr(bytes.find(' ') + 1); };
   uint64_t number = 0;
   {

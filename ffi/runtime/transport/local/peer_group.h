@@ -44,8 +44,9 @@ class PeerGroup : private Connections::Receiver {
   // `ranks` has the identity of each rank's process. `key` is the same in all processes.
   PeerGroup(uint64_t key, const std::vector<Identity>& ranks);
 
-  // Connects with the other processes. If one is missing, those that are connected fail, too.
-  Status Connect();
+  // Connects with the other processes. If one is missing, those that are connected fail, too. They
+  // may be on several hosts if each NVLink domain of so many ranks is on one (0: there is one).
+  Status Connect(int64_t domain_size = 0);
   // Receives from now on.
   void Start(OnFailure on_failure);
 

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kType = SOCK_SEQPACKET | SOCK_CLOEXEC;
 constexpr int kBacklog = 512;
-constexpr time_t kSendSeconds = 5;
 
 Status Failed(const char* step) {
   return FailedPrecondition(step, ": ", std::strerror(errno), " (errno ", errno, ")");
@@ -153,6 +152,23 @@ Status Receive(int connection, Message* message, bool* ended) {
   if (header.msg_flags & MSG_CTRUNC) {
     return FailedPrecondition("receiving descriptors: too many files are open in this process");
   }
+  return {};
+}
+
+Status LocalConnection::Send(std::string_view bytes, const std::vector<int>& descriptors) {
+  return jax_ep::Send(fd(), bytes, descriptors);
+}
+
+Status LocalConnection::Receive(std::vector<Message>* messages) {
+  Message message;
+  bool ended = false;
+  messages->clear();
+  Status status = jax_ep::Receive(fd(), &message, &ended);
+  if (!status.ok()) return FailedPrecondition("cannot be heard any more: ", status.message);
+  if (ended) {
+    return FailedPrecondition("has died: it has closed its socket without exiting in order");
+  }
+  messages->push_back(std::move(message));
   return {};
 }
 

@@ -126,7 +126,7 @@ void TestMeshesAreForgotten() {
     for (const int expected : {1, 1, 2}) {
       if (expected == 2) ForgetMeshes();
       CHECK_OK(FindMeshProcesses(exchange, {{0, 0, SharedExchange::Communicator(0), "gpu"}}, 2,
-                                 &identities));
+                                 true, &identities));
       CHECK(exchange.num_gathers == expected && identities.size() == 2);
     }
   });
@@ -137,13 +137,15 @@ void TestOtherHostAndVersion() {
   SharedExchange exchange;
   for (const bool is_version : {false, true}) {
     Forks forks(2, [&](int index) {
-      exchange.change = index == 0 ? nullptr
-                        : is_version
-                            ? [](Identity* identity) { std::strcpy(identity->version, "9.9"); }
-                            : [](Identity* identity) {
-                                std::strcpy(identity->boot_id, "elsewhere");
-                                std::strcpy(identity->host, "node9");
-                              };
+      exchange.change = [&](Identity* identity) {
+        if (index == 0) return;
+        if (is_version) {
+          std::strcpy(identity->version, "9.9");
+        } else {
+          std::strcpy(identity->boot_id, "elsewhere");
+          std::strcpy(identity->host, "node9");
+        }
+      };
       Process process({2, 1}, index, &exchange, 1);
       for (const Status& status : process.Dispatch(6, false).Run()) {
         CHECK_FAILS(status, is_version ? "9.9" : "on node9)");
@@ -171,7 +173,22 @@ void TestDomainsOfHosts() {
       if (host != 0) std::strcpy(rank.boot_id, "elsewhere");
       ranks.push_back(rank);
     }
-    CHECK_FAILS(GroupProcesses(ranks).CheckHosts(), expected);
+    const GroupProcesses processes(ranks);
+    CHECK_FAILS(processes.CheckHosts(0), "a rank group spans hosts: rank 0 in");
+    CHECK_FAILS(processes.CheckHosts(0), expected);
+    const int num_ranks = static_cast<int>(hosts.size());
+    for (int size = 1; size < num_ranks; ++size) {
+      const auto is_apart = [&](int rank) { return hosts[rank] != hosts[rank - rank % size]; };
+      bool fits = true;
+      for (int rank = 0; rank < num_ranks; ++rank) fits &= !is_apart(rank);
+      if (fits) {
+        CHECK_OK(processes.CheckHosts(size));
+      } else {
+        CHECK_FAILS(processes.CheckHosts(size),
+                    Concatenate("an NVLink domain of ", size, " ranks spans hosts: rank "));
+        CHECK_FAILS(processes.CheckHosts(size), expected);
+      }
+    }
   }
 }
 

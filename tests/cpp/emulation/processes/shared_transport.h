@@ -34,36 +34,41 @@ class SharedExchange : public Exchange {
 
   Status AllGather(const std::vector<Endpoint>& local, const Identity& self, size_t num_devices,
                    std::vector<Identity>* identities) override {
-    Mesh& mesh = shared_->meshes[reinterpret_cast<uintptr_t>(local[0].communicator) - 1];
+    const uintptr_t number = reinterpret_cast<uintptr_t>(local[0].communicator) - 1;
+    const size_t round = num_rounds_[number]++;
+    Mesh& mesh = shared_->meshes[number];
+    Identity* const all = mesh.identities[round % 2];  // the others may still read those before
     for (const Endpoint& endpoint : local) {
-      Identity& identity = mesh.identities[endpoint.logical_id];
+      Identity& identity = all[endpoint.logical_id];
       identity = endpoint.IdentityIn(self);
       if (change) change(&identity);
       ++mesh.arrived;
     }
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (mesh.arrived < num_devices) {
+    while (mesh.arrived < (round + 1) * num_devices) {
       if (std::chrono::steady_clock::now() > deadline) return FailedPrecondition("nobody comes");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    identities->assign(mesh.identities, mesh.identities + num_devices);
+    identities->assign(all, all + num_devices);
     return {};
   }
 
   // Whether all devices of the first mesh have arrived.
   bool HasMet(size_t num_devices) const { return shared_->meshes[0].arrived >= num_devices; }
 
-  void (*change)(Identity* identity) = nullptr;  // changes the identity of this process
+  // Changes the identity of this process: to a host, for example.
+  std::function<void(Identity* identity)> change;
 
  private:
   struct Mesh {
     std::atomic<size_t> arrived = 0;
-    Identity identities[kRanks];
+    Identity identities[2][kRanks];
   };
   struct Shared {
     Mesh meshes[kMeshes];
   };
   Shared* const shared_ = SharedBetweenForks<Shared>();
+  size_t num_rounds_[kMeshes] = {};
 };
 
 // Memory with descriptors. Each process maps it at an address of its own.

@@ -36,6 +36,28 @@ void TestMistakes() {
   }
 }
 
+void TestNetwork() {
+  NetworkSettings settings;
+  CHECK_OK(ReadNetworkSettings(&settings));
+  CHECK(settings.interface_name.empty() && settings.first_port == 0 && settings.last_port == 0);
+  CHECK(settings.silence_deadline_ns == 20'000'000'000);
+  setenv("JAX_EP_NETWORK_INTERFACE", "eth1", 1);
+  setenv("JAX_EP_NETWORK_PORTS", "40000-40100", 1);
+  setenv("JAX_EP_NETWORK_TIMEOUT_S", "0.5", 1);
+  CHECK_OK(ReadNetworkSettings(&settings));
+  CHECK(settings.interface_name == "eth1");
+  CHECK(settings.first_port == 40000 && settings.last_port == 40100);
+  CHECK(settings.silence_deadline_ns == 500'000'000);
+  setenv("JAX_EP_NETWORK_PORTS", "65535", 1);
+  CHECK_OK(ReadNetworkSettings(&settings));
+  CHECK(settings.first_port == 65535 && settings.last_port == 65535);
+  for (const char* text : {"any", "0", "-1", "65536", "2-1", "1-", "1-2-3", "1, 2", "0-9", " 7"}) {
+    setenv("JAX_EP_NETWORK_PORTS", text, 1);
+    CHECK_FAILS(ReadNetworkSettings(&settings),
+                "JAX_EP_NETWORK_PORTS is \"" + std::string(text) + "\"");
+  }
+}
+
 void TestAbsent() {
   CHECK(!IsAbsent(0));
   setenv("JAX_EP_TEST_ABSENT_DEVICE", "2", 1);
@@ -49,6 +71,7 @@ int main() {
   jax_ep::TestDefaults();
   jax_ep::TestGiven();
   jax_ep::TestMistakes();
+  jax_ep::TestNetwork();
   jax_ep::TestAbsent();
   return jax_ep::testing::Finish();
 }
