@@ -23,6 +23,7 @@
 #include "tests/cpp/emulation/processes/forks.h"
 #include "tests/cpp/emulation/processes/shared_transport.h"
 #include "tests/cpp/unit/check.h"
+#include "tests/cpp/unit/runtime/own_network.h"
 
 namespace jax_ep::testing {
 namespace {
@@ -203,6 +204,29 @@ void TestDeath() {
       3);
 }
 
+// A host whose cable is pulled sends no end: silence tells of it, on both sides.
+void TestPulledCable() {
+  auto* const num_ready = SharedBetweenForks<std::atomic<int>>();
+  setenv("JAX_EP_NETWORK_TIMEOUT_S", "1", 1);
+  InOwnNetwork([&] {
+    OnHosts([&](Member& member, int index) {
+      CHECK_OK(member.Join());
+      Contributions all;
+      CHECK_OK(member.Gather(Step::kMapped, "", &all));
+      ++*num_ready;
+      while (*num_ready < kProcesses) std::this_thread::yield();
+      if (index == 0) SetLoopback(false);
+      const double seconds = Seconds([&] { CHECK(member.AwaitDeath()); });
+      CHECK(seconds < 5);
+      const Status status = member.Gather(Step::kMapped, "", &all);
+      CHECK_FAILS(status, index < kPerHost
+                              ? " on node1) has died, or the network to its host is cut"
+                              : " on node0) has died, or the network to its host is cut");
+    });
+  });
+  unsetenv("JAX_EP_NETWORK_TIMEOUT_S");
+}
+
 void TestExit() {
   auto* const num_ready = SharedBetweenForks<std::atomic<int>>();
   OnHosts([&](Member& member, int index) {
@@ -310,6 +334,7 @@ int main(int argc, char** argv) {
                    {"ports", TestPorts},
                    {"failure", TestFailure},
                    {"death", TestDeath},
+                   {"a pulled cable", TestPulledCable},
                    {"exit", TestExit},
                    {"a group without domains", TestWithoutDomains},
                    {"nobody listens", TestNobodyListens},

@@ -1,11 +1,7 @@
 // Tests messages over TCP: their format, which strangers try to break, and ends of the other side.
 #include "ffi/runtime/transport/tcp/stream.h"
 
-#include <net/if.h>
-#include <sched.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +13,7 @@
 
 #include "ffi/runtime/transport/tcp/address.h"
 #include "tests/cpp/unit/check.h"
+#include "tests/cpp/unit/runtime/own_network.h"
 
 namespace jax_ep {
 namespace {
@@ -225,25 +222,9 @@ void TestNeverReads() {
   CHECK(!received.empty() && received.size() < static_cast<size_t>(num_sent));
 }
 
-void SetLoopback(bool is_up) {
-  const UniqueFd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  ifreq request = {};
-  std::strcpy(request.ifr_name, "lo");
-  request.ifr_flags = static_cast<short>(is_up ? IFF_UP : 0);
-  CHECK(ioctl(any.get(), SIOCSIFFLAGS, &request) == 0);
-}
-
-// A cut cable gives neither an end nor an error: in a network of its own, whose cable is loopback.
-void TestCutCable() {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    testing::failures = 0;
-    if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
-      std::printf("a cut cable: skipped, as this system makes no networks\n");
-      std::fflush(stdout);
-      _exit(0);
-    }
-    SetLoopback(true);
+// A pulled cable gives neither an end nor an error.
+void TestPulledCable() {
+  testing::InOwnNetwork([] {
     NetworkSettings settings = Loopback();
     settings.silence_deadline_ns = 500'000'000;
     StreamListener listener;
@@ -255,18 +236,14 @@ void TestCutCable() {
     std::vector<std::string> received;
     CHECK_OK(idle->Send("before", {}));
     CHECK_OK(ReceiveAll(*other, 1, &received));
-    SetLoopback(false);
+    testing::SetLoopback(false);
     CHECK_OK(busy->Send("lost", {}));
     for (Connection* connection : {idle.get(), busy.get()}) {
       received.clear();
       CHECK_FAILS(ReceiveAll(*connection, 1, &received),
                   "has died, or the network to its host is cut: 127.0.0.1:");
     }
-    _exit(testing::failures == 0 ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  CHECK(status == 0);
+  });
 }
 
 void TestPorts() {
@@ -322,7 +299,7 @@ int main() {
   jax_ep::TestStrangers();
   jax_ep::TestRandomFaults();
   jax_ep::TestNeverReads();
-  jax_ep::TestCutCable();
+  jax_ep::TestPulledCable();
   jax_ep::TestPorts();
   jax_ep::TestAddresses();
   return jax_ep::testing::Finish();
