@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/runtime/debug.h"
 
 namespace jax_ep {
 namespace {
@@ -68,8 +69,10 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
       std::memcpy(&addresses, offer.data(), sizeof addresses);
       partners.push_back(addresses);
       int memory = 0;
-      Status status = own.network->Open(offer.substr(sizeof addresses), &memory);
+      std::string network;
+      Status status = own.network->Open(offer.substr(sizeof addresses), &memory, &network);
       if (!status.ok()) return OfRank(rank, status);
+      Debug("  rank ", rank, " puts to rank ", partner, " by ", network);
       own.memories.push_back(memory);
     }
     const RailLayout layout = {domains_, number, RailSlots(domains_.count)};

@@ -23,7 +23,7 @@ Status DeviceNetwork::Unregister(void* address) {
   return thread_.Run([&](Network& network) { return network.Unregister(address); });
 }
 
-Status DeviceNetwork::Open(const std::string& offer, int* memory) {
+Status DeviceNetwork::Open(const std::string& offer, int* memory, std::string* network_name) {
   uint32_t length = 0;
   if (offer.size() < sizeof length) return InvalidArgument("a partner has sent no address");
   std::memcpy(&length, offer.data(), sizeof length);
@@ -39,6 +39,7 @@ Status DeviceNetwork::Open(const std::string& offer, int* memory) {
       if (Status status = network.Connect(address, &connection); !status.ok()) return status;
       found = connections_.emplace(address, connection).first;
     }
+    *network_name = network.Describe(found->second);
     return network.Open(found->second, key, memory);
   });
 }

@@ -28,8 +28,9 @@ class DeviceNetwork {
   Status Register(void* address, size_t bytes, std::string* offer);
   Status Unregister(void* address);
 
-  // Opens a partner's memory. Connects with the partner, if this one has not yet.
-  Status Open(const std::string& offer, int* memory);
+  // Opens a partner's memory. Connects with the partner, if this one has not yet. `network_name`
+  // says what carries the bytes.
+  Status Open(const std::string& offer, int* memory, std::string* network_name);
   void Close(int memory);
 
  private:

@@ -3,6 +3,7 @@
 #define JAX_EP_TESTS_CPP_EMULATION_PROCESSES_PROCESS_H_
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 
 #include "ffi/runtime/groups/groups.h"
@@ -21,6 +22,7 @@ namespace jax_ep::testing {
 struct Layout {
   int num_processes;
   int ranks_per_process;
+  bool has_hosts = false;  // each process pretends to be on a host of its own
   int num_ranks() const { return num_processes * ranks_per_process; }
 };
 
@@ -30,6 +32,11 @@ class Process {
   Process(Layout layout, int index, SharedExchange* exchange, uint64_t seed)
       : transport{exchange, {&memory, CudaIpcMemory()}}, layout_(layout), index_(index) {
     emulation::settings.seed = seed * 31 + static_cast<uint64_t>(index);
+    if (layout.has_hosts) {
+      exchange->change = [index](Identity* identity) {
+        std::strcpy(identity->boot_id, Concatenate("boot id of host ", index).c_str());
+      };
+    }
     // Kernels share few CPUs with many others: only a test of deadlines has short ones.
     for (const char* name :
          {"JAX_EP_ENTRY_TIMEOUT_S", "JAX_EP_PROGRESS_TIMEOUT_S", "JAX_EP_WARN_AFTER_S"}) {

@@ -12,6 +12,22 @@
 
 namespace jax_ep::testing {
 
+// Returns the sizes that NVLink domains may have; 0: one domain has all ranks.
+inline std::vector<int> DomainSizes(const Layout& layout) {
+  if (!layout.has_hosts) return harness::DomainSizes(layout.num_ranks());
+  std::vector<int> sizes;
+  for (int size = 1; size <= layout.ranks_per_process; ++size) {
+    if (layout.ranks_per_process % size == 0) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+inline int RandomDomainSize(Random& random, const Layout& layout) {
+  if (!layout.has_hosts) return harness::RandomDomainSize(random, layout.num_ranks());
+  const std::vector<int> sizes = DomainSizes(layout);
+  return sizes[random() % sizes.size()];
+}
+
 // Calls that all processes make in the same random order, of random shapes. Workspaces grow.
 class RandomCalls {
  public:
@@ -54,10 +70,9 @@ class RandomCalls {
   }
 
   void MakeProgram() {
-    const harness::Options options = {
-        .domain_size = harness::RandomDomainSize(random_, layout_.num_ranks()),
-        .rail_slots = DispatchProgram::rail_slots,
-        .tiny = true};
+    const harness::Options options = {.domain_size = RandomDomainSize(random_, layout_),
+                                      .rail_slots = DispatchProgram::rail_slots,
+                                      .tiny = true};
     Synchronize();  // calls that come before one with an error may still run
     calls_.clear();
     lane_ = Uniform(random_, 0, kNumLanes - 1);

@@ -23,6 +23,7 @@ namespace jax_ep::testing {
 namespace {
 
 constexpr Layout kLayouts[] = {{2, 1}, {4, 1}, {2, 2}, {3, 2}};
+constexpr Layout kHosts[] = {{2, 1, true}, {4, 1, true}, {2, 2, true}, {3, 2, true}};
 
 std::string ucx_folder;  // empty: domains are joined by loads and stores
 
@@ -40,7 +41,7 @@ void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_i
     // Generations without workspaces are left, one for each lane and size of domains. They do not
     // become more.
     for (int64_t lane : {0, 1}) {
-      for (int domain_size : harness::DomainSizes(layout.num_ranks())) {
+      for (int domain_size : DomainSizes(layout)) {
         process.Dispatch(6, false, lane, domain_size).Check();
       }
     }
@@ -100,8 +101,8 @@ void TestKill(Layout layout, uint64_t seed) {
     for (++*num_ended; *num_ended < layout.num_processes - 1;) std::this_thread::yield();
   });
   const int victim = static_cast<int>(random() % layout.num_processes);
-  // Before that they do not know each other.
-  while (!exchange.HasMet(layout.num_ranks())) {
+  // Before that they do not know each other. Those of several hosts meet twice.
+  while (!exchange.HasMet((layout.has_hosts ? 2 : 1) * layout.num_ranks())) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 400'000 * (random() % 4) / 3));
@@ -137,10 +138,21 @@ int main(int argc, char** argv) {
                         TestRandomCalls(layout, num_calls / 8, seed, true);
                       }
                     }},
+                   {"random calls of several hosts",
+                    [=] {
+                      if (ucx_folder.empty()) return;
+                      for (Layout layout : kHosts) TestRandomCalls(layout, num_calls, seed);
+                    }},
                    {"kills",
                     [=] {
                       for (uint64_t i = 0; i < num_kills; ++i) {
                         TestKill(kLayouts[i % std::size(kLayouts)], seed * 1000 + i);
+                      }
+                    }},
+                   {"kills of hosts",
+                    [=] {
+                      for (uint64_t i = 0; i < num_kills && !ucx_folder.empty(); ++i) {
+                        TestKill(kHosts[i % std::size(kHosts)], seed * 1000 + i);
                       }
                     }}},
                   argc, argv);
