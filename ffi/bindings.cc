@@ -205,9 +205,9 @@ NB_MODULE(_ffi, module) {
   module.def("probe_devices", &ProbeDevicesForPython,
              nb::sig("def probe_devices() -> list[dict[str, typing.Any]]"),
              "Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.");
-  module.def("use_ucx", &UseUcxForPython, "folder"_a,
-             "Joins NVLink domains by the UCX of a folder, or the system's if that is empty. "
-             "Returns what is wrong, or an empty string. Call it before there are groups.");
+  module.def(
+      "use_ucx", &UseUcxForPython, "folder"_a,
+      "Joins NVLink domains by UCX, before there are groups. Returns what is wrong, or \"\".");
   module.def("take_reports", &TakeReports,
              "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,

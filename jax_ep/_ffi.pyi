@@ -50,7 +50,7 @@ def probe_devices() -> list[dict[str, Any]]:
 
 def use_ucx(folder: str) -> str:
     """
-    Joins NVLink domains by the UCX of a folder, or the system's if that is empty. Returns what is wrong, or an empty string. Call it before there are groups.
+    Joins NVLink domains by UCX, before there are groups. Returns what is wrong, or "".
     """
 
 def take_reports() -> list[tuple[int, int, str, int, str]]:
