@@ -93,7 +93,7 @@ class Generation {
 
   // Waits until all that is under way on its network has arrived, and puts nothing any more. All
   // ranks must have begun a later generation.
-  void Flush();
+  Status Flush() { return rails_ ? rails_->Flush() : Status{}; }
 
   // The first error of its network, or OK.
   Status NetworkFailure() const { return rails_ ? rails_->Failure() : Status{}; }

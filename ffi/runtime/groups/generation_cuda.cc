@@ -26,10 +26,6 @@ Generation::~Generation() {
   static_cast<void>(cudaGetLastError());
 }
 
-void Generation::Flush() {
-  if (rails_) rails_->Flush();
-}
-
 Status Generation::Start(StartKernel start, const std::vector<cudaStream_t>& streams,
                          const Generation* before) {
   Status first;

@@ -1,7 +1,7 @@
 #include "ffi/runtime/groups/generation_rails.h"
 
-#include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "ffi/device/transfer/hierarchical/layout.h"
 #include "ffi/runtime/debug.h"
@@ -26,7 +26,7 @@ GenerationRails::GenerationRails(const Domains& domains,
 }
 
 GenerationRails::~GenerationRails() {
-  Flush();
+  static_cast<void>(Flush());
   for (Rank& rank : ranks_) {
     for (int memory : rank.memories) rank.network->Close(memory);
     if (rank.memory != nullptr) static_cast<void>(rank.network->Unregister(rank.memory));
@@ -83,15 +83,17 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
   return {};
 }
 
-void GenerationRails::Flush() {
+Status GenerationRails::Flush() {
+  const std::lock_guard one_at_a_time(flushing_);
+  Status first;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& own = ranks_[rank];
     if (own.sender == nullptr) continue;
-    const Status status = own.network->thread().Remove(own.sender, kFlushSeconds);
+    Status status = OfRank(rank, own.network->thread().Remove(own.sender, kFlushSeconds));
     own.sender.reset();
-    if (status.ok()) continue;
-    std::fprintf(stderr, "jax_ep: %s\n", OfRank(rank, status).message.c_str());
+    if (first.ok()) first = std::move(status);
   }
+  return first;
 }
 
 Status GenerationRails::Failure() const {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@
 
 namespace jax_ep {
 
-// Not thread-safe, except Failure.
+// Not thread-safe, except Flush and Failure.
 class GenerationRails {
  public:
   // `networks` are indexed by rank, null for those of other processes.
@@ -40,9 +41,9 @@ class GenerationRails {
   // those of partners are read.
   Status Connect(const std::vector<std::string>& offers);
 
-  // Waits until all that the kernels have asked for has arrived, and serves them no more. No kernel
-  // of the generation may run.
-  void Flush();
+  // Waits until all that the kernels have asked for has arrived, and serves them no more, also
+  // after an error. No kernel of the generation may run.
+  Status Flush();
 
   // The first error of a network, or OK.
   Status Failure() const;
@@ -59,6 +60,7 @@ class GenerationRails {
   };
 
   const Domains domains_;
+  std::mutex flushing_;
   std::vector<Rank> ranks_;
 };
 

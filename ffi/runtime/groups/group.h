@@ -69,6 +69,9 @@ class Group {
   Status Failure() const;
   void PostReports(Mailbox& mailbox);
 
+  // Waits until what its ranks have put over a network has arrived, at exit.
+  void Flush();
+
   // Called now and then: prints warnings, tells the other processes of a failure, and ends calls
   // that wait for a process that has exited.
   void Watch();

@@ -137,7 +137,10 @@ Status Group::FlushRetired() {
   if (!peers_ || !HasNetwork() || current() == nullptr) return {};
   if (Status status = current()->AwaitBegin(); !status.ok()) return status;
   for (const auto& generation : All()) {
-    if (generation != current()) generation->Flush();
+    if (generation == current()) continue;
+    const Status flushed = generation->Flush();
+    // A release ends what has failed.
+    if (!flushed.ok() && !is_releasing_) Abort(flushed.message);
   }
   std::vector<PeerGroup::Contribution> ignored;
   Status status = peers_->Gather(PeerGroup::Step::kUnmapped, "", {}, &ignored);
@@ -245,6 +248,10 @@ void Group::PostReports(Mailbox& mailbox) {
     if (peers_) AwaitReason(*generation);
     generation->PostReports(mailbox);
   }
+}
+
+void Group::Flush() {
+  for (const auto& generation : All()) static_cast<void>(generation->Flush());
 }
 
 void Group::ShortenWarnings(double seconds) {

@@ -99,14 +99,17 @@ void Group::AwaitReason(Generation& generation) const {
 
 void Group::Watch() {
   const uint64_t era = peers_ ? peers_->era() : 0;
+  const std::string departed = peers_ ? peers_->Departed() : "";
   for (const auto& generation : All()) {
     generation->PrintWarnings();
-    if (const Status failure = generation->NetworkFailure(); !failure.ok()) Abort(failure.message);
+    const Status failure = generation->NetworkFailure();
+    // A process that exits in order ends its network, too.
+    if (!failure.ok() && departed.empty()) Abort(failure.message);
   }
   if (!peers_) return;
   // During a release the era is the next one, and failures are those of the one before.
   if (!is_releasing_) TellFailure(era);
-  if (const std::string departed = peers_->Departed(); !departed.empty()) {
+  if (!departed.empty()) {
     ShortenWarnings(kWarningSecondsAfterExit);
     AbortLongWait(Concatenate(departed, " has exited").c_str());
   }

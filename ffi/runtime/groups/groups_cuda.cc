@@ -171,6 +171,8 @@ void Groups::PostReports(Mailbox& mailbox) {
 void Groups::Shutdown() {
   has_ended_ = true;
   Drain(kWarningSecondsAtExit, "the process exits");
+  // Calls of other processes may wait for messages of calls that have ended here.
+  for (Group* group : All()) group->Flush();
   Networks::OfProcess().Stop();  // soon nobody may call the driver any more
   Connections::OfProcess().Leave();
 }

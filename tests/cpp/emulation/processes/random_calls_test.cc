@@ -111,6 +111,20 @@ void TestKill(Layout layout, uint64_t seed) {
   forks.Await(kDeadline, victim);
 }
 
+// A process exits as soon as its own calls have ended. The others' need what it has sent last.
+void TestExits(Layout layout, uint64_t seed) {
+  SharedExchange exchange;
+  Forks forks(layout.num_processes, [&](int index) {
+    Process process(layout, index, &exchange, seed);
+    UseUcx(ucx_folder);
+    for (int num_tokens : {40, 6}) {
+      process.Dispatch(num_tokens, false, 0, layout.ranks_per_process).Check();
+    }
+    Groups::OfProcess().Shutdown();
+  });
+  forks.Await(60);
+}
+
 }  // namespace
 }  // namespace jax_ep::testing
 
@@ -147,6 +161,12 @@ int main(int argc, char** argv) {
                     [=] {
                       for (uint64_t i = 0; i < num_kills; ++i) {
                         TestKill(kLayouts[i % std::size(kLayouts)], seed * 1000 + i);
+                      }
+                    }},
+                   {"exits of hosts",
+                    [=] {
+                      for (uint64_t i = 0; i < num_kills && !ucx_folder.empty(); ++i) {
+                        TestExits(kHosts[i % std::size(kHosts)], seed + i);
                       }
                     }},
                    {"kills of hosts",
