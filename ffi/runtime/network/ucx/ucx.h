@@ -36,6 +36,9 @@ struct UcxOptions {
 // the partner's Progress.
 Status MakeUcxNetwork(const UcxOptions& options, std::unique_ptr<Network>* network);
 
+// Whether a folder has a UCX that serves; empty: the system's.
+Status CheckUcx(const std::string& folder);
+
 // Joins NVLink domains by UCX from now on. Call it before there are groups; only in builds with
 // CUDA.
 Status UseUcx(const std::string& folder);

@@ -157,6 +157,11 @@ void UcxNetwork::Close(int memory) {
   if (closed.key != nullptr) ucx_.ucp_rkey_destroy(std::exchange(closed.key, nullptr));
 }
 
+Status CheckUcx(const std::string& folder) {
+  const UcxLibrary* library = nullptr;
+  return OpenUcx(folder, &library);
+}
+
 Status MakeUcxNetwork(const UcxOptions& options, std::unique_ptr<Network>* network) {
   const UcxLibrary* library = nullptr;
   if (Status status = OpenUcx(options.folder, &library); !status.ok()) return status;

@@ -8,7 +8,6 @@
 
 #include "ffi/runtime/cuda/device_cuda.h"
 #include "ffi/runtime/network/networks.h"
-#include "ffi/runtime/network/ucx/library.h"
 #include "ffi/runtime/network/ucx/ucx.h"
 
 namespace jax_ep {
@@ -45,8 +44,7 @@ Status MakeNetwork(const std::string& folder, int device, std::unique_ptr<Networ
 
 Status UseUcx(const std::string& folder) {
   if (Status status = CheckQueues(); !status.ok()) return status;
-  const UcxLibrary* library = nullptr;
-  if (Status status = OpenUcx(folder, &library); !status.ok()) return status;
+  if (Status status = CheckUcx(folder); !status.ok()) return status;
   Networks::OfProcess().Use(
       [folder](int device, std::unique_ptr<Network>* network) {
         return MakeNetwork(folder, device, network);
