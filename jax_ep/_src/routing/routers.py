@@ -61,17 +61,7 @@ def softmax_topk(
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.softmax(logits)
-    if topk_ids is None:
-        ids = select(
-            scores,
-            top_k,
-            bias=bias,
-            num_groups=num_groups,
-            top_groups=top_groups,
-            group_score=group_score,
-        )
-    else:
-        ids = _given(topk_ids, (*logits.shape[:-1], top_k))
+    ids = _selected(scores, top_k, topk_ids, bias, num_groups, top_groups, group_score)
     weights = _at(scores, ids, 0, topk_ids)
     if renormalize:
         selected = _normalized(_at(logits, ids, -jnp.inf, topk_ids))
@@ -117,23 +107,35 @@ def sigmoid_topk(
     """
     logits, mask = masked_logits(logits, token_mask)
     scores = jax.nn.sigmoid(logits)
-    if topk_ids is None:
-        ids = select(
-            scores,
-            top_k,
-            bias=bias,
-            num_groups=num_groups,
-            top_groups=top_groups,
-            group_score=group_score,
-        )
-    else:
-        ids = _given(topk_ids, (*logits.shape[:-1], top_k))
+    ids = _selected(scores, top_k, topk_ids, bias, num_groups, top_groups, group_score)
     log_scores = jax.nn.log_sigmoid(logits)
     if renormalize:
         weights = _normalized(_at(log_scores, ids, -jnp.inf, topk_ids))
     else:
         weights = _at(scores, ids, 0, topk_ids)
     return masked(Routing(ids, weights * scale, _normalized(log_scores)), mask)
+
+
+def _selected(
+    scores: jax.Array,
+    top_k: int,
+    topk_ids: jax.Array | None,
+    bias: jax.Array | None,
+    num_groups: int,
+    top_groups: int,
+    group_score: GroupScore,
+) -> jax.Array:
+    """Returns the ids that are given, or those of the best scores."""
+    if topk_ids is not None:
+        return _given(topk_ids, (*scores.shape[:-1], top_k))
+    return select(
+        scores,
+        top_k,
+        bias=bias,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        group_score=group_score,
+    )
 
 
 def masked_logits(logits: jax.Array, token_mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
