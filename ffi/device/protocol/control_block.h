@@ -200,13 +200,17 @@ inline void SetAllPeers(GenerationState* state) {
   }
 }
 
-// Makes the ranks of a rank's NVLink domain its peers.
+// Makes the ranks of a rank's NVLink domain its peers. The memory of others is not reached.
 inline void SetDomainPeers(GenerationState* state, int domain_size) {
   const int first = state->rank / domain_size * domain_size;
   state->num_peers = domain_size - 1;
   for (int i = 0; i < state->num_peers; ++i) {
     state->peer_ranks[i] =
         static_cast<uint8_t>(first + (state->rank - first + 1 + i) % domain_size);
+  }
+  int rank = 0;
+  for (Peer& peer : state->peers) {
+    if (rank++ / domain_size * domain_size != first) peer = {};
   }
 }
 

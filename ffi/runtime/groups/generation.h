@@ -140,7 +140,6 @@ class Generation {
   Status RegisterRank(size_t rank);
   bool IsMapped(size_t rank) const;
   Status FillStates();
-  void ReachOtherDomains(GenerationState* state, RailRequests* requests) const;
   void PrintWarningsLocked();
   bool WaitsStill(const LongWait& wait) const;
   Inbox* inbox(size_t rank) const;

@@ -173,16 +173,6 @@ Status Generation::RegisterRank(size_t rank) {
                           &memory_[rank].records->rail_requests);
 }
 
-// Makes the domain's ranks the peers. The others are reached by requests.
-void Generation::ReachOtherDomains(GenerationState* state, RailRequests* requests) const {
-  const Domains& domains = rails_->domains();
-  state->rail_requests = requests;
-  SetDomainPeers(state, domains.size);
-  for (int rank = 0; rank < state->num_ranks; ++rank) {
-    if (domains.Domain(rank) != domains.Domain(state->rank)) state->peers[rank] = {};
-  }
-}
-
 // Writes the states and zeroes the inboxes, which nobody uses yet.
 Status Generation::FillStates() {
   Settings settings;
@@ -211,7 +201,10 @@ Status Generation::FillStates() {
     for (size_t peer = 0; peer < members_.size(); ++peer) {
       state.peers[peer] = {inbox(peer), workspace(peer)};
     }
-    if (rails_) ReachOtherDomains(&state, &on_device->rail_requests);
+    if (rails_) {
+      SetDomainPeers(&state, rails_->domains().size);
+      state.rail_requests = &on_device->rail_requests;
+    }
     // XLA's streams do not wait for the default stream, nor it for them. So this stream is waited
     // for, and Start comes later.
     if (error == cudaSuccess) {

@@ -59,8 +59,7 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
     const int number = static_cast<int>(rank);
     std::vector<RankMemoryAddresses> partners;
     for (int rail = 0; rail < domains_.num_rails(); ++rail) {
-      const int domain = domains_.RailEnd(domains_.Domain(number), rail);
-      const int partner = domains_.Rank(domain, domains_.Index(number));
+      const int partner = domains_.RailPartner(number, rail);
       const std::string& offer = offers[static_cast<size_t>(partner)];
       RankMemoryAddresses addresses;
       if (offer.size() < sizeof addresses) {

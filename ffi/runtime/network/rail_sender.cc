@@ -48,12 +48,8 @@ Status RailSender::Poll(Network& network, bool* found) {
     if (credit != credits_[i]) {
       credits_[i] = credit;
       *found = true;
-      Status status = network.Start({.memory = far.memory,
-                                     .from = nullptr,
-                                     .to = 0,
-                                     .bytes = 0,
-                                     .flag = far.credits + 8 * slot,
-                                     .value = credit});
+      Status status =
+          network.Start({.memory = far.memory, .flag = far.credits + 8 * slot, .value = credit});
       if (!status.ok()) return status;
     }
     const uint64_t request = Load(requests_->messages[i]);
@@ -81,12 +77,7 @@ Status RailSender::TellAll(Network& network, const uint64_t& request, uint64_t F
   *told = value;
   *found = true;
   for (const Far& far : rails_) {
-    Status status = network.Start({.memory = far.memory,
-                                   .from = nullptr,
-                                   .to = 0,
-                                   .bytes = 0,
-                                   .flag = far.*flag,
-                                   .value = value});
+    Status status = network.Start({.memory = far.memory, .flag = far.*flag, .value = value});
     if (!status.ok()) return status;
   }
   return {};

@@ -38,6 +38,10 @@ struct Domains {
     const int to = from + rail + 1;
     return to < count ? to : to - count;
   }
+  // Returns the rank at the other end of a rank's rail.
+  JAX_EP_HOST_DEVICE int RailPartner(int rank, int rail) const {
+    return Rank(RailEnd(Domain(rank), rail), Index(rank));
+  }
 };
 
 }  // namespace jax_ep

@@ -136,12 +136,7 @@ void UcxNetwork::Continue(Flight* flight) {
     if (connection->puts_flags) {
       PutFlag(flight);
     } else {
-      const Put flag = {.memory = 0,
-                        .from = nullptr,
-                        .to = 0,
-                        .bytes = 0,
-                        .flag = flight->flag,
-                        .value = flight->value};
+      const Put flag = {.memory = 0, .flag = flight->flag, .value = flight->value};
       SendMessages(flight, flag, nullptr);
     }
     if (flight->operations > 0) return;

@@ -34,9 +34,6 @@ class Rails {
     next_requests_.push_back(requests);
     CUDA_OK(cudaHostGetDevicePointer(reinterpret_cast<void**>(&state->rail_requests), requests, 0));
     jax_ep::SetDomainPeers(state, domains_.size);
-    for (int rank = 0; rank < state->num_ranks; ++rank) {
-      if (domains_.Domain(rank) != domains_.Domain(state->rank)) state->peers[rank] = {};
-    }
   }
 
   // Serves the ranks that were prepared, once all have begun their generation.
@@ -52,8 +49,7 @@ class Rails {
       };
       std::vector<jax_ep::RankMemoryAddresses> partners;
       for (int rail = 0; rail < domains_.num_rails(); ++rail) {
-        const int domain = domains_.RailEnd(domains_.Domain(rank), rail);
-        partners.push_back(addresses_of(domains_.Rank(domain, domains_.Index(rank))));
+        partners.push_back(addresses_of(domains_.RailPartner(rank, rail)));
       }
       senders_.push_back(std::make_shared<jax_ep::RailSender>(
           requests_[rank], jax_ep::RailLayout{domains_, rank, slots_}, addresses_of(rank),

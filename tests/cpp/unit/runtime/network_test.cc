@@ -1,6 +1,7 @@
 // The thread that carries out puts, with a network that only takes note of them.
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -108,6 +109,15 @@ void TestAbortAndLeave() {
   CHECK(fixture.Poll(network).empty());
 }
 
+void RunOn(jax_ep::NetworkThread& thread, const std::function<void()>& work) {
+  CHECK(thread
+            .Run([&](jax_ep::Network&) {
+              work();
+              return Status{};
+            })
+            .ok());
+}
+
 void TestThreadServesUntilRemoved() {
   Fixture fixture;
   auto owned = std::make_unique<NotedNetwork>();
@@ -117,21 +127,11 @@ void TestThreadServesUntilRemoved() {
   std::atomic_ref(fixture.requests.messages[0]).store(jax_ep::RequestOfMessage(1, 128));
   CHECK(thread.Remove(fixture.sender, 10).ok());
   size_t count = 0;
-  CHECK(thread
-            .Run([&](jax_ep::Network&) {
-              count = network.puts.size();
-              return Status{};
-            })
-            .ok());
+  RunOn(thread, [&] { count = network.puts.size(); });
   CHECK(count == 1);
   std::atomic_ref(fixture.requests.messages[0]).store(jax_ep::RequestOfMessage(5, 128));
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  CHECK(thread
-            .Run([&](jax_ep::Network&) {
-              count = network.puts.size();
-              return Status{};
-            })
-            .ok());
+  RunOn(thread, [&] { count = network.puts.size(); });
   CHECK(count == 1);
 }
 
@@ -141,20 +141,12 @@ void TestThreadReportsFailures() {
   NotedNetwork& network = *owned;
   jax_ep::NetworkThread thread(std::move(owned));
   thread.Add(fixture.sender);
-  const auto set = [&](const std::function<void()>& change) {
-    CHECK(thread
-              .Run([&](jax_ep::Network&) {
-                change();
-                return Status{};
-              })
-              .ok());
-  };
   // Remove says what has not arrived.
-  set([&] { network.is_idle = false; });
+  RunOn(thread, [&] { network.is_idle = false; });
   const Status late = thread.Remove(fixture.sender, 0.01);
   CHECK(late.message.find("have not arrived within 0.01 s") != std::string::npos);
   thread.Add(fixture.sender);
-  set([&] { network.failure = jax_ep::FailedPrecondition("a cable was pulled"); });
+  RunOn(thread, [&] { network.failure = jax_ep::FailedPrecondition("a cable was pulled"); });
   while (thread.Failure().ok()) std::this_thread::yield();
   CHECK(thread.Failure().message == "a cable was pulled");
   CHECK(thread.Remove(fixture.sender, 10).message == "a cable was pulled");
