@@ -1,0 +1,1 @@
+"""Checkpoints of Hugging Face's transformers: what their files hold, and how layers take it."""
