@@ -4,8 +4,8 @@
   hf/bin/pip install numpy==2.4.6 safetensors==0.8.0 torch==2.13.0 transformers==5.24.0
   hf/bin/python tools/hf_fixtures.py [FAMILY...]
 
-Each folder is what `save_pretrained` writes. `gradients/` is one more checkpoint in the same layout,
-whose tensors are the gradients of sum(y * dy) by the MoE parameters. `block.safetensors` has x, y, dy
+Each folder is what `save_pretrained` writes. `gradients/` is one more checkpoint in the same
+layout, with the gradients of sum(y * dy) by the MoE parameters. `block.safetensors` has x, y, dy
 and dx of every MoE block, and for three families greedy tokens and the logits of a whole model.
 torch computes in float32 on one thread, whatever dtype the files have. torch for CPUs exists for
 Python 3.11.
@@ -276,6 +276,9 @@ def write(key: str) -> None:
         recorded |= {f"{name}.{i}": t.contiguous() for name, t in run_block(block, i).items()}
         blocks += 1
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    for name, buffer in model.named_buffers():
+        if "correction_bias" in name:  # which has none
+            gradients[name] = torch.zeros_like(buffer)
     (folder / "gradients").mkdir()
     model.save_pretrained(
         folder / "gradients", state_dict=gradients, save_original_format=family.original
@@ -288,7 +291,6 @@ def write(key: str) -> None:
     change_config(folder, {"dtype": str(family.dtype).removeprefix("torch.")})
     for parent in (folder, folder / "gradients"):
         (parent / "generation_config.json").unlink(missing_ok=True)
-    (folder / "gradients" / "config.json").unlink()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{key}: {blocks} blocks, {size} bytes")
 

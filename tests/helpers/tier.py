@@ -32,6 +32,7 @@ ON_BOTH = (
 
 # Suites of the CPU tier alone, each with the reason. A suite that neither list has is an error.
 ON_CPU_ONLY = {
+    "checkpoints/*": "reads files on the host, and runs layers that other suites test",
     "lowering/*": "lower programs for CUDA on a machine without a GPU",
     "processes/*": "several processes on CPU devices; tests/gpu_only/ has those of GPUs",
     "runtime/*": "names, messages and checks of the host",

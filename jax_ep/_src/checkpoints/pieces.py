@@ -50,12 +50,12 @@ def gate_first(x: Array) -> Array:
 
 
 def interleaved(x: Array) -> Array:
-    """[..., 2F] with gate and up in turns as [..., 2, F]."""
+    """[..., 2F] of columns g0, u0, g1, u1, … as [..., 2, F]."""
     return x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2)
 
 
 def interleaved_rows(x: Array) -> Array:
-    """[..., 2F, H] with gate and up in turns as [..., H, 2, F]."""
+    """[..., 2F, H] of rows g0, u0, g1, u1, … as [..., H, 2, F]."""
     return interleaved(x.swapaxes(-1, -2))
 
 

@@ -58,17 +58,17 @@ class Tensors(Mapping[str, Entry]):
       bytes_read: the size of what `read` has returned so far.
     """
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, single: str = SINGLE):
         self.folder = folder
         self.bytes_read = 0
         self._maps: dict[pathlib.Path, np.ndarray[Any, Any]] = {}
         self._entries: dict[str, Entry] = {}
-        for path, names in _files(folder).items():
+        for path, names in _files(folder, single).items():
             found = _header(path)
             missing = set(found if names is None else names) - set(found)
             if missing:
                 raise ArgumentError(
-                    f"jax_ep.checkpoints: {path} lacks {_some(missing)}, which {INDEX} lists in "
+                    f"jax_ep.checkpoints: {path} lacks {some(missing)}, which {INDEX} lists in "
                     "it; expected every tensor in its file. Copy the file again."
                 )
             self._entries |= {n: e for n, e in found.items() if names is None or n in names}
@@ -97,16 +97,16 @@ class Tensors(Mapping[str, Entry]):
         return values
 
 
-def _files(folder: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
+def _files(folder: pathlib.Path, single: str) -> dict[pathlib.Path, set[str] | None]:
     """Returns the files of a folder, each with the names that the index has for it."""
-    if (folder / INDEX).exists():
+    if single == SINGLE and (folder / INDEX).exists():
         files: dict[pathlib.Path, set[str] | None] = {}
         for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items():
             names = files.setdefault(folder / file, set())
             assert names is not None
             names.add(name)
     else:
-        files = {folder / SINGLE: None}
+        files = {folder / single: None}
     for path in files:
         if not path.exists():
             raise ArgumentError(
@@ -141,7 +141,7 @@ def _entry(path: pathlib.Path, name: str, value: dict[str, Any], start: int) -> 
     return Entry(path, dtype, tuple(value["shape"]), start + value["data_offsets"][0])
 
 
-def _some(names: Any) -> str:
+def some(names: Any) -> str:
     """Returns a few names, sorted, and how many more there are."""
     first = sorted(names)
     more = f" and {len(first) - 4} more" if len(first) > 4 else ""
