@@ -32,7 +32,7 @@ from jax_ep._src.transfer.plan import REMAT_NAMES, Dispatched, Plan
 from jax_ep._src.transfer.redispatch import redispatch
 
 if TYPE_CHECKING:
-    from jax_ep import linen, nnx
+    from jax_ep import checkpoints, linen, nnx
 
 _register_serialization()
 
@@ -54,6 +54,7 @@ __all__ = [
     "accumulators",
     "build_info",
     "check",
+    "checkpoints",
     "combine",
     "dispatch",
     "export_checks",
@@ -75,6 +76,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("linen", "nnx"):  # Flax is optional, and slow to import.
+    if name in ("checkpoints", "linen", "nnx"):  # Flax is optional, and slow to import.
         return importlib.import_module(f"jax_ep.{name}")
     raise AttributeError(f"module 'jax_ep' has no attribute {name!r}")

@@ -8,8 +8,9 @@ and MiniMax-M2.
 
 from __future__ import annotations
 
-from jax_ep._src.checkpoints.checkpoint import Checkpoint, linen_variables
-from jax_ep._src.checkpoints.load import load
+from jax_ep._src.checkpoints.checkpoint import Checkpoint, Params, linen_variables
+from jax_ep._src.checkpoints.load import OtherSpecs, load
 from jax_ep._src.checkpoints.options import moe_options
+from jax_ep._src.checkpoints.save import save
 
-__all__ = ["Checkpoint", "linen_variables", "load", "moe_options"]
+__all__ = ["Checkpoint", "OtherSpecs", "Params", "linen_variables", "load", "moe_options", "save"]

@@ -19,7 +19,7 @@ from jax_ep._src.checkpoints.tensors import Tensors
 
 FOLDER = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
 FAMILIES = sorted(path.name for path in FOLDER.iterdir())
-TOLERANCE = 5e-6  # of the reference's largest magnitude
+TOLERANCE = 5e-6  # relative to the largest magnitude
 
 
 def recorded(family):

@@ -20,11 +20,20 @@ from absl.testing import absltest
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
+import jax_ep.checkpoints
 import jax_ep.linen
 import jax_ep.nnx
 
 SNAPSHOT = pathlib.Path(__file__).with_name("api.txt")
-MODULES = (jax_ep, jax_ep.linen, jax_ep.nnx, jax_ep.quant, jax_ep.routing, jax_ep.typing)
+MODULES = (
+    jax_ep,
+    jax_ep.checkpoints,
+    jax_ep.linen,
+    jax_ep.nnx,
+    jax_ep.quant,
+    jax_ep.routing,
+    jax_ep.typing,
+)
 
 
 def public_names(module) -> list[str]:
@@ -248,6 +257,8 @@ class ApiTest(absltest.TestCase):
         known |= {
             "Any",
             "Mapping",
+            "Path",
+            "dtype",
             "Sequence",
             "AxisType",
             "Mesh",

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 from absl.testing import absltest
+from checkpoint_errors import PRODUCERS as CHECKPOINT_PRODUCERS
+from checkpoint_errors import load_without_rich
 from error_calls import (
     DOWN,
     EIGHT_BIT,
@@ -89,6 +91,7 @@ from jax_ep._src.transfer import primitives
 
 PRODUCERS = {
     "ArgumentError": [
+        *CHECKPOINT_PRODUCERS,
         call_outside,
         call_where_not_manual,
         lambda: dispatch(axis_name="data"),
@@ -316,7 +319,7 @@ PRODUCERS = {
         gradient_of_quantized_weights,
         gradient_by_one_layout,
     ],
-    "MissingExtensionError": [import_without_module],
+    "MissingExtensionError": [import_without_module, load_without_rich],
     "PeerTimeoutError": [fail],
     "Error": [
         lambda: fail("mismatch"),

@@ -1,4 +1,4 @@
-"""What `load` returns, and `save` takes."""
+"""The arrays of a checkpoint, between `load` and `save`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from jax_ep._src.quant.recipe import QuantizedExperts
 
 Params = dict[str, jax.Array]
+"""Arrays by name."""
 
 
 @dataclasses.dataclass(frozen=True)

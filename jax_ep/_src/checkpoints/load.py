@@ -43,6 +43,8 @@ from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedExperts, QuantizedWeights
 
 OtherSpecs = Callable[[str, tuple[int, ...]], P | None]
+"""From a tensor's name and shape to its partition spec, or to None to leave it out."""
+
 ROUTING = ("router_kernel", "logits_bias", "selection_bias")
 
 
@@ -128,7 +130,7 @@ def load(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is read, and where it goes."""
+    """Names the tensors to read, and the parameters that they fill."""
 
     config: dict[str, Any]
     reader: Reader
