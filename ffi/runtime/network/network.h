@@ -14,13 +14,12 @@ namespace jax_ep {
 // Bytes into a partner's memory, then a flag: who finds the flag there finds the bytes. Nothing is
 // known of the order of two puts.
 struct Put {
-  int memory;  // the partner's, see Network::Open
-  const void* from =
-      nullptr;       // registered memory of this process, unchanged until the put has arrived
-  uint64_t to = 0;   // an address in the partner's process
-  size_t bytes = 0;  // may be 0
-  uint64_t flag;     // likewise, of 8 bytes, which are written at once
-  uint64_t value;    // the flag's
+  int memory;                  // the partner's, see Network::Open
+  const void* from = nullptr;  // registered memory of this process, unchanged until it has arrived
+  uint64_t to = 0;             // an address in the partner's process
+  size_t bytes = 0;            // may be 0
+  uint64_t flag;               // an address there, of 8 bytes, which are written at once
+  uint64_t value;              // the flag's
 };
 
 // Used by one thread at a time.
