@@ -76,6 +76,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("checkpoints", "linen", "nnx"):  # Flax is optional, and slow to import.
+    if name in ("checkpoints", "linen", "nnx"):  # when first used: Flax is optional and slow
         return importlib.import_module(f"jax_ep.{name}")
     raise AttributeError(f"module 'jax_ep' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from jax_ep._src.checkpoints.checkpoint import Checkpoint, Params
 from jax_ep._src.checkpoints.config import entry, of_text, quantization, read_config
 from jax_ep._src.checkpoints.names import (
     BLOCK_PARAMS,
+    SCALE,
     Pieces,
     block_shapes,
     is_ignored,
@@ -28,7 +29,7 @@ from jax_ep._src.checkpoints.names import (
 )
 from jax_ep._src.checkpoints.options import family_of, keeps_blocks, moe_layers, moe_options
 from jax_ep._src.checkpoints.pieces import Piece, same
-from jax_ep._src.checkpoints.read import SCALE, Reader
+from jax_ep._src.checkpoints.read import Reader
 from jax_ep._src.checkpoints.tensors import Tensors, some
 from jax_ep._src.core import compat
 from jax_ep._src.core.errors import ArgumentError, MissingExtensionError

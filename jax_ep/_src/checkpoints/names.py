@@ -9,9 +9,12 @@ from typing import Any
 from jax_ep._src.checkpoints import pieces
 from jax_ep._src.checkpoints.families import Family, Layout
 from jax_ep._src.checkpoints.pieces import Piece, View
-from jax_ep._src.quant.formats import BLOCK
+from jax_ep._src.quant.formats import BLOCK, Fp8Block128, matrix_scales, num_blocks
 
 Pieces = dict[str, list[Piece]]
+
+SCALE = "_scale_inv"
+"""What the name of a tensor in blocks has at its end, if it is that of its scales."""
 
 IGNORED = (
     r"(^|\.)mtp\.",
@@ -124,8 +127,8 @@ def _blocks(family: Family, experts: str, count: int, hidden: int, size: int) ->
     found: Pieces = {name: [] for name in BLOCK_PARAMS}
     for e in range(count):
         gate, up, down = (f"{experts}{e}.{p}.weight" for p in family.projections)
-        for part, suffix, unit in ("values", "", 1), ("scales", "_scale_inv", BLOCK):
-            rows, columns = -(-size // unit), -(-hidden // unit)
+        for part, suffix, unit in ("values", "", 1), ("scales", SCALE, BLOCK):
+            rows, columns = num_blocks(size, unit), num_blocks(hidden, unit)
             for i, name in enumerate((gate, up)):
                 at = (e, slice(i * rows, (i + 1) * rows))
                 piece = Piece(at, name + suffix, pieces.same, (rows, columns))
@@ -138,6 +141,7 @@ def _blocks(family: Family, experts: str, count: int, hidden: int, size: int) ->
 def block_shapes(options: Mapping[str, Any], padded: int) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of `BLOCK_PARAMS`."""
     hidden, size = options["hidden_size"], options["intermediate_size"]
-    rows, columns = size // BLOCK, -(-hidden // BLOCK)
-    shapes = (2 * size, hidden), (2 * rows, columns), (hidden, size), (columns, rows)
-    return {name: (padded, *shape) for name, shape in zip(BLOCK_PARAMS, shapes, strict=True)}
+    up, down = (padded, 2 * size, hidden), (padded, hidden, size)
+    format = Fp8Block128()
+    shapes = (up, matrix_scales(format, up), down, matrix_scales(format, down))
+    return dict(zip(BLOCK_PARAMS, shapes, strict=True))

@@ -74,12 +74,16 @@ class Overlap(NamedTuple):
     in_piece: tuple[slice, ...]
 
 
+def _whole(at: Sequence[int | slice], shape: Sequence[int]) -> tuple[int | slice, ...]:
+    """Returns a box with all dimensions of the shape."""
+    return (*at, *(slice(None),) * (len(shape) - len(at)))
+
+
 def overlap(at: Sequence[int | slice], bounds: Bounds, shape: Sequence[int]) -> Overlap | None:
     """Returns where a box and bounds meet, or None."""
     in_block: list[int | slice] = []
     in_piece = []
-    boxes = (*at, *(slice(None),) * (len(shape) - len(at)))
-    for box, (first, end), size in zip(boxes, bounds, shape, strict=True):
+    for box, (first, end), size in zip(_whole(at, shape), bounds, shape, strict=True):
         if isinstance(box, int):
             if not first <= box < end:
                 return None
@@ -96,6 +100,6 @@ def overlap(at: Sequence[int | slice], bounds: Bounds, shape: Sequence[int]) -> 
 
 def box_shape(at: Sequence[int | slice], shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape of a box."""
-    boxes = (*at, *(slice(None),) * (len(shape) - len(at)))
+    boxes = _whole(at, shape)
     sizes = (b if isinstance(b, int) else b.indices(s) for b, s in zip(boxes, shape, strict=True))
     return tuple(size[1] - size[0] for size in sizes if not isinstance(size, int))

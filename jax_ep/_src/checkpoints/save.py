@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,10 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.checkpoints.checkpoint import Checkpoint
 from jax_ep._src.checkpoints.files import File, Shape
-from jax_ep._src.checkpoints.names import BLOCK_PARAMS, layout_of, pieces_of
+from jax_ep._src.checkpoints.names import BLOCK_PARAMS, SCALE, layout_of, pieces_of
 from jax_ep._src.checkpoints.options import family_of, moe_options
 from jax_ep._src.checkpoints.pieces import Array, Bounds, Piece, bounds_of, box_shape, overlap, same
-from jax_ep._src.checkpoints.read import SCALE
 from jax_ep._src.checkpoints.tensors import INDEX, SINGLE
 from jax_ep._src.core.errors import ArgumentError
 
@@ -60,7 +61,11 @@ def save(
     path.mkdir(parents=True, exist_ok=True)
     jobs = list(_jobs(checkpoint))
     shapes = {piece.name: shape for job in jobs for piece, shape in job.parts}
-    owners = {piece.name: max(owner, 0) for job in jobs for piece, owner in job.owners()}
+    owners = {
+        piece.name: max(owner, 0)
+        for job in jobs
+        for (piece, _), owner in zip(job.parts, job.owners, strict=True)
+    }
     weights = _files(shapes, owners, max_file_bytes)
     mine: dict[str, dict[str, Shape]] = {}
     for name, file in weights.items():
@@ -85,36 +90,38 @@ def save(
         multihost_utils.sync_global_devices("jax_ep.checkpoints.saved")
 
 
-class _Job(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Job:
     """An array and the tensors that it is written to."""
 
     array: jax.Array
     parts: list[tuple[Piece, Shape]]
 
-    def owners(self) -> Iterator[tuple[Piece, int]]:
-        """Yields the first process that has the whole of each tensor, or 0 if none has."""
+    @functools.cached_property
+    def owners(self) -> list[int]:
+        """The first process that has the whole of each tensor, or -1 if none has."""
         by_process: dict[int, set[Bounds]] = {}
         shape = self.array.shape
         devices: dict[Any, Any] = dict(self.array.sharding.devices_indices_map(shape))
         for device, index in devices.items():
             bounds = bounds_of(index or (), shape)
             by_process.setdefault(device.process_index, set()).add(bounds)
+        owners = []
         for piece, _ in self.parts:
             wanted = math.prod(box_shape(piece.at, shape))
-            having = [
-                p for p, blocks in by_process.items() if _volume(piece, blocks, shape) == wanted
-            ]
-            yield piece, min(having, default=-1)
+            having = (p for p, of in by_process.items() if _volume(piece, of, shape) == wanted)
+            owners.append(min(having, default=-1))
+        return owners
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
         """Yields this process's tensors. All processes call it: arrays may have to be gathered."""
-        array, owners = self.array, [owner for _, owner in self.owners()]
-        if min(owners, default=0) < 0:
+        array = self.array
+        if min(self.owners, default=0) < 0:
             everywhere = NamedSharding(array.sharding.mesh, P())  # type: ignore[attr-defined]
             gather = jax.jit(_as_bytes, out_shardings=everywhere)
             array = gather(array)
         blocks: dict[Bounds, Array] = {}
-        for (piece, shape), owner in zip(self.parts, owners, strict=True):
+        for (piece, shape), owner in zip(self.parts, self.owners, strict=True):
             if max(owner, 0) != jax.process_index():
                 continue
             if not blocks:
@@ -204,15 +211,13 @@ def _copy_others(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
         if path.suffix in COPIED and path.name not in ("config.json", INDEX):
             shutil.copyfile(path, folder / path.name)
     config = dict(checkpoint.config)
-    if "quantization_config" in config:
-        packed = set(checkpoint.other) if checkpoint.quantized else set()
-        dequantized = {n.removesuffix(SCALE) for n in checkpoint.file_dtypes if n.endswith(SCALE)}
-        if not checkpoint.quantized:
-            del config["quantization_config"]
-        else:
-            shared = {n for n in dequantized if n + SCALE not in packed and ".shared_expert" in n}
-            floats = [n.removesuffix(".weight") for n in sorted(shared)]
-            before = config["quantization_config"]
-            listed = before.get("modules_to_not_convert") or []
-            config["quantization_config"] = before | {"modules_to_not_convert": [*listed, *floats]}
+    before = config.get("quantization_config")
+    if before is not None and checkpoint.quantized:
+        scales = {n for n in checkpoint.file_dtypes if n.endswith(SCALE) and ".shared_expert" in n}
+        weights = sorted(n.removesuffix(SCALE) for n in scales - set(checkpoint.other))
+        listed = before.get("modules_to_not_convert") or []
+        floats = [n.removesuffix(".weight") for n in weights]
+        config["quantization_config"] = before | {"modules_to_not_convert": [*listed, *floats]}
+    elif before is not None:
+        del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
