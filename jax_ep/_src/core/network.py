@@ -27,6 +27,8 @@ def join_domains() -> str | None:
         return f"JAX_EP_NETWORK is {name!r}; expected 'ucx', or that it is not set"
     from jax_ep import _ffi
 
+    # UCX's cache misses GPU memory that it has not seen allocated, and takes it for the host's.
+    os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
     problem = _ffi.use_ucx(find_ucx())
     return f"JAX_EP_NETWORK is 'ucx', and {problem}" if problem else None
 

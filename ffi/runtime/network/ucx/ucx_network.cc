@@ -46,8 +46,14 @@ UcxNetwork::~UcxNetwork() {
 }
 
 Status UcxNetwork::Register(void* address, size_t bytes, std::string* key) {
-  Status status = worker_.Map(address, bytes);
-  return status.ok() ? worker_.PackKey(address, key) : status;
+  if (Status status = worker_.Map(address, bytes); !status.ok()) return status;
+  if (copy_to_device_ && worker_.Find(address, bytes)->is_host) {
+    static_cast<void>(worker_.Unmap(address));
+    return FailedPrecondition(
+        "jax_ep: UCX ", ucx_.version, " takes GPU memory at ", address,
+        " for the host's; set UCX_MEMTYPE_CACHE=n before this process starts");
+  }
+  return worker_.PackKey(address, key);
 }
 
 Status UcxNetwork::CreateEndpoint(const std::string& address, Connection* connection) const {

@@ -190,6 +190,21 @@ void TestMalformed() {
   });
 }
 
+// UCX takes what should be GPU memory for the host's: an error, before anything writes there.
+void TestMistakenMemory() {
+  InOne([] {
+    UcxOptions options = Options("self");
+    options.copy_to_device = [](void*, const void*, size_t) { return Status{}; };
+    std::unique_ptr<Network> network;
+    CHECK_OK(MakeUcxNetwork(options, &network));
+    std::vector<uint64_t> memory(64);
+    std::string key;
+    for (int i = 0; i < 2; ++i) {
+      CHECK_FAILS(network->Register(memory.data(), 512, &key), "UCX_MEMTYPE_CACHE=n");
+    }
+  });
+}
+
 // One of two processes that Python starts: exchanges messages, once or until an error.
 int RunRank(int rank, Pipes pipes, bool until_error) {
   NetworkSide side(&pipes, rank, Options("tcp,self", 3));
@@ -247,6 +262,7 @@ int main(int argc, char** argv) {
   }
   return RunCases({{"missing library", TestMissingLibrary},
                    {"malformed", TestMalformed},
+                   {"mistaken memory", TestMistakenMemory},
                    {"exchange over tcp", [] { TestExchange("tcp,self"); }},
                    {"exchange over posix", [] { TestExchange("posix,self"); }},
                    {"exchange by puts", [] { TestExchange("posix,self", jax_ep::UcxWay::kPuts); }},
