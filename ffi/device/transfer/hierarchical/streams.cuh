@@ -25,12 +25,12 @@ class StreamClaims {
  public:
   static constexpr int kItemsPerWord = 64;
 
-  // Called by one warp; all lanes find the same.
   __device__ StreamClaims(ClaimWords* claims, int stream, int words_per_stream, int num_items)
-      : first_word_(&claims->first_words[stream]), word_(LoadShuffled(first_word_)) {
+      : first_word_(&claims->first_words[stream]),
+        word_(static_cast<int>(LoadAcquireDevice(first_word_))) {
     if (word_ * kItemsPerWord >= num_items) return;
     bits_ = &claims->bits[stream * words_per_stream + word_];
-    seen_ = __shfl_sync(0xffffffffu, LoadAcquireDevice(bits_), 0);
+    seen_ = LoadAcquireDevice(bits_);
     const int left = num_items - word_ * kItemsPerWord;
     if (left < kItemsPerWord) seen_ |= ~uint64_t{0} << left;  // there are no such items
     is_left_ = true;
@@ -39,21 +39,22 @@ class StreamClaims {
   __device__ bool is_left() const { return is_left_; }
   __device__ uint64_t seen() const { return seen_ + static_cast<uint32_t>(word_); }
 
-  // Called by the warp. Returns a free item for each lane, the first ones of the word, or -1.
-  __device__ int FreeItem() const {
+  // Returns a free item, of the first ones of the word, or -1.
+  __device__ int FreeItem(int index) const {
     if (!is_left_ || seen_ == ~uint64_t{0}) return -1;
-    const int bit = __ffsll(~seen_) - 1 + LaneIndex();
+    const int bit = __ffsll(~seen_) - 1 + index;
     const bool is_free = bit < kItemsPerWord && (seen_ >> bit & 1) == 0;
     return is_free ? word_ * kItemsPerWord + bit : -1;
   }
 
-  // Called by one thread, for a free item that is ready. Returns whether it has claimed it.
-  __device__ bool Claim(int item) const {
+  // For a free item that is ready. Returns whether it has claimed it.
+  __device__ static bool Claim(ClaimWords* claims, int stream, int words_per_stream, int item) {
+    uint64_t* const bits = &claims->bits[stream * words_per_stream + item / kItemsPerWord];
     const uint64_t bit = uint64_t{1} << item % kItemsPerWord;
-    return (OrRelaxedDevice(bits_, bit, true) & bit) == 0;
+    return (OrRelaxedDevice(bits, bit, true) & bit) == 0;
   }
 
-  // Called by one thread. Goes on to the next word, if this one has no free items.
+  // Goes on to the next word, if this one has no free items.
   __device__ void Advance() const {
     if (is_left_ && seen_ == ~uint64_t{0}) {
       atomicCAS(first_word_, static_cast<uint32_t>(word_), static_cast<uint32_t>(word_) + 1);
@@ -61,10 +62,6 @@ class StreamClaims {
   }
 
  private:
-  __device__ static int LoadShuffled(const uint32_t* word) {
-    return static_cast<int>(__shfl_sync(0xffffffffu, LoadAcquireDevice(word), 0));
-  }
-
   uint32_t* const first_word_;
   const int word_;
   uint64_t* bits_ = nullptr;
@@ -107,12 +104,15 @@ __device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) 
 }
 
 // Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
-// kNoneReady. The first warp polls one stream after another, each lane one of its next free items.
+// kNoneReady. The first warp polls: 32 free items of a block's first stream, then some of each
+// other one, as many streams at a time as it has lanes. One after another, each would take several
+// loads that wait for each other.
 //
 // `Streams` has count(), the number of streams; First(block), the one that a block polls first,
 // another one for each block; NumItems(stream); IsReady(stream, item), an acquire of all that the
 // item needs; Peer(stream, item), for which rank a wait for it waits; and HasEntered(), whether all
-// ranks have entered the call, which the deadline depends on.
+// ranks have entered the call, which the deadline depends on. Lanes call the first four with
+// different streams.
 template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
                                       const Streams& streams, ClaimWords* claims, uint64_t sequence,
@@ -123,45 +123,64 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
     Deadline progress(call, WaitPoint::kChunk, sequence);
     const int count = streams.count();
     StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
-    int stream = count == 0 ? 0 : streams.First(role.block);
+    int first = count == 0 ? 0 : streams.First(role.block);
     // The last stream is one of the longest.
     const int words = count == 0 ? 0 : ClaimWords::words_per_stream(streams.NumItems(count - 1));
-    int num_polled = 0, num_left = 0;
-    uint64_t sum = 0, last_sum = 0;
+    // The lanes of a stream, for all but the first one of a round.
+    const int others = Max(count - 1, 1);
+    const int lanes_of_others = others < 32 ? 1 << (31 - __clz(32 / others)) : 1;
+    int num_polled = 0;  // streams of this round
+    bool is_left = false;
+    uint64_t sum = 0, last_sum = 0;  // of what the lane has seen of claims
     uint32_t missing = kMaxRanks;
     while (count > 0) {
-      const StreamClaims found(claims, stream, words, streams.NumItems(stream));
-      const int free = found.FreeItem();
-      const bool is_ready = free >= 0 && streams.IsReady(stream, free);
+      const int lanes = num_polled == 0 ? 32 : lanes_of_others;
+      const int polled = num_polled + LaneIndex() / lanes;
+      const int stream = first + polled < count ? first + polled : first + polled - count;
+      int free = -1;
+      bool is_ready = false;
+      if (polled < count) {
+        const StreamClaims found(claims, stream, words, streams.NumItems(stream));
+        free = found.FreeItem(LaneIndex() % lanes);
+        is_ready = free >= 0 && streams.IsReady(stream, free);
+        if (LaneIndex() % lanes == 0) found.Advance();
+        is_left |= found.is_left();
+        sum += found.seen();
+      }
       // The abort word overrides the flags, so it is loaded after them. NETWORK_PUT_ABORT
       item.outcome = FindAbort(call);
       if (item.outcome != Outcome::kArrived) break;
-      const uint32_t ready = __ballot_sync(kFullWarp, is_ready);
+      uint32_t ready = __ballot_sync(kFullWarp, is_ready);
       if (ready != 0) {
-        // Blocks take different items, so that they do not get in each other's way.
+        // Of the first stream that has one. Blocks take different items, so that they do not get in
+        // each other's way.
+        const int of_stream = (__ffs(ready) - 1) / lanes * lanes;
+        ready &= (lanes == 32 ? ~0u : (1u << lanes) - 1) << of_stream;
         const int lane = NthBit(ready, role.block % __popc(ready));
-        const bool is_mine = LaneIndex() == lane && found.Claim(free);
-        if (!__any_sync(kFullWarp, is_mine)) continue;  // another block was faster
-        item.stream = stream;
+        item.stream = __shfl_sync(kFullWarp, stream, lane);
         item.index = __shfl_sync(kFullWarp, free, lane);
-        break;
+        const bool is_mine =
+            LaneIndex() == lane && StreamClaims::Claim(claims, stream, words, free);
+        if (__any_sync(kFullWarp, is_mine)) break;
+        // Another block was faster. A new round begins with this stream.
+        first = item.stream;
+        item.stream = kNoneLeft;
+        num_polled = 0;
+        is_left = false;
+        sum = last_sum = 0;
+        missing = kMaxRanks;
+        continue;
       }
-      if (LaneIndex() == 0) found.Advance();
-      if (found.is_left()) {
-        ++num_left;
-        const int peer = free >= 0 ? streams.Peer(stream, free) : kMaxRanks;
-        missing = min(missing, static_cast<uint32_t>(peer));
-      }
-      sum += found.seen();
-      stream = stream + 1 == count ? 0 : stream + 1;
-      if (++num_polled < count) continue;
-      if (num_left == 0) break;  // all items have been claimed
+      if (free >= 0) missing = min(missing, static_cast<uint32_t>(streams.Peer(stream, free)));
+      num_polled += 32 / lanes;
+      if (num_polled < count) continue;
+      if (!__any_sync(kFullWarp, is_left)) break;  // all items have been claimed
       if (!waits) {
         item.stream = kNoneReady;
         break;
       }
       // Items that other blocks take are progress, too.
-      if (sum != last_sum) {
+      if (__any_sync(kFullWarp, sum != last_sum)) {
         entry.Restart();
         progress.Restart();
       }
@@ -173,7 +192,8 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
         item.outcome = FindLeaver(call, sequence);
       }
       if (item.outcome != Outcome::kArrived) break;
-      num_polled = num_left = 0;
+      num_polled = 0;
+      is_left = false;
       sum = 0;
       missing = kMaxRanks;
       __nanosleep(100);

@@ -3,6 +3,7 @@
 #define JAX_EP_TESTS_CPP_EMULATION_RUNTIME_RANDOM_POSITION_H_
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 
@@ -18,13 +19,25 @@ struct Position {
   Position(const Position&) {}
 };
 
+// Counts the items that a running call over several domains has claimed. Other calls claim none.
+inline int64_t ClaimedItems(ControlBlock& control) {
+  HierarchicalProgress& hierarchical = control.hierarchical;
+  int64_t items = 0;
+  for (ClaimWords* claims : {&hierarchical.metadata_claims, &hierarchical.send_claims,
+                             &hierarchical.receive_claims}) {
+    for (uint64_t& bits : claims->bits) items += std::popcount(std::atomic_ref(bits).load());
+  }
+  return items;
+}
+
 // Prints what the kernel that has claimed a control block waits for.
-inline void DescribeDevice(const ControlBlock& control) {
+inline void DescribeDevice(ControlBlock& control) {
   const uint64_t claim = control.claim;
   const uint64_t sequence = FirstSequence(control.generation) + (claim >> kClaimShift);
   std::printf("; generation %lu, %lu calls completed, tag %lx, abort %u", control.generation,
               claim >> kClaimShift, claim & (kClaimTags | kClaimOfHost), control.inbox->abort);
   if ((claim & kClaimTags) == 0) return;
+  std::printf(", %ld items of domains claimed", ClaimedItems(control));
   for (int peer = 0; peer < control.num_ranks; ++peer) {
     if (peer == control.rank) continue;
     if (control.inbox->entry[sequence % 2][peer].sequence >= sequence) continue;

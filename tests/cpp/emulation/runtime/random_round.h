@@ -77,7 +77,7 @@ class Round {
         const Position& position = positions_[lane * ranks_ + r];
         std::printf("lane %d rank %d: the thread %s call %d", lane, r, position.stage.load(),
                     position.call.load());
-        if (const ControlBlock* const control = Control(lane, r)) DescribeDevice(*control);
+        if (ControlBlock* const control = Control(lane, r)) DescribeDevice(*control);
         std::printf("\n");
       }
     }
