@@ -63,6 +63,9 @@ ON_CPU_ONLY = {
 # Tests that `make test` leaves to `make slow_test`. Each is a pattern of names, FILE::CLASS::TEST without the number of a
 # case, and the number of cases that `make test` runs all the same.
 SLOW = {
+    "checkpoints/generate_test.py::*::test_greedy_tokens": 1,
+    "checkpoints/generate_test.py::*::test_teacher_forced_logits": 3,
+    "checkpoints/generate_test.py::*::test_each_prompt_*": 1,
     "lowering/export_test.py::AheadOfTimeTest::*": 0,
     "lowering/stack_lowering_test.py::ProgramTest::test_nothing_else_*": 0,
     "operations/*::*Gradient*::*": 1,

@@ -1,0 +1,1 @@
+"""Models of checkpoints, for generate.py and finetune.py."""
