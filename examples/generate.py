@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import json
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from checkpoint_models.model import CheckpointModel, Params, load, make_mesh
 from checkpoint_models.small import write_small
+from checkpoint_models.text import Text
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
@@ -103,8 +103,8 @@ class Generator:
     ):
         if batch_size % model.mesh.size:
             raise ValueError(
-                f"a batch of {batch_size} sequences on {model.mesh.size} devices; expected a multiple "
-                "of the devices."
+                f"a batch of {batch_size} sequences on {model.mesh.size} devices; expected a "
+                "multiple of the devices."
             )
         self.prefill, self.decode = Phase(), Phase()
         self._model, self._params, self.stop = model, params, stop
@@ -174,42 +174,6 @@ class Generator:
         x = jnp.take_along_axis(x, last, 1)[:, 0]
         logits = self._model.logits(params, x)
         return self._sampling(logits, requests, positions.max(1)), cache
-
-
-# ---- text
-
-
-class Text:
-    """Between strings and tokens: by tokenizer.json, or token ids in decimal."""
-
-    def __init__(self, folder: pathlib.Path):
-        self.tokenizer = None
-        path = folder / "tokenizer.json"
-        if path.exists():
-            try:
-                import tokenizers
-            except ImportError:
-                print("prompts are token ids: for text, pip install tokenizers", file=sys.stderr)
-            else:
-                self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens."""
-        if self.tokenizer is not None:
-            return list(self.tokenizer.encode(text).ids)
-        try:
-            return [int(word) for word in text.split()]
-        except ValueError:
-            raise SystemExit(
-                f"the prompt {text!r} is text; expected token ids, such as '1 2 3', as there is no "
-                "tokenizer.json or the package tokenizers is not installed."
-            ) from None
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text."""
-        if self.tokenizer is not None:
-            return str(self.tokenizer.decode(list(tokens)))
-        return " ".join(map(str, tokens))
 
 
 def stop_tokens(folder: pathlib.Path) -> list[int]:
