@@ -63,6 +63,9 @@ ON_CPU_ONLY = {
 # Tests that `make test` leaves to `make slow_test`. Each is a pattern of names, FILE::CLASS::TEST without the number of a
 # case, and the number of cases that `make test` runs all the same.
 SLOW = {
+    "checkpoints/finetune_test.py::CommandTest::*": 0,
+    "checkpoints/finetune_test.py::*::test_goes_on_*": 1,
+    "checkpoints/finetune_test.py::*::test_the_tuned_*": 1,
     "checkpoints/generate_test.py::*::test_greedy_tokens": 1,
     "checkpoints/generate_test.py::*::test_teacher_forced_logits": 3,
     "checkpoints/generate_test.py::*::test_each_prompt_*": 1,
