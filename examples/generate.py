@@ -110,7 +110,7 @@ class Generator:
         self._model, self._params, self.stop = model, params, stop
         self._batch_size, self._length, self._sampling = batch_size, length, sampling
         self._cache = model.make_cache(batch_size, length)
-        self._programs: dict[int, Callable[..., Any]] = {}
+        self.programs: dict[int, Callable[..., Any]] = {}
 
     def __call__(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Returns the tokens that follow each prompt, at most so many, a stop token the last."""
@@ -154,12 +154,12 @@ class Generator:
         sharding = NamedSharding(self._model.mesh, P("expert"))
         inputs = jax.device_put((tokens, positions, requests), sharding)
         start = time.perf_counter()
-        if width not in self._programs:
+        if width not in self.programs:
             step = jax.jit(self._step, donate_argnums=1)
-            self._programs[width] = step.lower(self._params, self._cache, *inputs).compile()
+            self.programs[width] = step.lower(self._params, self._cache, *inputs).compile()
             phase.compile_seconds += time.perf_counter() - start
             start = time.perf_counter()
-        chosen, self._cache = self._programs[width](self._params, self._cache, *inputs)
+        chosen, self._cache = self.programs[width](self._params, self._cache, *inputs)
         chosen = np.asarray(chosen)
         phase.seconds += time.perf_counter() - start
         phase.steps += 1

@@ -6,7 +6,7 @@
 
 Each folder is what `save_pretrained` writes. `gradients/` is one more checkpoint in the same
 layout, with the gradients of sum(y * dy) by the MoE parameters. `block.safetensors` has x, y, dy
-and dx of every MoE block, and for three families greedy tokens and the logits of a whole model.
+and dx of every MoE block, and for four families greedy tokens and the logits of a whole model.
 torch computes in float32 on one thread, whatever dtype the files have. torch for CPUs exists for
 Python 3.11.
 """
@@ -95,7 +95,9 @@ V3 |= {"n_shared_experts": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": Tr
 FAMILIES = {
     "mixtral": Family(
         "Mixtral",
-        {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24} | DENSE_FIRST,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
+        | {"sliding_window": 16}
+        | DENSE_FIRST,
         generate=True,
     ),
     "mixtral_stacked": Family(
@@ -113,6 +115,7 @@ FAMILIES = {
             "intermediate_size": 16,
             "norm_topk_prob": False,
             "num_key_value_heads": 4,
+            "clip_qkv": 1.0,
         }
         | DENSE_FIRST,
         generate=True,
@@ -160,7 +163,10 @@ FAMILIES = {
             "num_experts_per_tok": 2,
             "intermediate_size": 24,
             "swiglu_limit": 1.0,
-        },
+            "sliding_window": 16,
+        }
+        | DENSE_FIRST,
+        generate=True,
     ),
     "gpt_oss_mxfp4": Family(
         "GptOss",

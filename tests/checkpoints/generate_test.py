@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import pathlib
+import re
 import sys
 import tempfile
 from unittest import mock
@@ -26,7 +27,7 @@ from checkpoint_models import model as models  # noqa: E402
 from checkpoint_models.small import write_small  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe")
+FAMILIES = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
 TOLERANCE = 2e-5  # relative to the largest magnitude
 NEW = 64
 
@@ -54,6 +55,9 @@ class ParityTest(parameterized.TestCase):
         made = generate.Generator(*load(family, num_devices), batch_size=4, length=len(tokens[0]))
         self.assertEqual(made(prompts, NEW), [row[-NEW:] for row in tokens])
         self.assertEqual(made.decode.tokens, len(tokens) * (NEW - 1))
+        for program in made.programs.values():  # only the layers communicate
+            for line in re.findall(r".* all-\w+\(.*", program.as_text()):
+                self.assertIn("/jax_ep.moe_mlp/", line)
 
     @parameterized.product(num_devices=(4, 1), family=FAMILIES)
     def test_teacher_forced_logits(self, num_devices, family):

@@ -67,7 +67,7 @@ SLOW = {
     "checkpoints/finetune_test.py::*::test_goes_on_*": 1,
     "checkpoints/finetune_test.py::*::test_the_tuned_*": 1,
     "checkpoints/generate_test.py::*::test_greedy_tokens": 1,
-    "checkpoints/generate_test.py::*::test_teacher_forced_logits": 3,
+    "checkpoints/generate_test.py::*::test_teacher_forced_logits": 4,
     "checkpoints/generate_test.py::*::test_each_prompt_*": 1,
     "lowering/export_test.py::AheadOfTimeTest::*": 0,
     "lowering/stack_lowering_test.py::ProgramTest::test_nothing_else_*": 0,
