@@ -63,7 +63,7 @@ class Sampling(NamedTuple):
 
 @dataclasses.dataclass
 class Phase:
-    """Counts what prefilling, or decoding, has taken so far."""
+    """Counts what steps with prompts, or without, have taken so far."""
 
     tokens: int = 0
     steps: int = 0
@@ -81,15 +81,24 @@ class Phase:
 
 @dataclasses.dataclass
 class _Sequence:
-    """A prompt and what follows; its last token is not in the cache yet."""
+    """A prompt and what follows, of which so many tokens are in the cache; one at least is not."""
 
     request: int
     tokens: list[int]
-    num_new: int = 0
+    num_prompt: int
+    num_cached: int = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_cached
 
 
 class Generator:
-    """Decodes prompts in slots: by one program, and by one for each width of entering prompts."""
+    """Decodes prompts in slots of a KV cache.
+
+    While all slots decode, one program runs, for a token of each. When prompts enter, another runs
+    for up to `chunk` tokens of each, in which other slots go on decoding.
+    """
 
     def __init__(
         self,
@@ -98,6 +107,7 @@ class Generator:
         *,
         batch_size: int,
         length: int,
+        chunk: int = 256,
         sampling: Sampling = Sampling(),  # noqa: B008
         stop: Sequence[int] = (),
     ):
@@ -106,11 +116,11 @@ class Generator:
                 f"a batch of {batch_size} sequences on {model.mesh.size} devices; expected a "
                 "multiple of the devices."
             )
-        self.prefill, self.decode = Phase(), Phase()
-        self._model, self._params, self.stop = model, params, stop
-        self._batch_size, self._length, self._sampling = batch_size, length, sampling
+        self.prefill, self.decode, self.stop = Phase(), Phase(), stop
+        self.programs: dict[int, Callable[..., Any]] = {}  # by the tokens of a slot
+        self._model, self._params, self._sampling = model, params, sampling
+        self._batch_size, self._length, self._chunk = batch_size, length, chunk
         self._cache = model.make_cache(batch_size, length)
-        self.programs: dict[int, Callable[..., Any]] = {}
 
     def __call__(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Returns the tokens that follow each prompt, at most so many, a stop token the last."""
@@ -121,36 +131,36 @@ class Generator:
                     f"or more, and with the new ones at most the length of {self._length}."
                 )
         results: list[list[int]] = [[] for _ in prompts]
-        waiting = collections.deque(_Sequence(i, list(p)) for i, p in enumerate(prompts))
+        waiting = collections.deque(_Sequence(i, [*p], len(p)) for i, p in enumerate(prompts))
         slots: dict[int, _Sequence] = {}
         while waiting or slots:
             free = [slot for slot in range(self._batch_size) if slot not in slots]
-            admitted = {slot: waiting.popleft() for slot in free[: len(waiting)]}
-            slots |= admitted
-            active = admitted or slots
-            for slot, token in self._run(active, bool(admitted)).items():
-                sequence = slots[slot]
-                sequence.tokens.append(token)
-                sequence.num_new += 1
-                if token in self.stop or sequence.num_new == max_new_tokens:
-                    results[sequence.request] = sequence.tokens[-sequence.num_new :]
+            slots |= {slot: waiting.popleft() for slot in free[: len(waiting)]}
+            chosen = self._run(slots)
+            for slot, sequence in list(slots.items()):
+                if sequence.num_pending:  # more of the prompt
+                    continue
+                sequence.tokens.append(int(chosen[slot]))
+                new = sequence.tokens[sequence.num_prompt :]
+                if new[-1] in self.stop or len(new) == max_new_tokens:
+                    results[sequence.request] = new
                     del slots[slot]
         return results
 
-    def _run(self, active: dict[int, _Sequence], is_prefill: bool) -> dict[int, int]:
-        """Returns the next token of each of these slots: whole prompts enter, or one token."""
-        longest = max(len(sequence.tokens) for sequence in active.values())
-        width = min(1 << (longest - 1).bit_length(), self._length) if is_prefill else 1
+    def _run(self, slots: dict[int, _Sequence]) -> np.ndarray:
+        """Caches pending tokens, and returns the token that follows them in each slot."""
+        longest = max(sequence.num_pending for sequence in slots.values())
+        width = min(1 << (longest - 1).bit_length(), self._chunk)
         tokens = np.zeros((self._batch_size, width), np.int32)
         positions = np.full_like(tokens, -1)  # which masks a token
         requests = np.zeros(self._batch_size, np.int32)
-        for slot, sequence in active.items():
-            new = sequence.tokens if is_prefill else sequence.tokens[-1:]
-            tokens[slot, : len(new)] = new
-            end = len(sequence.tokens)
-            positions[slot, : len(new)] = np.arange(end - len(new), end)
+        for slot, sequence in slots.items():
+            begin, end = sequence.num_cached, min(sequence.num_cached + width, len(sequence.tokens))
+            tokens[slot, : end - begin] = sequence.tokens[begin:end]
+            positions[slot, : end - begin] = np.arange(begin, end)
             requests[slot] = sequence.request
-        phase = self.prefill if is_prefill else self.decode
+            sequence.num_cached = end
+        phase = self.decode if width == 1 else self.prefill
         sharding = NamedSharding(self._model.mesh, P("expert"))
         inputs = jax.device_put((tokens, positions, requests), sharding)
         start = time.perf_counter()
@@ -160,11 +170,11 @@ class Generator:
             phase.compile_seconds += time.perf_counter() - start
             start = time.perf_counter()
         chosen, self._cache = self.programs[width](self._params, self._cache, *inputs)
-        chosen = np.asarray(chosen)
+        result = np.asarray(chosen)
         phase.seconds += time.perf_counter() - start
         phase.steps += 1
         phase.tokens += int((positions >= 0).sum())
-        return {slot: int(chosen[slot]) for slot in active}
+        return result
 
     def _step(
         self, params: Params, cache: Any, tokens: jax.Array, positions: jax.Array, requests: Any

@@ -24,6 +24,7 @@ sys.path.insert(0, str(EXAMPLES))
 
 import generate  # noqa: E402
 from checkpoint_models import model as models  # noqa: E402
+from checkpoint_models import text  # noqa: E402
 from checkpoint_models.small import write_small  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
@@ -56,7 +57,7 @@ class ParityTest(parameterized.TestCase):
         self.assertEqual(made(prompts, NEW), [row[-NEW:] for row in tokens])
         self.assertEqual(made.decode.tokens, len(tokens) * (NEW - 1))
         for program in made.programs.values():  # only the layers communicate
-            for line in re.findall(r".* all-\w+\(.*", program.as_text()):
+            for line in re.findall(r".* all-[\w-]+\(.*", program.as_text()):
                 self.assertIn("/jax_ep.moe_mlp/", line)
 
     @parameterized.product(num_devices=(4, 1), family=FAMILIES)
@@ -74,10 +75,10 @@ class ParityTest(parameterized.TestCase):
 class SlotsTest(parameterized.TestCase):
     @parameterized.parameters(1, 4)
     def test_each_prompt_gets_what_it_gets_alone(self, num_devices):
-        """Seven prompts take turns in the slots of four, and stop at different times."""
+        """Seven prompts, some longer than a step, take turns in four slots, and stop at different times."""
         rng = np.random.default_rng(0)
         prompts = [rng.integers(0, 256, n).tolist() for n in (5, 3, 7, 3, 8, 4, 6)]
-        made = generate.Generator(*load_small(num_devices), batch_size=4, length=32)
+        made = generate.Generator(*load_small(num_devices), batch_size=4, length=32, chunk=4)
         alone = [made([prompt], 12)[0] for prompt in prompts]
         made.stop = [alone[0][2], alone[4][5]]
         expected = [
@@ -126,6 +127,46 @@ class SamplingTest(absltest.TestCase):
         again = draw(logits, np.array([7, 5, 6]), np.array([3, 1, 9]))
         self.assertEqual((first[2], first[0]), (again[0], again[1]))
         self.assertNotEqual(first[1], again[2])
+
+
+class TextTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def test_ids(self):
+        made = text.Text(self.folder)
+        self.assertEqual(made.encode(" 3 14"), [3, 14])
+        self.assertEqual(made.decode([3, 14]), "3 14")
+        with self.assertRaisesRegex(SystemExit, "'Once upon' is text; expected token ids"):
+            made.encode("Once upon")
+
+    def test_tokenizer(self):
+        (self.folder / "tokenizer.json").touch()
+        package = mock.MagicMock()
+        tokenizer = package.Tokenizer.from_file.return_value
+        tokenizer.encode.return_value.ids = [5, 6]
+        tokenizer.decode.return_value = "upon"
+        with mock.patch.dict(sys.modules, {"tokenizers": package}):
+            made = text.Text(self.folder)
+        self.assertEqual((made.encode("Once"), made.decode([7])), ([5, 6], "upon"))
+        np.testing.assert_array_equal(made.corpus(b"Once"), [5, 6])
+
+    def test_a_tokenizer_without_the_package(self):
+        (self.folder / "tokenizer.json").touch()
+        with (
+            mock.patch.dict(sys.modules, {"tokenizers": None}),
+            contextlib.redirect_stderr(io.StringIO()) as output,
+        ):
+            made = text.Text(self.folder)
+        self.assertIn("pip install tokenizers", output.getvalue())
+        self.assertEqual(made.encode("1"), [1])
+
+    def test_stop_tokens(self):
+        (self.folder / "config.json").write_text('{"eos_token_id": 7}')
+        self.assertEqual(generate.stop_tokens(self.folder), [7])
+        (self.folder / "generation_config.json").write_text('{"eos_token_id": [8, 9]}')
+        self.assertEqual(generate.stop_tokens(self.folder), [8, 9])
 
 
 class CommandTest(absltest.TestCase):
