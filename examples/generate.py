@@ -117,7 +117,7 @@ class Generator:
                 "multiple of the devices."
             )
         self.prefill, self.decode, self.stop = Phase(), Phase(), stop
-        self.programs: dict[int, Callable[..., Any]] = {}  # by the tokens of a slot
+        self.programs: dict[int, Callable[..., Any]] = {}  # for so many tokens per slot
         self._model, self._params, self._sampling = model, params, sampling
         self._batch_size, self._length, self._chunk = batch_size, length, chunk
         self._cache = model.make_cache(batch_size, length)

@@ -80,10 +80,11 @@ class CheckpointModel:
     def window(self, i: int) -> int | None:
         """Returns how many positions a token of layer i sees, itself among them; None for all."""
         size: int | None = self.config.get("sliding_window")
-        if not self.config.get("use_sliding_window", True):
+        (name,) = self.config["architectures"]
+        if not self.config.get("use_sliding_window", name != "Qwen3MoeForCausalLM"):
             return None
         kinds = self.config.get("layer_types")
-        if kinds is None and self.config["architectures"] == ["GptOssForCausalLM"]:
+        if kinds is None and name == "GptOssForCausalLM":
             kinds = ["sliding_attention", "full_attention"] * self.num_layers
         return size if kinds is None or kinds[i] == "sliding_attention" else None
 
@@ -211,7 +212,25 @@ def load(
     """Loads a folder, of which `options` go to the expert layers."""
     loaded = checkpoints.load(folder, mesh=mesh)
     model = CheckpointModel(loaded.config, mesh, **options)
-    return model, Params(loaded.layers, loaded.quantized, loaded.other), loaded
+    return model, Params(loaded.layers, loaded.quantized, dequantized(loaded.other)), loaded
+
+
+def dequantized(other: Arrays) -> Arrays:
+    """Returns matrices in blocks of 128 x 128 as bfloat16, and all others as they are."""
+
+    @jax.jit
+    def multiply(values: jax.Array, scales: jax.Array) -> jax.Array:
+        rows, columns = values.shape
+        scales = scales.repeat(128, 0)[:rows].repeat(128, 1)[:, :columns]
+        return (values.astype(jnp.float32) * scales).astype(jnp.bfloat16)
+
+    suffix = "_scale_inv"
+    found = {name for name in other if f"{name}{suffix}" in other}
+    return {
+        name: multiply(array, other[f"{name}{suffix}"]) if name in found else array
+        for name, array in other.items()
+        if not name.endswith(suffix)
+    }
 
 
 def make_mesh(num_devices: int | None = None) -> Mesh:

@@ -14,18 +14,19 @@ from unittest import mock
 import testing  # isort: skip
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from jax_ep import checkpoints
 from jax_ep._src.checkpoints.tensors import Tensors
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import generate  # noqa: E402
+from checkpoint_models import attention, text  # noqa: E402
 from checkpoint_models import model as models  # noqa: E402
-from checkpoint_models import text  # noqa: E402
-from checkpoint_models.small import write_small  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
 FAMILIES = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
@@ -36,12 +37,6 @@ NEW = 64
 @functools.cache
 def load(family, num_devices):
     return models.load(FOLDER / family, testing.expert_mesh(num_devices))[:2]
-
-
-@functools.cache
-def load_small(num_devices):
-    with tempfile.TemporaryDirectory() as folder:
-        return models.load(write_small(pathlib.Path(folder)), testing.expert_mesh(num_devices))[:2]
 
 
 def recorded(family, name):
@@ -72,26 +67,55 @@ class ParityTest(parameterized.TestCase):
         self.assertLessEqual(error, TOLERANCE)
 
 
+class ConfigTest(absltest.TestCase):
+    def test_matrices_in_blocks(self):
+        values = jnp.arange(-8, 8, dtype=jnp.float8_e4m3fn)[None].repeat(130, 0)
+        other = {"a.weight": values, "a.weight_scale_inv": jnp.array([[0.5], [2.0]]), "b": values}
+        found = models.dequantized(other)
+        self.assertEqual({*found}, {"a.weight", "b"})
+        expected = np.arange(-8, 8) * np.where(np.arange(130) < 128, 0.5, 2.0)[:, None]
+        np.testing.assert_array_equal(found["a.weight"].astype(np.float32), expected)
+
+    def test_windows(self):
+        mesh = testing.expert_mesh(1)
+        configs = {f: checkpoints.load(FOLDER / f, other=lambda *_: None).config for f in FAMILIES}
+
+        def windows(family, **changes):
+            config = {k: v for k, v in (configs[family] | changes).items() if v is not None}
+            return [models.CheckpointModel(config, mesh).window(i) for i in range(2)]
+
+        self.assertEqual(windows("mixtral"), [16, 16])
+        self.assertEqual(windows("gpt_oss", layer_types=None), [16, None])
+        self.assertEqual(windows("qwen3_moe", sliding_window=8), [None, None])
+        self.assertEqual(windows("qwen3_moe", sliding_window=8, use_sliding_window=True), [8, 8])
+
+    def test_unknown(self):
+        with self.assertRaisesRegex(ValueError, "'Other' has no attention here; expected one of"):
+            models.CheckpointModel({"architectures": ["Other"]}, testing.expert_mesh(1))
+        with self.assertRaisesRegex(ValueError, "of the kind 'linear'; expected 'default' or"):
+            attention.make_rope({"rope_scaling": {"type": "linear", "factor": 2}}, 8)
+
+
 class SlotsTest(parameterized.TestCase):
     @parameterized.parameters(1, 4)
     def test_each_prompt_gets_what_it_gets_alone(self, num_devices):
-        """Seven prompts, some longer than a step, take turns in four slots, and stop at different times."""
+        """Six prompts, some longer than a step, take turns in four slots, and stop at different times."""
         rng = np.random.default_rng(0)
-        prompts = [rng.integers(0, 256, n).tolist() for n in (5, 3, 7, 3, 8, 4, 6)]
-        made = generate.Generator(*load_small(num_devices), batch_size=4, length=32, chunk=4)
-        alone = [made([prompt], 12)[0] for prompt in prompts]
+        prompts = [rng.integers(0, 128, n).tolist() for n in (5, 3, 7, 20, 8, 4)]
+        made = generate.Generator(*load("gpt_oss", num_devices), batch_size=4, length=32, chunk=4)
+        alone = [made([prompt], 10)[0] for prompt in prompts]
         made.stop = [alone[0][2], alone[4][5]]
         expected = [
-            result[: next((n + 1 for n, t in enumerate(result) if t in made.stop), 12)]
+            result[: next((n + 1 for n, t in enumerate(result) if t in made.stop), 10)]
             for result in alone
         ]
         self.assertGreater(len({len(result) for result in expected}), 2)
         steps = made.decode.steps
-        self.assertEqual(made(prompts, 12), expected)
+        self.assertEqual(made(prompts, 10), expected)
         self.assertLess(made.decode.steps - steps, sum(map(len, expected)) / 2)
 
     def test_what_does_not_fit(self):
-        model, params = load_small(4)
+        model, params = load("gpt_oss", 4)
         with self.assertRaisesRegex(ValueError, "6 sequences on 4 devices"):
             generate.Generator(model, params, batch_size=6, length=8)
         made = generate.Generator(model, params, batch_size=4, length=8)
