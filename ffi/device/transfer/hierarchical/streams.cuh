@@ -131,7 +131,7 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
     const int lanes_of_others = others < 32 ? 1 << (31 - __clz(32 / others)) : 1;
     int num_polled = 0;  // streams of this round
     bool is_left = false;
-    uint64_t sum = 0, last_sum = 0;  // of what the lane has seen of claims
+    uint64_t sum = 0, last_sum = 0;  // over the claims that the lane has seen
     uint32_t missing = kMaxRanks;
     while (count > 0) {
       const int lanes = num_polled == 0 ? 32 : lanes_of_others;
@@ -152,8 +152,8 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       if (item.outcome != Outcome::kArrived) break;
       uint32_t ready = __ballot_sync(kFullWarp, is_ready);
       if (ready != 0) {
-        // Of the first stream that has one. Blocks take different items, so that they do not get in
-        // each other's way.
+        // Takes one of the first such stream. Blocks take different ones, so that they do not get
+        // in each other's way.
         const int of_stream = (__ffs(ready) - 1) / lanes * lanes;
         ready &= (lanes == 32 ? ~0u : (1u << lanes) - 1) << of_stream;
         const int lane = NthBit(ready, role.block % __popc(ready));
