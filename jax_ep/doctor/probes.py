@@ -6,6 +6,7 @@ Nothing here creates a CUDA context, waits, or needs a package: it has to work w
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import importlib.metadata
 import os
 import pathlib
@@ -16,10 +17,22 @@ from typing import Any
 
 import jax_ep
 from jax_ep import _ffi
+from jax_ep._src.core import network as networks
+from jax_ep._src.core import runtime
 
 PACKAGES = ("jax-ep", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "numpy")
 DEVICE_FILES = ("nvidiactl", "nvidia-uvm")  # besides one for each GPU
-ENVIRONMENT = ("JAX_EP_", "JAX_PLATFORMS", "NVIDIA_VISIBLE", "CUDA_VISIBLE", "NCCL_", "XLA_")
+UCX_PACKAGES = ("libucx-cu13", "libucx-cu12")
+ENVIRONMENT = (
+    "JAX_EP_",
+    "JAX_PLATFORMS",
+    "NVIDIA_VISIBLE",
+    "CUDA_VISIBLE",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NCCL_",
+    "UCX_",
+    "XLA_",
+)
 
 # The defaults of containers, which are too small.
 SMALL_SHM_BYTES = 64 * 2**20
@@ -50,6 +63,7 @@ def collect() -> dict[str, Any]:
             name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)
         },
         "container": container(),
+        "network": network(),
         **nvml(),
     }
 
@@ -80,6 +94,23 @@ def container(root: pathlib.Path = pathlib.Path("/")) -> dict[str, Any]:
         "open_files": None if opened == resource.RLIM_INFINITY else opened,
         "driver_module": (root / "proc/driver/nvidia/version").exists(),
     }
+
+
+def network() -> dict[str, Any]:
+    """Whether a network joins NVLink domains of several hosts, and the UCX that would be used."""
+    packages = {name: found for name in UCX_PACKAGES if (found := version(name))}
+    folder = networks.find_ucx()
+    system = None if folder else ctypes.util.find_library("ucp")
+    facts = {
+        "setting": os.environ.get("JAX_EP_NETWORK") or "unset",
+        "joins_hosts": runtime.NETWORK_PROBLEM is None,
+        "problem": runtime.NETWORK_PROBLEM,
+        "ucx": ", ".join(map(" ".join, packages.items())) if folder else system or "not found",
+        "ucx_location": folder or ("system" if system else None),
+    }
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        facts["refused"] = "CUDA_DEVICE_MAX_CONNECTIONS=1; UCX needs 2 or more, or that it is unset"
+    return facts
 
 
 def linked_libraries(maps: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import ctypes.util
 import io
 import json
 import pathlib
@@ -19,6 +20,7 @@ import numpy as np
 import tier
 from absl.testing import absltest, parameterized
 
+from jax_ep._src.core import network, runtime
 from jax_ep.doctor import __main__ as doctor
 from jax_ep.doctor import layer, probes
 
@@ -239,6 +241,50 @@ class ProbesTest(absltest.TestCase):
             "libnccl.so.2": "/a/b/libnccl.so.2",
         }
         self.assertEqual(probes.linked_libraries(maps), expected)
+
+
+class NetworkTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("", "JAX_EP_NETWORK is not set"),
+        ("none", "JAX_EP_NETWORK is 'none'"),
+        ("ib", "JAX_EP_NETWORK is 'ib'; expected 'ucx', 'none', or that it is not set"),
+    )
+    def test_a_setting_that_joins_nothing(self, name, problem):
+        with unittest.mock.patch.dict("os.environ", JAX_EP_NETWORK=name):
+            self.assertEqual(network.join_domains(), problem)
+            self.assertEqual(network.is_chosen(), name == "ib")
+            with unittest.mock.patch.object(runtime, "NETWORK_PROBLEM", problem):
+                found = probes.network()
+        self.assertEqual(found["setting"], name or "unset")
+        self.assertEqual((found["joins_hosts"], found["problem"]), (False, problem))
+        self.assertIn(
+            problem, doctor.report({"network": found, "peers": []}, doctor.Verdict(0, ""))
+        )
+
+    @parameterized.parameters(
+        ("/a/libucx/lib", None, "libucx-cu13 1.22.0", "/a/libucx/lib"),
+        ("", "libucp.so.0", "libucp.so.0", "system"),
+        ("", None, "not found", None),
+    )
+    def test_ucx(self, folder, system, ucx, location):
+        versions = {"libucx-cu13": "1.22.0"} if folder else {}
+        with (
+            unittest.mock.patch.object(network, "find_ucx", lambda: folder),
+            unittest.mock.patch.object(ctypes.util, "find_library", lambda name: system),
+            unittest.mock.patch.object(probes, "version", versions.get),
+        ):
+            found = probes.network()
+        self.assertEqual((found["ucx"], found["ucx_location"]), (ucx, location))
+
+    @parameterized.parameters(("1", True), ("8", False))
+    def test_one_queue_is_refused(self, queues, is_refused):
+        with (
+            unittest.mock.patch.dict("os.environ", CUDA_DEVICE_MAX_CONNECTIONS=queues),
+            unittest.mock.patch.object(runtime, "NETWORK_PROBLEM", None),
+        ):
+            found = probes.network()
+        self.assertEqual("refused" in found, is_refused)
+        self.assertTrue(found["joins_hosts"])
 
 
 class TrialTest(parameterized.TestCase):

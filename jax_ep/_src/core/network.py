@@ -23,8 +23,10 @@ def join_domains() -> str | None:
     name = os.environ.get("JAX_EP_NETWORK", "")
     if not name:
         return "JAX_EP_NETWORK is not set"
+    if name == "none":
+        return "JAX_EP_NETWORK is 'none'"
     if name != "ucx":
-        return f"JAX_EP_NETWORK is {name!r}; expected 'ucx', or that it is not set"
+        return f"JAX_EP_NETWORK is {name!r}; expected 'ucx', 'none', or that it is not set"
     from jax_ep import _ffi
 
     # UCX's cache misses GPU memory that it has not seen allocated, and takes it for the host's.
@@ -34,5 +36,5 @@ def join_domains() -> str | None:
 
 
 def is_chosen() -> bool:
-    """Whether JAX_EP_NETWORK is set: then a network joins the domains of one host, too."""
-    return bool(os.environ.get("JAX_EP_NETWORK"))
+    """Whether JAX_EP_NETWORK names a network, which then joins the domains of one host, too."""
+    return os.environ.get("JAX_EP_NETWORK", "") not in ("", "none")
