@@ -33,7 +33,7 @@ class Format(abc.ABC):
     @property
     @abc.abstractmethod
     def scale_rounding(self) -> ScaleRounding:
-        """Whether scales are rounded up to powers of two: ``"none"`` or ``"power_of_two"``."""
+        """Whether scales are rounded to powers of two (``"power_of_two"``) or not (``"none"``)."""
 
     @property
     @abc.abstractmethod

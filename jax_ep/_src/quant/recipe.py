@@ -62,7 +62,7 @@ class Recipe:
 
     @property
     def cotangents(self) -> Format:
-        """The format of cotangents: `gradients` with the least `min_amax`."""
+        """The format of cotangents, which is `gradients` with the least `min_amax`."""
         assert self.gradients is not None
         return self.gradients.for_cotangents()
 

@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def arrays(self) -> PlanArrays:
-        """The array fields, in order: the plan as operands of a primitive."""
+        """The array fields in order, which are the plan as operands of a primitive."""
         return PlanArrays(*(getattr(self, name) for name in PlanArrays._fields))
 
 
