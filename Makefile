@@ -10,7 +10,7 @@ ARGS ?=
 CC_FILES = find ffi tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .DEFAULT_GOAL := help
-.PHONY: help environment example test slow_test cc_test cc_build gpu_test wheel lint format ci clean
+.PHONY: help environment example test slow_test cc_test cc_build gpu_test docs wheel lint format ci clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z_]*\):.*  ## /  make \1#/p' Makefile | awk -F '#' '{printf "%-16s %s\n", $$1, $$2}'
@@ -38,6 +38,10 @@ cc_build: environment
 
 gpu_test: environment  ## run the tests of this machine's GPUs, and write tests/gpu_record.json (GPUS=1, 2 or 4)
 	PYTHON=.venv/bin/python tools/gpu_tests.sh $(GPUS)
+
+docs: environment  ## build the site of docs/ and the docstrings into build/docs
+	.venv/bin/sphinx-build -c docs/site -d build/docs_cache -W --keep-going -q . build/docs
+	@echo "[jax_ep] built build/docs/index.html"
 
 lint: environment  ## check formatting and types
 	.venv/bin/ruff check .

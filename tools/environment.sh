@@ -6,7 +6,7 @@
 # missing from the wheel is missing here. Sources newer than the wheel make a new wheel (incremental).
 #
 #   PYTHON=...           the interpreter to use instead of looking for one
-#   EXTRAS=...           the wheel's extras (default: flax,examples,dev and, with a GPU, cuda13 or cuda12)
+#   EXTRAS=...           the wheel's extras (default: flax,examples,docs,dev and, with a GPU, cuda13 or cuda12)
 #   JAX_EP_CUDA=ON|OFF   insist on CUDA kernels, or leave them out (default: ON with a GPU; without one
 #                        `make wheel` compiles them if there is a compiler, and .venv does without)
 #   PIP_CONSTRAINT=...   pip's own: versions to use
@@ -111,7 +111,7 @@ fi
 
 extras=${EXTRAS:-}
 if [ -z "$extras" ]; then
-  extras=flax,examples,dev
+  extras=flax,examples,docs,dev
   if [ -n "$driver" ]; then
     case $(wheel) in
       *+cu12-*) extras=$extras,cuda12 ;;

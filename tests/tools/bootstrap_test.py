@@ -229,7 +229,7 @@ class EnvironmentTest(absltest.TestCase):
         later = time.time() + 2
         os.utime(self.root / name, (later, later))
 
-    def installs(self, extras: str = "flax,examples,dev", local: str = "+cu13") -> str:
+    def installs(self, extras: str = "flax,examples,docs,dev", local: str = "+cu13") -> str:
         return f"install dist/jax_ep-1{local}-cp312-abi3-linux_x86_64.whl[{extras}]"
 
     def no_driver(self) -> None:
@@ -272,12 +272,12 @@ class EnvironmentTest(absltest.TestCase):
         self.make()
         for name in ("pyproject.toml", "ffi/bindings.cc", "jax_ep/_src/transfer/plan.py"):
             self.edit(name)
-            self.assertEqual(self.make(), ["build", self.installs("flax,examples,dev,cuda13")])
+            self.assertEqual(self.make(), ["build", self.installs("flax,examples,docs,dev,cuda13")])
             os.utime(self.root / name, (1, 1))
 
     def test_an_interrupted_installation_is_made_again(self) -> None:
         self.driver("580.82.07")
-        installs = self.installs("flax,examples,dev,cuda13")
+        installs = self.installs("flax,examples,docs,dev,cuda13")
         self.assertEqual(self.make(succeeds=False, FAIL="1")[-1], installs)
         self.assertIn("no network", self.output)
         self.assertIn("build/install.log", self.output)
@@ -286,13 +286,15 @@ class EnvironmentTest(absltest.TestCase):
 
     def test_the_driver_chooses_the_extra(self) -> None:
         self.driver("580.82.07")
-        self.assertEqual(self.make()[-1], self.installs("flax,examples,dev,cuda13"))
+        self.assertEqual(self.make()[-1], self.installs("flax,examples,docs,dev,cuda13"))
         self.driver("550.54.15")
         self.edit("pyproject.toml")
-        self.assertEqual(self.make(LOCAL="")[-1], self.installs("flax,examples,dev,cuda12", ""))
+        self.assertEqual(
+            self.make(LOCAL="")[-1], self.installs("flax,examples,docs,dev,cuda12", "")
+        )
         self.edit("pyproject.toml")
         self.assertEqual(
-            self.make(LOCAL="+cu12")[-1], self.installs("flax,examples,dev,cuda12", "+cu12")
+            self.make(LOCAL="+cu12")[-1], self.installs("flax,examples,docs,dev,cuda12", "+cu12")
         )
         self.assertEqual(self.make(LOCAL="+cu12", EXTRAS="dev")[-1], self.installs("dev", "+cu12"))
 
