@@ -21,6 +21,8 @@ NVCC = [
 
 def install(requirements: set[str] | list[str]) -> None:
     """Installs packages into the running interpreter's environment."""
+    if not requirements:  # the programs of a build may be on the PATH already
+        return
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*command, *sorted(requirements)], check=True)
 
