@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import jax_ep
 import jax_ep.linen
 from checkpoint_models.attention import attend, make_rope, write
-from jax_ep import checkpoints
+from jax_ep import checkpoints, quant
 
 FAMILIES = (
     "MixtralForCausalLM",
@@ -217,17 +217,15 @@ def load(
 
 def dequantized(other: Arrays) -> Arrays:
     """Returns matrices in blocks of 128 x 128 as bfloat16, and all others as they are."""
-
-    @jax.jit
-    def multiply(values: jax.Array, scales: jax.Array) -> jax.Array:
-        rows, columns = values.shape
-        scales = scales.repeat(128, 0)[:rows].repeat(128, 1)[:, :columns]
-        return (values.astype(jnp.float32) * scales).astype(jnp.bfloat16)
-
     suffix = "_scale_inv"
-    found = {name for name in other if f"{name}{suffix}" in other}
+    multiply = jax.jit(quant.dequantize)
+    blocks = {
+        name: quant.Quantized(other[name], scales, quant.Fp8Block128())
+        for name in other
+        if (scales := other.get(f"{name}{suffix}")) is not None
+    }
     return {
-        name: multiply(array, other[f"{name}{suffix}"]) if name in found else array
+        name: multiply(blocks[name]) if name in blocks else array
         for name, array in other.items()
         if not name.endswith(suffix)
     }
