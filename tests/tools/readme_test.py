@@ -39,9 +39,8 @@ class ReadmeTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder) / "typed.py"
             program.write_text(source)
-            (pathlib.Path(folder) / "tests").symlink_to(
-                ROOT / "tests"
-            )  # some read its data, from a checkout's root
+            # Some read the tests' data, as from a checkout's root.
+            (pathlib.Path(folder) / "tests").symlink_to(ROOT / "tests")
             result = subprocess.run(
                 [sys.executable, program],
                 cwd=folder,
