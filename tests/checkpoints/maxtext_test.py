@@ -156,6 +156,11 @@ class ErrorsTest(absltest.TestCase):
             checkpoints.from_maxtext({"MoeBlock_0": block, "mlp": {}})
         with self.assertRaisesRegex(ValueError, "gate_bias='bias'; expected one of"):
             checkpoints.from_maxtext(block, gate_bias="bias")
+        shared = {name: {"kernel": block[name][0]} for name in ("wi_0", "wi_1", "wo")}
+        for name in shared:
+            biased = shared | {name: shared[name] | {"bias": np.ones(F)}}
+            with self.assertRaisesRegex(ValueError, r"\['bias'\] among .* no counterpart"):
+                checkpoints.from_maxtext({"MoeBlock_0": block, "shared_experts": biased})
         params = checkpoints.from_maxtext(block)
         with self.assertRaisesRegex(ValueError, r"\['latent_in'\] among .* no counterpart"):
             checkpoints.to_maxtext(params | {"latent_in": jnp.ones((H, H))})

@@ -64,19 +64,19 @@ def from_maxtext(
         fused = found.take("wi")
         params["w_up"] = fused.reshape(*fused.shape[:-1], 2, -1)
     else:
-        params["w_up"] = jnp.stack((found.take("wi_0"), found.take("wi_1")), -2)
+        params["w_up"] = found.take_stacked("wi_0", "wi_1")
     if "bias" in gate.left:
         params[gate_bias] = gate.take("bias")
     if "wo_bias" in found.left:
-        params["b_up"] = jnp.stack((found.take("wi_0_bias"), found.take("wi_1_bias")), -2)
+        params["b_up"] = found.take_stacked("wi_0_bias", "wi_1_bias")
         params["b_down"] = found.take("wo_bias")
     if shared is not None:
-        dense = _Arrays({n: shared[n].get("kernel") for n in shared}, scan_axis)
-        params["shared_w_up"] = jnp.stack((dense.take("wi_0"), dense.take("wi_1")), -2)
+        dense = _Arrays({name: _kernel(shared[name], scan_axis) for name in shared}, None)
+        params["shared_w_up"] = dense.take_stacked("wi_0", "wi_1")
         params["shared_w_down"] = dense.take("wo")
         dense.check_all_taken()
     if shared_gate is not None:
-        params["shared_gate"] = _Arrays(shared_gate, scan_axis).take("kernel")
+        params["shared_gate"] = _kernel(shared_gate, scan_axis)
     gate.check_all_taken()
     found.check_all_taken()
     return params
@@ -99,39 +99,28 @@ def to_maxtext(params: Mapping[str, jax.Array], *, scan_axis: int | None = None)
       ArgumentError (a ValueError): an array that is missing, or that MaxText does not have.
     """
     given = _Arrays(params, None)
-
-    def take(name: str) -> jax.Array:
-        array = given.take(name)
-        return array if scan_axis is None else jnp.moveaxis(array, 0, scan_axis)
-
-    def take_pair(name: str) -> tuple[jax.Array, jax.Array]:
-        gate, up = jnp.unstack(given.take(name), axis=-2)
-        if scan_axis is None:
-            return gate, up
-        return jnp.moveaxis(gate, 0, scan_axis), jnp.moveaxis(up, 0, scan_axis)
-
-    gate = {"kernel": take("router_kernel")}
+    gate = {"kernel": given.take("router_kernel")}
     for bias in get_args(GateBias):
         if bias in given.left:
-            gate["bias"] = take(bias)
-    wi_0, wi_1 = take_pair("w_up")
-    routed: dict[str, Any] = {"gate": gate, "wi_0": wi_0, "wi_1": wi_1, "wo": take("w_down")}
+            gate["bias"] = given.take(bias)
+    wi_0, wi_1 = jnp.unstack(given.take("w_up"), axis=-2)
+    routed: dict[str, Any] = {"gate": gate, "wi_0": wi_0, "wi_1": wi_1, "wo": given.take("w_down")}
     if "b_up" in given.left:
-        routed["wi_0_bias"], routed["wi_1_bias"] = take_pair("b_up")
-        routed["wo_bias"] = take("b_down")
-    if "shared_w_up" not in given.left:
-        given.check_all_taken()
-        return routed
-    wi_0, wi_1 = take_pair("shared_w_up")
-    kernels = {"wi_0": wi_0, "wi_1": wi_1, "wo": take("shared_w_down")}
-    shared = {name: {"kernel": kernel} for name, kernel in kernels.items()}
-    if "shared_gate" in given.left:
-        shared_gate = {"kernel": take("shared_gate")}
-        block = {"routed_experts": routed, "shared_expert": shared, SHARED_GATE: shared_gate}
-    else:
+        routed["wi_0_bias"], routed["wi_1_bias"] = jnp.unstack(given.take("b_up"), axis=-2)
+        routed["wo_bias"] = given.take("b_down")
+    block = routed
+    if "shared_w_up" in given.left:
+        wi_0, wi_1 = jnp.unstack(given.take("shared_w_up"), axis=-2)
+        kernels = {"wi_0": wi_0, "wi_1": wi_1, "wo": given.take("shared_w_down")}
+        shared = {name: {"kernel": kernel} for name, kernel in kernels.items()}
         block = {"MoeBlock_0": routed, "shared_experts": shared}
+        if "shared_gate" in given.left:
+            shared_gate = {"kernel": given.take("shared_gate")}
+            block = {"routed_experts": routed, "shared_expert": shared, SHARED_GATE: shared_gate}
     given.check_all_taken()
-    return block
+    if scan_axis is None:
+        return block
+    return jax.tree.map(lambda array: jnp.moveaxis(array, 0, scan_axis), block)
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -148,6 +137,14 @@ def _parts(block: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             f"and {SHARED_GATE!r}. Give the subtree of one expert block."
         )
     return block[names[0]], block[shared[0]] if shared else None, block.get(SHARED_GATE)
+
+
+def _kernel(dense: Mapping[str, Any], scan_axis: int | None) -> jax.Array:
+    """Returns the matrix of a dense layer, which has nothing else."""
+    found = _Arrays(dense, scan_axis)
+    kernel = found.take("kernel")
+    found.check_all_taken()
+    return kernel
 
 
 class _Arrays:
@@ -168,6 +165,9 @@ class _Arrays:
     def take(self, name: str) -> jax.Array:
         array = self.tree(name)
         return array if self._scan_axis is None else jnp.moveaxis(array, self._scan_axis, 0)
+
+    def take_stacked(self, gate: str, up: str) -> jax.Array:
+        return jnp.stack((self.take(gate), self.take(up)), -2)
 
     def check_all_taken(self) -> None:
         if self.left:
