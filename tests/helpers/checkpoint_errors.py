@@ -10,10 +10,13 @@ import sys
 import tempfile
 import unittest.mock
 
+import numpy as np
+
 from jax_ep import checkpoints
 from jax_ep._src.checkpoints.tensors import INDEX
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
+LATENT = {"router_kernel": None, "w_up": np.ones((2, 3)), "w_down": None, "latent_in": None}
 
 
 def options(family="minimax_m2", **changes):
@@ -82,4 +85,8 @@ PRODUCERS = [
     lambda: checkpoints.save(DATA / "minimax_m2", checkpoints.load(DATA / "minimax_m2")),
     load_of_another_quantization,
     save_without_a_param,
+    lambda: checkpoints.from_maxtext({}, gate_bias="bias"),
+    lambda: checkpoints.from_maxtext({"mlp": {}}),
+    lambda: checkpoints.from_maxtext({"gate": {}}),
+    lambda: checkpoints.to_maxtext(LATENT),
 ]
