@@ -71,6 +71,9 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/transfer/load.cc
     ffi/kernels/transfer/hierarchical/combine.cu
     ffi/kernels/transfer/hierarchical/dispatch.cu
+    ffi/kernels/transfer/hierarchical/low_latency_combine.cu
+    ffi/kernels/transfer/hierarchical/low_latency_dispatch.cu
+    ffi/kernels/transfer/hierarchical/low_latency_redispatch.cu
     ffi/kernels/transfer/hierarchical/redispatch.cu
     ffi/kernels/transfer/low_latency/combine.cu
     ffi/kernels/transfer/low_latency/dispatch.cu

@@ -36,7 +36,18 @@ Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
                       static_cast<int32_t>(kWarps * preparation.MaxBlocks(2)));
   prepared->params = {params, segments, FastDivmod(sizes.num_ranks)};
   prepared->layout = preparation.layout();
+  prepared->sizes = preparation.SizesOf(segments);
   const RowType type = ToRowType(call.shape.format.payload);
+  if (call.shape.has_domains() && segments.count() > 0) {
+    constexpr int64_t kSharedBytes = kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes;
+    prepared->launches = {
+        {.name = "low-latency combine",
+         .kernel = HierarchicalLowLatencyCombineKernelAddress(type),
+         .blocks = preparation.LowLatencyGrid(segments, sizes.num_all_tokens(), 0),
+         .threads = kLowLatencyThreads,
+         .shared_bytes = kSharedBytes}};
+    return {};
+  }
   if (call.shape.has_domains()) {
     const int64_t chunks = preparation.layout().num_chunks;
     prepared->launches = {
@@ -79,6 +90,11 @@ Status Launch(const PreparedCombine& prepared, ControlBlock* control, const Comb
   combine.assignment_scalars = buffers.assignment_scalars;
   if (prepared.layout.domains.count > 0) {
     combine.plan.partial_sum_index = buffers.forwarding.partial_sum_index;
+    if (prepared.sizes.segments.count() > 0) {
+      const HierarchicalLowLatencyCombineParams low_latency = {combine, buffers.forwarding,
+                                                               prepared.layout, prepared.sizes};
+      return LaunchKernels(prepared.launches, &low_latency, stream);
+    }
     // With domains of one rank all that pushes send goes over the links.
     const auto blocks = static_cast<int32_t>(prepared.launches[0].blocks);
     const int32_t pushing =

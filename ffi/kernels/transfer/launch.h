@@ -107,8 +107,9 @@ struct KernelLaunch {
 // The launches of a call, in stream order. All of them take `params`, or its first member.
 template <typename Params>
 struct PreparedCall {
-  Params params = {};              // but for the control block and the buffers
-  HierarchicalLayout layout = {};  // a call over several domains only
+  Params params = {};               // but for the control block and the buffers
+  HierarchicalLayout layout = {};   // a call over several domains only
+  HierarchicalSegments sizes = {};  // likewise, of low latency
   std::vector<KernelLaunch> launches;
 };
 using PreparedDispatch = PreparedCall<LowLatencyDispatchParams>;

@@ -18,11 +18,15 @@ Status LoadTransferKernels() {
       {BulkCopyCeilingKernelAddress(), support.shared_bytes},
       {StartGenerationKernelAddress(), 0},
       {LowLatencyDispatchKernelAddress(), kMinSharedBytes},
+      {HierarchicalLowLatencyDispatchKernelAddress(), kMinSharedBytes},
+      {HierarchicalLowLatencyRedispatchKernelAddress(), 0},
       {LowLatencyRedispatchKernelAddress(), 0}};
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
     kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
     kernels.emplace_back(HierarchicalCombineKernelAddress(type), kCombineSharedBytes);
     kernels.emplace_back(LowLatencyCombineKernelAddress(type), kLowLatencyCombineSharedBytes);
+    kernels.emplace_back(HierarchicalLowLatencyCombineKernelAddress(type),
+                         kLowLatencyCombineSharedBytes);
   }
   for (const auto& [kernel, shared_bytes] : kernels) {
     if (!status.ok()) return status;

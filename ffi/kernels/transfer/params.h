@@ -5,6 +5,7 @@
 #include "ffi/device/transfer/combine/params.h"
 #include "ffi/device/transfer/dispatch/token_params.h"
 #include "ffi/device/transfer/hierarchical/combine_params.h"
+#include "ffi/device/transfer/hierarchical/low_latency/layout.h"
 #include "ffi/device/transfer/low_latency/layout.h"
 #include "ffi/device/transfer/plan.h"
 
@@ -27,6 +28,10 @@ inline constexpr int kCombineSharedBytes = kCombineThreads / 32 * kSumPipelineBy
 inline constexpr int kLowLatencyCombineSharedBytes =
     kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes +
     kMaxLowLatencyAssignments * int{sizeof(int32_t)};
+
+// The threads of a block of a low-latency dispatch over several domains that count; the others
+// send.
+inline constexpr int kCountingThreads = 256;
 
 // Blocks whose send warps send in calls over several domains: enough to keep the links busy.
 inline constexpr int kSendBlocks = 64;
@@ -99,6 +104,29 @@ struct HierarchicalRedispatchParams {
   int32_t num_send_blocks;
 };
 
+// Low-latency calls over several NVLink domains.
+struct HierarchicalLowLatencyDispatchParams {
+  DispatchParams dispatch;
+  ForwardingResults forwarding;
+  HierarchicalLayout layout;
+  HierarchicalSegments sizes;
+};
+
+struct HierarchicalLowLatencyRedispatchParams {
+  RedispatchParams redispatch;
+  ForwardingOperands forwarding;
+  HierarchicalLayout layout;
+  HierarchicalSegments sizes;
+  FastDivmod top_k_divmod;
+};
+
+struct HierarchicalLowLatencyCombineParams {
+  CombineParams combine;  // its plan.partial_sum_index is that in the domain
+  ForwardingOperands forwarding;
+  HierarchicalLayout layout;
+  HierarchicalSegments sizes;
+};
+
 // The parameters that all transfers share.
 inline const CallParams& CallOf(const LowLatencyDispatchParams& params) {
   return params.dispatch.tokens.call;
@@ -125,6 +153,9 @@ const void* BulkCopyCeilingKernelAddress();
 const void* HierarchicalDispatchKernelAddress();
 const void* HierarchicalRedispatchKernelAddress();
 const void* HierarchicalCombineKernelAddress(RowType type);
+const void* HierarchicalLowLatencyDispatchKernelAddress();
+const void* HierarchicalLowLatencyRedispatchKernelAddress();
+const void* HierarchicalLowLatencyCombineKernelAddress(RowType type);
 #endif
 
 }  // namespace jax_ep

@@ -142,11 +142,30 @@ unsigned Preparation::LowLatencyGrid(const RowSegments& segments, int64_t num_ro
   return Grid({CeilDivide(num_items, kLowLatencyThreads / 32)}, 1);
 }
 
+HierarchicalSegments Preparation::SizesOf(const RowSegments& segments) const {
+  if (layout_.domains.count == 0 || segments.count() == 0) return {};
+  return {segments,
+          layout_.rails_offset + RailBytes(layout_.domains.count),
+          FastDivmod(layout_.chunk_tokens),
+          FastDivmod(layout_.domains.num_rails()),
+          FastDivmod(std::max(1, layout_.domains.size - 1)),
+          FastDivmod(call_.num_ranks)};
+}
+
 RowSegments PlanSegments(const TransferCall& call) {
   const TransferShape& shape = call.shape;
-  if (!call.allow_low_latency || call.counts_arrivals || shape.has_domains()) return {};
-  return PlanRowSegments(shape.num_ranks, shape.num_tokens, shape.top_k,
-                         shape.operand_bytes() / kVectorBytes, shape.num_scales());
+  if (!call.allow_low_latency || call.counts_arrivals) return {};
+  const int64_t vectors = shape.operand_bytes() / kVectorBytes;
+  if (!shape.has_domains()) {
+    return PlanRowSegments(shape.num_ranks, shape.num_tokens, shape.top_k, vectors,
+                           shape.num_scales());
+  }
+  HierarchicalLayout layout;
+  const Status status =
+      PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, call.chunk_tokens, &layout);
+  if (!status.ok()) return {};
+  return PlanHierarchicalSegments(layout, shape.num_ranks, shape.num_tokens, shape.top_k, vectors,
+                                  shape.num_scales());
 }
 
 Status FindRowCopySupport(RowCopySupport* support) {

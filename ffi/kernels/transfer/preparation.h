@@ -35,6 +35,8 @@ class Preparation {
   int64_t num_sms() const { return num_sms_; }
   // The layout of a call over several NVLink domains.
   const HierarchicalLayout& layout() const { return layout_; }
+  // The sizes of such a call, if it is a low-latency one.
+  HierarchicalSegments SizesOf(const RowSegments& segments) const;
 
   // Returns the largest of the wanted numbers of blocks, at most `blocks_per_sm` per SM.
   unsigned Grid(std::initializer_list<int64_t> blocks, int64_t blocks_per_sm) const;

@@ -21,6 +21,7 @@ Status PrepareRedispatch(const TransferCall& call, PreparedRedispatch* prepared)
                       FastDivmod(std::max(1, sizes.num_ranks - 1)),
                       FastDivmod(sizes.top_k)};
   prepared->layout = preparation.layout();
+  prepared->sizes = preparation.SizesOf(segments);
   if (segments.count() == 0) {
     const void* const kernel = call.shape.has_domains() ? HierarchicalRedispatchKernelAddress()
                                                         : RedispatchKernelAddress();
@@ -30,7 +31,9 @@ Status PrepareRedispatch(const TransferCall& call, PreparedRedispatch* prepared)
   // All ranks' tokens, or the average number of rows here.
   const int64_t rows = std::max(sizes.num_all_tokens(), sizes.num_assignments());
   prepared->launches = {{.name = "low-latency redispatch",
-                         .kernel = LowLatencyRedispatchKernelAddress(),
+                         .kernel = call.shape.has_domains()
+                                       ? HierarchicalLowLatencyRedispatchKernelAddress()
+                                       : LowLatencyRedispatchKernelAddress(),
                          .blocks = preparation.LowLatencyGrid(segments, rows, sizes.num_rows),
                          .threads = kLowLatencyThreads,
                          .shared_bytes = 0}};
@@ -42,6 +45,11 @@ Status Launch(const PreparedRedispatch& prepared, ControlBlock* control,
   LowLatencyRedispatchParams params = prepared.params;
   BindTokens(control, buffers, &params.dispatch.tokens);
   params.dispatch.plan = buffers.plan;
+  if (prepared.sizes.segments.count() > 0) {
+    const HierarchicalLowLatencyRedispatchParams low_latency = {
+        params.dispatch, buffers.forwarding, prepared.layout, prepared.sizes, params.top_k_divmod};
+    return LaunchKernels(prepared.launches, &low_latency, stream);
+  }
   if (prepared.layout.domains.count > 0) {
     const HierarchicalRedispatchParams hierarchical = {params.dispatch, buffers.forwarding,
                                                        prepared.layout, kSendBlocks};

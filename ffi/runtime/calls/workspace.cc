@@ -118,7 +118,7 @@ Status PlanWorkspace(const TransferShape& shape, WorkspaceLayout* layout) {
     const int64_t chunk_tokens = int64_t{domains.domain_slots} * domains.chunk_tokens;
     received_rows = DomainSlotRows(domains.domains, chunk_tokens, shape.top_k);
     scalars = domains.domains.count * chunk_tokens * shape.top_k;
-    rail_bytes = RailBytes(domains.domains.count);
+    rail_bytes = RailBytes(domains.domains.count) + DomainEagerBytes(ranks);
   } else {
     const TokenChunks chunks = PlanTokenChunks(tokens, row.value(), ranks, shape.top_k);
     received_rows =

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "ffi/device/protocol/call_params.h"
-#include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/low_latency/layout.h"
 #include "ffi/runtime/calls/transfer_shape.h"
 #include "ffi/runtime/status.h"
 
@@ -21,8 +21,8 @@ struct WorkspaceBuffer {
 
 struct WorkspaceLayout {
   std::array<WorkspaceBuffer, kNumBuffers> buffers;  // indexed by WorkspaceBufferId
-  // The rings of all rails, with several NVLink domains. Their place and size are those of the
-  // group, and not of the shape.
+  // The rings of all rails, and the eager buffers of the domains, with several NVLink domains.
+  // Their place and size are those of the group, and not of the shape.
   WorkspaceBuffer rails = {"rails", 0, 0};
   int64_t bytes = 0;
 };

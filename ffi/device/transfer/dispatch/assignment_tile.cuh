@@ -33,7 +33,8 @@ class AssignmentTile {
         routes_(call.LocalBuffer<Route>(kRoutes) + FirstRoute()) {}
 
   // Counts the tile. The last tile sends this rank's totals to all receivers.
-  __device__ void Count(const EagerBuffers& eager, uint64_t sequence) {
+  template <typename Eager>
+  __device__ void Count(const Eager& eager, uint64_t sequence) {
     const bool sends_totals = tile_ == call_.num_tiles - 1 && MayStoreToPeers(call_);
     CountRange();
     role_.Sync();
@@ -48,6 +49,18 @@ class AssignmentTile {
     role_.Sync();
     AddLowerTiles(eager, sends_totals);
     role_.Sync();
+  }
+
+  // Called after Count. Calls use(assignment, route) for all assignments of the tile, each in the
+  // lane that has counted it.
+  template <typename Use>
+  __device__ void ForEachRoute(Use use) const {
+    const int32_t* const first_positions = WarpBins();
+    for (int i = begin_ + LaneIndex(); i < end_; i += 32) {
+      Route route = routes_[i];
+      if (route.expert >= 0) route.position += first_positions[route.expert];
+      use(i, route);
+    }
   }
 
   // Called after Count and WaitForEntry. Sends the tile's routes to all receivers: each lane adds
@@ -150,7 +163,8 @@ class AssignmentTile {
   }
 
   // Turns first positions in the tile into first positions among all assignments of this rank.
-  __device__ void AddLowerTiles(const EagerBuffers& eager, bool sends_totals) {
+  template <typename Eager>
+  __device__ void AddLowerTiles(const Eager& eager, bool sends_totals) {
 #pragma unroll 1
     for (int pair = role_.Thread(); pair < num_pairs_; pair += kThreads) {
       int2 before = {0, 0};

@@ -11,8 +11,8 @@ namespace jax_ep {
 // tag of this call is valid at once. All packets are there when one chunk of each peer has arrived.
 class IncomingCounts {
  public:
-  __device__ IncomingCounts(const CallParams& call, const EagerBuffers& eager,
-                            const ThreadGroup& threads)
+  template <typename Eager>
+  __device__ IncomingCounts(const CallParams& call, const Eager& eager, const ThreadGroup& threads)
       : call_(call),
         tag_(eager.tag()),
         num_pairs_(CountPairs(call.num_experts)),

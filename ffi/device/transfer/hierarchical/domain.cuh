@@ -40,16 +40,22 @@ __device__ inline bool AllRails(const HierarchicalLayout& layout, Holds holds) {
   return !__any_sync(kFullWarp, !all_hold);
 }
 
+// Called by one warp. Signals the domain that this rank has entered the call.
+__device__ inline void SignalDomainEntry(const CallParams& call, const Domains& domains,
+                                         uint64_t sequence, bool poisoned) {
+  InjectDelay(call, sequence, 2);
+  ForEachNeighbor(call, domains, [&](int peer) {
+    StoreEntry(call.control, peer, sequence, call.fingerprint, poisoned);
+  });
+}
+
 // Called by a role that holds `ticket`, if HasWorkspace. The first warp of the holder of ticket 0
 // signals entry to the domain.
 __device__ inline void SignalDomainEntry(const CallParams& call, const Domains& domains,
                                          uint64_t sequence, int ticket, bool poisoned,
                                          const RoleContext& role) {
   if (ticket != 0 || role.Warp() != 0 || !MayStoreToPeers(call)) return;
-  InjectDelay(call, sequence, 2);
-  ForEachNeighbor(call, domains, [&](int peer) {
-    StoreEntry(call.control, peer, sequence, call.fingerprint, poisoned);
-  });
+  SignalDomainEntry(call, domains, sequence, poisoned);
 }
 
 // Called by one whole warp; all lanes return the same. Waits until all ranks of the domain have
@@ -108,6 +114,34 @@ __device__ inline Outcome WaitForDomainEntry(const CallParams& call, const Domai
                                              uint64_t sequence, const RoleContext& role) {
   return WaitByFirstWarp(call, sequence, role,
                          [&] { return WaitForDomainEntry(call, domains, sequence); });
+}
+
+// Called by one whole warp; all lanes return the same. Aborts if a rank has left the generation
+// instead of entering the call (start_generation.cu). It has told all ranks by entry flags, which
+// otherwise only those of its domain wait for, or its partners over a network.
+__device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) {
+  const ControlBlock* const control = call.control;
+  const EntryFlags* const entry = control->inbox->entry[sequence % 2];
+  uint32_t leaver = kMaxRanks;
+  ForEachPeer(control, [&](int peer) {
+    if (LoadAcquireSystem(&entry[peer].sequence) < sequence) return;
+    if (ReadEntryFlags(call, entry[peer]) == Outcome::kMismatch) {
+      leaver = min(leaver, static_cast<uint32_t>(peer));
+    }
+  });
+  const int domain_size = control->num_peers + 1;
+  const int num_partners = control->rail_requests == nullptr ? 0 : call.num_ranks / domain_size;
+#pragma unroll 1
+  for (int domain = LaneIndex(); domain < num_partners; domain += 32) {
+    const uint64_t left = LoadAcquireSystem(&control->inbox->rail_leaves[domain]);
+    if (left == 0 || left > sequence) continue;
+    const uint32_t partner = domain * domain_size + control->rank % domain_size;
+    leaver = min(leaver, partner);
+  }
+  leaver = __reduce_min_sync(kFullWarp, leaver);
+  if (leaver == kMaxRanks) return Outcome::kArrived;
+  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, static_cast<int>(leaver), sequence);
+  return Outcome::kMismatch;
 }
 
 // The slot of a chunk in the rings inside a domain.

@@ -8,17 +8,21 @@
 
 namespace jax_ep {
 
-// Called by the last block, as FinishCall, which it calls. Partners over a network learn of an
-// abort here: each rank of a domain tells its own.
+// Called by one thread. Partners over a network learn of an abort here: each rank of a domain tells
+// its own.
+__device__ inline void TellAbort(ControlBlock* control, Outcome failure) {
+  if (control->rail_requests == nullptr) return;
+  StoreReleaseSystem(&control->rail_requests->abort, uint64_t{static_cast<uint32_t>(failure)});
+}
+
+// Called by the last block, as FinishCall, which it calls.
 __device__ inline void FinishHierarchicalCall(const CallParams& call,
                                               const HierarchicalLayout& layout,
                                               const RoleContext& role, uint64_t sequence,
                                               int num_messages, Outcome failure) {
   ControlBlock* const control = call.control;
   const bool is_aborted = failure != Outcome::kArrived && failure != Outcome::kPoisoned;
-  if (is_aborted && control->rail_requests != nullptr && role.Thread() == 0) {
-    StoreReleaseSystem(&control->rail_requests->abort, uint64_t{static_cast<uint32_t>(failure)});
-  }
+  if (is_aborted && role.Thread() == 0) TellAbort(control, failure);
   HierarchicalProgress& progress = control->hierarchical;
   const ThreadGroup threads = role.BlockThreads();
   const int streams = NumStreams(layout.domains, call.num_ranks);

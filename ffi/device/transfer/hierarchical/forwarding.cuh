@@ -32,14 +32,22 @@ class ForwardedRoutes {
         routes_(call, placement) {}
 
   __device__ TokenRows Rows(int source, int token) const {
-    const int rank = call_.control->rank;
     const ReceivedRoutes::Loaded loaded = routes_.Load(source, token);
     const RowPlacement::PlacedToken<2> placed = placement_.Place(source, loaded.routes);
+    Write(source, token, placed);
+    return placed.found;
+  }
+
+  // Called by one warp, once per token of each rank. Writes its part of the plan.
+  template <int kPerLane>
+  __device__ void Write(int source, int token,
+                        const RowPlacement::PlacedToken<kPerLane>& placed) const {
+    const int rank = call_.control->rank;
     placement_.Write(source, token, placed);
     const int here = domains_.Domain(rank);
     // Ranks of lower domains come first among the token's.
     int num_before = 0;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       const int to = placed.destinations[i];
       const bool is_before = to >= 0 && domains_.Domain(to) < here;
       const auto of_lanes = static_cast<uint32_t>(placed.firsts >> (32 * i));
@@ -49,13 +57,13 @@ class ForwardedRoutes {
       if (row >= 0) forwarding_.partial_sum_index[row] = placed.partial_sum_index - num_before;
     }
     if (domains_.Index(source) == domains_.Index(rank)) WriteRanks(source, token, placed);
-    return placed.found;
   }
 
  private:
   // Writes the ranks of this domain that got an assignment of a token.
+  template <int kPerLane>
   __device__ void WriteRanks(int source, int token,
-                             const RowPlacement::PlacedToken<2>& placed) const {
+                             const RowPlacement::PlacedToken<kPerLane>& placed) const {
     uint32_t* const to =
         TokenRanks(call_, domains_, forwarding_.token_ranks, domains_.Domain(source), token);
     const int first = domains_.Domain(call_.control->rank) * domains_.size;

@@ -5,7 +5,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_STREAMS_CUH_
 
-#include "ffi/device/protocol/wait.cuh"
+#include "ffi/device/transfer/hierarchical/domain.cuh"
 
 namespace jax_ep {
 
@@ -73,34 +73,6 @@ class StreamClaims {
 __device__ inline int NthBit(uint32_t bits, int n) {
   for (; n > 0; --n) bits &= bits - 1;
   return __ffs(bits) - 1;
-}
-
-// Called by one whole warp; all lanes return the same. Aborts if a rank has left the generation
-// instead of entering the call (start_generation.cu). It has told all ranks by entry flags, which
-// otherwise only those of its domain wait for, or its partners over a network.
-__device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) {
-  const ControlBlock* const control = call.control;
-  const EntryFlags* const entry = control->inbox->entry[sequence % 2];
-  uint32_t leaver = kMaxRanks;
-  ForEachPeer(control, [&](int peer) {
-    if (LoadAcquireSystem(&entry[peer].sequence) < sequence) return;
-    if (ReadEntryFlags(call, entry[peer]) == Outcome::kMismatch) {
-      leaver = min(leaver, static_cast<uint32_t>(peer));
-    }
-  });
-  const int domain_size = control->num_peers + 1;
-  const int num_partners = control->rail_requests == nullptr ? 0 : call.num_ranks / domain_size;
-#pragma unroll 1
-  for (int domain = LaneIndex(); domain < num_partners; domain += 32) {
-    const uint64_t left = LoadAcquireSystem(&control->inbox->rail_leaves[domain]);
-    if (left == 0 || left > sequence) continue;
-    const uint32_t partner = domain * domain_size + control->rank % domain_size;
-    leaver = min(leaver, partner);
-  }
-  leaver = __reduce_min_sync(kFullWarp, leaver);
-  if (leaver == kMaxRanks) return Outcome::kArrived;
-  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, static_cast<int>(leaver), sequence);
-  return Outcome::kMismatch;
 }
 
 // Called by a role. Takes an item that is ready. If there is none, waits for one, or returns

@@ -54,7 +54,8 @@ class SegmentCopy {
 // that.
 class SegmentFlags {
  public:
-  __device__ explicit SegmentFlags(const EagerBuffers& eager) : eager_(eager) {}
+  template <typename Eager>
+  __device__ explicit SegmentFlags(const Eager& eager) : tag_(eager.tag()) {}
 
   // Adds the flag of a stored segment.
   __device__ void Add(PeerPointer<uint64_t> flag) {
@@ -64,13 +65,13 @@ class SegmentFlags {
 
   __device__ void Signal() {
     __syncwarp();  // all lanes' stores come before each lane's flag
-    if (flag_) SignalSegment(flag_, eager_.tag());
+    if (flag_) SignalSegment(flag_, tag_);
     flag_ = PeerPointer<uint64_t>(nullptr);
     count_ = 0;
   }
 
  private:
-  const EagerBuffers& eager_;
+  const uint64_t tag_;
   PeerPointer<uint64_t> flag_{nullptr};
   int count_ = 0;
 };
@@ -140,12 +141,10 @@ class SegmentWait {
 
 // Called by one whole warp; all lanes return the same. Waits until no lane misses a segment:
 // missing() polls, and returns the peer whose segment is missing, or kMaxRanks. What each lane has
-// acquired happens before what any lane does next.
-template <typename Missing>
-__device__ inline Outcome WaitForSegments(const CallParams& call, uint64_t sequence,
-                                          Missing missing) {
+// acquired happens before what any lane does next. `wait` is a SegmentWait, or like it.
+template <typename Wait, typename Missing>
+__device__ inline Outcome WaitForSegments(const CallParams& call, Wait wait, Missing missing) {
   constexpr int kPolls = 16;  // before deadlines and the abort word are checked
-  SegmentWait wait(call, sequence);
   while (true) {
     uint32_t peer = kMaxRanks;
 #pragma unroll 1
@@ -162,6 +161,11 @@ __device__ inline Outcome WaitForSegments(const CallParams& call, uint64_t seque
     if (LaneIndex() == 0) RecordFailure(call, end);
     return end;
   }
+}
+template <typename Missing>
+__device__ inline Outcome WaitForSegments(const CallParams& call, uint64_t sequence,
+                                          Missing missing) {
+  return WaitForSegments(call, SegmentWait(call, sequence), missing);
 }
 
 }  // namespace jax_ep

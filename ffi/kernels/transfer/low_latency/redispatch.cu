@@ -6,8 +6,8 @@
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/transfer/dispatch/results.cuh"
+#include "ffi/device/transfer/low_latency/planned_segments.cuh"
 #include "ffi/device/transfer/low_latency/push.cuh"
-#include "ffi/device/transfer/plan_rows.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
@@ -26,64 +26,6 @@ __device__ void SendAlongPlan(const LowLatencyRedispatchParams& params, const Ea
     return poisoned || params.dispatch.plan.destination[assignment] == peer;
   };
   Push(params, eager, sequence, start, num_packet_items, expert_of, is_for, true);
-}
-
-// A segment of a row, and the assignment of [R][T][K] that it comes from.
-struct RowSegmentItem {
-  int row;
-  int segment;
-  int source;  // rank; -1 if the row comes from no token
-  int assignment;
-};
-
-// Every num_warps-th segment of all rows, one per lane: 32 loads of the plan are in flight, and
-// much of it may be padding. The number of segments may need more than 32 bits.
-class RowSegmentItems {
- public:
-  __device__ RowSegmentItems(const LowLatencyRedispatchParams& params, int32_t end, int warp,
-                             int num_warps)
-      : params_(params),
-        end_(end),
-        stride_(params.segments.Item(32 * num_warps, FastDivmod())),
-        next_(params.segments.Item(warp + LaneIndex() * num_warps, FastDivmod())) {}
-
-  // Returns the same in all lanes.
-  __device__ bool IsEnd() const { return !__any_sync(kFullWarp, next_.token < end_); }
-
-  // Returns this lane's next segment.
-  __device__ RowSegmentItem Next() {
-    const PlanOperands& plan = params_.dispatch.plan;
-    RowSegmentItem item = {next_.token, next_.segment, -1, 0};
-    if (item.row < end_ &&
-        FindAssignment(params_.dispatch.tokens.call, plan, item.row, &item.assignment)) {
-      item.source = plan.row_source[int64_t{3} * item.row];
-    }
-    next_.token += stride_.token;
-    next_.segment += stride_.segment;
-    if (next_.segment >= params_.segments.count()) {
-      next_.segment -= params_.segments.count();
-      ++next_.token;
-    }
-    return item;
-  }
-
- private:
-  const LowLatencyRedispatchParams& params_;
-  const int32_t end_;
-  const SegmentItem stride_;
-  SegmentItem next_;  // its token is the row
-};
-
-// Returns the item of the first lane in `lanes`, and removes that lane. If there is none, the item
-// comes from no token.
-__device__ RowSegmentItem Take(const RowSegmentItem& mine, uint32_t* lanes) {
-  const int lane = (__ffs(*lanes) - 1) & 31;
-  const int source = __shfl_sync(kFullWarp, mine.source, lane);
-  const RowSegmentItem item = {
-      __shfl_sync(kFullWarp, mine.row, lane), __shfl_sync(kFullWarp, mine.segment, lane),
-      *lanes == 0 ? -1 : source, __shfl_sync(kFullWarp, mine.assignment, lane)};
-  *lanes &= *lanes - 1;
-  return item;
 }
 
 // Called by one warp. Copies the segments of the first two lanes in `lanes`, and removes the two.
@@ -145,7 +87,7 @@ __device__ Outcome CopyAndFill(const LowLatencyRedispatchParams& params, const R
   const int32_t end = EndOfRows(tokens.call, plan);
   const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
   const int warp = role.GridWarp();
-  RowSegmentItems items(params, end, warp, num_warps);
+  RowSegmentItems items(tokens.call, plan, params.segments, end, warp, num_warps);
 #pragma unroll 1
   while (!items.IsEnd()) {
     const RowSegmentItem mine = items.Next();

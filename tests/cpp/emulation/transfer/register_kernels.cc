@@ -8,6 +8,9 @@
 #include "ffi/kernels/transfer/dispatch.cu"
 #include "ffi/kernels/transfer/hierarchical/combine.cu"
 #include "ffi/kernels/transfer/hierarchical/dispatch.cu"
+#include "ffi/kernels/transfer/hierarchical/low_latency_combine.cu"
+#include "ffi/kernels/transfer/hierarchical/low_latency_dispatch.cu"
+#include "ffi/kernels/transfer/hierarchical/low_latency_redispatch.cu"
 #include "ffi/kernels/transfer/hierarchical/redispatch.cu"
 #include "ffi/kernels/transfer/low_latency/combine.cu"
 #include "ffi/kernels/transfer/low_latency/dispatch.cu"
@@ -41,4 +44,14 @@ void RegisterKernels() {
                       HierarchicalCombineKernel<Float16>);
   emulation::Register(HierarchicalCombineKernelAddress(RowType::kFloat32),
                       HierarchicalCombineKernel<Float32>);
+  emulation::Register(HierarchicalLowLatencyDispatchKernelAddress(),
+                      HierarchicalLowLatencyDispatchKernel);
+  emulation::Register(HierarchicalLowLatencyRedispatchKernelAddress(),
+                      HierarchicalLowLatencyRedispatchKernel);
+  emulation::Register(HierarchicalLowLatencyCombineKernelAddress(RowType::kBFloat16),
+                      HierarchicalLowLatencyCombineKernel<BFloat16>);
+  emulation::Register(HierarchicalLowLatencyCombineKernelAddress(RowType::kFloat16),
+                      HierarchicalLowLatencyCombineKernel<Float16>);
+  emulation::Register(HierarchicalLowLatencyCombineKernelAddress(RowType::kFloat32),
+                      HierarchicalLowLatencyCombineKernel<Float32>);
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/low_latency/layout.h"
 
 namespace harness {
 
@@ -39,7 +39,8 @@ struct Options {
 // Returns what the workspaces of a group over several NVLink domains have beside: the rails' rings.
 inline int64_t RailBytes(const Options& options) {
   if (options.domain_size == 0) return 0;
-  return jax_ep::RailBytes(options.ranks / options.domain_size);
+  return jax_ep::RailBytes(options.ranks / options.domain_size) +
+         jax_ep::DomainEagerBytes(options.ranks);
 }
 
 inline double Now() {

@@ -108,7 +108,6 @@ int Main(int argc, char** argv) {
     if (wanted("graph")) TestGraph(&group, options);
     if (wanted("faults")) {
       for (const bool allow_low_latency : {false, true}) {
-        if (allow_low_latency && domain_size > 0) continue;  // there are no such kernels
         TestPoisonedPlan(&group, options, allow_low_latency);
         TestMissingPeer(&group, options, allow_low_latency);
         TestMismatch(&group, options, allow_low_latency);

@@ -1,0 +1,198 @@
+// How rows travel in low-latency dispatch and redispatch over several domains. All warps take
+// segments of this rank's tokens, and pack them into messages or store them to the domain. Then
+// they take what partners have sent, and store that to the domain.
+//
+// `Routing` tells where tokens go: Own(assignment), the rank of one of this rank's assignments or
+// -1; to_all, if they go to all ranks instead; flags_all, whether a receiver waits for tokens that
+// do not go there, too; and Forwarded(rail, token), called by one warp, whose result r says by
+// r.GoesTo(rank) whether a partner's token goes to a rank of this domain.
+#ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_LOW_LATENCY_SEND_ROWS_CUH_
+#define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_LOW_LATENCY_SEND_ROWS_CUH_
+
+#include "ffi/device/protocol/work_items.cuh"
+#include "ffi/device/transfer/dispatch/row_source.cuh"
+#include "ffi/device/transfer/hierarchical/low_latency/packing.cuh"
+
+namespace jax_ep {
+
+template <typename Routing>
+class RowSender {
+ public:
+  __device__ RowSender(const TokenParams& params, const HierarchicalLayout& layout,
+                       const HierarchicalSegments& sizes, const Routing& routing,
+                       const DomainEagerBuffers& eager, uint64_t sequence)
+      : params_(params),
+        call_(params.call),
+        layout_(layout),
+        domains_(layout.domains),
+        sizes_(sizes),
+        routing_(routing),
+        eager_(eager),
+        sequence_(sequence),
+        rank_(eager.rank()),
+        packed_(params.call, layout, sizes, kHeaderBytes),
+        flags_(eager) {}
+
+  // Called by all sending warps. No item waits for another one, so tickets are prefetched. Messages
+  // come first, as they have the longest way.
+  __device__ Outcome SendOwn() {
+    const int num_packed = domains_.num_rails() * NumSegments();
+    const int num_items = num_packed + (domains_.size - 1) * NumSegments();
+    InjectDelay(call_, sequence_, 4);
+    if (!MayStoreToPeers(call_)) return Outcome::kArrived;  // the next wait finds the abort
+    WarpTicketPrefetch tickets(&call_.control->progress.low_latency_tickets);
+#pragma unroll 1
+    for (int item; (item = tickets.Next()) < num_items;) {
+      if (item < num_packed) {
+        const Outcome outcome = Pack(sizes_.segments.Item(item, sizes_.num_rails_divmod));
+        if (outcome != Outcome::kArrived) return outcome;
+      } else {
+        packed_.Count();
+        Push(sizes_.segments.Item(item - num_packed, sizes_.num_neighbors_divmod));
+      }
+    }
+    packed_.Count();
+    flags_.Signal();
+    return Outcome::kArrived;
+  }
+
+  __device__ int NumForwards() const {
+    return domains_.size > 1 ? domains_.num_rails() * NumSegments() : 0;
+  }
+
+  // Called by one warp. Sends a partner's segment on; followed by FinishForwards.
+  __device__ Outcome Forward(int index) {
+    const SegmentItem item = sizes_.segments.Item(index, sizes_.num_rails_divmod);
+    const Rail rail(call_, layout_, item.peer);
+    const int message = HierarchicalSegments::MessageOf(sizes_.Chunk(item.token));
+    const auto has_arrived = [&] { return rail.HasArrived(0) && rail.HasArrived(message); };
+    if (__any_sync(kFullWarp, !has_arrived())) {
+      flags_.Signal();  // others wait for them
+      const Outcome outcome = WaitForSegments(call_, layout_, sequence_, [&] {
+        return static_cast<uint32_t>(has_arrived() ? kMaxRanks : rail.partner());
+      });
+      if (outcome != Outcome::kArrived) return outcome;
+    }
+    const ReceivedRow from(sizes_, rail, item.token);
+    const uint4* const vectors = from.Vectors(call_, kHeaderBytes);
+    SegmentCopy copy(sizes_.segments, item.segment, from.is_there ? call_.operand_vectors : 0,
+                     from.is_there ? call_.num_scales : 0);
+    copy.Load(vectors, reinterpret_cast<const float*>(vectors + call_.operand_vectors));
+    const auto routes = routing_.Forwarded(rail, item.token);
+#pragma unroll 1
+    for (int i = 1; i < domains_.size; ++i) {
+      const int to = DomainRanks{&domains_}.After(call_, rank_, i);
+      Store(copy, to, rail.partner(), item, from.is_there && routes.GoesTo(to));
+    }
+    return Outcome::kArrived;
+  }
+  __device__ void FinishForwards() { flags_.Signal(); }
+
+ private:
+  __device__ int NumSegments() const { return call_.num_tokens * sizes_.segments.count(); }
+
+  // Called by one warp. Returns the tokens of a chunk that go to a domain.
+  __device__ uint64_t TokensTo(int domain, int chunk) const {
+    return TokensWhere(call_, layout_, chunk, [&](int token) {
+      bool goes = routing_.to_all;
+#pragma unroll 4
+      for (int k = 0; k < call_.top_k; ++k) {
+        const int to = routing_.Own(token * call_.top_k + k);
+        goes |= to >= 0 && domains_.Domain(to) == domain;
+      }
+      return goes;
+    });
+  }
+
+  __device__ Outcome Pack(const SegmentItem& item) {
+    const Rail rail(call_, layout_, item.peer);
+    const int chunk = sizes_.Chunk(item.token);
+    const int message = HierarchicalSegments::MessageOf(chunk);
+    const RowSource from = OperandRow(params_, item.token);
+    SegmentCopy copy(sizes_.segments, item.segment, call_.operand_vectors, call_.num_scales);
+    copy.Load(from.payload, from.scales);
+    // After the loads, so that the latencies overlap.
+    const uint64_t tokens = TokensTo(rail.domain(), chunk);
+    const Outcome outcome = WaitForCredit(call_, layout_, sequence_, rail, message);
+    if (outcome != Outcome::kArrived) return outcome;
+    const int index = sizes_.IndexInChunk(item.token);
+    if (IsIn(tokens, index)) {
+      const PeerPointer<uint4> to = (rail.Packed(message) + kHeaderBytes).template As<uint4>() +
+                                    int64_t{RowIn(tokens, index)} * call_.wire_vectors;
+      copy.Store(to, (to + call_.operand_vectors).template As<float>());
+    }
+    packed_.Add(item.peer, chunk, tokens);
+    return Outcome::kArrived;
+  }
+
+  __device__ void Push(const SegmentItem& item) {
+    const int to = DomainRanks{&domains_}.After(call_, rank_, 1 + item.peer);
+    const int k = LaneIndex();
+    const bool goes =
+        routing_.to_all || (k < call_.top_k && routing_.Own(item.token * call_.top_k + k) == to);
+    const RowSource from = OperandRow(params_, item.token);
+    SegmentCopy copy(sizes_.segments, item.segment, call_.operand_vectors, call_.num_scales);
+    copy.Load(from.payload, from.scales);
+    Store(copy, to, rank_, item, __any_sync(kFullWarp, goes));
+  }
+
+  // Stores a segment of a source's token to a rank of this domain, if it goes there.
+  __device__ void Store(const SegmentCopy& copy, int to, int source, const SegmentItem& item,
+                        bool goes) {
+    if (!goes && !routing_.flags_all) return;
+    const int row = source * call_.num_tokens + item.token;
+    if (goes) {
+      const PeerPointer<uint4> vectors = eager_.At(to).rows() + int64_t{row} * call_.wire_vectors;
+      copy.Store(vectors, (vectors + call_.operand_vectors).template As<float>());
+    }
+    flags_.Add(eager_.At(to).flags() + (row * sizes_.segments.count() + item.segment));
+  }
+
+  const TokenParams& params_;
+  const CallParams& call_;
+  const HierarchicalLayout& layout_;
+  const Domains& domains_;
+  const HierarchicalSegments& sizes_;
+  const Routing& routing_;
+  const DomainEagerBuffers& eager_;
+  const uint64_t sequence_;
+  const int rank_;
+  PackedSegments packed_;
+  SegmentFlags flags_;
+};
+
+// Where a segment of a source's token is on this rank, once it has arrived.
+struct ArrivedSegment {
+  Outcome outcome;
+  RowSource row;  // null if the message has no such token
+};
+
+// Called by one warp. Waits for a segment.
+__device__ inline ArrivedSegment WaitForRow(const TokenParams& params,
+                                            const HierarchicalLayout& layout,
+                                            const HierarchicalSegments& sizes,
+                                            const DomainEagerBuffers& eager, uint64_t sequence,
+                                            int source, int token, int segment) {
+  const CallParams& call = params.call;
+  const Domains& domains = layout.domains;
+  const int rank = eager.rank();
+  if (source == rank) return {Outcome::kArrived, OperandRow(params, token)};
+  if (domains.Index(source) == domains.Index(rank)) {
+    const Rail rail(call, layout, domains.Rail(domains.Domain(rank), domains.Domain(source)));
+    const int message = HierarchicalSegments::MessageOf(sizes.Chunk(token));
+    const Outcome outcome = WaitForMessage(call, layout, sequence, rail, message);
+    if (outcome != Outcome::kArrived) return {outcome, {}};
+    const ReceivedRow row(sizes, rail, token);
+    return {outcome, {row.is_there ? row.Vectors(call, kHeaderBytes) : nullptr}};
+  }
+  const int row = source * call.num_tokens + token;
+  const uint64_t* const flag = &eager.Local().flags()[row * sizes.segments.count() + segment];
+  const Outcome outcome = WaitForSegments(call, layout, sequence, [&] {  // WAIT_SEGMENT
+    return static_cast<uint32_t>(LoadAcquireSystem(flag) == eager.tag() ? kMaxRanks : source);
+  });
+  return {outcome, {eager.Local().rows() + int64_t{row} * call.wire_vectors}};
+}
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_LOW_LATENCY_SEND_ROWS_CUH_
