@@ -157,6 +157,15 @@ const void* LowLatencyCombineKernelAddress(RowType) { return Named("low-latency 
 const void* HierarchicalDispatchKernelAddress() { return Named("dispatch over domains"); }
 const void* HierarchicalRedispatchKernelAddress() { return Named("redispatch over domains"); }
 const void* HierarchicalCombineKernelAddress(RowType) { return Named("combine over domains"); }
+const void* HierarchicalLowLatencyDispatchKernelAddress() {
+  return Named("low-latency dispatch over domains");
+}
+const void* HierarchicalLowLatencyRedispatchKernelAddress() {
+  return Named("low-latency redispatch over domains");
+}
+const void* HierarchicalLowLatencyCombineKernelAddress(RowType) {
+  return Named("low-latency combine over domains");
+}
 const void* BulkCopyCeilingKernelAddress() { return Named("bulk copies"); }
 
 // ---- The calls

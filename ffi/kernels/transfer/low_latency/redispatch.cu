@@ -35,7 +35,7 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   const int rank = eager.rank();
-  const EagerBuffers::RankBuffers local = eager.Local();
+  const EagerBuffers::LocalBuffers local = eager.Local();
   const uint32_t before = *lanes;
   const RowSegmentItem items[] = {Take(mine, lanes), Take(mine, lanes)};
   const bool polls = ((before ^ *lanes) >> (LaneIndex()) & 1) != 0;
