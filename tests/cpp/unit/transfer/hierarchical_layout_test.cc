@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/low_latency/layout.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {
@@ -109,6 +109,63 @@ void TestEverywhere() {
   }
 }
 
+RowSegments Segments(int64_t ranks, int64_t domain_size, int64_t tokens, int64_t top_k,
+                     int64_t vectors, int64_t scales = 0) {
+  const int64_t row_bytes = 16 * (vectors + (scales + 3) / 4);
+  const HierarchicalLayout layout =
+      PlanHierarchicalLayout(tokens, row_bytes, top_k, ranks, ranks, domain_size);
+  return PlanHierarchicalSegments(layout, ranks, tokens, top_k, vectors, scales);
+}
+
+// What a low-latency call stores without a wait fits into its buffers.
+void TestSegmentsFit() {
+  int num_low_latency = 0;
+  for (int64_t ranks : {2, 6, 8, 32, 64}) {
+    for (int64_t domain_size : {1, 2, 4, 8, 32}) {
+      if (ranks % domain_size != 0 || ranks == domain_size) continue;
+      for (int64_t tokens : {1, 7, 64, 128}) {
+        for (int64_t top_k : {1, 8, 32}) {
+          for (int64_t vectors : {1, 63, 64, 65, 256, 896, 1024}) {
+            for (int64_t scales : {0, 8, 64}) {
+              const RowSegments segments =
+                  Segments(ranks, domain_size, tokens, top_k, vectors, scales);
+              if (segments.count() == 0) continue;
+              ++num_low_latency;
+              const int last = segments.count() - 1;
+              CHECK(segments.First(last) < vectors && segments.End(last, vectors) == vectors);
+              CHECK(segments.End(0, vectors) <= kMaxSegmentVectors);
+              CHECK(segments.EndScale(last, scales) == scales);
+              CHECK(segments.EndScale(0, scales) <= 32);
+              CHECK(tokens * segments.count() <= kMaxDomainEagerSegments);
+              CHECK(tokens * (vectors + scales / 4) * 16 <= kDomainEagerRowBytes);
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(num_low_latency > 1000);
+}
+
+void TestDecodingOfPractice() {
+  CHECK(Segments(64, 8, 128, 8, 896).count() == 7);
+  CHECK(Segments(64, 8, 1, 8, 896).count() == 14);
+  CHECK(Segments(2, 1, 128, 8, 896).count() == 14);
+  CHECK(Segments(64, 8, 129, 8, 896).count() == 0);
+  CHECK(Segments(72, 8, 128, 8, 896).count() == 0);
+  CHECK(DomainEagerBytes(64) <= int64_t{300} << 20 && DomainEagerBytes(72) == 0);
+}
+
+void TestRoutesArePacked() {
+  for (int32_t expert : {-1, 0, 1, kMaxExperts - 1}) {
+    for (int32_t position : {0, 1, static_cast<int32_t>(kMaxDomainEagerAssignments) - 1}) {
+      const uint32_t packed = PackRoute(expert, position);
+      CHECK(PositionOf(packed) == position);
+      CHECK(expert < 0 ? ExpertOf(packed) >= kMaxExperts : ExpertOf(packed) == expert);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -121,5 +178,8 @@ int main() {
   jax_ep::TestNoTokens();
   jax_ep::TestWhatDoesNotFit();
   jax_ep::TestEverywhere();
+  jax_ep::TestSegmentsFit();
+  jax_ep::TestDecodingOfPractice();
+  jax_ep::TestRoutesArePacked();
   return jax_ep::testing::Finish();
 }

@@ -24,7 +24,13 @@ inline constexpr int64_t kDomainEagerFlagBytes =
 inline constexpr int64_t kDomainEagerBytes =
     kDomainEagerRowBytes + kDomainEagerCountBytes + kDomainEagerPacketBytes + kDomainEagerFlagBytes;
 
-constexpr int64_t DomainEagerBytes(int64_t num_ranks) { return 2 * num_ranks * kDomainEagerBytes; }
+// 64 ranks of 128 tokens. Larger groups have no low-latency calls, and no memory for them.
+inline constexpr int64_t kMaxLowLatencyRanks = 64;
+inline constexpr int64_t kMaxLowLatencyTokens = 128;
+
+constexpr int64_t DomainEagerBytes(int64_t num_ranks) {
+  return num_ranks <= kMaxLowLatencyRanks ? 2 * num_ranks * kDomainEagerBytes : 0;
+}
 
 // A warp looks at all domains at once, and at all ranks of one.
 inline constexpr int32_t kMaxLowLatencyDomains = 32;
@@ -86,9 +92,9 @@ inline RowSegments PlanHierarchicalSegments(const HierarchicalLayout& layout, in
                                             int64_t num_scales) {
   constexpr int64_t kWanted = 4096;
   constexpr int64_t kMinVectors = 64;
-  constexpr int64_t kMaxTokens = 128;
   const int64_t wire_vectors = row_vectors + CeilDivide(num_scales, 4);
-  if (num_tokens < 1 || num_tokens > kMaxTokens || row_vectors < 1 || top_k > kMaxLowLatencyTopK ||
+  if (num_ranks > kMaxLowLatencyRanks || num_tokens < 1 || num_tokens > kMaxLowLatencyTokens ||
+      row_vectors < 1 || top_k > kMaxLowLatencyTopK ||
       num_tokens * top_k > kMaxDomainEagerAssignments ||
       num_tokens * wire_vectors * 16 > kDomainEagerRowBytes || layout.num_metadata != 1 ||
       layout.num_chunks > kMaxChunks || layout.rail_slots < 2 * layout.num_messages() ||
