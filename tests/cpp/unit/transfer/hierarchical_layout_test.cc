@@ -117,7 +117,7 @@ RowSegments Segments(int64_t ranks, int64_t domain_size, int64_t tokens, int64_t
   return PlanHierarchicalSegments(layout, ranks, tokens, top_k, vectors, scales);
 }
 
-// What a low-latency call stores without a wait fits into its buffers.
+// Stores that do not wait have room in their buffers.
 void TestSegmentsFit() {
   int num_low_latency = 0;
   for (int64_t ranks : {2, 6, 8, 32, 64}) {

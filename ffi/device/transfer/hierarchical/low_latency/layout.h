@@ -12,7 +12,7 @@ namespace jax_ep {
 
 // The eager buffers of a group with domains follow the rings of its rails: rows, counts, packets
 // and flags, double-buffered (eager_layout.h). Here is what each has per rank of the group.
-inline constexpr int64_t kDomainEagerRowBytes = int64_t{2} << 20;  // of a rank's tokens
+inline constexpr int64_t kDomainEagerRowBytes = int64_t{2} << 20;  // for a rank's tokens
 inline constexpr int64_t kMaxDomainEagerAssignments = 4096;        // T * K
 inline constexpr int64_t kMaxDomainEagerSegments = 2048;           // T * segments per row
 inline constexpr int64_t kDomainEagerCountBytes =

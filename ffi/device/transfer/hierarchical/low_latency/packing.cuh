@@ -54,7 +54,7 @@ class PackedSegments {
   const HierarchicalSegments& sizes_;
   const int64_t rows_offset_;
   int count_ = 0;
-  // Of one segment per lane.
+  // Each lane holds one segment's.
   int rail_;
   int chunk_;
   uint64_t tokens_;

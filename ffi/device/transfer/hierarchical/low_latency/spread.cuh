@@ -1,4 +1,4 @@
-// What partners tell in their messages of metadata, stored as packets to all ranks of the domain,
+// Stores what partners tell in their messages of metadata, as packets, to all ranks of the domain,
 // this one included.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_LOW_LATENCY_SPREAD_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_LOW_LATENCY_SPREAD_CUH_
