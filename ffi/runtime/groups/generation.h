@@ -63,6 +63,13 @@ class Generation {
   // processes have agreed. `shared` is indexed by rank.
   Status Import(uint64_t number, const std::vector<Shared>& shared);
 
+  // With a network: tries the rails, while the processes of all partners do, before Start. An error
+  // says what the network does wrong. `names` names ranks.
+  Status ProbeNetwork(const RankNames& names);
+  // Follows when all processes have ended ProbeNetwork. None may Start before all have ended this.
+  Status EndProbe() { return rails_ ? rails_->EndProbe() : Status{}; }
+  bool has_network() const { return rails_ != nullptr; }
+
   // Frees everything. No kernel of this generation may run.
   ~Generation();
   Generation(const Generation&) = delete;

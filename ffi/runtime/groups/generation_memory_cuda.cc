@@ -76,7 +76,10 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
     if (made->rails_) {
       std::vector<std::string> offers;
       for (size_t rank : made->local_) offers.push_back(made->rails_->Offer(rank));
-      if (Status status = made->rails_->Connect(offers); !status.ok()) return status;
+      Status status = made->rails_->Connect(offers);
+      if (status.ok()) status = made->ProbeNetwork([](int) { return "of this process"; });
+      if (status.ok()) status = made->EndProbe();
+      if (!status.ok()) return status;
     }
   }
   *generation = std::move(made);
@@ -171,6 +174,35 @@ Status Generation::RegisterRank(size_t rank) {
       .rails = base + kWorkspaceOffset + static_cast<uint64_t>(RailsOffset())};
   return rails_->Register(rank, memory_[rank].state, bytes, addresses,
                           &memory_[rank].records->rail_requests);
+}
+
+Status Generation::ProbeNetwork(const RankNames& names) {
+  if (!rails_ || workspace_bytes_ == 0) return {};  // without a workspace there are no rings
+  Settings settings;
+  if (Status status = ReadSettings(&settings); !status.ok()) return status;
+  // A probe takes milliseconds; without a message for so long, the network does not work.
+  const double seconds = std::min(static_cast<double>(settings.entry_deadline_ns) * 1e-9, 10.0);
+  std::vector<RankMemoryCopies> copies(members_.size());
+  for (size_t rank : local_) {
+    const Member& member = members_[rank];
+    const auto copy = [member](void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+      const CurrentDevice current(member.device);
+      cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, member.copies);
+      const cudaError_t ended = cudaStreamSynchronize(member.copies);
+      if (error == cudaSuccess) error = ended;
+      return OnGpu(member.device, FromCuda(error, "probing the network"));
+    };
+    copies[rank] = {
+        .read =
+            [copy](uint64_t from, void* to, size_t bytes) {
+              return copy(to, reinterpret_cast<void*>(from), bytes, cudaMemcpyDeviceToHost);
+            },
+        .write =
+            [copy](uint64_t to, const void* from, size_t bytes) {
+              return copy(reinterpret_cast<void*>(to), from, bytes, cudaMemcpyHostToDevice);
+            }};
+  }
+  return rails_->Probe(copies, names, seconds);
 }
 
 // Writes the states and zeroes the inboxes, which nobody uses yet.

@@ -1,6 +1,8 @@
 #include "ffi/runtime/groups/generation_rails.h"
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "ffi/device/transfer/hierarchical/layout.h"
@@ -15,6 +17,17 @@ constexpr double kFlushSeconds = 10;
 Status OfRank(size_t rank, const Status& status) {
   if (status.ok()) return status;
   return FailedPrecondition("the network of rank ", rank, ": ", status.message);
+}
+
+RailLayout LayoutOf(const Domains& domains, size_t rank) {
+  return {domains, static_cast<int>(rank), RailSlots(domains.count)};
+}
+
+Status ProbeFailure(const std::string& network, const std::string& message) {
+  return FailedPrecondition("the network between hosts, ", network,
+                            ", does not pass its probe: ", message,
+                            ". Choose another transport or device (UCX_TLS, UCX_NET_DEVICES), or "
+                            "set JAX_EP_NETWORK=none");
 }
 
 }  // namespace
@@ -57,7 +70,6 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
     Rank& own = ranks_[rank];
     if (own.network == nullptr) continue;
     const int number = static_cast<int>(rank);
-    std::vector<RankMemoryAddresses> partners;
     for (int rail = 0; rail < domains_.num_rails(); ++rail) {
       const int partner = domains_.RailPartner(number, rail);
       const std::string& offer = offers[static_cast<size_t>(partner)];
@@ -66,18 +78,81 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
         return FailedPrecondition("rank ", partner, " has not offered its memory to the network");
       }
       std::memcpy(&addresses, offer.data(), sizeof addresses);
-      partners.push_back(addresses);
+      own.partners.push_back(addresses);
       int memory = 0;
       std::string network;
       Status status = own.network->Open(offer.substr(sizeof addresses), &memory, &network);
       if (!status.ok()) return OfRank(rank, status);
       Debug("  rank ", rank, " puts to rank ", partner, " by ", network);
       own.memories.push_back(memory);
+      own.names.push_back(network);
     }
-    const RailLayout layout = {domains_, number, RailSlots(domains_.count)};
-    own.sender =
-        std::make_shared<RailSender>(own.requests, layout, own.addresses, own.memories, partners);
+    own.sender = MakeSender(rank, own.requests);
     own.network->thread().Add(own.sender);
+  }
+  return {};
+}
+
+std::shared_ptr<RailSender> GenerationRails::MakeSender(size_t rank,
+                                                        const RailRequests* requests) const {
+  const Rank& own = ranks_[rank];
+  return std::make_shared<RailSender>(requests, LayoutOf(domains_, rank), own.addresses,
+                                      own.memories, own.partners);
+}
+
+Status GenerationRails::Probe(const std::vector<RankMemoryCopies>& copies, const RankNames& names,
+                              double seconds) {
+  Stopwatch stopwatch;
+  std::vector<std::shared_ptr<RailSender>> senders(ranks_.size());
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    Rank& own = ranks_[rank];
+    if (own.network == nullptr) continue;
+    own.probe =
+        std::make_unique<RailProbe>(LayoutOf(domains_, rank), own.addresses, copies[rank], names);
+    senders[rank] = MakeSender(rank, own.probe->requests());
+    own.network->thread().Add(senders[rank]);
+  }
+  Status first = RunProbes(seconds);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (senders[rank] == nullptr) continue;
+    Status status =
+        OfRank(rank, ranks_[rank].network->thread().Remove(senders[rank], kFlushSeconds));
+    if (first.ok()) first = std::move(status);
+  }
+  Debug("  rails probed in ", stopwatch.Lap());
+  return first;
+}
+
+Status GenerationRails::RunProbes(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  auto last_found = Clock::now();
+  while (true) {
+    bool found = false;
+    const Rank* missing = nullptr;
+    for (Rank& rank : ranks_) {
+      if (rank.probe == nullptr || rank.probe->IsDone()) continue;
+      Status status = rank.probe->Step(&found);
+      if (!status.ok()) return ProbeFailure(rank.names[0], status.message);
+      if (!rank.probe->IsDone()) missing = &rank;
+    }
+    if (missing == nullptr) return {};
+    if (Status status = Failure(); !status.ok()) return status;
+    const auto now = Clock::now();
+    if (found) last_found = now;
+    if (now - last_found > std::chrono::duration<double>(seconds)) {
+      return ProbeFailure(missing->names[0],
+                          Concatenate(missing->probe->Missing(), " within ", seconds, " s"));
+    }
+    if (!found) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+Status GenerationRails::EndProbe() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    Rank& own = ranks_[rank];
+    if (own.probe == nullptr) continue;
+    if (Status status = OfRank(rank, own.probe->Clear()); !status.ok()) return status;
+    own.probe.reset();
   }
   return {};
 }

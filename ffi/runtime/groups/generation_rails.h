@@ -13,6 +13,7 @@
 #include "ffi/device/protocol/rail_requests.h"
 #include "ffi/device/transfer/hierarchical/domains.h"
 #include "ffi/runtime/network/networks.h"
+#include "ffi/runtime/network/rail_probe.h"
 #include "ffi/runtime/network/rail_sender.h"
 #include "ffi/runtime/status.h"
 
@@ -41,6 +42,14 @@ class GenerationRails {
   // those of partners are read.
   Status Connect(const std::vector<std::string>& offers);
 
+  // Tries all rails of the local ranks, while the partners do; no kernel runs yet. An error says
+  // what the network does wrong, such as nothing for `seconds`. `copies` are by rank. Call it after
+  // Connect.
+  Status Probe(const std::vector<RankMemoryCopies>& copies, const RankNames& names, double seconds);
+  // Makes the flags those of a new generation. All partners must have ended Probe, and no kernel of
+  // theirs may run yet.
+  Status EndProbe();
+
   // Waits until all that the kernels have asked for has arrived, and serves them no more, also
   // after an error. No kernel of the generation may run.
   Status Flush();
@@ -54,10 +63,16 @@ class GenerationRails {
     void* memory = nullptr;
     RankMemoryAddresses addresses = {};
     const RailRequests* requests = nullptr;
-    std::string offer;                   // the network's
-    std::vector<int> memories;           // belong to the partners, by rail
-    std::shared_ptr<RailSender> sender;  // null before Connect and after Flush
+    std::string offer;                          // the network's
+    std::vector<int> memories;                  // belong to the partners, by rail
+    std::vector<RankMemoryAddresses> partners;  // likewise
+    std::vector<std::string> names;             // of what carries the bytes, likewise
+    std::unique_ptr<RailProbe> probe;           // between Probe and EndProbe
+    std::shared_ptr<RailSender> sender;         // null before Connect and after Flush
   };
+
+  std::shared_ptr<RailSender> MakeSender(size_t rank, const RailRequests* requests) const;
+  Status RunProbes(double seconds);
 
   const Domains domains_;
   std::mutex flushing_;

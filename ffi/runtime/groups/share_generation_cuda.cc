@@ -77,6 +77,24 @@ Status Compare(const PeerGroup& peers, const std::vector<PeerGroup::Contribution
   return first;
 }
 
+// Tries the network before kernels use it. All processes take part.
+Status ProbeNetwork(PeerGroup& peers, Generation* generation, const Offer& offer, uint64_t* number,
+                    SharingFailure* failure) {
+  const GroupProcesses& processes = peers.processes();
+  Status status = generation->ProbeNetwork(
+      [&](int rank) { return processes.Describe(processes.process_of(size_t(rank))); });
+  // Flags are cleared when nobody puts any more, and kernels put when all flags are cleared.
+  for (const bool clears : {true, false}) {
+    std::vector<PeerGroup::Contribution> all;
+    const Status gathered = peers.Gather(PeerGroup::Step::kMapped, Encode(offer, status), {}, &all);
+    if (!gathered.ok()) return gathered;
+    status = Compare(peers, all, number, failure);
+    if (!status.ok() || !clears) return status;
+    status = generation->EndProbe();
+  }
+  return status;
+}
+
 }  // namespace
 
 Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t workspace_bytes,
@@ -126,6 +144,9 @@ Status ShareGeneration(PeerGroup& peers, const Status& allocated, int64_t worksp
         " later, mapped in ", import_time, ", by all ", stopwatch.Lap(), " later");
   if (!mapped.ok()) return mapped;
   status = Compare(peers, all, number, failure);
+  if (status.ok() && generation->has_network()) {
+    return ProbeNetwork(peers, generation, offer, number, failure);
+  }
   if (!failure->memory) return status;
   // CUDA IPC cannot map the memory of a process that has died, maybe after the step above. Then
   // another step fails, with an error that says so.
