@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 enum class Fault { kNone, kWrongByte, kFlagBeforeBytes, kNoMessage, kNoCredit };
 std::atomic<Fault> fault = Fault::kNone;
+std::atomic<int> num_messages = 0;
 
 // Of one process: puts land at once, but for a fault of each put of some sizes.
 class BrokenNetwork : public Network {
@@ -30,6 +31,7 @@ class BrokenNetwork : public Network {
   void Close(int /*memory*/) override {}
 
   Status Start(const Put& put) override {
+    num_messages += put.bytes > 0;
     auto* const to = reinterpret_cast<uint8_t*>(put.to);
     if (put.bytes > 1000 && fault == Fault::kFlagBeforeBytes) {
       late_.push_back({put, Clock::now() + std::chrono::milliseconds(20)});
@@ -100,6 +102,18 @@ void TestNetworksThatWork() {
   }
 }
 
+// A generation that a release begins has no rings.
+void TestRelease() {
+  Restart();
+  Program(4, 2).Check();
+  const int before = num_messages;
+  CHECK(before > 0);
+  Groups::OfProcess().Release();
+  CHECK(num_messages == before);
+  Program(4, 2).Check();
+  CHECK(num_messages > before);
+}
+
 }  // namespace
 }  // namespace jax_ep::testing
 
@@ -113,7 +127,8 @@ int main(int argc, char** argv) {
     *network = std::make_unique<BrokenNetwork>();
     return Status{};
   });
-  return RunCases(
-      {{"faults are found", TestFaultsAreFound}, {"networks that work", TestNetworksThatWork}},
-      argc, argv);
+  return RunCases({{"faults are found", TestFaultsAreFound},
+                   {"networks that work", TestNetworksThatWork},
+                   {"a release", TestRelease}},
+                  argc, argv);
 }
