@@ -66,7 +66,7 @@ class GenerationRails {
     std::string offer;                          // the network's
     std::vector<int> memories;                  // belong to the partners, by rail
     std::vector<RankMemoryAddresses> partners;  // likewise
-    std::vector<std::string> names;             // of what carries the bytes, likewise
+    std::vector<std::string> names;             // name what carries the bytes, likewise
     std::unique_ptr<RailProbe> probe;           // between Probe and EndProbe
     std::shared_ptr<RailSender> sender;         // null before Connect and after Flush
   };

@@ -11,7 +11,7 @@ namespace jax_ep {
 namespace {
 
 constexpr int kSlots = 4;
-constexpr int kMessages = 3 * kSlots;  // of each rail, numbered from 1
+constexpr int kMessages = 3 * kSlots;  // each rail has so many, numbered from 1
 // Messages end anywhere, and those of a slot differ in size.
 constexpr size_t kSizes[] = {kRailSlotBytes, 1, 4097, 8, 65536};
 

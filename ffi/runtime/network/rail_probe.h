@@ -49,7 +49,7 @@ class RailProbe {
     int partner;
     int sent = 0;
     int received = 0;
-    int credited = 0;  // of those that were sent
+    int credited = 0;  // counts those that were sent
   };
 
   Status ReadFlags();
@@ -62,7 +62,7 @@ class RailProbe {
   const RankMemoryAddresses own_;
   const RankMemoryCopies copies_;
   const RankNames names_;
-  const int slots_;  // of each ring are used
+  const int slots_;  // each ring uses so many
   std::unique_ptr<RailRequests> requests_;
   std::vector<Rail> rails_;
   // The flags that were read last, by slot.

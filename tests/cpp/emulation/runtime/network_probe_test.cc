@@ -18,7 +18,7 @@ enum class Fault { kNone, kWrongByte, kFlagBeforeBytes, kNoMessage, kNoCredit };
 std::atomic<Fault> fault = Fault::kNone;
 std::atomic<int> num_messages = 0;
 
-// Of one process: puts land at once, but for a fault of each put of some sizes.
+// Serves one process: puts land at once, but for a fault of each put of some sizes.
 class BrokenNetwork : public Network {
  public:
   Status Register(void* /*address*/, size_t /*bytes*/, std::string* /*key*/) override { return {}; }
