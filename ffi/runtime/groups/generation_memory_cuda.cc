@@ -202,7 +202,7 @@ Status Generation::ProbeNetwork(const RankNames& names) {
               return copy(reinterpret_cast<void*>(to), from, bytes, cudaMemcpyHostToDevice);
             }};
   }
-  return rails_->Probe(copies, names, seconds);
+  return rails_->Probe(copies, names, number_, seconds);
 }
 
 // Writes the states and zeroes the inboxes, which nobody uses yet.

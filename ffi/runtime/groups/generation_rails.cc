@@ -101,14 +101,14 @@ std::shared_ptr<RailSender> GenerationRails::MakeSender(size_t rank,
 }
 
 Status GenerationRails::Probe(const std::vector<RankMemoryCopies>& copies, const RankNames& names,
-                              double seconds) {
+                              uint64_t generation, double seconds) {
   Stopwatch stopwatch;
   std::vector<std::shared_ptr<RailSender>> senders(ranks_.size());
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& own = ranks_[rank];
     if (own.network == nullptr) continue;
-    own.probe =
-        std::make_unique<RailProbe>(LayoutOf(domains_, rank), own.addresses, copies[rank], names);
+    own.probe = std::make_unique<RailProbe>(LayoutOf(domains_, rank), own.addresses, copies[rank],
+                                            names, generation);
     senders[rank] = MakeSender(rank, own.probe->requests());
     own.network->thread().Add(senders[rank]);
   }
@@ -132,7 +132,7 @@ Status GenerationRails::RunProbes(double seconds) {
     for (Rank& rank : ranks_) {
       if (rank.probe == nullptr || rank.probe->IsDone()) continue;
       Status status = rank.probe->Step(&found);
-      if (!status.ok()) return ProbeFailure(rank.names[0], status.message);
+      if (!status.ok()) return ProbeFailure(rank.names[rank.probe->last_rail()], status.message);
       if (!rank.probe->IsDone()) missing = &rank;
     }
     if (missing == nullptr) return {};
@@ -140,8 +140,9 @@ Status GenerationRails::RunProbes(double seconds) {
     const auto now = Clock::now();
     if (found) last_found = now;
     if (now - last_found > std::chrono::duration<double>(seconds)) {
-      return ProbeFailure(missing->names[0],
-                          Concatenate(missing->probe->Missing(), " within ", seconds, " s"));
+      size_t rail = 0;
+      const std::string message = missing->probe->Missing(&rail);
+      return ProbeFailure(missing->names[rail], Concatenate(message, " within ", seconds, " s"));
     }
     if (!found) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }

@@ -45,7 +45,8 @@ class GenerationRails {
   // Tries all rails of the local ranks, while the partners do; no kernel runs yet. An error says
   // what the network does wrong, such as nothing for `seconds`. `copies` are by rank. Call it after
   // Connect.
-  Status Probe(const std::vector<RankMemoryCopies>& copies, const RankNames& names, double seconds);
+  Status Probe(const std::vector<RankMemoryCopies>& copies, const RankNames& names,
+               uint64_t generation, double seconds);
   // Makes the flags those of a new generation. All partners must have ended Probe, and no kernel of
   // theirs may run yet.
   Status EndProbe();

@@ -18,9 +18,10 @@ constexpr size_t kSizes[] = {kRailSlotBytes, 1, 4097, 8, 65536};
 size_t Bytes(int message) { return kSizes[size_t(message) % std::size(kSizes)]; }
 
 // Returns the bytes of a message; no other message has the same.
-std::vector<uint8_t> Pattern(int sender, int receiver, int message) {
+std::vector<uint8_t> Pattern(uint64_t generation, int sender, int receiver, int message) {
   std::vector<uint8_t> pattern(Bytes(message));
-  uint64_t state = (uint64_t(sender) << 40 | uint64_t(receiver) << 20 | uint64_t(message));
+  uint64_t state =
+      generation << 32 | uint64_t(sender) << 20 | uint64_t(receiver) << 8 | uint64_t(message);
   for (uint8_t& byte : pattern) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     byte = static_cast<uint8_t>(state >> 56);
@@ -36,11 +37,12 @@ void Store(uint64_t* word, uint64_t value) {
 }  // namespace
 
 RailProbe::RailProbe(const RailLayout& layout, const RankMemoryAddresses& own,
-                     RankMemoryCopies copies, RankNames names)
+                     RankMemoryCopies copies, RankNames names, uint64_t generation)
     : layout_(layout),
       own_(own),
       copies_(std::move(copies)),
       names_(std::move(names)),
+      generation_(generation),
       slots_(std::min(kSlots, layout.slots)),
       requests_(std::make_unique<RailRequests>()),
       messages_(size_t(layout.domains.num_rails()) * size_t(layout.slots)),
@@ -87,7 +89,8 @@ Status RailProbe::Step(bool* found) {
 Status RailProbe::Send(size_t rail) {
   const int message = ++rails_[rail].sent;
   const uint64_t slot = Slot(rail, message);
-  const std::vector<uint8_t> pattern = Pattern(layout_.rank, rails_[rail].partner, message);
+  const std::vector<uint8_t> pattern =
+      Pattern(generation_, layout_.rank, rails_[rail].partner, message);
   const uint64_t send_rings = own_.rails + messages_.size() * uint64_t(kRailSlotBytes);
   Status status = copies_.write(send_rings + slot * kRailSlotBytes, pattern.data(), pattern.size());
   if (!status.ok()) return status;
@@ -96,10 +99,11 @@ Status RailProbe::Send(size_t rail) {
 }
 
 Status RailProbe::Receive(size_t rail) {
+  last_rail_ = rail;
   const int partner = rails_[rail].partner;
   const int message = ++rails_[rail].received;
   const uint64_t slot = Slot(rail, message);
-  const std::vector<uint8_t> expected = Pattern(partner, layout_.rank, message);
+  const std::vector<uint8_t> expected = Pattern(generation_, partner, layout_.rank, message);
   std::vector<uint8_t> bytes(expected.size());
   Status status = copies_.read(own_.rails + slot * kRailSlotBytes, bytes.data(), bytes.size());
   if (!status.ok()) return status;
@@ -124,17 +128,19 @@ std::string RailProbe::From(int sender, int receiver) const {
                      names_(receiver), ")");
 }
 
-std::string RailProbe::Missing() const {
-  for (const Rail& rail : rails_) {
-    if (rail.received < kMessages) {
-      return Concatenate("a message of ", Bytes(rail.received + 1), " bytes ",
-                         From(rail.partner, layout_.rank), " has not arrived");
+std::string RailProbe::Missing(size_t* rail) const {
+  for (*rail = 0; *rail < rails_.size(); ++*rail) {
+    const Rail& tried = rails_[*rail];
+    if (tried.received < kMessages) {
+      return Concatenate("a message of ", Bytes(tried.received + 1), " bytes ",
+                         From(tried.partner, layout_.rank), " has not arrived");
     }
-    if (rail.credited < kMessages) {
-      return Concatenate("the answer to a message of ", Bytes(rail.credited + 1), " bytes ",
-                         From(layout_.rank, rail.partner), " has not arrived");
+    if (tried.credited < kMessages) {
+      return Concatenate("the answer to a message of ", Bytes(tried.credited + 1), " bytes ",
+                         From(layout_.rank, tried.partner), " has not arrived");
     }
   }
+  *rail = 0;
   return "nothing";
 }
 

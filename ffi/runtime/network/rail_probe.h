@@ -28,8 +28,9 @@ using RankNames = std::function<std::string(int rank)>;
 // Used by one thread. The partners probe at the same time.
 class RailProbe {
  public:
+  // `generation` is that of the memory, which may have the bytes of an earlier probe.
   RailProbe(const RailLayout& layout, const RankMemoryAddresses& own, RankMemoryCopies copies,
-            RankNames names);
+            RankNames names, uint64_t generation);
 
   // A RailSender serves them while the probe runs.
   const RailRequests* requests() const { return requests_.get(); }
@@ -38,8 +39,10 @@ class RailProbe {
   Status Step(bool* found);
   // Whether all messages have arrived, here and at the partners.
   bool IsDone() const;
-  // Says which message is missing, if it is not done.
-  std::string Missing() const;
+  // Says which message is missing, if it is not done, and sets the `rail` that it takes.
+  std::string Missing(size_t* rail) const;
+  // The rail whose message had a wrong byte, or the last that had one.
+  size_t last_rail() const { return last_rail_; }
 
   // Makes the flags those of a new generation. No partner may put any more, nor yet.
   Status Clear() const;
@@ -62,9 +65,11 @@ class RailProbe {
   const RankMemoryAddresses own_;
   const RankMemoryCopies copies_;
   const RankNames names_;
+  const uint64_t generation_;
   const int slots_;  // each ring uses so many
   std::unique_ptr<RailRequests> requests_;
   std::vector<Rail> rails_;
+  size_t last_rail_ = 0;
   // The flags that were read last, by slot.
   std::vector<uint64_t> messages_, credits_;
 };
