@@ -63,13 +63,13 @@ class Family:
     name: str
     config: dict[str, Any]
     block: Callable[[Any], Any] = lambda layer: layer.mlp
-    text: bool = True
+    vision: dict[str, Any] | None = None
     dtype: torch.dtype = torch.float32
     generate: bool = False
     original: bool = True
 
 
-VISION = {
+LLAMA4_VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
@@ -87,6 +87,16 @@ LLAMA4 = {
     "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 2,
     "num_hidden_layers": 2,
+}
+KIMI_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 2,
+    "pos_emb_height": 2,
+    "pos_emb_width": 2,
+    "pos_emb_time": 1,
 }
 QWEN = EXPERTS | {"num_experts": 6, "norm_topk_prob": True}
 V3: dict[str, Any] = MLA | EXPERTS | GROUPS | DENSE_FIRST
@@ -121,6 +131,14 @@ FAMILIES = {
         generate=True,
     ),
     "deepseek_v3": Family("DeepseekV3", V3, dtype=torch.bfloat16),
+    "kimi_k25": Family(
+        "Kimi_K25",
+        V3
+        | {"model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+        | {"routed_scaling_factor": 2.827},
+        vision=KIMI_VISION,
+        dtype=torch.bfloat16,
+    ),
     "qwen2_moe": Family(
         "Qwen2Moe",
         QWEN
@@ -174,7 +192,11 @@ FAMILIES = {
         dtype=torch.bfloat16,
     ),
     "llama4": Family(
-        "Llama4", LLAMA4, block=lambda layer: layer.feed_forward, text=False, dtype=torch.bfloat16
+        "Llama4",
+        LLAMA4,
+        block=lambda layer: layer.feed_forward,
+        vision=LLAMA4_VISION,
+        dtype=torch.bfloat16,
     ),
     "minimax_m2": Family(
         "MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
@@ -187,11 +209,11 @@ def make(family: Family) -> Any:
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{family.name}Config")
     sizes = SIZES | ({"vocab_size": VOCABULARY} if family.generate else {})
-    if family.text:
+    if family.vision is None:
         config = config_class(**sizes | family.config)
     else:
-        config = config_class(text_config=sizes | family.config, vision_config=VISION)
-    kind = "ForCausalLM" if family.text else "ForConditionalGeneration"
+        config = config_class(text_config=sizes | family.config, vision_config=family.vision)
+    kind = "ForCausalLM" if family.vision is None else "ForConditionalGeneration"
     for one in (config, config.get_text_config()):
         one._experts_implementation = "eager"
     model = getattr(transformers, family.name + kind)(config).float().eval()
@@ -212,7 +234,8 @@ def is_float32(name: str) -> bool:
 
 def layers_of(model: Any) -> Any:
     """Returns the decoder layers."""
-    return getattr(model, "language_model", model).model.layers
+    text = getattr(model, "language_model", model).model
+    return getattr(text, "language_model", text).layers
 
 
 def values(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -294,6 +317,9 @@ def write(key: str) -> None:
     save_file(recorded, folder / "block.safetensors")
     if packed:
         repack(folder, packed)
+    if key == "kimi_k25":
+        for parent in (folder, folder / "gradients"):
+            name_as_published(parent)
     change_config(folder, {"dtype": str(family.dtype).removeprefix("torch.")})
     for parent in (folder, folder / "gradients"):
         (parent / "generation_config.json").unlink(missing_ok=True)
@@ -309,6 +335,15 @@ def repack(folder: pathlib.Path, packed: dict[str, torch.Tensor]) -> None:
     save_file(kept | packed, path, metadata={"format": "pt"})
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     change_config(folder, {"quantization_config": quantization})
+
+
+def name_as_published(folder: pathlib.Path) -> None:
+    """Gives Kimi-K2.5 the names of its published files; save_pretrained writes others."""
+    path = folder / "model.safetensors"
+    saved, published = (f"language_model.model.{name}." for name in ("blocks", "layers"))
+    tensors = {name.replace(saved, published): t for name, t in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    change_config(folder, {"architectures": ["KimiK25ForConditionalGeneration"]})
 
 
 def change_config(folder: pathlib.Path, changes: dict[str, Any]) -> None:
