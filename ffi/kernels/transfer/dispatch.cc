@@ -8,9 +8,7 @@ namespace {
 
 // Returns the shared memory of a low-latency dispatch over several domains.
 int64_t HierarchicalSharedBytes(int64_t num_ranks, int64_t num_experts) {
-  constexpr int64_t kWarps = kCountingThreads / 32;
-  return kWarps * CountPairs(static_cast<int32_t>(num_experts)) * int64_t{sizeof(int2)} +
-         QuotaBytes(num_ranks, num_experts);
+  return TileCountBytes(num_experts) + QuotaBytes(num_ranks, num_experts);
 }
 
 RowSegments PlanDispatchSegments(const TransferCall& call) {

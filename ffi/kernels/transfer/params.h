@@ -31,10 +31,17 @@ inline constexpr int kLowLatencyCombineSharedBytes =
 
 // The threads of a block of a low-latency dispatch over several domains that count; the others
 // send.
-inline constexpr int kCountingThreads = 256;
+inline constexpr int kCountingThreads = 32 * kCountingWarps;
 
 // Blocks whose send warps send in calls over several domains: enough to keep the links busy.
 inline constexpr int kSendBlocks = 64;
+
+// The counts of a tile in shared memory: pairs for each of the warps that count.
+JAX_EP_HOST_DEVICE constexpr int64_t TileCountBytes(int64_t num_experts) {
+  return kDispatchThreads / 32 * CountPairs(static_cast<int32_t>(num_experts)) *
+         int64_t{2 * sizeof(int32_t)};
+}
+static_assert(kCountingThreads == kDispatchThreads);
 
 // A tile has a multiple of this many assignments.
 inline constexpr int kTileAssignments = 1024;

@@ -12,10 +12,7 @@ namespace jax_ep {
 inline constexpr int32_t kDispatchWarps = kDispatchThreads / 32;
 
 // The shared memory of a dispatch has the quotas, followed by the pipelines. Earlier it has the
-// counts of a tile in their place.
-constexpr int64_t TileCountBytes(int64_t num_experts) {
-  return kDispatchWarps * CountPairs(static_cast<int32_t>(num_experts)) * int64_t{sizeof(int2)};
-}
+// counts of a tile in their place (TileCountBytes).
 constexpr int64_t QuotaBytes(int64_t num_ranks, int64_t num_experts) {
   return CeilDivide(QuotaWords(num_ranks, num_experts), 32) * 128;
 }

@@ -20,6 +20,14 @@ struct DomainRanks {
   }
 };
 
+// Calls use(to) for all ranks of the domain of `rank`, which comes last.
+template <typename Use>
+__device__ inline void ForEachDomainRank(const CallParams& call, const Domains& domains, int rank,
+                                         Use use) {
+#pragma unroll 1
+  for (int i = 1; i <= domains.size; ++i) use(DomainRanks{&domains}.After(call, rank, i));
+}
+
 // Called by one warp. Calls use(rank) for every other rank of the domain, in different lanes.
 template <typename Use>
 __device__ inline void ForEachNeighbor(const CallParams& call, const Domains& domains, Use use) {

@@ -23,6 +23,10 @@ struct Domains {
   JAX_EP_HOST_DEVICE int Index(int rank) const { return rank - Domain(rank) * size; }
   JAX_EP_HOST_DEVICE int Rank(int domain, int index) const { return domain * size + index; }
 
+  JAX_EP_HOST_DEVICE bool ArePartners(int rank, int other) const {
+    return rank != other && Index(rank) == Index(other);
+  }
+
   // Returns the rank with the index of `rank` in the domain of `other`.
   JAX_EP_HOST_DEVICE int Partner(int rank, int other) const {
     return Rank(Domain(other), Index(rank));

@@ -128,12 +128,21 @@ __device__ inline void PackHeader(const CallParams& call, const Rail& rail, int 
   StoreToPeer(words + 3, static_cast<uint64_t>(bytes));
 }
 
-// Called by a role that has got a message. Aborts if the partner runs another call.
+// Called by one warp that has got a message. Aborts, and returns kMismatch, if the partner runs
+// another call.
+__device__ inline Outcome CheckPartner(const CallParams& call, const Rail& rail, int message,
+                                       uint64_t sequence) {
+  if (LoadRelaxedSystem(&rail.Header(message).fingerprint) == call.fingerprint) {
+    return Outcome::kArrived;
+  }
+  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, rail.partner(), sequence);
+  return Outcome::kMismatch;
+}
+
+// CheckPartner for a role.
 __device__ inline void CheckPartner(const CallParams& call, const Rail& rail, int message,
                                     const RoleContext& role, uint64_t sequence) {
-  if (role.Warp() != 0) return;
-  if (LoadRelaxedSystem(&rail.Header(message).fingerprint) == call.fingerprint) return;
-  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, rail.partner(), sequence);
+  if (role.Warp() == 0) CheckPartner(call, rail, message, sequence);
 }
 
 }  // namespace jax_ep

@@ -101,9 +101,7 @@ class ReceiveStreams {
  private:
   // Each rank begins with itself.
   __device__ int Source(int stream) const { return params_.call.RankAfter(rank_, stream); }
-  __device__ bool IsPartner(int source) const {
-    return source != rank_ && layout_.domains.Index(source) == layout_.domains.Index(rank_);
-  }
+  __device__ bool IsPartner(int source) const { return layout_.domains.ArePartners(rank_, source); }
   __device__ int RailIndex(int source) const {
     return layout_.domains.Rail(layout_.domains.Domain(rank_), layout_.domains.Domain(source));
   }

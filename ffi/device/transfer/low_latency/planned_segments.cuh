@@ -2,6 +2,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_PLANNED_SEGMENTS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_LOW_LATENCY_PLANNED_SEGMENTS_CUH_
 
+#include "ffi/device/transfer/dispatch/results.cuh"
 #include "ffi/device/transfer/low_latency/row_segments.cuh"
 #include "ffi/device/transfer/plan_rows.cuh"
 
@@ -65,6 +66,36 @@ __device__ inline RowSegmentItem Take(const RowSegmentItem& mine, uint32_t* lane
       *lanes == 0 ? -1 : source, __shfl_sync(kFullWarp, mine.assignment, lane)};
   *lanes &= *lanes - 1;
   return item;
+}
+
+// Called by all `num_warps` warps of the grid. Copies all segments by copy(mine, lanes), which
+// copies those of some lanes in `lanes`, and removes them. Then fills the rows that come from no
+// token, in a static order.
+template <typename Copy>
+__device__ inline Outcome CopyPlannedRows(const TokenParams& tokens, const PlanOperands& plan,
+                                          const RowSegments& segments, const RoleContext& role,
+                                          uint64_t sequence, int num_warps, Copy copy) {
+  const int32_t end = EndOfRows(tokens.call, plan);
+  const int warp = role.GridWarp();
+  RowSegmentItems items(tokens.call, plan, segments, end, warp, num_warps);
+#pragma unroll 1
+  while (!items.IsEnd()) {
+    const RowSegmentItem mine = items.Next();
+    uint32_t lanes = __ballot_sync(kFullWarp, mine.source >= 0);
+#pragma unroll 1
+    while (lanes != 0) {
+      const Outcome outcome = copy(mine, &lanes);
+      if (outcome != Outcome::kArrived) return outcome;
+    }
+  }
+  int item = warp - num_warps;
+  FillEmptyRows(
+      tokens, sequence, end, [&] { return item += num_warps; },
+      [&](int row) {
+        int assignment;
+        return row >= end || !FindAssignment(tokens.call, plan, row, &assignment);
+      });
+  return Outcome::kArrived;
 }
 
 }  // namespace jax_ep

@@ -145,10 +145,9 @@ class SegmentCombiner {
                        [&](int token) { return NumPartialSums(domain, token) > 0; });
   }
 
-  // Called by one warp. Returns this rank's rows of a token.
-  __device__ TokenRowsPerLane<1> FindRows(int owner, int token) const {
-    const int32_t unchecked[2] = {LoadUncheckedRow(call_, owner, token, 0), -1};
-    const TokenRows found = CheckRows(call_, combine_.plan, end_, owner, token, unchecked);
+  // Called by one warp. Returns this rank's rows of a token, whose top-k is at most 32.
+  __device__ TokenRowsPerLane<1> RowsOf(int owner, int token) const {
+    const TokenRows found = FindRows(call_, combine_.plan, end_, owner, token);
     return {{found.rows[0]}, found.assignments};
   }
 
@@ -158,7 +157,7 @@ class SegmentCombiner {
     const int holder = domains_.Partner(owner, rank_);
     const auto to = eager_.At(holder);
     const TokenSegment segment = {HeldToken(domain, item.token), First(item), End(item)};
-    SendPartialSum(combine_, FindRows(owner, item.token), segment, to.rows(), to.scalars(), sum_);
+    SendPartialSum(combine_, RowsOf(owner, item.token), segment, to.rows(), to.scalars(), sum_);
     flags->Add(to.flags() + (FirstFlag(domain, item) + domains_.Index(rank_)));
   }
 
@@ -176,7 +175,7 @@ class SegmentCombiner {
     const Rail rail(call_, layout_, domains_.Rail(here_, domains_.Domain(owner)));
     const int chunk = sizes_.Chunk(item.token);
     const uint64_t tokens = TokensOf(rail.domain(), chunk);
-    const TokenRowsPerLane<1> found = FindRows(owner, item.token);
+    const TokenRowsPerLane<1> found = RowsOf(owner, item.token);
     const Outcome outcome =
         WaitForCredit(call_, layout_, sequence_, rail, HierarchicalSegments::MessageOf(chunk));
     if (outcome != Outcome::kArrived) return outcome;
@@ -196,14 +195,7 @@ class SegmentCombiner {
     const Outcome entry = WaitForDomainEntry(call_, domains_, sequence_);
     const bool is_poisoned = poisoned_ || entry == Outcome::kPoisoned;
     if (entry != Outcome::kArrived && entry != Outcome::kPoisoned) return entry;
-    const Outcome outcome = WaitForSegments(call_, layout_, sequence_, [&] {
-      uint32_t missing = kMaxRanks;
-      if (LaneIndex() < domains_.num_rails()) {
-        const Rail rail(call_, layout_, LaneIndex());
-        if (!rail.MayPack(0)) missing = rail.partner();
-      }
-      return missing;
-    });
+    const Outcome outcome = WaitForAllCredits(call_, layout_, sequence_);
     if (outcome != Outcome::kArrived) return outcome;
     if (LaneIndex() < domains_.num_rails()) {
       const Rail rail(call_, layout_, LaneIndex());

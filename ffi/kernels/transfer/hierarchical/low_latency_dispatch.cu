@@ -64,23 +64,13 @@ __device__ Outcome CountAndTell(const HierarchicalLowLatencyDispatchParams& para
   const CallParams& call = tokens.call;
   const HierarchicalLayout& layout = params.layout;
   const Domains& domains = layout.domains;
-  const DomainRanks receivers = {&domains};
   const int rank = eager.rank();
   SignalDomainEntry(call, domains, sequence, 0, false, role);
-  CountingTile tile(call, role, params.dispatch.topk_ids, 0, receivers);
+  CountingTile tile(call, role, params.dispatch.topk_ids, 0, DomainRanks{&domains});
   tile.Count(eager, sequence);
   const Outcome outcome = WaitByFirstWarp(call, sequence, role, [&] {
     const Outcome aborted = FindAbort(call);
-    if (aborted == Outcome::kArrived) {
-      return WaitForSegments(call, layout, sequence, [&] {
-        uint32_t missing = kMaxRanks;
-        if (LaneIndex() < domains.num_rails()) {
-          const Rail rail(call, layout, LaneIndex());
-          if (!rail.MayPack(0)) missing = rail.partner();
-        }
-        return missing;
-      });
-    }
+    if (aborted == Outcome::kArrived) return WaitForAllCredits(call, layout, sequence);
     if (LaneIndex() == 0) RecordFailure(call, aborted);
     return aborted;
   });
@@ -89,12 +79,10 @@ __device__ Outcome CountAndTell(const HierarchicalLowLatencyDispatchParams& para
   tile.ForEachRoute([&](int i, const Route& route) {
     const uint32_t packed = PackRoute(route.expert, route.position);
     const uint32_t weight = tokens.has_weights ? __float_as_uint(tokens.topk_weights[i]) : 0;
-#pragma unroll 1
-    for (int distance = 1; distance <= domains.size; ++distance) {
-      const int to = receivers.After(call, rank, distance);
+    ForEachDomainRank(call, domains, rank, [&](int to) {
       StorePacket(eager.At(to).packets() + (rank * call.num_assignments() + i),
                   packed | uint64_t{weight} << 32, eager.tag());
-    }
+    });
 #pragma unroll 1
     for (int j = 0; j < domains.num_rails(); ++j) {
       const PeerPointer<uint8_t> to = Rail(call, layout, j).Packed(0);
@@ -196,11 +184,16 @@ __device__ Outcome ExpandSegment(const HierarchicalLowLatencyDispatchParams& par
     }
   }
   if (placed.found.assignments == 0) return Outcome::kArrived;
-  const ArrivedSegment from = WaitForRow(tokens, params.layout, params.sizes, eager, sequence,
-                                         source, item.token, item.segment);
-  if (from.outcome != Outcome::kArrived || from.row.payload == nullptr) return from.outcome;
+  const ReceivedSegment received(tokens, params.layout, params.sizes, eager, source, item.token,
+                                 item.segment);
+  const Outcome outcome = WaitForSegments(call, params.layout, sequence, [&] {
+    return static_cast<uint32_t>(received.HasArrived() ? kMaxRanks : source);
+  });
+  if (outcome != Outcome::kArrived) return outcome;
+  const RowSource from = received.Source();
+  if (from.payload == nullptr) return Outcome::kArrived;
   SegmentCopy copy(segments, item.segment, call.result_vectors, call.num_scales);
-  copy.Load(from.row.payload, from.row.Scales(call.operand_vectors));
+  copy.Load(from.payload, from.Scales(call.operand_vectors));
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.assignments); left != 0; left &= left - 1) {
     const int32_t row = placed.found.Row(__ffs(left) - 1);
@@ -260,9 +253,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) HierarchicalLowLatencyD
   }
   const DomainEagerBuffers eager(call, sequence,
                                  DomainEagerLayout(call, params.sizes.eager_offset));
-  const int64_t tile_bytes = kCountingThreads / 32 * CountPairs(call.num_experts) * sizeof(int2);
   Quotas quotas(call, params.dispatch.row_align, eager.rank(),
-                reinterpret_cast<int32_t*>(role.shared + tile_bytes));
+                reinterpret_cast<int32_t*>(role.shared + TileCountBytes(call.num_experts)));
   auto outcome = Outcome::kArrived;  // this warp's
   if (HasWorkspace(call)) {
     if (role.Thread() < kSendThreads) {

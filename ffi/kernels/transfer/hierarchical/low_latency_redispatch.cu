@@ -52,12 +52,10 @@ __device__ void PushWeights(const TokenParams& tokens, const HierarchicalLayout&
   const int assignment = 32 * item + LaneIndex();
   if (assignment >= call.num_assignments()) return;
   const uint64_t weight = __float_as_uint(tokens.topk_weights[assignment]);
-#pragma unroll 1
-  for (int i = 1; i <= layout.domains.size; ++i) {
-    const int to = DomainRanks{&layout.domains}.After(call, eager.rank(), i);
+  ForEachDomainRank(call, layout.domains, eager.rank(), [&](int to) {
     StorePacket(eager.At(to).packets() + (eager.rank() * call.num_assignments() + assignment),
                 weight << 32, eager.tag());
-  }
+  });
 }
 
 // Called by one warp. Tells a rail partner that this domain has entered the call, and the weights.
@@ -127,58 +125,32 @@ __device__ Outcome CopySegments(const HierarchicalLowLatencyRedispatchParams& pa
                                 const RowSegmentItem& mine, uint32_t* lanes) {
   const TokenParams& tokens = params.redispatch.tokens;
   const CallParams& call = tokens.call;
-  const HierarchicalLayout& layout = params.layout;
-  const Domains& domains = layout.domains;
   const RowSegments& segments = params.sizes.segments;
-  const int rank = eager.rank();
   const auto local = eager.Local();
-  // Returns the rail that a source's tokens arrive on, or -1.
-  const auto rail_of = [&](int source) {
-    const bool is_partner =
-        source >= 0 && source != rank && domains.Index(source) == domains.Index(rank);
-    return is_partner ? domains.Rail(domains.Domain(rank), domains.Domain(source)) : -1;
-  };
-  // Returns a row's index in [R][T], from its assignment.
-  const auto token_of = [&](const RowSegmentItem& item) {
-    return params.top_k_divmod.Quotient(item.assignment) - item.source * call.num_tokens;
+  const auto received = [&](const RowSegmentItem& item) {
+    const int token = params.top_k_divmod.Quotient(item.assignment) - item.source * call.num_tokens;
+    return ReceivedSegment(tokens, params.layout, params.sizes, eager, item.source, token,
+                           item.segment);
   };
   const uint32_t before = *lanes;
   const RowSegmentItem items[] = {Take(mine, lanes), Take(mine, lanes)};
   const bool polls = ((before ^ *lanes) >> (LaneIndex()) & 1) != 0;
   const bool has_weight = polls && tokens.has_weights && mine.segment == 0;
-  const int polled_rail = polls ? rail_of(mine.source) : -1;
-  const bool polls_flag = polls && mine.source != rank && polled_rail < 0;
-  const uint64_t* const flag =
-      &local.flags()[params.top_k_divmod.Quotient(mine.assignment) * segments.count() +
-                     mine.segment];
   uint64_t packed = 0;
-  const Outcome outcome = WaitForSegments(call, layout, sequence, [&] {  // WAIT_SEGMENT
+  const Outcome outcome = WaitForSegments(call, params.layout, sequence, [&] {  // WAIT_SEGMENT
     uint64_t tag = eager.tag();
     if (has_weight) LoadRelaxedSystem(&local.packets()[mine.assignment], &packed, &tag);
-    bool has_arrived = tag == eager.tag();
-    if (polls_flag) has_arrived &= LoadAcquireSystem(flag) == eager.tag();
-    if (polled_rail >= 0) {
-      const int message = HierarchicalSegments::MessageOf(params.sizes.Chunk(token_of(mine)));
-      has_arrived &= Rail(call, layout, polled_rail).HasArrived(message);
-    }
+    const bool has_arrived = tag == eager.tag() && (!polls || received(mine).HasArrived());
     return static_cast<uint32_t>(has_arrived ? kMaxRanks : mine.source);
   });
   if (outcome != Outcome::kArrived) return outcome;
   if (has_weight) {
     tokens.row_weights[mine.row] = __uint_as_float(static_cast<uint32_t>(packed >> 32));
   }
-  const auto row_of = [&](const RowSegmentItem& item) -> RowSource {
-    if (item.source < 0) return {nullptr};
-    const int token = token_of(item);
-    if (item.source == rank) return OperandRow(tokens, token);
-    const int rail = rail_of(item.source);
-    if (rail >= 0) {
-      const ReceivedRow row(params.sizes, Rail(call, layout, rail), token);
-      return {row.is_there ? row.Vectors(call, kHeaderBytes) : nullptr};
-    }
-    return {local.rows() + int64_t{item.source * call.num_tokens + token} * call.wire_vectors};
+  const auto source_of = [&](const RowSegmentItem& item) {
+    return item.source < 0 ? RowSource{nullptr} : received(item).Source();
   };
-  const RowSource from[] = {row_of(items[0]), row_of(items[1])};
+  const RowSource from[] = {source_of(items[0]), source_of(items[1])};
   const auto make_copy = [&](int j) {
     const bool is_row = from[j].payload != nullptr;
     return SegmentCopy(segments, items[j].segment, is_row ? call.result_vectors : 0,
@@ -203,28 +175,10 @@ __device__ Outcome CopyAndFill(const HierarchicalLowLatencyRedispatchParams& par
                                uint64_t sequence) {
   const TokenParams& tokens = params.redispatch.tokens;
   const PlanOperands& plan = params.redispatch.plan;
-  const int32_t end = EndOfRows(tokens.call, plan);
-  const int num_warps = role.NumGridWarps();
-  const int warp = role.GridWarp();
-  RowSegmentItems items(tokens.call, plan, params.sizes.segments, end, warp, num_warps);
-#pragma unroll 1
-  while (!items.IsEnd()) {
-    const RowSegmentItem mine = items.Next();
-    uint32_t lanes = __ballot_sync(kFullWarp, mine.source >= 0);
-#pragma unroll 1
-    while (lanes != 0) {
-      const Outcome outcome = CopySegments(params, eager, sequence, mine, &lanes);
-      if (outcome != Outcome::kArrived) return outcome;
-    }
-  }
-  int item = warp - num_warps;
-  FillEmptyRows(
-      tokens, sequence, end, [&] { return item += num_warps; },
-      [&](int row) {
-        int assignment;
-        return row >= end || !FindAssignment(tokens.call, plan, row, &assignment);
-      });
-  return Outcome::kArrived;
+  return CopyPlannedRows(tokens, plan, params.sizes.segments, role, sequence, role.NumGridWarps(),
+                         [&](const RowSegmentItem& mine, uint32_t* lanes) {
+                           return CopySegments(params, eager, sequence, mine, lanes);
+                         });
 }
 
 }  // namespace

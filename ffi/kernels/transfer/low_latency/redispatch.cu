@@ -84,28 +84,11 @@ __device__ Outcome CopyAndFill(const LowLatencyRedispatchParams& params, const R
                                const EagerBuffers& eager, uint64_t sequence) {
   const TokenParams& tokens = params.dispatch.tokens;
   const PlanOperands& plan = params.dispatch.plan;
-  const int32_t end = EndOfRows(tokens.call, plan);
-  const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
-  const int warp = role.GridWarp();
-  RowSegmentItems items(tokens.call, plan, params.segments, end, warp, num_warps);
-#pragma unroll 1
-  while (!items.IsEnd()) {
-    const RowSegmentItem mine = items.Next();
-    uint32_t lanes = __ballot_sync(kFullWarp, mine.source >= 0);
-#pragma unroll 1
-    while (lanes != 0) {
-      const Outcome outcome = CopySegments(params, eager, sequence, mine, &lanes);
-      if (outcome != Outcome::kArrived) return outcome;
-    }
-  }
-  int item = warp - num_warps;
-  FillEmptyRows(
-      tokens, sequence, end, [&] { return item += num_warps; },
-      [&](int row) {
-        int assignment;
-        return row >= end || !FindAssignment(tokens.call, plan, row, &assignment);
-      });
-  return Outcome::kArrived;
+  return CopyPlannedRows(tokens, plan, params.segments, role, sequence,
+                         role.num_blocks * (kLowLatencyThreads / 32),
+                         [&](const RowSegmentItem& mine, uint32_t* lanes) {
+                           return CopySegments(params, eager, sequence, mine, lanes);
+                         });
 }
 
 }  // namespace

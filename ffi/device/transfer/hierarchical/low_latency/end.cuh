@@ -30,7 +30,7 @@ __device__ inline Outcome WaitForAll(const CallParams& call, const HierarchicalL
 #pragma unroll 1
   for (int i = 0; i < rails; ++i) {
     const Rail rail(call, layout, i);
-    outcome = CheckPartner(call, rail, sequence);
+    outcome = CheckPartner(call, rail, 0, sequence);
     if (outcome != Outcome::kArrived) break;
     poisoned |= LoadRelaxedSystem(&rail.Header(0).poisoned) != 0;
   }

@@ -161,37 +161,61 @@ class RowSender {
   SegmentFlags flags_;
 };
 
-// Where a segment of a source's token is on this rank, once it has arrived.
-struct ArrivedSegment {
-  Outcome outcome;
-  RowSource row;  // null if the message has no such token
-};
+// A segment of a source's token on this rank: among the operands, in a partner's message, or where
+// a rank of the domain stores it.
+class ReceivedSegment {
+ public:
+  __device__ ReceivedSegment(const TokenParams& params, const HierarchicalLayout& layout,
+                             const HierarchicalSegments& sizes, const DomainEagerBuffers& eager,
+                             int source, int token, int segment)
+      : params_(params),
+        layout_(layout),
+        sizes_(sizes),
+        eager_(eager),
+        source_(source),
+        token_(token),
+        segment_(segment) {}
 
-// Called by one warp. Waits for a segment.
-__device__ inline ArrivedSegment WaitForRow(const TokenParams& params,
-                                            const HierarchicalLayout& layout,
-                                            const HierarchicalSegments& sizes,
-                                            const DomainEagerBuffers& eager, uint64_t sequence,
-                                            int source, int token, int segment) {
-  const CallParams& call = params.call;
-  const Domains& domains = layout.domains;
-  const int rank = eager.rank();
-  if (source == rank) return {Outcome::kArrived, OperandRow(params, token)};
-  if (domains.Index(source) == domains.Index(rank)) {
-    const Rail rail(call, layout, domains.Rail(domains.Domain(rank), domains.Domain(source)));
-    const int message = HierarchicalSegments::MessageOf(sizes.Chunk(token));
-    const Outcome outcome = WaitForMessage(call, layout, sequence, rail, message);
-    if (outcome != Outcome::kArrived) return {outcome, {}};
-    const ReceivedRow row(sizes, rail, token);
-    return {outcome, {row.is_there ? row.Vectors(call, kHeaderBytes) : nullptr}};
+  // Acquire.
+  __device__ bool HasArrived() const {
+    if (source_ == eager_.rank()) return true;
+    if (IsOfPartner()) {
+      return RailOf().HasArrived(HierarchicalSegments::MessageOf(sizes_.Chunk(token_)));
+    }
+    const uint64_t* const flags = eager_.Local().flags();  // WAIT_SEGMENT
+    return LoadAcquireSystem(&flags[Row() * sizes_.segments.count() + segment_]) == eager_.tag();
   }
-  const int row = source * call.num_tokens + token;
-  const uint64_t* const flag = &eager.Local().flags()[row * sizes.segments.count() + segment];
-  const Outcome outcome = WaitForSegments(call, layout, sequence, [&] {  // WAIT_SEGMENT
-    return static_cast<uint32_t>(LoadAcquireSystem(flag) == eager.tag() ? kMaxRanks : source);
-  });
-  return {outcome, {eager.Local().rows() + int64_t{row} * call.wire_vectors}};
-}
+
+  // Returns the token's row, once it has arrived. Null if the partner's message does not have it.
+  __device__ RowSource Source() const {
+    const CallParams& call = params_.call;
+    if (source_ == eager_.rank()) return OperandRow(params_, token_);
+    if (IsOfPartner()) {
+      const ReceivedRow row(sizes_, RailOf(), token_);
+      return {row.is_there ? row.Vectors(call, kHeaderBytes) : nullptr};
+    }
+    return {eager_.Local().rows() + int64_t{Row()} * call.wire_vectors};
+  }
+
+ private:
+  __device__ bool IsOfPartner() const {
+    return layout_.domains.ArePartners(eager_.rank(), source_);
+  }
+  __device__ Rail RailOf() const {
+    const Domains& domains = layout_.domains;
+    return {params_.call, layout_,
+            domains.Rail(domains.Domain(eager_.rank()), domains.Domain(source_))};
+  }
+  __device__ int Row() const { return source_ * params_.call.num_tokens + token_; }
+
+  const TokenParams& params_;
+  const HierarchicalLayout& layout_;
+  const HierarchicalSegments& sizes_;
+  const DomainEagerBuffers& eager_;
+  const int source_;
+  const int token_;
+  const int segment_;
+};
 
 }  // namespace jax_ep
 

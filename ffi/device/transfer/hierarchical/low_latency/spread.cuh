@@ -29,7 +29,7 @@ class MetadataSpread {
     const Rail rail(call_, layout_, item / ItemsPerRail());
     const Outcome outcome = WaitForMessage(call_, layout_, sequence_, rail, 0);
     if (outcome != Outcome::kArrived) return outcome;
-    const Outcome checked = CheckPartner(call_, rail, sequence_);
+    const Outcome checked = CheckPartner(call_, rail, 0, sequence_);
     if (checked != Outcome::kArrived) {
       if (LaneIndex() == 0) RecordFailure(call_, checked);
       return checked;
@@ -50,21 +50,13 @@ class MetadataSpread {
     return CountItems() + (has_packets ? CeilDivide(call_.num_assignments(), 32) : 0);
   }
 
-  // Calls store(rank) for all ranks of the domain.
-  template <typename Store>
-  __device__ void ForEachRank(Store store) const {
-    const DomainRanks ranks = {&layout_.domains};
-#pragma unroll 1
-    for (int i = 1; i <= layout_.domains.size; ++i) store(ranks.After(call_, eager_.rank(), i));
-  }
-
   __device__ void SpreadCounts(const Rail& rail, int pair) const {
     if (pair >= count_pairs_) return;
     const auto* const counts = reinterpret_cast<const int2*>(rail.Received(0) + kHeaderBytes);
     const int2 found = LoadGlobalNoAllocate(&counts[pair]);
     const uint64_t data = static_cast<uint32_t>(found.x) | uint64_t{static_cast<uint32_t>(found.y)}
                                                                << 32;
-    ForEachRank([&](int to) {
+    ForEachDomainRank(call_, layout_.domains, eager_.rank(), [&](int to) {
       StorePacket(eager_.At(to).counts() + (rail.partner() * count_pairs_ + pair), data,
                   eager_.tag());
     });
@@ -79,7 +71,7 @@ class MetadataSpread {
     };
     const uint32_t route = has_routes_ ? load(parts_.routes) : 0;
     const uint32_t weight = has_weights_ ? load(parts_.weights) : 0;
-    ForEachRank([&](int to) {
+    ForEachDomainRank(call_, layout_.domains, eager_.rank(), [&](int to) {
       StorePacket(eager_.At(to).packets() + (rail.partner() * call_.num_assignments() + assignment),
                   route | uint64_t{weight} << 32, eager_.tag());
     });

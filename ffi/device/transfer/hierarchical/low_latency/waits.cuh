@@ -36,15 +36,6 @@ class DomainEagerLayout {
 };
 using DomainEagerBuffers = EagerBuffersOf<DomainEagerLayout>;
 
-// Called by one warp. Aborts, and returns kMismatch, if a message of metadata that has arrived says
-// that the partner runs another call.
-__device__ inline Outcome CheckPartner(const CallParams& call, const Rail& rail,
-                                       uint64_t sequence) {
-  if (LoadRelaxedSystem(&rail.Header(0).fingerprint) == call.fingerprint) return Outcome::kArrived;
-  AbortGroup(call, Outcome::kMismatch, WaitPoint::kEntry, rail.partner(), sequence);
-  return Outcome::kMismatch;
-}
-
 // As SegmentWait, of one level: a wait for what did not arrive at once.
 class DomainSegmentWait {
  public:
@@ -80,7 +71,7 @@ class DomainSegmentWait {
     } else {
       const Rail rail(call_, layout_, layout_.domains.Rail(here, there));
       has_entered = !__any_sync(kFullWarp, !rail.HasArrived(0));
-      if (has_entered) outcome = CheckPartner(call_, rail, sequence_);
+      if (has_entered) outcome = CheckPartner(call_, rail, 0, sequence_);
     }
     if (outcome == Outcome::kArrived && !has_entered) outcome = FindLeaver(call_, sequence_);
     if (outcome != Outcome::kArrived) return outcome;
@@ -109,6 +100,19 @@ __device__ inline Outcome WaitForCredit(const CallParams& call, const Hierarchic
                                         uint64_t sequence, const Rail& rail, int message) {
   return WaitForSegments(call, layout, sequence, [&] {
     return static_cast<uint32_t>(rail.MayPack(message) ? kMaxRanks : rail.partner());
+  });
+}
+
+// Called by one warp, as WaitForSegments. Waits until the slots of all rails' metadata are free.
+__device__ inline Outcome WaitForAllCredits(const CallParams& call,
+                                            const HierarchicalLayout& layout, uint64_t sequence) {
+  return WaitForSegments(call, layout, sequence, [&] {
+    uint32_t missing = kMaxRanks;
+    if (LaneIndex() < layout.domains.num_rails()) {
+      const Rail rail(call, layout, LaneIndex());
+      if (!rail.MayPack(0)) missing = rail.partner();
+    }
+    return missing;
   });
 }
 
