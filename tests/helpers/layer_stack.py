@@ -75,7 +75,10 @@ def arguments():
     ids = np.random.default_rng(0).integers(0, NUM_LOCAL * LARGE, (tokens, 2)).astype(np.int32)
     w_up = normal(NUM_LAYERS, NUM_LOCAL * LARGE, H, 2, F) / 3
     w_down = normal(NUM_LAYERS, NUM_LOCAL * LARGE, F, H, seed=1) / 3
-    return normal(tokens, H), ids, abs(normal(tokens, 2)), w_up, w_down
+    # They add up to 1, as a router's do. Larger ones make outputs of some hundred, and the loss's sin multiplies the
+    # rounding of its argument by that.
+    weights = np.abs(normal(tokens, 2))
+    return normal(tokens, H), ids, weights / weights.sum(-1, keepdims=True), w_up, w_down
 
 
 def function(gate, up):

@@ -84,7 +84,7 @@ class ScanTest(parameterized.TestCase):
     def test_same_results_as_with_slices(self, form, options):
         (expected, expected_gradients), (y, found) = results("sliced"), results(form, **options)
         for a, b in zip((y, *found), (expected, *expected_gradients), strict=True):
-            testing.assert_close(a, np.asarray(b), steps=256)
+            testing.assert_close(a, np.asarray(b), steps=32)
         if "activation" not in options:
             testing.assert_bitwise(y, np.asarray(expected))
 
