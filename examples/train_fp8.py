@@ -1,8 +1,8 @@
 """Trains one language model with experts in bfloat16 and in FP8, and compares held-out losses.
 
 All recipes start from the same parameters and read the same batches, which a seed determines.
-Parameters and AdamW's moments are float32, everything but the experts' matmuls is bfloat16. By a
-recipe (docs/quantization.md) rows and weights are quantized in the forward pass, cotangents and
+Parameters and AdamW's moments are float32, everything but the experts' matmuls is bfloat16. A
+recipe (docs/guides/quantization.md) quantizes rows and weights in the forward pass, cotangents and
 weights for the gradients of rows, and dispatch sends eight-bit rows. The text is the source of
 Python's library. The exit status is 1 unless block128 ends within 1 % of the held-out loss of
 bfloat16 in the mean of all seeds, or within 3 % with --small: its few steps vary by 1 %.

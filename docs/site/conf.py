@@ -61,28 +61,31 @@ python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
+
+def _pages(folder: str, *names: str) -> list[str]:
+    return [f"docs/{folder}/{name}" for name in names]
+
+
 # The site's order. It stands here because GitHub would show it as text in README.md.
 CONTENTS = {
-    "Start": ["docs/layer", "docs/models", "docs/checkpoints"],
     "Guides": [
-        *("docs/meshes", "docs/stacks", "docs/experts", "docs/memory", "docs/quantization"),
-        *("docs/fp8_training", "docs/processes", "docs/hosts"),
+        *_pages("guides", "layer", "models", "checkpoints", "meshes", "stacks", "experts"),
+        *_pages("guides", "memory", "quantization", "fp8_training", "processes", "hosts"),
     ],
     "Reference": [
-        *("docs/site/operations", "docs/site/layers", "docs/site/routing", "docs/site/quant"),
-        *("docs/site/checkpoints", "docs/site/runtime", "docs/site/types"),
-        *("docs/errors", "docs/environment", "CHANGELOG"),
+        *_pages("reference", "operations", "layers", "routing", "quant", "checkpoints", "runtime"),
+        *_pages("reference", "types", "errors", "environment"),
+        "CHANGELOG",
     ],
     "Design": [
-        *("docs/design/README", "docs/design/plan", "docs/design/transfer", "docs/design/protocol"),
-        *("docs/design/matmul", "docs/design/numerics", "docs/design/runtime"),
-        *("docs/design/testing", "docs/design/glossary", "CONTRIBUTING"),
+        *_pages("design", "README", "plan", "transfer", "protocol", "matmul", "numerics"),
+        *_pages("design", "runtime", "testing", "glossary"),
+        "CONTRIBUTING",
     ],
-    "Performance": ["docs/performance", "docs/layer_times"],
+    "Performance": _pages("performance", "README", "layer_times"),
     "Lab notes": [
-        *("docs/lab_notes/README", "docs/lab_notes/transfer", "docs/lab_notes/matmul"),
-        *("docs/lab_notes/swapped_operands", "docs/lab_notes/few_rows", "docs/lab_notes/fp8"),
-        *("docs/lab_notes/layer", "docs/lab_notes/quantize"),
+        *_pages("lab_notes", "README", "transfer", "matmul", "swapped_operands", "few_rows"),
+        *_pages("lab_notes", "fp8", "layer", "quantize"),
     ],
 }
 
@@ -157,7 +160,7 @@ def resolve(
 def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
     """Warns of public names that the reference lacks."""
     for name in sorted({*public_names()} - {*env.domains.python_domain.objects}):
-        logging.getLogger(__name__).warning("the reference in docs/site lacks %s", name)
+        logging.getLogger(__name__).warning("docs/reference lacks %s", name)
 
 
 def setup(app: Sphinx) -> None:

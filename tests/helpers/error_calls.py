@@ -1,4 +1,4 @@
-"""Calls that make mistakes, one for each message of docs/errors.md."""
+"""Calls that make mistakes, one for each message of docs/reference/errors.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/errors.md and the messages in the sources; both with <> for what varies."""
+"""docs/reference/errors.md and the messages in the sources; both with <> for what varies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import re
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-PAGE = REPOSITORY / "docs" / "errors.md"
+PAGE = REPOSITORY / "docs" / "reference" / "errors.md"
 BUILTIN = {
     "ArgumentError": ValueError,
     "DtypeError": TypeError,

@@ -108,7 +108,7 @@ class BetweenCallsTest(parameterized.TestCase):
         self.assertEqual(instructions(text), ["f32[8,2] convert"])
 
     def test_a_pair_of_gate_and_up_is_copied(self):
-        """The conversion that docs/checkpoints.md names avoids it."""
+        """The conversion that docs/guides/checkpoints.md names avoids it."""
         self.assertTrue(any(f"bf16[{L},{H}," in one for one in self.found["a pair"]))
 
     def test_float32_weights_are_cast_once(self):

@@ -1,4 +1,4 @@
-"""docs/errors.md is complete, true of the sources, and every message of Python on it is produced here."""
+"""docs/reference/errors.md is complete, true of the sources, and every message of Python on it is produced here."""
 
 from __future__ import annotations
 
