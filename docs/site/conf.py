@@ -1,7 +1,8 @@
 """Makes the site of README.md, docs/ and the docstrings: `make docs`.
 
 The source folder is the root of the repository, so that each page is the file that GitHub shows,
-with the same links. A link to a file that is no page, such as an example, downloads that file.
+with the same links. Notebooks are run. A link to a file that is no page, such as an example,
+downloads that file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WRITTEN_BY_PYTHON = ("Alias for field number", "Create new instance of")
 project = "jax_ep"
 author = "the authors of jax_ep"
 version = release = jax_ep.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**"]
 # Kept out of the search for pages, which would walk through environments and builds.
@@ -50,6 +51,10 @@ nitpicky = True
 # Arguments of constructors that jax_ep itself calls.
 nitpick_ignore_regex = [("py:class", r"jax_ep\._src\..*")]
 myst_heading_anchors = 4
+# Notebooks are kept without outputs, which every build makes anew.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
 
 default_role = "py:obj"
 autoclass_content = "both"
@@ -68,13 +73,15 @@ def _pages(folder: str, *names: str) -> list[str]:
 
 # The site's order. It stands here because GitHub would show it as text in README.md.
 CONTENTS = {
+    "Start": _pages("start", "fit", "install", "first_layer", "which_call"),
     "Guides": [
         *_pages("guides", "layer", "models", "checkpoints", "meshes", "stacks", "experts"),
         *_pages("guides", "memory", "quantization", "fp8_training", "processes", "hosts"),
+        *_pages("guides", "inference", "profiling"),
     ],
     "Reference": [
         *_pages("reference", "operations", "layers", "routing", "quant", "checkpoints", "runtime"),
-        *_pages("reference", "types", "errors", "environment"),
+        *_pages("reference", "types", "errors", "environment", "compatibility"),
         "CHANGELOG",
     ],
     "Design": [
