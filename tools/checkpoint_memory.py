@@ -1,6 +1,6 @@
 """Measures the memory that `jax_ep.checkpoints.load` takes on CPU devices.
 
-  python tools/checkpoint_memory.py write FOLDER     writes OLMoE-1B-7B's shapes: 14 GB in four files
+  python tools/checkpoint_memory.py write FOLDER     writes weights of OLMoE-1B-7B's shapes, 14 GB
   python tools/checkpoint_memory.py measure FOLDER   loads them onto 8 devices, in 16 GB of memory
 
 Prints the largest anonymous memory of the process while it loads, above what it has before and what
