@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -164,7 +165,7 @@ def layer_problem():
 
 
 @functools.cache
-def gradients(dtype=jnp.bfloat16, policy=None, scale=1.0, **options):
+def gradients(dtype=jnp.bfloat16, policy=None, scale=1.0, of_outputs=jnp.cos, **options):
     """(*layer_problem(), quantized) -> gradients of x, weights, w_up and w_down."""
 
     def layer(x, ids, weights, up, down, quantized):
@@ -181,7 +182,7 @@ def gradients(dtype=jnp.bfloat16, policy=None, scale=1.0, **options):
 
     def loss(x, ids, weights, up, down, quantized):
         y = mapped(x.astype(dtype), ids, weights, up, down, quantized)
-        return jnp.sum(y.astype(jnp.float32) * jnp.cos(jnp.arange(H))) * scale
+        return jnp.sum(y.astype(jnp.float32) * of_outputs(jnp.arange(H))) * scale
 
     return jax.jit(jax.grad(loss, (0, 2, 3, 4)))
 
@@ -236,6 +237,34 @@ class MoeMlpTest(parameterized.TestCase):
         found = gradients(quantization=recipe, remat=remat)(*layer_problem(), None)
         jax.tree.map(testing.assert_bitwise, found, expected)
 
+    @parameterized.product(remat=["dispatch", None, "experts"], quantized_dispatch=[False, True])
+    def test_cotangents_that_are_sent_quantized_change_one_gradient(
+        self, remat, quantized_dispatch
+    ):
+        recipe = quant.Recipe(quantized_dispatch=quantized_dispatch, quantized_cotangents=True)
+        expected = gradients(quantization=BLOCKS)(*layer_problem(), None)
+        found = gradients(quantization=recipe, remat=remat)(*layer_problem(), None)
+        jax.tree.map(testing.assert_bitwise, found[:3], expected[:3])
+        self.assertBetween(norm(found[3], expected[3]), 0.005, 0.04)
+
+    @parameterized.parameters(BLOCKS, ROWS)
+    def test_cotangents_that_eight_bits_hold_change_none(self, recipe):
+        """Such as powers of two, whose quotients by the scale are eight-bit values."""
+        exact = {"of_outputs": lambda column: jnp.exp2(column % 5) * (1 - 2 * (column % 2))}
+        expected = gradients(quantization=recipe, **exact)(*layer_problem(), None)
+        sent = dataclasses.replace(recipe, quantized_cotangents=True)
+        found = gradients(quantization=sent, **exact)(*layer_problem(), None)
+        jax.tree.map(testing.assert_bitwise, found, expected)
+
+    @tier.only_on_cpu
+    def test_on_cuda_cotangents_are_half_of_the_bytes(self):
+        recipe = quant.Recipe(quantized_dispatch=True, quantized_cotangents=True)
+        program = programs.lower_for_cuda(gradients(quantization=recipe), *layer_problem(), None)
+        sent = [c for c in program.calls if c.target.split(".")[1] in ("dispatch", "redispatch")]
+        self.assertLen(sent, 3)
+        for call in sent:
+            self.assertEqual(call.operands[:2], ("8x144xf8E4M3FN", "8x2xf32"))
+
     @parameterized.parameters((None, 1), ("dispatch", 2))
     @tier.only_on_cpu
     def test_on_cuda_half_of_the_bytes_are_sent(self, remat, transfers):
@@ -259,19 +288,20 @@ class MoeMlpTest(parameterized.TestCase):
         for result, other in zip(found, expected, strict=True):
             testing.assert_bitwise(result / np.float32(scale), other)
 
-    def test_chunks(self):
+    @parameterized.parameters(BLOCKS, quant.Recipe(quantized_cotangents=True))
+    def test_chunks(self, recipe):
         arrays = layer_problem()
-        expected = gradients(quantization=BLOCKS)(*arrays, None)
+        expected = gradients(quantization=recipe)(*arrays, None)
         for result, other in zip(
-            gradients(quantization=BLOCKS, num_chunks=2)(*arrays, None), expected, strict=True
+            gradients(quantization=recipe, num_chunks=2)(*arrays, None), expected, strict=True
         ):
             self.assertLess(norm(result, other), 1e-6)
 
     @parameterized.parameters(None, "dispatch")
     def test_checkpoint_keeps_every_bit(self, remat):
         """jax.checkpoint rounds the floats that it keeps, eight-bit ones to infinities."""
-        recipe = quant.Recipe(quantized_dispatch=True)
-        expected = gradients(quantization=BLOCKS)(*layer_problem(), None)
+        recipe = quant.Recipe(quantized_dispatch=True, quantized_cotangents=True)
+        expected = gradients(quantization=recipe)(*layer_problem(), None)
         for policy in (
             jax.checkpoint_policies.save_only_these_names(*jax_ep.REMAT_NAMES),
             jax.checkpoint_policies.everything_saveable,

@@ -53,7 +53,7 @@ def quantized_mlp_forward(
     keep: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the result, and the pre-activation if it is to be kept."""
-    quantized, dtype = _quantized(rows, params)
+    quantized, dtype = quantized_rows(rows, params)
     return _mlp(quantized, experts, group_sizes, row_weights, params, dtype, keep=keep)
 
 
@@ -64,17 +64,22 @@ def repeat_quantized_pre_activation(
     params: GroupedMlpParams,
 ) -> jax.Array:
     """Returns the pre-activation that `quantized_mlp_forward` keeps."""
-    quantized, dtype = _quantized(rows, params)
+    quantized, dtype = quantized_rows(rows, params)
     up = _up("forward", experts, params)
     return bind_quantized(quantized, up, group_sizes, params.matmul(dtype))
 
 
-def _quantized(rows: jax.Array | Quantized, params: GroupedMlpParams) -> tuple[Quantized, Any]:
+def quantized_rows(rows: jax.Array | Quantized, params: GroupedMlpParams) -> tuple[Quantized, Any]:
     """Returns quantized rows and the dtype of results. Rows may be quantized since dispatch."""
     if isinstance(rows, Quantized):
         return rows, params.row_dtype
     recipe = _recipe(params)
     return quantize(rows, recipe.rows, implementation=params.implementation), rows.dtype
+
+
+def quantized_cotangents(cotangents: jax.Array, params: GroupedMlpParams) -> Quantized:
+    """Returns cotangents as the matmuls of the backward pass read them."""
+    return quantize(cotangents, _recipe(params).cotangents, implementation=params.implementation)
 
 
 def _mlp(
@@ -113,18 +118,27 @@ def _mlp(
 
 
 def quantized_mlp_backward(
-    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
+    params: GroupedMlpParams,
+    residuals: Any,
+    y_bar: jax.Array | Quantized,
+    accumulators: Accumulators,
 ) -> tuple[jax.Array, Experts, jax.Array | None]:
-    """Returns the gradients of rows, experts and row weights."""
+    """Returns the gradients of rows, experts and row weights.
+
+    Cotangents may be quantized since their redispatch. The gradient of w_down then reads what they
+    are dequantized to, and otherwise those that were not quantized.
+    """
     rows, experts, group_sizes, row_weights, pre_activation = residuals
-    recipe, dtype = _recipe(params), y_bar.dtype
+    dtype: Any
+    if isinstance(y_bar, Quantized):
+        quantized_bar, dtype = y_bar, params.row_dtype
+        y_bar = dequantize(y_bar, dtype)
+    else:
+        quantized_bar, dtype = quantized_cotangents(y_bar, params), y_bar.dtype
     up, down = _up("backward", experts, params), _down("backward", experts, params)
-    to_cotangents = functools.partial(
-        quantize, format=recipe.cotangents, implementation=params.implementation
+    activations_bar = bind_quantized(quantized_bar, down, group_sizes, params.matmul(dtype)).astype(
+        jnp.float32
     )
-    activations_bar = bind_quantized(
-        to_cotangents(y_bar), down, group_sizes, params.matmul(dtype)
-    ).astype(jnp.float32)
     activations, pull_back = jax.vjp(
         functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
     )
@@ -139,14 +153,14 @@ def quantized_mlp_backward(
             row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
     pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
     rows_bar = bind_quantized(
-        to_cotangents(pre_activation_bar),
+        quantized_cotangents(pre_activation_bar, params),
         up,
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
     )
     if experts.w_up is None:
         return rows_bar, gradient_of_experts(params.accumulation, *(None,) * 4), row_weights_bar
-    rows, _ = _quantized(rows, params)
+    rows, _ = quantized_rows(rows, params)
     to_up, to_down = (
         params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
     )
@@ -184,7 +198,7 @@ def _forward(
     row_weights: jax.Array | None,
     params: GroupedMlpParams,
 ) -> Any:
-    quantized, _ = _quantized(rows, params)  # kept: half of the rows' bytes
+    quantized, _ = quantized_rows(rows, params)  # kept: half of the rows' bytes
     y, pre_activation = _mlp(
         quantized, experts, group_sizes, row_weights, params, rows.dtype, keep=True
     )

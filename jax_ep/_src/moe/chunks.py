@@ -14,7 +14,6 @@ from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.moe.moe_experts import Outputs
 from jax_ep._src.moe.params import MoeMlpParams
 from jax_ep._src.moe.stats import Stats, stats_of, sum_of
-from jax_ep._src.transfer.combine import checked_combine
 
 
 def in_chunks(
@@ -27,8 +26,8 @@ def in_chunks(
     """Runs dispatch, experts and combine for each chunk of the tokens."""
 
     def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
-        y, row_weights, plan, accumulators = compute(*chunk, experts=experts, params=params)
-        return checked_combine(y, plan, row_weights, params.transfer), stats_of(plan), accumulators
+        y, plan, accumulators = compute(*chunk, experts=experts, params=params)
+        return y, stats_of(plan), accumulators
 
     in_chain = experts is not None and experts.accumulators.w_up is not None
     if in_chain:

@@ -1,4 +1,4 @@
-"""The part of moe_mlp between its arguments and combine: dispatch, and the local experts.
+"""The transfers of moe_mlp, and the local experts between them.
 
 With a ``remat`` its derivative sends x again along the plan rather than keep the rows.
 """
@@ -29,21 +29,23 @@ from jax_ep._src.mlp.function_mlp import (
 )
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.mlp.quantized_mlp import (
+    quantized_cotangents,
     quantized_mlp,
     quantized_mlp_backward,
     quantized_mlp_forward,
+    quantized_rows,
     repeat_quantized_pre_activation,
 )
 from jax_ep._src.moe.params import MoeMlpParams
-from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantized import as_bits, from_bits
+from jax_ep._src.transfer.combine import checked_combine
 from jax_ep._src.transfer.dispatch import checked_dispatch
 from jax_ep._src.transfer.plan import Dispatched, Plan
 from jax_ep._src.transfer.primitives import Rows
 from jax_ep._src.transfer.redispatch import checked_redispatch
 
-Outputs = tuple[jax.Array, jax.Array | None, Plan, Accumulators]
-"""Rows [M, H], weights for combine to apply, the plan, and accumulators for a later call."""
+Outputs = tuple[jax.Array, Plan, Accumulators]
+"""The tokens' sums [T, H], the plan, and accumulators for a later call."""
 
 
 def named_experts(
@@ -55,18 +57,20 @@ def named_experts(
     remat: str | None,
     params: MoeMlpParams,
 ) -> Outputs:
-    """Returns the experts' weighted outputs, with an activation that has a name."""
+    """Returns the tokens' sums, with an activation that has a name."""
     recipe = params.mlp.quantization
-    if remat is not None or (recipe is not None and recipe.quantized_dispatch):
+    if remat is not None or _sends_cotangents(params) or _sends_quantized(params):
         rule = _RULES[recipe is not None, remat]
         results = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
         y, plan, accumulators = compat.without_tangents(results)
-        return y, None, plan, accumulators
+        if not _sends_cotangents(params):
+            y = checked_combine(y, plan, None, params.transfer)
+        return y, plan, accumulators
     rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
     mlp = epilogue_mlp if recipe is None else quantized_mlp
     group_sizes = experts.group_sizes(plan.group_sizes)
     y, accumulators = mlp(rows, experts, group_sizes, row_weights, params.mlp)
-    return y, None, plan, accumulators
+    return checked_combine(y, plan, None, params.transfer), plan, accumulators
 
 
 def function_experts(
@@ -102,7 +106,8 @@ def function_experts(
         params.mlp,
         keep_activations=remat is None,
     )
-    return y, None, plan, Accumulators(up_accumulator, down_accumulator)
+    accumulators = Accumulators(up_accumulator, down_accumulator)
+    return checked_combine(y, plan, None, params.transfer), plan, accumulators
 
 
 def send(
@@ -198,12 +203,19 @@ def _redispatching(
     rule: _Rule,
     params: MoeMlpParams,
 ) -> tuple[Any, Plan, Accumulators]:
-    """Applies `rule` to the dispatched x. The backward pass dispatches x again."""
+    """Applies `rule` to the dispatched x. The backward pass dispatches x again.
+
+    The result is combined already if cotangents are sent quantized: the cotangent of the rows would
+    be a float array.
+    """
     rows, row_weights, plan = send(_sent(x, params), topk_ids, topk_weights, params)
     result, _ = rule.forward(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=False
     )
-    return result, plan, experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
+    accumulators = experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
+    if _sends_cotangents(params):
+        result = checked_combine(result, plan, None, params.transfer)
+    return result, plan, accumulators
 
 
 def _redispatching_forward(
@@ -215,16 +227,21 @@ def _redispatching_forward(
     params: MoeMlpParams,
 ) -> Any:
     rows, row_weights, plan = send(_sent(x, params), topk_ids, topk_weights, params)
+    if rule.keeps_rows:
+        rows, _ = quantized_rows(rows, params.mlp)
     # Named again: jax.checkpoint finds no names inside the call of dispatch.
     rows, row_weights = from_bits(checkpoint_name(as_bits((rows, row_weights)), "jax_ep.rows"))
     plan = checkpoint_name(plan, "jax_ep.plan")
     result, kept = rule.forward(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=True
     )
-    results = result, plan, experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
+    accumulators = experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
+    if _sends_cotangents(params):
+        result = checked_combine(result, plan, None, params.transfer)
+        result = checkpoint_name(result, "jax_ep.combined")
     rows_kept = (rows, row_weights) if rule.keeps_rows else None
     residuals = x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept
-    return results, as_bits(residuals)
+    return (result, plan, accumulators), as_bits(residuals)
 
 
 def _redispatching_backward(
@@ -232,6 +249,9 @@ def _redispatching_backward(
 ) -> Any:
     x, topk_weights, experts, plan, kept, rows_kept = from_bits(residuals)
     result_bar, _, accumulators = cotangents
+    if _sends_cotangents(params):
+        quantized_bar = quantized_cotangents(result_bar, params.mlp)
+        result_bar = checked_redispatch(as_bits(quantized_bar), plan, None, params.transfer).rows
 
     def resend(x: Any, topk_weights: jax.Array | None) -> Any:
         return _weighed(checked_redispatch(as_bits(x), plan, topk_weights, params.transfer), params)
@@ -254,10 +274,19 @@ def _redispatching_backward(
 
 def _sent(x: jax.Array, params: MoeMlpParams) -> Rows:
     """Returns what dispatch sends of x."""
+    return quantized_rows(x, params.mlp)[0] if _sends_quantized(params) else x
+
+
+def _sends_quantized(params: MoeMlpParams) -> bool:
+    """Whether dispatch sends x quantized."""
     recipe = params.mlp.quantization
-    if recipe is None or not recipe.quantized_dispatch:
-        return x
-    return quantize(x, recipe.rows, implementation=params.mlp.implementation)
+    return recipe is not None and recipe.quantized_dispatch
+
+
+def _sends_cotangents(params: MoeMlpParams) -> bool:
+    """Whether the backward pass sends the cotangents of combine quantized."""
+    recipe = params.mlp.quantization
+    return recipe is not None and recipe.quantized_cotangents
 
 
 _RULES: dict[tuple[bool, str | None], _Rule] = {

@@ -12,6 +12,7 @@ from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.matmul.accumulation import NO_ACCUMULATORS
 from jax_ep._src.moe.moe_experts import Outputs, send
 from jax_ep._src.moe.params import MoeMlpParams
+from jax_ep._src.transfer.combine import checked_combine
 
 ExpertsFunction = Callable[..., jax.Array]
 """Of rows [M, H], group_sizes int32[L], w_up, w_down and any adapters; returns [M, any size]."""
@@ -52,7 +53,7 @@ def users_experts(
     remat: str | None,
     params: MoeMlpParams,
 ) -> Outputs:
-    """Returns the function's outputs, and the row weights for combine. JAX differentiates it."""
+    """Returns the tokens' sums of the function's outputs. JAX differentiates the function."""
 
     def compute(x: jax.Array, topk_weights: jax.Array | None, weights: tuple[Any, ...]) -> Any:
         rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
@@ -63,4 +64,5 @@ def users_experts(
 
     if remat == "experts":
         compute = compat.checkpoint(compute)
-    return *compute(x, topk_weights, weights), NO_ACCUMULATORS
+    y, row_weights, plan = compute(x, topk_weights, weights)
+    return checked_combine(y, plan, row_weights, params.transfer), plan, NO_ACCUMULATORS

@@ -19,7 +19,7 @@ class Recipe:
 
     The forward pass quantizes rows and weights; the gradients of rows come from quantized
     cotangents and weights. The gradients of weights come from dequantized rows and from cotangents
-    that are not quantized.
+    that are not quantized, unless they were sent so.
 
     Attributes:
       rows: the format of rows. Weights have E4M3 values with scales of the same kind.
@@ -27,11 +27,15 @@ class Recipe:
         is not used: cotangents have the least one, as gradients may be of any magnitude.
       quantized_dispatch: whether `moe_mlp` sends rows quantized, in about half of the bytes of
         bfloat16, with the same bits in its results. combine sends rows in their dtype.
+      quantized_cotangents: whether the backward pass of `moe_mlp` sends the cotangents of combine's
+        result quantized, as the matmul that reads them does. The gradient of w_down then comes from
+        dequantized cotangents; all others have the same bits.
     """
 
     rows: Format = dataclasses.field(default_factory=Fp8Block128)
     gradients: Format | None = None
     quantized_dispatch: bool = False
+    quantized_cotangents: bool = False
 
     def __post_init__(self) -> None:
         for name in "rows", "gradients":
@@ -41,11 +45,12 @@ class Recipe:
                     "jax_ep.quant.Fp8Block128 or Fp8Row. Formats are values: call the class, as in "
                     "Fp8Block128()."
                 )
-        if not isinstance(self.quantized_dispatch, bool):
-            raise DtypeError(
-                f"jax_ep.quant.Recipe: quantized_dispatch={self.quantized_dispatch!r}; expected "
-                "True or False. Recipes are static: give a Python bool."
-            )
+        for name in "quantized_dispatch", "quantized_cotangents":
+            if not isinstance(getattr(self, name), bool):
+                raise DtypeError(
+                    f"jax_ep.quant.Recipe: {name}={getattr(self, name)!r}; expected True or False. "
+                    "Recipes are static: give a Python bool."
+                )
         if self.gradients is None:
             object.__setattr__(self, "gradients", self.rows)
         if type(self.rows) is not type(self.gradients):

@@ -61,6 +61,11 @@ LAYERS: tuple[Quantized, ...] = (
     Quantized(
         "Fp8Block128, quantized dispatch", quant.Recipe(quantized_dispatch=True), before=True
     ),
+    Quantized(
+        "Fp8Block128, quantized dispatch and cotangents",
+        quant.Recipe(quantized_dispatch=True, quantized_cotangents=True),
+        before=True,
+    ),
     Quantized("Fp8Block128, weights quantized in the call", quant.Recipe(), before=False),
 )
 PROVIDERS: tuple[Provider, ...] = (*LAYERS, QUANTIZING)
