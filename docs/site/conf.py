@@ -75,9 +75,9 @@ def _pages(folder: str, *names: str) -> list[str]:
 CONTENTS = {
     "Start": _pages("start", "fit", "install", "first_layer", "which_call"),
     "Guides": [
-        *_pages("guides", "layer", "models", "checkpoints", "meshes", "stacks", "experts"),
-        *_pages("guides", "memory", "quantization", "fp8_training", "processes", "hosts"),
-        *_pages("guides", "inference", "profiling"),
+        *_pages("guides", "layer", "migrate", "models", "checkpoints", "meshes", "stacks"),
+        *_pages("guides", "experts", "memory", "quantization", "fp8_training"),
+        *_pages("guides", "processes", "hosts", "inference", "profiling"),
     ],
     "Reference": [
         *_pages("reference", "operations", "layers", "routing", "quant", "checkpoints", "runtime"),
