@@ -76,7 +76,7 @@ CONTENTS = {
     "Start": _pages("start", "fit", "install", "first_layer", "which_call"),
     "Guides": [
         *_pages("guides", "layer", "migrate", "models", "checkpoints", "meshes", "stacks"),
-        *_pages("guides", "experts", "memory", "quantization", "fp8_training"),
+        *_pages("guides", "experts", "recipes", "memory", "quantization", "fp8_training"),
         *_pages("guides", "processes", "hosts", "inference", "profiling"),
     ],
     "Reference": [
