@@ -77,7 +77,7 @@ CONTENTS = {
     "Guides": [
         *_pages("guides", "layer", "migrate", "models", "checkpoints", "meshes", "stacks"),
         *_pages("guides", "experts", "recipes", "memory", "quantization", "fp8_training"),
-        *_pages("guides", "processes", "hosts", "inference", "profiling"),
+        *_pages("guides", "processes", "hosts", "inference", "profiling", "hangs"),
     ],
     "Reference": [
         *_pages("reference", "operations", "layers", "routing", "quant", "checkpoints", "runtime"),
