@@ -77,7 +77,8 @@ CONTENTS = {
     "Guides": [
         *_pages("guides", "layer", "migrate", "models", "checkpoints", "meshes", "stacks"),
         *_pages("guides", "experts", "recipes", "memory", "quantization", "fp8_training"),
-        *_pages("guides", "processes", "hosts", "inference", "profiling", "hangs"),
+        *_pages("guides", "processes", "hosts", "inference", "profiling"),
+        *_pages("guides", "sharp_bits", "hangs"),
     ],
     "Reference": [
         *_pages("reference", "operations", "layers", "routing", "quant", "checkpoints", "runtime"),
