@@ -5,10 +5,24 @@ execute_process(
   OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 find_package(nanobind CONFIG REQUIRED)
 
-nanobind_add_module(_ffi STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ffi/bindings.cc)
+nanobind_add_module(_ffi STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ffi/bindings.cc
+                    ffi/old_glibc.cc)
 target_link_libraries(_ffi PRIVATE jax_ep_runtime)
 # Symbols of static libraries (the CUDA runtime's above all) stay inside.
 target_link_options(_ffi PRIVATE -Wl,--exclude-libs,ALL)
+# The machine that loads the module may have an older libstdc++, and a glibc whose threads, dlopen and
+# shm_open are in libraries of their own (ffi/old_glibc.cc). Some distributions package the static
+# libstdc++ apart: without it the module serves machines like this one.
+set(portable -static-libstdc++ -Wl,--push-state,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
+             -l:librt.so.1 -Wl,--pop-state)
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LINK_OPTIONS ${portable})
+check_cxx_source_compiles("#include <iostream>
+                           int main() { std::cout << 1; }" JAX_EP_LINKS_PORTABLY)
+unset(CMAKE_REQUIRED_LINK_OPTIONS)
+if(JAX_EP_LINKS_PORTABLY)
+  target_link_options(_ffi PRIVATE ${portable})
+endif()
 target_compile_definitions(
   _ffi PRIVATE JAX_EP_VERSION="${JAX_EP_VERSION}"
                JAX_EP_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
