@@ -78,8 +78,8 @@ def wheel_without_cuda(facts: Facts) -> Verdict | None:
         return None
     return broken(
         "there is a GPU, but this wheel of jax_ep has no CUDA kernels",
-        "Install the wheel for your CUDA (its version ends in +cu13 or +cu12), or build it where "
-        "an nvcc is found.",
+        "Install them: pip install 'jax-ep[cuda13]', or [cuda12] for CUDA 12. A checkout has them "
+        "if it is built where an nvcc is found.",
     )
 
 

@@ -20,7 +20,10 @@ from jax_ep import _ffi
 from jax_ep._src.core import network as networks
 from jax_ep._src.core import runtime
 
-PACKAGES = ("jax-ep", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "numpy")
+PACKAGES = (
+    *("jax-ep", "jax-ep-cuda13", "jax-ep-cuda12"),
+    *("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "numpy"),
+)
 DEVICE_FILES = ("nvidiactl", "nvidia-uvm")  # besides one for each GPU
 UCX_PACKAGES = ("libucx-cu13", "libucx-cu12")
 ENVIRONMENT = (

@@ -27,6 +27,7 @@ import jax_ep
 import jax_ep.linen
 import jax_ep.nnx
 from jax_ep import quant
+from jax_ep._src.core import extension
 from jax_ep._src.layer import domains
 
 MESH = testing.expert_mesh()
@@ -390,6 +391,12 @@ def import_without_module():
     message = re.search(r"MissingExtensionError: (.*)", result.stderr)
     assert message, result.stderr
     raise jax_ep.MissingExtensionError(message[1])
+
+
+def load_plugin(version):
+    """Finds a plugin of a version, whose compiled module cannot be imported."""
+    with testing.plugin_package(version, "raise ImportError('a reason')"):
+        extension.plugin_module("0.1.0")
 
 
 def fail(phase="entry"):

@@ -6,9 +6,13 @@ how many; by default 8.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
+import sys
+import tempfile
 import unittest.mock
 
 import tier  # isort: skip
@@ -28,6 +32,24 @@ NUM_DEVICES = int(os.environ.get("JAX_EP_TEST_DEVICES", jax.device_count()))
 # Elements of which a row is a multiple: the kernels move 16-byte vectors, the reference any size.
 ROW_UNIT = 8 if tier.ON_GPU else 1
 ROW_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+
+# ---- the package
+
+
+@contextlib.contextmanager
+def plugin_package(version, module="", name="jax_ep_cuda13"):
+    """Installs a plugin of a version, whose compiled module has this source; yields its folder."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        unittest.mock.patch.object(sys, "path", [folder, *sys.path]),
+        unittest.mock.patch.dict(sys.modules),
+    ):
+        package = pathlib.Path(folder, name)
+        package.mkdir()
+        package.joinpath("__init__.py").write_text(f"__version__ = {version!r}\n")
+        package.joinpath("_ffi.py").write_text(module)
+        yield package
 
 
 # ---- devices and meshes

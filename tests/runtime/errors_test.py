@@ -46,6 +46,7 @@ from error_calls import (
     layer_over_split_hosts,
     layer_without_mesh,
     linen_layer,
+    load_plugin,
     lower,
     matmul,
     matmul_by_recipe,
@@ -320,7 +321,12 @@ PRODUCERS = {
         gradient_of_quantized_weights,
         gradient_by_one_layout,
     ],
-    "MissingExtensionError": [import_without_module, load_without_rich],
+    "MissingExtensionError": [
+        import_without_module,
+        load_without_rich,
+        lambda: load_plugin("0.0.9"),
+        lambda: load_plugin("0.1.0"),
+    ],
     "PeerTimeoutError": [fail],
     "Error": [
         lambda: fail("mismatch"),

@@ -74,7 +74,7 @@ def changed(facts, **changes):
 
 # Cause -> (facts, what the summary says, what the advice says)
 CAUSES = {
-    "wheel_without_cuda": (changed(GPU_MACHINE, build={"cuda": False}, trial=ON_GPU | {"implementation": "xla"}), "no CUDA kernels", "[+]cu13"),
+    "wheel_without_cuda": (changed(GPU_MACHINE, build={"cuda": False}, trial=ON_GPU | {"implementation": "xla"}), "no CUDA kernels", "jax-ep.cuda13"),
     "no_device_files": (
         changed(CPU_MACHINE, environment={"NVIDIA_VISIBLE_DEVICES": "all"}),
         "/dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm are missing", "--gpus all",

@@ -6,26 +6,19 @@ import atexit
 import functools
 import logging
 import os
-import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.backend
 
-from jax_ep._src.core import network
-from jax_ep._src.core.errors import Error, MissingExtensionError, PeerTimeoutError
+from jax_ep._src.core import extension, network
+from jax_ep._src.core.errors import Error, PeerTimeoutError
 
-try:
+if TYPE_CHECKING:
     from jax_ep import _ffi
-except ImportError as error:
-    folder = pathlib.Path(__file__).parents[2]
-    raise MissingExtensionError(
-        f"jax_ep was imported from {folder}, which has no compiled module "
-        f"jax_ep._ffi that this Python can load ({error}). If that is a source checkout, run "
-        "Python from another folder to use the installed package, or install the checkout "
-        "(`pip install .`)."
-    ) from error
+else:
+    _ffi = extension.module
 
 logger = logging.getLogger("jax_ep")
 logger.addHandler(logging.NullHandler())
