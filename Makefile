@@ -10,7 +10,7 @@ ARGS ?=
 CC_FILES = find ffi tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .DEFAULT_GOAL := help
-.PHONY: help environment example test slow_test cc_test cc_build gpu_test docs wheel lint format ci clean
+.PHONY: help environment example test slow_test cc_test cc_build gpu_test docs wheel release lint format ci clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z_]*\):.*  ## /  make \1#/p' Makefile | awk -F '#' '{printf "%-16s %s\n", $$1, $$2}'
@@ -57,6 +57,11 @@ format: environment  ## rewrite the sources in the project's format
 
 wheel:  ## build the wheel into dist/
 	tools/environment.sh wheel
+
+# The release's kernels are those of the wheel, which CI tests.
+release: export JAX_EP_CUDA = ON
+release: wheel  ## build the files of a release into dist/release, check them, and install them
+	$$(tools/find_python.sh) tools/release.py
 
 environment:
 	@tools/environment.sh
