@@ -13,7 +13,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 NAME = os.environ.get("JAX_EP_TEST_TIER", "cpu")
@@ -148,7 +148,6 @@ SLOW = {
     "tools/bench_layer_test.py::LayersTest::test_unspecified_rows": 0,
     "tools/bench_layer_test.py::PartsTest::*": 0,
     "tools/readme_test.py::*::test_block_runs": 1,
-    "tools/tier_test.py::*::test_every_slow_pattern*": 0,
     "tools/tier_test.py::*::test_suites_of_gpus_*": 0,
     "tools/train_test.py::*::test_killed_and_resumed": 0,
     "tools/train_test.py::*::test_two_processes_*": 0,
@@ -159,11 +158,14 @@ SLOW = {
     "transformations/*": 1,
 }
 
-# Where slow tests repeat quick ones with other parameters, or check models that no change of the library affects. CI runs a
+# Where slow tests repeat quick ones with other parameters, train whole models, or check models of the protocol. CI runs a
 # tenth of these.
 REPETITIONS = (
     "operations/",
     "transformations/",
+    "tools/olmoe_test",
+    "tools/train_fp8_test",
+    "tools/train_test",
     "tools/bench_programs_test",
     "tools/bench_quantize_test.py::Transfer",
     "tools/bench_transfer_test.py::Providers",
@@ -262,6 +264,11 @@ def slow_pattern(name: str) -> str | None:
         if fnmatch.fnmatchcase(base, pattern) and not is_first:
             return pattern
     return None
+
+
+def unused_slow_patterns(names: Iterable[str]) -> list[str]:
+    """Returns the patterns of SLOW that make none of all tests slow."""
+    return sorted({*SLOW} - {slow_pattern(name) for name in names})
 
 
 def fully_optimized(test: Callable[..., None]) -> Callable[..., None]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 
+import tier
 from absl.testing import absltest, parameterized
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -34,6 +35,7 @@ class ReadmeTest(parameterized.TestCase):
     @parameterized.parameters(*((block,) for block in BLOCKS))
     def test_block_runs(self, source: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
+        environment |= tier.CPU_SETTINGS  # which change how long XLA compiles
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder) / "typed.py"
             program.write_text(source)
