@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core import FrozenDict
 from jax.sharding import AbstractMesh, Mesh
 
 from jax_ep._src.core.errors import ArgumentError
@@ -58,6 +59,12 @@ class MoE(Options, nn.Module):
 
     router: str | Router = dataclasses.field(default="softmax", kw_only=True)
     logical_axes: LogicalAxes | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Freezes the names, as a module has to be hashable to be a static argument."""
+        if isinstance(self.logical_axes, dict):
+            object.__setattr__(self, "logical_axes", FrozenDict(self.logical_axes))
+        super().__post_init__()
 
     @nn.compact
     def __call__(

@@ -272,11 +272,11 @@ def layer(
         jax.eval_shape(build_and_call)
 
 
-def linen_layer(logical_axes):
-    """Makes the parameters of linen.MoE under rules without one for the experts."""
+def linen_layer(logical_axes, rules=(("embed", "data"),), **options):
+    """Makes the parameters of linen.MoE under rules, of which none is for the experts."""
     mesh = AbstractMesh((2, 4), ("data", "expert"), axis_types=(AxisType.Auto,) * 2)
-    layer = jax_ep.linen.MoE(8, 4, 8, 2, logical_axes=logical_axes)
-    with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules((("embed", "data"),)):
+    layer = jax_ep.linen.MoE(8, 4, 8, 2, logical_axes=logical_axes, **options)
+    with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(rules):
         jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((8, 8)))
 
 

@@ -119,7 +119,7 @@ class RulesTest(parameterized.TestCase):
     """Nothing is left whole on every device without a word."""
 
     def make(self, rules: Any, **options: Any) -> list[str]:
-        layer = jax_ep.linen.MoE(*SIZES, **OPTIONS, **options)
+        layer = jax_ep.linen.MoE(*SIZES, **(OPTIONS | options))
         primitive._warned.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -132,7 +132,11 @@ class RulesTest(parameterized.TestCase):
             (without("exp"), NAMES, "dimension 0 of w_up 'exp', .* over None; .* axis 'expert'"),
             (without("mlp"), NAMES, "dimension 3 of w_up 'mlp'"),
             ((("exp", "data"), *RULES), NAMES, "over 'data'; expected mesh axis 'expert'"),
-            (RULES, {"experts": "exp", "hidden": "embed"}, "dimension 3 of w_up None"),
+            (
+                RULES,
+                {"experts": "exp", "hidden": "embed"},
+                "no name for dimension 3 of w_up, .* Add 'hidden' or 'intermediate'",
+            ),
         ):
             with self.subTest(words), self.assertRaisesRegex(errors.ArgumentError, words):
                 self.make(rules, logical_axes=names)
@@ -147,8 +151,18 @@ class RulesTest(parameterized.TestCase):
         self.assertRegex(first, "without nn.logical_axis_rules in context")
         (first, *_) = self.make(RULES)
         self.assertRegex(first, "no rule for mesh axis 'expert', .* dimension 0 of w_up")
+        more = ("exp", ("data", "expert")), *without("exp", "embed"), ("embed", None)
+        (first, *_) = self.make(more, logical_axes=NAMES, fsdp_axis=None)
+        self.assertRegex(first, "dimension 0 of w_up, 'exp', over mesh axis 'data' as well")
         itself = tuple((name, name) for name in ("expert", "data", "tensor"))
         self.assertEqual(self.make(itself), [])
+
+    def test_a_module_with_names_is_a_static_argument(self):
+        layers = [jax_ep.linen.MoE(*SIZES, logical_axes=dict(NAMES)) for _ in range(2)]
+        self.assertEqual(*map(hash, layers))
+        self.assertEqual(*layers)
+        doubled = jax.jit(lambda layer, x: layer.top_k * x, static_argnums=0)
+        self.assertEqual(doubled(layers[0], 1.0), 2.0)
 
     def test_names_of_all_parameters(self):
         options = OPTIONS | {"latent_size": 4, "shared_gate": True, "logits_bias": True}

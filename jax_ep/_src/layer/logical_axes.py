@@ -25,8 +25,9 @@ Names = tuple[Any, ...]
 def names_of(config: Config, logical_axes: LogicalAxes) -> dict[str, Names]:
     """Returns the logical names of every parameter's dimensions."""
     if not isinstance(logical_axes, Mapping) or not {"experts"} <= {*logical_axes} <= {*DIMENSIONS}:
+        given = dict(logical_axes) if isinstance(logical_axes, Mapping) else logical_axes
         raise ArgumentError(
-            f"jax_ep.{LAYER}: logical_axes={logical_axes!r}; expected a mapping from 'experts', "
+            f"jax_ep.{LAYER}: logical_axes={given!r}; expected a mapping from 'experts', "
             f"maybe also others of {DIMENSIONS}, to names for which nn.logical_axis_rules have "
             "rules. Give {'experts': 'exp'}, for example, with a rule ('exp', 'expert')."
         )
@@ -57,8 +58,16 @@ def boxed(
         zip(given, param.spec, translated, strict=True)
     ):
         sizes = {} if mesh is None else dict(mesh.shape)
-        lost = [axis for axis in _axes(wanted) if sizes.get(axis, 1) > 1]
-        lost = [axis for axis in lost if axis not in _axes(found)]
+        lost = [a for a in _axes(wanted) if sizes.get(a, 1) > 1 and a not in _axes(found)]
+        added = [a for a in _axes(found) if sizes.get(a, 1) > 1 and a not in _axes(wanted)]
+        if not lost and added and names is not None:
+            warn_once(
+                f"added axes {name}",
+                f"jax_ep.{LAYER}: nn.logical_axis_rules shard dimension {dimension} of {name}, "
+                f"{logical!r}, over mesh axis {added[0]!r} as well, which the layer does not know: "
+                "each call gathers it. Name the axis in the layer's options (fsdp_axis for H), or "
+                "give the dimension another name in logical_axes.",
+            )
         if not lost:
             continue
         if names is None and rules:
@@ -75,6 +84,12 @@ def boxed(
                 f"jax_ep.{LAYER}: logical_axes is given without nn.logical_axis_rules in context: "
                 f"nothing tells whether dimension {dimension} of {name} will be sharded over mesh "
                 f"axis {lost[0]!r}. Make the parameters under nn.logical_axis_rules(rules).",
+            )
+        elif names is not None and logical is None:
+            raise ArgumentError(
+                f"jax_ep.{LAYER}: logical_axes have no name for dimension {dimension} of {name}, "
+                f"which the layer shards over mesh axis {lost[0]!r}; expected names for all "
+                "dimensions that it shards. Add 'hidden' or 'intermediate' to logical_axes."
             )
         elif names is not None:
             raise ArgumentError(
