@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from flax import linen as nn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -87,6 +88,16 @@ class LayerTest(parameterized.TestCase):
             for name, array in one.items():
                 np.testing.assert_array_equal(params[name][i], array, name)
 
+    def test_layers_where_maxtext_has_them(self):
+        """For a linen model that scans with params at axis 1; also its boxes."""
+        stacked = random_block(2, lead=(3,))
+        boxed = jax.tree.map(lambda a: nn.LogicallyPartitioned(a, (None,) * a.ndim), stacked)
+        params = checkpoints.from_maxtext(boxed, scan_axis=1, layer_axis=1)
+        for name, array in checkpoints.from_maxtext(stacked, scan_axis=1).items():
+            np.testing.assert_array_equal(jnp.moveaxis(params[name], 1, 0), array, name)
+        again = checkpoints.to_maxtext(params, scan_axis=1, layer_axis=1)
+        jax.tree.map(np.testing.assert_array_equal, again, stacked)
+
     def test_is_placed_by_jit(self):
         mesh = testing.expert_mesh(4)
         of_experts = NamedSharding(mesh, P("expert"))
@@ -144,6 +155,16 @@ class RoundTripTest(parameterized.TestCase):
 
 
 class ErrorsTest(absltest.TestCase):
+    def test_another_scan_axis(self):
+        stacked, one = random_block(2, lead=(3,)), random_block(0)
+        for block, scan_axis in (stacked, None), (stacked, 0), (stacked, 2), (one, 0), (one, 1):
+            with self.assertRaisesRegex(ValueError, f"would have .* scan_axis is {scan_axis}"):
+                checkpoints.from_maxtext(block, scan_axis=scan_axis)
+        params = checkpoints.from_maxtext(stacked, scan_axis=1)
+        for scan_axis, layer_axis in (None, 0), (1, 1):
+            with self.assertRaisesRegex(ValueError, "would have the shape"):
+                checkpoints.to_maxtext(params, scan_axis=scan_axis, layer_axis=layer_axis)
+
     def test_missing_and_unknown_arrays(self):
         block = random_block(0)
         with self.assertRaisesRegex(

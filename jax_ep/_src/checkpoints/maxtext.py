@@ -18,6 +18,15 @@ from jax_ep._src.core.errors import ArgumentError
 ROUTED = ("MoeBlock_0", "moe_block", "routed_experts", "routed_moe")
 SHARED = ("shared_experts", "shared_expert")
 SHARED_GATE = "shared_expert_gate"
+DIMENSIONS = {
+    "router_kernel": ("H", "E"),
+    "w_down": ("E", "F", "H"),
+    "w_up": ("E", "H", "gate and up", "F"),
+    "b_up": ("E", "gate and up", "F"),
+    "b_down": ("E", "H"),
+}
+"""The dimensions of a layer's parameters that both have. Shared experts have an F of their own."""
+
 GateBias = Literal["selection_bias", "logits_bias"]
 """What the bias of a router is added to: scores for the choice of experts alone, or logits."""
 
@@ -26,6 +35,7 @@ def from_maxtext(
     block: Mapping[str, Any],
     *,
     scan_axis: int | None = None,
+    layer_axis: int = 0,
     gate_bias: GateBias = "selection_bias",
 ) -> Params:
     """Returns the parameters of an expert block of MaxText for `nnx.MoE` and `linen.MoE`.
@@ -39,9 +49,12 @@ def from_maxtext(
 
     Args:
       block: the arrays of a block with ``gate``, ``wi_0`` [E, H, F], ``wi_1`` and ``wo`` [E, F, H],
-        or of one that has it beside shared experts; in any dtype. Biases may be there.
+        or of one that has it beside shared experts; in any dtype, in Flax's boxes or without.
+        Biases may be there. An optimizer's moments are converted as the parameters are.
       scan_axis: MaxText's ``param_scan_axis``, the dimension of layers where they are scanned (1 if
         nothing else is set); None for the block of one layer.
+      layer_axis: the dimension of layers in the results: 0 for stacks of jax_ep and for `nn.scan`
+        with ``variable_axes={"params": 0}``, 1 for a model that scans as MaxText does.
       gate_bias: what the bias of the gate is. It is added to scores for the choice of experts alone
         in DeepSeek-V3 (``"selection_bias"``), and to logits in gpt-oss (``"logits_bias"``).
 
@@ -50,13 +63,14 @@ def from_maxtext(
       [E, H, 2, F] and ``w_down`` [E, F, H]; with ``scan_axis`` each is a stack [layers, ...].
 
     Raises:
-      ArgumentError (a ValueError): an array that is missing, or one that is not known.
+      ArgumentError (a ValueError): an array that is missing, one that is not known, or shapes that
+        do not fit together.
     """
     if gate_bias not in get_args(GateBias):
         raise ArgumentError(
             f"jax_ep.checkpoints: gate_bias={gate_bias!r}; expected one of {get_args(GateBias)}."
         )
-    routed, shared, shared_gate = _parts(block)
+    routed, shared, shared_gate = _parts(_unboxed(block))
     found = _Arrays(routed, scan_axis)
     gate = _Arrays(found.tree("gate"), scan_axis)
     params = {"router_kernel": gate.take("kernel"), "w_down": found.take("wo")}
@@ -79,16 +93,22 @@ def from_maxtext(
         params["shared_gate"] = _kernel(shared_gate, scan_axis)
     gate.check_all_taken()
     found.check_all_taken()
-    return params
+    _check_shapes(params, scan_axis)
+    if scan_axis is None:
+        return params
+    return {name: jnp.moveaxis(array, 0, layer_axis) for name, array in params.items()}
 
 
-def to_maxtext(params: Mapping[str, jax.Array], *, scan_axis: int | None = None) -> dict[str, Any]:
+def to_maxtext(
+    params: Mapping[str, jax.Array], *, scan_axis: int | None = None, layer_axis: int = 0
+) -> dict[str, Any]:
     """Returns the parameters of a layer as those of MaxText: the inverse of `from_maxtext`.
 
     Args:
       params: arrays by the names of the layer's attributes; with ``scan_axis`` stacks
         [layers, ...]. Rows of zeros that pad experts have to be cut off before.
       scan_axis: as for `from_maxtext`.
+      layer_axis: as for `from_maxtext`.
 
     Returns:
       The block ``gate``, ``wi_0``, ``wi_1`` and ``wo`` with its biases. With shared experts it is
@@ -96,9 +116,10 @@ def to_maxtext(params: Mapping[str, jax.Array], *, scan_axis: int | None = None)
       ``routed_experts`` beside ``shared_expert`` and ``shared_expert_gate``, as Qwen3-Next's.
 
     Raises:
-      ArgumentError (a ValueError): an array that is missing, or that MaxText does not have.
+      ArgumentError (a ValueError): an array that is missing, one that MaxText does not have, or
+        shapes that do not fit together.
     """
-    given = _Arrays(params, None)
+    given = _Arrays(_unboxed(params), None if scan_axis is None else layer_axis)
     gate = {"kernel": given.take("router_kernel")}
     for bias in get_args(GateBias):
         if bias in given.left:
@@ -118,9 +139,38 @@ def to_maxtext(params: Mapping[str, jax.Array], *, scan_axis: int | None = None)
             shared_gate = {"kernel": given.take("shared_gate")}
             block = {"routed_experts": routed, "shared_expert": shared, SHARED_GATE: shared_gate}
     given.check_all_taken()
+    _check_shapes(given.taken, scan_axis)
     if scan_axis is None:
         return block
     return jax.tree.map(lambda array: jnp.moveaxis(array, 0, scan_axis), block)
+
+
+def _unboxed(tree: Any) -> Any:
+    """Takes arrays out of Flax's boxes, such as `nn.LogicallyPartitioned`."""
+
+    def is_box(node: Any) -> bool:
+        return hasattr(node, "unbox")
+
+    return jax.tree.map(lambda node: node.unbox() if is_box(node) else node, tree, is_leaf=is_box)
+
+
+def _check_shapes(params: Mapping[str, jax.Array], scan_axis: int | None) -> None:
+    """Raises unless these shapes, with the layers first, are those of one layer, or of a stack."""
+    lead = 0 if scan_axis is None else 1
+    sizes: dict[str, int] = {}
+    for name, dimensions in DIMENSIONS.items():
+        if name not in params:
+            continue
+        shape = params[name].shape
+        names = (*("layers",) * lead, *dimensions)
+        known = {n: sizes.setdefault(n, size) for n, size in zip(names, shape, strict=False)}
+        if len(shape) != len(names) or tuple(known[n] for n in names) != shape:
+            expected = ", ".join(f"{n}={sizes[n]}" if n in sizes else n for n in names)
+            raise ArgumentError(
+                f"jax_ep.checkpoints: {name} would have the shape {shape}; expected [{expected}]. "
+                f"scan_axis is {scan_axis}: give the dimension of layers in the block, 1 where "
+                "MaxText scans its layers, and None for the block of one layer."
+            )
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -152,6 +202,7 @@ class _Arrays:
 
     def __init__(self, tree: Mapping[str, Any], scan_axis: int | None):
         self.left = dict(tree)
+        self.taken: Params = {}  # with the layers first
         self._names, self._scan_axis = sorted(tree), scan_axis
 
     def tree(self, name: str) -> Any:
@@ -164,7 +215,10 @@ class _Arrays:
 
     def take(self, name: str) -> jax.Array:
         array = self.tree(name)
-        return array if self._scan_axis is None else jnp.moveaxis(array, self._scan_axis, 0)
+        if self._scan_axis is not None:
+            array = jnp.moveaxis(array, self._scan_axis, 0)
+        self.taken[name] = array
+        return array
 
     def take_stacked(self, gate: str, up: str) -> jax.Array:
         return jnp.stack((self.take(gate), self.take(up)), -2)
