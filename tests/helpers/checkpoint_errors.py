@@ -16,6 +16,12 @@ from jax_ep import checkpoints
 from jax_ep._src.checkpoints.tensors import INDEX
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
+MAXTEXT = {
+    "gate": {"kernel": np.ones((4, 8))},
+    "wi_0": np.ones((8, 4, 6)),
+    "wi_1": np.ones((8, 4, 6)),
+    "wo": np.ones((8, 6, 4)),
+}
 LATENT = {"router_kernel": None, "w_up": np.ones((2, 3)), "w_down": None, "latent_in": None}
 
 
@@ -59,10 +65,15 @@ def load_of_another_quantization():
     load(change)
 
 
-def save_without_a_param():
+def save(layers):
+    """save with other layers."""
     loaded = checkpoints.load(DATA / "minimax_m2")
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints.save(folder, dataclasses.replace(loaded, layers={}))
+        changed = dataclasses.replace(loaded, layers=layers(loaded.layers))
+        try:
+            checkpoints.save(f"{folder}/new", changed)
+        finally:
+            assert not pathlib.Path(folder, "new").exists()
 
 
 def load_without_rich():
@@ -84,9 +95,11 @@ PRODUCERS = [
     lambda: load(replaced(b'"hidden_size": 32', b'"hidden_size": 16', "config.json")),
     lambda: checkpoints.save(DATA / "minimax_m2", checkpoints.load(DATA / "minimax_m2")),
     load_of_another_quantization,
-    save_without_a_param,
+    lambda: save(lambda layers: {}),
+    lambda: save(lambda layers: layers | {0: {}}),
     lambda: checkpoints.from_maxtext({}, gate_bias="bias"),
     lambda: checkpoints.from_maxtext({"mlp": {}}),
     lambda: checkpoints.from_maxtext({"gate": {}}),
     lambda: checkpoints.to_maxtext(LATENT),
+    lambda: checkpoints.from_maxtext(MAXTEXT, scan_axis=1),
 ]

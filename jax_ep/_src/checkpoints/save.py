@@ -39,8 +39,8 @@ def save(
     are not written. With several processes all of them call this, with a folder that they share;
     each writes files of its own, and the index comes last::
 
-        trained = dataclasses.replace(loaded, layers={3: nnx.to_pure_dict(nnx.state(layer))})
-        checkpoints.save("trained", trained)
+        layers = loaded.layers | {3: nnx.to_pure_dict(nnx.state(layer))}  # all, of which 3 is new
+        checkpoints.save("trained", dataclasses.replace(loaded, layers=layers))
 
     Args:
       folder: a new folder, or one without a checkpoint.
@@ -58,8 +58,8 @@ def save(
             f"jax_ep.checkpoints: {path} has a checkpoint already; expected a folder without "
             f"{INDEX} and {SINGLE}. Give a new one."
         )
-    path.mkdir(parents=True, exist_ok=True)
     jobs = list(_jobs(checkpoint))
+    path.mkdir(parents=True, exist_ok=True)
     shapes = {piece.name: shape for job in jobs for piece, shape in job.parts}
     owners = {
         piece.name: max(owner, 0)
@@ -157,7 +157,13 @@ def _jobs(checkpoint: Checkpoint) -> Iterator[_Job]:
         found = pieces_of(family, i, options, layout_of(family, i, names), blocks=has_blocks)
         key = checkpoint.layer_indices[0] if checkpoint.is_stacked else i
         lead = (checkpoint.layer_indices.index(i),) if checkpoint.is_stacked else ()
-        arrays: dict[str, Any] = dict(checkpoint.layers.get(key, {}))
+        if key not in checkpoint.layers:
+            raise ArgumentError(
+                f"jax_ep.checkpoints: layers has {sorted(checkpoint.layers)}, without {key}; "
+                "expected all layers with experts. Add the new ones to those that load returned: "
+                "loaded.layers | {index: params}."
+            )
+        arrays: dict[str, Any] = dict(checkpoint.layers[key])
         if has_blocks:
             up, down = (weights.forward for weights in checkpoint.quantized[key])
             blocks = (up.values, up.scales, down.values, down.scales)
