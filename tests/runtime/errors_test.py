@@ -234,6 +234,7 @@ PRODUCERS = {
         lambda: layer(shared_gate=True),
         lambda: linen_layer(("exp",)),
         lambda: linen_layer({"experts": "exp"}),
+        lambda: linen_layer({"experts": "exp"}, (("exp", "expert"),), fsdp_axis="data"),
         lambda: layer(router=lambda logits, top_k: None, ids=jnp.zeros((8, 4, 2), jnp.int32)),
         lambda: layer(
             weights_on_input=True, quantization=quant.Recipe(ROW, quantized_dispatch=True)
