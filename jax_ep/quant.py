@@ -1,4 +1,4 @@
-"""Eight-bit formats: how values are quantized, and arrays of quantized values with their scales.
+"""Formats of eight and four bits: how values are quantized, and arrays of them with scales.
 
 A quantized value stands for ``value * scale``. Everything here works under `jit`, `vmap` and
 `shard_map`. Quantizing has no derivative, but `fake_quantize` has a straight-through one.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from jax_ep._src.mlp.quantized_experts import experts_from_checkpoint, quantize_experts
 from jax_ep._src.quant.fake_quantize import fake_quantize
 from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row
+from jax_ep._src.quant.microscaling import MxFp4, MxFp8
 from jax_ep._src.quant.quantize import dequantize, quantize
 from jax_ep._src.quant.quantize_for_training import quantize_for_training
 from jax_ep._src.quant.quantize_weights import quantize_weights
@@ -19,6 +20,8 @@ __all__ = [
     "Format",
     "Fp8Block128",
     "Fp8Row",
+    "MxFp4",
+    "MxFp8",
     "Quantized",
     "QuantizedWeights",
     "Recipe",

@@ -42,6 +42,7 @@ ON_CPU_ONLY = {
     "operations/linen_test.py": "the layer of nnx_test.py in other words",
     "operations/logical_axes_test.py": "shardings that Flax translates",
     "operations/memory_test.py": "sizes that follow from shapes",
+    "operations/microscaling_test.py": "formats without kernels",
     "operations/module_functions_test.py": "compilations of eager calls",
     "operations/module_stack_test.py": "modules on top of layer_stack_test.py",
     "operations/moe_layer_errors_test.py": "messages",

@@ -297,6 +297,7 @@ PRODUCERS = {
         lambda: quant.Recipe(None),
         lambda: quant.Recipe(quantized_dispatch="yes"),
         lambda: quant.Recipe(quantized_cotangents=1),
+        lambda: quant.quantize(X, ROW).packed(),
         lambda: quantized_matmul(rhs=np.ones((2, 8, 8), np.float32)),
         lambda: quantized_matmul(preferred_element_type=jnp.float16),
         lambda: quant.Recipe("fp8"),

@@ -16,7 +16,7 @@ from jax_ep._src.quant.formats import Format, check_format, num_blocks
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantized:
-    """Eight-bit values and their scales: a pytree with a static format.
+    """Values of eight or four bits and their scales: a pytree with a static format.
 
     `jax_ep.quant.quantize` makes one. For a checkpoint that is quantized already, the constructor
     is enough: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
@@ -24,7 +24,7 @@ class Quantized:
     ``==`` and hashes go by identity, as for all pytrees of jax_ep, so compare the arrays.
 
     Attributes:
-      values: float8[...].
+      values: float8[...], or float4_e2m1fn[...] for a format of four bits.
       scales: [...] of the format's `scale_dtype`, with as many axes as values. An axis has as many
         scales as values, or one per `block` of the format, or a single one.
       format: the format (static).
@@ -54,6 +54,33 @@ class Quantized:
         if len(self.scales.shape) != len(self.shape):
             raise self._bad_scales()
         return tuple(map(self._block, self.shape, self.scales.shape))
+
+    def packed(self) -> jax.Array:
+        """Returns four-bit values as bytes uint8[..., K / 2], the first of two in the low bits."""
+        if unsigned(self.format.dtype) != jnp.uint4:
+            raise DtypeError(
+                f"jax_ep.quant: values are {self.values.dtype}; expected a format of four bits, as "
+                "others have bytes already. Use values.view(jnp.uint8)."
+            )
+        pairs = self.values.reshape(*self.shape[:-1], -1, 2)
+        return jax.lax.bitcast_convert_type(pairs, jnp.uint8)
+
+    @classmethod
+    def from_packed(cls, values: jax.Array, scales: jax.Array, format: Format) -> Quantized:
+        """Takes bytes of two values each, as `packed` returns them, and bytes of scales.
+
+        Args:
+          values: uint8[..., K / 2]. For gpt-oss's blocks [..., K / 32, 16] join the last two axes.
+          scales: uint8[..., K / 32], or of the format's `scale_dtype`.
+          format: a format of four bits.
+        """
+        pairs = jax.lax.bitcast_convert_type(jnp.asarray(values), format.dtype)
+        scales = jnp.asarray(scales)
+        if scales.dtype == jnp.uint8:
+            scales = jax.lax.bitcast_convert_type(scales, format.scale_dtype)
+        quantized = cls(pairs.reshape(*values.shape[:-1], -1), scales, format)
+        check("quant.Quantized.from_packed", quantized)
+        return quantized
 
     @property
     def mT(self) -> Quantized:
@@ -127,12 +154,17 @@ def as_bits[T](tree: T) -> T:
     They can be kept for a backward pass, too. jax.checkpoint rounds floats that it keeps by
     `lax.reduce_precision`, which takes the largest values of E4M3 for infinities.
     """
-    return _recast(tree, lambda x: (jnp.uint8, f"uint{8 * x.format.scale_dtype.itemsize}"))
+    return _recast(tree, lambda x: (unsigned(x.format.dtype), unsigned(x.format.scale_dtype)))
 
 
 def from_bits[T](tree: T) -> T:
     """Returns the tree that `as_bits` was given."""
     return _recast(tree, lambda x: (x.format.dtype, x.format.scale_dtype))
+
+
+def unsigned(dtype: Any) -> Any:
+    """Returns the unsigned integers of a float dtype's size."""
+    return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
 
 
 def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:

@@ -49,7 +49,9 @@ def with_scales(
     scaled = x * expanded(1 / scales.astype(jnp.float32), x.shape, blocks)
     largest = float(jnp.finfo(format.dtype).max)
     # A cast alone would turn what is too large into NaN or infinity.
-    scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), jnp.nan)
+    # The scale of a NaN is NaN, so that the value does not matter: four bits have none.
+    nan = 0 if jnp.finfo(format.dtype).bits == 4 else jnp.nan
+    scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), nan)
     return Quantized(rounded(scaled, format.dtype).astype(format.dtype), scales, format)
 
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from jax_ep._src.core.expert_axis import ExpertAxis
 from jax_ep._src.core.loops import fori_loop
+from jax_ep._src.quant.quantized import unsigned
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import PlanArrays
 from jax_ep._src.transfer.reference_plan import make_plan
@@ -44,9 +45,10 @@ def redispatch(*operands: jax.Array, params: TransferParams) -> tuple[jax.Array,
     if len(x) == 1:
         rows = [_gather_rows(x[0], source_row, plan, params)]
     else:
-        bits = lax.bitcast_convert_type(x[0], jnp.uint8)
-        values = _gather_rows(bits, source_row, plan, params)
+        integers = lax.bitcast_convert_type(x[0], unsigned(x[0].dtype))
+        values = _gather_rows(integers.astype(jnp.uint8), source_row, plan, params)
         scales = _gather_rows(x[1], source_row, plan, params, padding=1)
+        values = values.astype(integers.dtype)
         rows = [lax.bitcast_convert_type(values, x[0].dtype), scales]
     if not topk_weights:
         return tuple(rows)
