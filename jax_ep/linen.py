@@ -55,6 +55,12 @@ class MoE(Options, nn.Module):
     ``"experts"`` is the dimension E of the experts' parameters; ``"hidden"`` and ``"intermediate"``
     are H and F, also of a shared expert, and shard nothing if you leave them out. Router and gate
     are whole. Parameters made under rules that lose a mesh axis of the layer are an error.
+
+    For example::
+
+        layer = jax_ep.linen.MoE(64, 128, num_experts=16, top_k=2)
+        variables = layer.init(jax.random.key(0), jnp.ones((4, 10, 64)))
+        y, stats = layer.apply(variables, jnp.ones((4, 10, 64)))
     """
 
     router: str | Router = dataclasses.field(default="softmax", kw_only=True)

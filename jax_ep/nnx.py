@@ -70,6 +70,11 @@ class MoE(nnx.Module):
     w_up, w_down and b_down, and without identity experts, which the router, logits_bias and
     selection_bias have beside num_experts.
 
+    For example::
+
+        layer = jax_ep.nnx.MoE(64, 128, num_experts=16, top_k=2, rngs=nnx.Rngs(0))
+        y, stats = layer(jnp.ones((4, 10, 64)))
+
     Attributes:
       router_kernel: param [hidden_size, num_experts].
       w_up: param [num_experts, hidden_size, 2, intermediate_size] (gate, up) for a gated

@@ -104,6 +104,10 @@ def to_maxtext(
 ) -> dict[str, Any]:
     """Returns the parameters of a layer as those of MaxText: the inverse of `from_maxtext`.
 
+    For example::
+
+        block = checkpoints.to_maxtext(stack, scan_axis=1)  # {"gate": ..., "wi_0": ..., ...}
+
     Args:
       params: arrays by the names of the layer's attributes; with ``scan_axis`` stacks
         [layers, ...]. Rows of zeros that pad experts have to be cut off before.

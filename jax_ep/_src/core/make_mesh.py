@@ -31,6 +31,10 @@ def make_mesh(
     that is larger than a host spans whole hosts, which only the pure-JAX implementation runs. On
     one host the mesh is the one that `jax.make_mesh` makes.
 
+    For example::
+
+        mesh = jax_ep.make_mesh((2, 4), ("data", "expert"))
+
     Args:
       axis_sizes: the size of each axis. If their product is smaller than the number of devices,
         the first devices are used.

@@ -148,8 +148,12 @@ def define_primitive(
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """Returns the checks to disable so that `jax.export.export` serializes jax_ep's custom calls.
 
-    Pass them as ``jax.export.export(..., disabled_checks=jax_ep.export_checks())``. The targets are
-    versioned, so an exported program runs with every jax_ep that has the same version of each.
+    The targets are versioned, so an exported program runs with every jax_ep that has the same
+    version of each::
+
+        export = jax.export.export(
+            jax.jit(f), platforms=["cuda"], disabled_checks=jax_ep.export_checks()
+        )
     """
     return [jax.export.DisabledSafetyCheck.custom_call(target) for target in FFI_TARGETS]
 

@@ -63,6 +63,10 @@ jax.extend.backend.register_backend_cache(_Meshes, "jax_ep's meshes of several p
 def build_info() -> dict[str, Any]:
     """Describes the compiled module.
 
+    For example::
+
+        has_kernels = jax_ep.build_info()["cuda"]
+
     Returns:
       A dict with at least ``version``, ``cuda`` (whether CUDA kernels are in this build),
       ``cuda_version`` (of the toolkit, or None) and ``cuda_architectures`` (e.g. ``["sm_80",
@@ -118,6 +122,11 @@ def check() -> None:
 
     Block on results first, because those that are still being computed may fail after the check.
 
+    For example::
+
+        jax.block_until_ready(y)
+        jax_ep.check()
+
     Raises:
       PeerTimeoutError: a rank waited for a peer until the deadline.
       Error: ranks ran different calls at the same time, `release` came between them, or the host
@@ -163,6 +172,10 @@ def release() -> int:
     JAX_EP_WARN_AFTER_S, or for a device that has failed, and a call that another thread starts
     meanwhile. These calls return NaN. The next call makes its workspace again; compiled programs
     and CUDA graphs stay valid.
+
+    For example::
+
+        freed_bytes = jax_ep.release()
 
     Returns:
       The bytes freed on this process's devices.

@@ -42,6 +42,11 @@ def grouped_matmul(
 
     Accumulators are float32. It is not a collective, so it works inside and outside `shard_map`.
 
+    Three experts, of which the second has no rows::
+
+        lhs, rhs = jnp.ones((8, 16)), jnp.ones((3, 16, 32))
+        out = jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 0, 5]))  # [8, 32]
+
     Args:
       lhs: [M, K] bfloat16, float16 or float32.
       rhs: [G, K, N], or [G, N, K] with `transpose_rhs`; in lhs's dtype, or float32 (master

@@ -33,6 +33,12 @@ def grouped_matmul_rhs_gradient(
     Group g gets ``lhs[rows of g].T @ out_gradient[rows of g]``, summed in float32. It is not a
     collective, so it works inside and outside `shard_map`.
 
+    Added to a float32 sum of earlier gradients, in its memory under `jax.jit`::
+
+        lhs, out_bar, sums = jnp.ones((8, 16)), jnp.ones((8, 32)), jnp.zeros((3, 16, 32))
+        group_sizes = jnp.array([3, 0, 5])
+        sums = jax_ep.grouped_matmul_rhs_gradient(lhs, out_bar, group_sizes, accumulator=sums)
+
     Args:
       lhs: [M, K] bfloat16, float16 or float32.
       out_gradient: [M, N] in lhs's dtype, or float32, which is rounded to lhs's dtype.

@@ -14,6 +14,10 @@ def mask_tail(rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
 
     Use it for code between `dispatch(..., zero_tail=False)` and `combine` that would read the tail.
 
+    For example::
+
+        rows = jax_ep.mask_tail(jnp.ones((8, 16)), jnp.array([3, 2]))  # rows 5 to 7 are zeros
+
     Args:
       rows: [M, ...].
       group_sizes: integer[L], as in `grouped_matmul`.

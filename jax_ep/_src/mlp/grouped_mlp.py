@@ -51,6 +51,11 @@ def grouped_mlp(
 
     M rows, L groups, H hidden size, F intermediate size.
 
+    Three experts, of which the second has no rows::
+
+        rows, w_up, w_down = jnp.ones((8, 16)), jnp.ones((3, 16, 2, 32)), jnp.ones((3, 32, 16))
+        y = jax_ep.grouped_mlp(rows, w_up, w_down, jnp.array([3, 0, 5]))  # [8, 16]
+
     Args:
       rows: [M, H] bfloat16, float16 or float32.
       w_up: in rows' dtype or float32 (master weights), as rhs of `grouped_matmul`. For a gated

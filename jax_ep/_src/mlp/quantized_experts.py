@@ -38,6 +38,11 @@ def quantize_experts(
 
     Call it once per optimizer step, outside of the function that you differentiate.
 
+    For example::
+
+        quantized = quant.quantize_experts(w_up, w_down, quant.Recipe())
+        # In a shard_map: moe_mlp(..., quantization=quant.Recipe(), quantized_weights=quantized)
+
     Args:
       w_up: in any form that `moe_mlp` takes.
       w_down: [L, F, H].
@@ -72,6 +77,13 @@ def experts_from_checkpoint(
     Linear layers in torch have that layout, and kernels read it. Values and scales are neither
     rounded nor transposed. Gate and up are joined, by numpy if their arrays are numpy's, so that no
     device holds all experts. JAX's arrays keep their sharding over L.
+
+    For example::
+
+        gate, up, down = (
+            quant.Quantized(values, scales, quant.Fp8Block128()) for values, scales in in_files
+        )
+        quantized = quant.experts_from_checkpoint((gate, up), down)
 
     Args:
       w_up: [L, F, H] for a plain activation; for a gated one a (gate, up) pair of them, or

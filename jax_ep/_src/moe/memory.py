@@ -60,6 +60,11 @@ def memory(
     name. With a ``remat``, x is among the residuals, although a model that keeps x anyway keeps it
     only once.
 
+    DeepSeek-V3 on 64 ranks, with 4096 tokens each::
+
+        m = jax_ep.memory(4096, 7168, 2048, 256, 8, 64, capacity_factor=1.25)
+        gib = sum(m.residuals.values()) / 2**30
+
     Args:
       num_tokens: T, the tokens per rank.
       hidden_size: H, the size of the experts' rows.

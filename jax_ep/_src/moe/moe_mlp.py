@@ -147,6 +147,11 @@ def moe_mlp(
     R ranks, L local experts, T tokens per rank, K experts per token, H hidden size, F intermediate
     size.
 
+    In a `shard_map` over ``"expert"``, with w_up [L, H, 2, F] and w_down [L, F, H] of this rank::
+
+        ids, weights, _ = jax_ep.routing.softmax_topk(x @ router, top_k=2)
+        y, stats = jax_ep.moe_mlp(x, ids, weights, w_up, w_down, axis_name="expert")
+
     Args:
       x: [T, H] bfloat16, float16 or float32.
       topk_ids: int32[T, K], as in `dispatch`.

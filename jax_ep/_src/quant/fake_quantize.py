@@ -18,6 +18,10 @@ def fake_quantize(x: jax.Array, format: Format) -> jax.Array:
     The result is ``dequantize(quantize(x, format))`` in x's dtype. Its derivative is that of the
     identity, even where values saturate, as is usual in quantization-aware training.
 
+    For example::
+
+        x = quant.fake_quantize(x, quant.Fp8Row())
+
     Args:
       x: float[..., K].
       format: as in `quantize`.

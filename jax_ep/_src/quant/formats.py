@@ -112,6 +112,10 @@ class Fp8Block128(Format):
     This is the format of DeepSeek-V3. A scale is the block's largest magnitude, at least
     `min_amax`, times 1 / 448. The last block of an axis is partial if 128 does not divide the axis.
 
+    For example::
+
+        rows = quant.quantize(x, quant.Fp8Block128("power_of_two"))
+
     Attributes:
       scale_rounding: ``"none"`` or ``"power_of_two"``.
       min_amax: 1e-4 by default, as in DeepSeek-V3. Blocks whose largest magnitude is smaller lose
@@ -147,6 +151,10 @@ class Fp8Row(Format):
 
     A scale is the row's largest magnitude, at least `min_amax`, times the reciprocal of the
     dtype's largest value.
+
+    For example::
+
+        cotangents = quant.quantize(x, quant.Fp8Row(jnp.float8_e5m2))
 
     Attributes:
       dtype: float8_e4m3fn (values up to 448) or float8_e5m2 (up to 57344).

@@ -54,6 +54,10 @@ class MxFp8(_Microscaling):
     Microscaling Formats (MX)", version 1.0) rounds down instead. No kernel reads this format yet:
     operations on it run in pure JAX, with a warning on GPUs.
 
+    For example::
+
+        rows = quant.quantize(x, quant.MxFp8())
+
     Attributes:
       dtype: float8_e4m3fn (values up to 448) or float8_e5m2 (up to 57344).
     """
@@ -81,6 +85,10 @@ class MxFp4(_Microscaling):
     This is the format of gpt-oss's experts. Values are an array of float4_e2m1fn;
     `Quantized.packed` and `Quantized.from_packed` have two in a byte, as files do. Scales and
     kernels are as in `MxFp8`.
+
+    For example::
+
+        two_in_a_byte = quant.quantize(x, quant.MxFp4()).packed()
     """
 
     @property

@@ -39,6 +39,10 @@ def quantize(
     of several devices. On GPUs XLA's division has an error of up to 2 units in the last place, so a
     product in the middle between two eight-bit values may round to another one than on a CPU.
 
+    For example::
+
+        rows = quant.quantize(x, quant.Fp8Block128())  # values [M, K], scales [M, K / 128]
+
     Args:
       x: float[..., K].
       format: `Fp8Block128` or `Fp8Row`.
@@ -80,6 +84,10 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
     """Multiplies values by their scales in float32, and rounds once to `dtype`.
 
     It has no derivative, because the cotangent of eight-bit values would have eight bits.
+
+    For example::
+
+        x = quant.dequantize(quant.quantize(x, quant.Fp8Row()), jnp.float32)
 
     Args:
       x: quantized values in either format.

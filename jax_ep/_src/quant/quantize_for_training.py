@@ -30,6 +30,12 @@ def quantize_for_training(
     Call it once per optimizer step, outside of the function that you differentiate, as it has no
     derivative. Together the layouts take as many bytes as w in bfloat16.
 
+    For example::
+
+        rhs = jnp.ones((3, 128, 256))
+        quantized = quant.quantize_for_training(rhs, quant.Recipe())
+        # grouped_matmul(lhs, rhs, sizes, quantization=quant.Recipe(), quantized_rhs=quantized)
+
     Args:
       w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
       quantization: the recipe of the matmul.

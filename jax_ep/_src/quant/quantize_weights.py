@@ -40,6 +40,10 @@ def quantize_weights(
     A kernel computes the scales and values of blocks in one pass. XLA computes all others, and
     whatever `quantize` leaves to it.
 
+    For example::
+
+        w = quant.quantize_weights(jnp.ones((3, 256, 128)), quant.Fp8Block128())  # scales [3, 2, 1]
+
     Args:
       w: float[..., K, N], or [..., N, K] with `transpose_rhs`.
       format: `Fp8Block128` or `Fp8Row`.

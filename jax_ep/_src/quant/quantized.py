@@ -19,7 +19,10 @@ class Quantized:
     """Values of eight or four bits and their scales: a pytree with a static format.
 
     `jax_ep.quant.quantize` makes one. For a checkpoint that is quantized already, the constructor
-    is enough: ``Quantized(weight, weight_scale_inv, Fp8Block128())``.
+    is enough::
+
+        weight, weight_scale_inv = jnp.ones((256, 128), jnp.float8_e4m3fn), jnp.ones((2, 1))
+        quantized = quant.Quantized(weight, weight_scale_inv, quant.Fp8Block128())
 
     ``==`` and hashes go by identity, as for all pytrees of jax_ep, so compare the arrays.
 

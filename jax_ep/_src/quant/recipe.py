@@ -21,6 +21,11 @@ class Recipe:
     cotangents and weights. The gradients of weights come from dequantized rows and from cotangents
     that are not quantized, unless they were sent so.
 
+    For example::
+
+        recipe = quant.Recipe(quantized_dispatch=True)
+        layer = jax_ep.nnx.MoE(128, 128, 8, 2, quantization=recipe, rngs=nnx.Rngs(0))
+
     Attributes:
       rows: the format of rows. Weights have E4M3 values with scales of the same kind.
       gradients: the format of cotangents, of the class of `rows`; None takes `rows`. Its `min_amax`

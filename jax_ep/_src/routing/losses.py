@@ -15,6 +15,10 @@ from jax_ep._src.routing.selection import num_experts_of, one_hot
 def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None = None) -> jax.Array:
     """Counts the assignments to each expert.
 
+    For example::
+
+        counts = jax_ep.routing.load(topk_ids, 16)
+
     Args:
       topk_ids: i32[..., K]. Ids outside [0, E) are not counted.
       num_experts: E.
@@ -30,7 +34,12 @@ def load(topk_ids: jax.Array, num_experts: int, *, token_axes: AxisName | None =
 
 
 def load_fractions(counts: jax.Array) -> jax.Array:
-    """Returns `load` as shares of all assignments: f32[..., E], of sum 1, or zeros without any."""
+    """Returns `load` as shares of all assignments: f32[..., E], of sum 1, or zeros without any.
+
+    For example::
+
+        shares = jax_ep.routing.load_fractions(jax_ep.routing.load(topk_ids, 16))
+    """
     num_experts_of("counts", counts)
     counts = counts.astype(jnp.float32)
     total = counts.sum(-1, keepdims=True)
@@ -44,6 +53,11 @@ def balancing_loss(
 
     f_e is expert e's share of the assignments, and P_e its mean probability over the routed tokens.
     The loss is 1 when the load is even and at most E, and gradients flow through P only.
+
+    For example::
+
+        ids, _, probabilities = jax_ep.routing.softmax_topk(x @ router, top_k=2)
+        loss = 0.01 * jax_ep.routing.balancing_loss(probabilities, ids)
 
     Args:
       probabilities: float[..., E], those of a `Routing`.
@@ -77,6 +91,10 @@ def z_loss(
 ) -> jax.Array:
     """The mean of logsumexp(logits)^2, which keeps router logits small (ST-MoE, arXiv:2202.08906).
 
+    For example::
+
+        loss = 1e-3 * jax_ep.routing.z_loss(x @ router)
+
     Args:
       logits: float[..., E].
       token_mask: bool[...], False for tokens that do not count.
@@ -95,6 +113,11 @@ def updated_bias(bias: jax.Array, counts: jax.Array, *, rate: float = 1e-3) -> j
     """Returns the next selection bias: up for experts below the mean load, down for those above.
 
     This is loss-free balancing (arXiv:2408.15664). Call it once per step, outside the gradient.
+
+    For example::
+
+        counts = jax_ep.routing.load(topk_ids, 16)
+        bias = jax_ep.routing.updated_bias(jnp.zeros(16), counts)
 
     Args:
       bias: float[..., E], as given to a router; leading dimensions are stacked layers.

@@ -42,6 +42,10 @@ def softmax_topk(
 ) -> Routing:
     """Softmax over all experts, then the K best (Shazeer et al. 2017, arXiv:1701.06538; Mixtral).
 
+    For example::
+
+        ids, weights, probabilities = jax_ep.routing.softmax_topk(x @ router, top_k=2)
+
     Args:
       logits: float[..., E].
       top_k: K.
@@ -88,6 +92,10 @@ def sigmoid_topk(
     The selected scores are divided by their sum, unless ``renormalize=False``, then multiplied by
     `scale` (2.5 in DeepSeek-V3).
     The `probabilities` are the scores divided by their sum over all experts.
+
+    For example::
+
+        ids, weights, probabilities = jax_ep.routing.sigmoid_topk(x @ router, top_k=2, scale=2.5)
 
     Args:
       logits: float[..., E].

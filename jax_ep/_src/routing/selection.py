@@ -26,6 +26,10 @@ def select(
 ) -> jax.Array:
     """Returns the ids of the K best experts, best first. No gradient flows through the selection.
 
+    The two best experts of the better half::
+
+        ids = jax_ep.routing.select(x @ router, 2, num_groups=2, top_groups=1)
+
     Args:
       scores: float[..., E].
       top_k: K.

@@ -31,6 +31,12 @@ def combine(
     has several NVLink domains, the sum of each is rounded to y's dtype first, and these are added
     in the order of domains. A token without any row gets zeros.
 
+    In a `shard_map` over ``"expert"``::
+
+        sent = jax_ep.dispatch(x, topk_ids, topk_weights, axis_name="expert", num_experts=16)
+        y = sent.rows * 2  # the experts
+        out = jax_ep.combine(y, sent.plan, sent.row_weights)
+
     Args:
       y: [M, H] bfloat16, float16 or float32, one output row for each row that `dispatch` returned.
         Padding and tail are not read.

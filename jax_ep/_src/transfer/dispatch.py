@@ -45,6 +45,12 @@ def dispatch(
     rank the same quota. Each source's first rows are kept, ``plan.num_dropped`` counts the others,
     and the weights of the kept rows are not renormalized.
 
+    In a `shard_map` over ``"expert"``::
+
+        sent = jax_ep.dispatch(x, topk_ids, topk_weights, axis_name="expert", num_experts=16)
+        y = jax_ep.grouped_mlp(sent.rows, w_up, w_down, sent.group_sizes)
+        out = jax_ep.combine(y, sent.plan, sent.row_weights)
+
     Args:
       x: [T, H] bfloat16, float16 or float32, this rank's tokens; or a `quant.Quantized` of them,
         which has no derivative.

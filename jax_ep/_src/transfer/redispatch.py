@@ -28,6 +28,11 @@ def redispatch(
     It returns the rows that `dispatch` would return for the plan's ids, capacity, alignment and
     tail, without exchanging metadata again.
 
+    In a `shard_map` over ``"expert"``::
+
+        sent = jax_ep.dispatch(x, topk_ids, None, axis_name="expert", num_experts=16)
+        squares = jax_ep.redispatch(x**2, sent.plan).rows
+
     Args:
       x: [T, H] bfloat16, float16 or float32, this rank's tokens, as many as the plan was made for;
         or a `quant.Quantized` of them, as in `dispatch`.
