@@ -90,7 +90,7 @@ CONTENTS = {
         *_pages("design", "runtime", "testing", "glossary"),
         "CONTRIBUTING",
     ],
-    "Performance": _pages("performance", "README", "layer_times"),
+    "Performance": _pages("performance", "README", "layer_times", "hosts"),
     "Lab notes": [
         *_pages("lab_notes", "README", "transfer", "matmul", "swapped_operands", "few_rows"),
         *_pages("lab_notes", "fp8", "layer", "quantize"),
