@@ -124,7 +124,7 @@ class MemoryTest(absltest.TestCase):
         self.assertGreater(ratio, 15)
 
     def test_table_of_the_docs(self):
-        """`python tools/memory_table.py` writes it."""
+        """`python tools/docs/memory_table.py` writes it."""
         self.assertEqual(json.loads(memory_table.PATH.read_text()), memory_table.table())
 
     def test_workspace_over_domains(self):

@@ -13,7 +13,7 @@ network_table = tool.load("network_table")
 
 class TableTest(parameterized.TestCase):
     def test_the_docs_have_it(self):
-        """`python tools/network_table.py` writes it."""
+        """`python tools/docs/network_table.py` writes it."""
         self.assertEqual(json.loads(network_table.PATH.read_text()), network_table.table())
 
     @parameterized.parameters(2, 4, 8, 32)

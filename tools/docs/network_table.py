@@ -7,7 +7,7 @@ import math
 import pathlib
 from typing import Any
 
-PATH = pathlib.Path(__file__).resolve().parent.parent / "docs" / "data" / "network.json"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "data" / "network.json"
 DOMAIN_SIZE, NETWORK_GB_S, NVLINK_GB_S = 8, 50, 336
 TOKENS, HIDDEN, NUM_EXPERTS, TOP_K = 4096, 7168, 256, 8
 BYTES = {"bfloat16": 2 * HIDDEN, "FP8 rows": HIDDEN + 4 * HIDDEN // 128}
@@ -55,7 +55,7 @@ def table() -> dict[str, Any]:
     return {
         "caption": f"Least times of a dispatch or a combine, {TOKENS} tokens per rank, "
         f"H = {HIDDEN}, {TOP_K} of {NUM_EXPERTS} experts, uniform routing",
-        "device": "any: computed by tools/network_table.py",
+        "device": "any: computed by tools/docs/network_table.py",
         "columns": [
             "hosts x GPUs",
             "other hosts per token",

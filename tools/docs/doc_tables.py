@@ -1,7 +1,7 @@
 """Keeps the tables of README.md and docs/ equal to the figures in docs/data/.
 
-  tools/doc_tables.py check    prints what differs; the exit status is 1 if anything does
-  tools/doc_tables.py write    writes the tables again from their data
+  tools/docs/doc_tables.py check    prints what differs; the exit status is 1 if anything does
+  tools/docs/doc_tables.py write    writes the tables again from their data
 
 A table with a source stands right below a comment that names it: <!-- from docs/data/NAME.json -->.
 The file holds the cells as they are printed, and may say that its figures are another file's:
@@ -24,7 +24,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = re.compile(r"^<!-- from (docs/data/\S+\.json) -->$")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 

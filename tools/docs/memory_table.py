@@ -8,7 +8,7 @@ from typing import Any
 
 import jax_ep
 
-PATH = pathlib.Path(__file__).resolve().parent.parent / "docs" / "data" / "memory.json"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "data" / "memory.json"
 TOKENS = 4096
 # Hidden size, intermediate size, experts, top-k, ranks.
 MODELS = {

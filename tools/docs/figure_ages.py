@@ -1,6 +1,6 @@
 """Lists figures of the docs that are older than the kernels that they show.
 
-  python tools/figure_ages.py
+  python tools/docs/figure_ages.py
 
 A table in docs/data/ says with which commit it was measured ("recorded": "2026-11-27, commit
 50955f9") and what it shows ("kernels": folders of sources, or other pathspecs of git);
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})$")
 
 
