@@ -72,7 +72,9 @@ SLOW = {
     "checkpoints/generate_test.py::*::test_each_prompt_*": 1,
     "lowering/export_test.py::AheadOfTimeTest::*": 0,
     "lowering/stack_lowering_test.py::ProgramTest::test_nothing_else_*": 0,
+    "lowering/mlp_lowering_test.py::MoeMlpTest::test_chunks_*": 4,
     "operations/*::*Gradient*::*": 1,
+    "operations/adapters_test.py::*::test_modules": 1,
     "operations/*::test_every_kind_of_*": 2,
     "operations/combine_test.py::*": 3,
     "operations/dispatch_test.py::CapacityTest::*": 3,
@@ -96,7 +98,10 @@ SLOW = {
     "operations/quantized_modules_test.py::ShardedModulesTest::*": 0,
     "operations/quant_test.py::QuantizeTest::test_rows": 5,
     "operations/quantize_weights_test.py::*::test_against_numpy": 2,
+    "operations/latent_experts_test.py::DenseTest::*": 1,
     "operations/layer_stack_test.py::*": 1,
+    "operations/memory_test.py::ResidualsTest::test_are_*": 3,
+    "operations/microscaling_test.py::QuantizeTest::test_against_numpy": 6,
     "operations/module_functions_test.py::*": 1,
     "operations/module_stack_test.py::ShardingsTest::test_linen_boxes": 1,
     "operations/module_stack_test.py::NnxTest::*": 0,
@@ -110,6 +115,7 @@ SLOW = {
     "operations/nnx_options_test.py::PaddingTest::test_explicit_axes": 0,
     "operations/nnx_options_test.py::SharedExpertTest::test_an_activation_*": 0,
     "operations/noisy_router_test.py::*": 1,
+    "operations/replay_test.py::ModuleTest::test_routing_of_*": 1,
     "operations/padded_experts_test.py::*": 1,
     "operations/padded_experts_test.py::*::test_adamw": 0,
     "processes/layouts_test.py::DoctorTest::test_two_processes": 0,
@@ -162,6 +168,7 @@ SLOW = {
 # Where slow tests repeat quick ones with other parameters, train whole models, or check models of the protocol. CI runs a
 # tenth of these.
 REPETITIONS = (
+    "lowering/mlp_lowering_test",
     "operations/",
     "transformations/",
     "tools/olmoe_test",
