@@ -44,6 +44,7 @@ from jax_ep import quant
 RECIPES = {
     "bfloat16": None,
     "block128": quant.Recipe(quantized_dispatch=True),
+    "block128_cotangents": quant.Recipe(quantized_dispatch=True, quantized_cotangents=True),
     "row": quant.Recipe(quant.Fp8Row(), quantized_dispatch=True),
     "row_e5m2": quant.Recipe(
         quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2), quantized_dispatch=True

@@ -59,11 +59,11 @@ def named_experts(
 ) -> Outputs:
     """Returns the tokens' sums, with an activation that has a name."""
     recipe = params.mlp.quantization
-    if remat is not None or _sends_cotangents(params) or _sends_quantized(params):
+    if remat is not None or params.sends_quantized_cotangents or params.sends_quantized_rows:
         rule = _RULES[recipe is not None, remat]
         results = _redispatching(x, topk_ids, topk_weights, experts, rule, params)
         y, plan, accumulators = compat.without_tangents(results)
-        if not _sends_cotangents(params):
+        if not params.sends_quantized_cotangents:
             y = checked_combine(y, plan, None, params.transfer)
         return y, plan, accumulators
     rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
@@ -213,7 +213,7 @@ def _redispatching(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=False
     )
     accumulators = experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
-    if _sends_cotangents(params):
+    if params.sends_quantized_cotangents:
         result = checked_combine(result, plan, None, params.transfer)
     return result, plan, accumulators
 
@@ -236,7 +236,7 @@ def _redispatching_forward(
         rows, experts, experts.group_sizes(plan.group_sizes), row_weights, params.mlp, keep=True
     )
     accumulators = experts.passed_on(params.mlp.accumulation, jax.tree.leaves(result)[0])
-    if _sends_cotangents(params):
+    if params.sends_quantized_cotangents:
         result = checked_combine(result, plan, None, params.transfer)
         result = checkpoint_name(result, "jax_ep.combined")
     rows_kept = (rows, row_weights) if rule.keeps_rows else None
@@ -249,7 +249,7 @@ def _redispatching_backward(
 ) -> Any:
     x, topk_weights, experts, plan, kept, rows_kept = from_bits(residuals)
     result_bar, _, accumulators = cotangents
-    if _sends_cotangents(params):
+    if params.sends_quantized_cotangents:
         quantized_bar = quantized_cotangents(result_bar, params.mlp)
         result_bar = checked_redispatch(as_bits(quantized_bar), plan, None, params.transfer).rows
 
@@ -274,19 +274,7 @@ def _redispatching_backward(
 
 def _sent(x: jax.Array, params: MoeMlpParams) -> Rows:
     """Returns what dispatch sends of x."""
-    return quantized_rows(x, params.mlp)[0] if _sends_quantized(params) else x
-
-
-def _sends_quantized(params: MoeMlpParams) -> bool:
-    """Whether dispatch sends x quantized."""
-    recipe = params.mlp.quantization
-    return recipe is not None and recipe.quantized_dispatch
-
-
-def _sends_cotangents(params: MoeMlpParams) -> bool:
-    """Whether the backward pass sends the cotangents of combine quantized."""
-    recipe = params.mlp.quantization
-    return recipe is not None and recipe.quantized_cotangents
+    return quantized_rows(x, params.mlp)[0] if params.sends_quantized_rows else x
 
 
 _RULES: dict[tuple[bool, str | None], _Rule] = {

@@ -23,6 +23,18 @@ class MoeMlpParams:
     mlp: GroupedMlpParams
     weights_on_input: bool = False
 
+    @property
+    def sends_quantized_rows(self) -> bool:
+        """Whether dispatch sends tokens quantized."""
+        recipe = self.mlp.quantization
+        return recipe is not None and recipe.quantized_dispatch
+
+    @property
+    def sends_quantized_cotangents(self) -> bool:
+        """Whether the backward pass sends the cotangents of combine's result quantized."""
+        recipe = self.mlp.quantization
+        return recipe is not None and recipe.quantized_cotangents
+
     def accumulating(self, accumulation: Accumulation) -> MoeMlpParams:
         """Returns the parameters of one call of a chain."""
         return dataclasses.replace(
