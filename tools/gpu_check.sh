@@ -2,7 +2,7 @@
 # Runs everything that a change of kernels needs on a machine with GPUs: timings, checks, sanitizers, tiers.
 #
 #   cmake -S . -B build/gpu -G Ninja -DJAX_EP_CUDA=ON -DJAX_EP_BUILD_GPU_TESTS=ON && cmake --build build/gpu
-#   tools/gpu_check.sh 4     on 4 GPUs (or 2, or 1): eight minutes on 4 H200
+#   tools/gpu_check.sh 4     on 4 GPUs (or 2, or 1): eight minutes on 4 H200, and some for domains
 #
 #   PROGRAMS=...          where the programs of tests/cpp/gpu are (default build/gpu/tests/cpp/gpu)
 #   RESULTS=...           where logs go (default build/gpu_check)
@@ -54,8 +54,29 @@ checks() {
   done
 }
 
+# domains RANKS SIZE [--shared]: tests transfers over domains of SIZE ranks, with loads and stores between them and
+# with a slow network; without --shared also times them, few tokens and many, beside one level.
+domains() {
+  local given=(--ranks "$1" --domain-size "$2" "${@:3}") name tokens shapes=()
+  for name in random quantized graph faults; do
+    run "domains_$2_$name" 100 "$programs/transfer_test" "${given[@]}" --only $name --seconds 10
+    run "network_$2_$name" 100 "$programs/transfer_test" "${given[@]}" --network --only $name --seconds 10
+  done
+  [ $# -eq 2 ] || return 0
+  for tokens in 1 16 64 128 4096; do shapes+=(--shape "$tokens,7168,256,8,0"); done
+  timed "domains_$2_timing" 100 "$programs/transfer_test" "${given[@]}" --only timing "${shapes[@]}"
+}
+
 # Timings come first, alone. Then each of 4 GPUs has work.
 timed transfers 300 "$programs/transfer_test" --ranks "$gpus"
+case $gpus in
+  1) domains 4 2 --shared ;;
+  2) domains 2 1 ;;
+  *)
+    domains 4 2
+    domains 4 1
+    ;;
+esac
 if [ "$gpus" -ge 4 ]; then
   on 0,1 timed transfers_2 60 "$programs/transfer_test" --only timing
   tier 4
