@@ -17,7 +17,8 @@ from jax_ep import quant
 # Relative to the sum of magnitudes. Tensor cores add 32 products at a time, and cut off below about 2^-13 of the
 # largest. With values of several magnitudes a model of that errs by up to 2^-10.7.
 TENSOR_CORE_ERROR = 2**-10
-LARGEST = {jnp.dtype(jnp.float8_e4m3fn): 448.0, jnp.dtype(jnp.float8_e5m2): 57344.0}
+EIGHT_BITS = {jnp.dtype(jnp.float8_e4m3fn): 448.0, jnp.dtype(jnp.float8_e5m2): 57344.0}
+LARGEST = EIGHT_BITS | {jnp.dtype(jnp.float4_e2m1fn): 6.0}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from quantized import (
-    LARGEST,
+    EIGHT_BITS,
     assert_quantized,
     is_blocked,
     numpy_quantize,
@@ -87,7 +87,7 @@ class QuantizeTest(parameterized.TestCase):
 
     def test_every_value_between_two_eight_bit_values(self):
         """Values, midpoints, and their neighbors: the rounding is that of ml_dtypes, ties to even."""
-        for dtype, largest in LARGEST.items():
+        for dtype, largest in EIGHT_BITS.items():
             every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
             every = np.sort(every[np.isfinite(every)])
             middles = (every[1:] + every[:-1]) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -167,16 +168,7 @@ class Fp8Row(Format):
     min_amax: float = 1e-30
 
     def __post_init__(self) -> None:
-        try:
-            dtype = jnp.dtype(self.dtype)
-        except TypeError:  # which numpy does not know
-            dtype = self.dtype
-        if dtype not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
-            raise DtypeError(
-                f"jax_ep.quant: dtype={dtype}; expected float8_e4m3fn or float8_e5m2. Use E4M3 "
-                "for rows and weights, and E5M2 for gradients."
-            )
-        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "dtype", eight_bit_dtype(self.dtype))
         self._check()
 
     @property
@@ -187,6 +179,19 @@ class Fp8Row(Format):
     def for_weights(self) -> Fp8Row:
         """Returns the format of the weights: E4M3, whatever the rows' dtype."""
         return Fp8Row(jnp.float8_e4m3fn, self.scale_rounding)
+
+
+def eight_bit_dtype(dtype: Any) -> np.dtype[Any]:
+    """Returns the dtype of a format's values. Raises unless it is E4M3 or E5M2."""
+    with contextlib.suppress(TypeError):  # numpy may not know it
+        dtype = jnp.dtype(dtype)
+    if dtype not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
+        raise DtypeError(
+            f"jax_ep.quant: dtype={dtype}; expected float8_e4m3fn or float8_e5m2. Use E4M3 "
+            "for rows and weights, and E5M2 for gradients."
+        )
+    checked: np.dtype[Any] = dtype
+    return checked
 
 
 def row_scales(format: Format, shape: Sequence[int]) -> tuple[int, ...]:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep._src.core.errors import DtypeError
-from jax_ep._src.quant.formats import Format
+from jax_ep._src.quant.formats import Format, eight_bit_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +64,7 @@ class MxFp8(_Microscaling):
     dtype: Any = jnp.float8_e4m3fn
 
     def __post_init__(self) -> None:
-        dtype = jnp.dtype(self.dtype)
-        if dtype not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
-            raise DtypeError(
-                f"jax_ep.quant: dtype={dtype}; expected float8_e4m3fn or float8_e5m2. Use E4M3 "
-                "for rows and weights, and E5M2 for gradients."
-            )
-        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "dtype", eight_bit_dtype(self.dtype))
 
     def for_weights(self) -> Format:
         """Returns the format of the weights: E4M3, whatever the rows' dtype."""

@@ -60,11 +60,7 @@ class Quantized:
 
     def packed(self) -> jax.Array:
         """Returns four-bit values as bytes uint8[..., K / 2], the first of two in the low bits."""
-        if unsigned(self.format.dtype) != jnp.uint4:
-            raise DtypeError(
-                f"jax_ep.quant: values are {self.values.dtype}; expected a format of four bits, as "
-                "others have bytes already. Use values.view(jnp.uint8)."
-            )
+        _check_four_bits(self.format)
         pairs = self.values.reshape(*self.shape[:-1], -1, 2)
         return jax.lax.bitcast_convert_type(pairs, jnp.uint8)
 
@@ -77,6 +73,7 @@ class Quantized:
           scales: uint8[..., K / 32], or of the format's `scale_dtype`.
           format: a format of four bits.
         """
+        _check_four_bits(format)
         pairs = jax.lax.bitcast_convert_type(jnp.asarray(values), format.dtype)
         scales = jnp.asarray(scales)
         if scales.dtype == jnp.uint8:
@@ -168,6 +165,14 @@ def from_bits[T](tree: T) -> T:
 def unsigned(dtype: Any) -> Any:
     """Returns the unsigned integers of a float dtype's size."""
     return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
+
+
+def _check_four_bits(format: Format) -> None:
+    if unsigned(format.dtype) != jnp.uint4:
+        raise DtypeError(
+            f"jax_ep.quant: values are {format.dtype}; expected a format of four bits, as others "
+            "have bytes already. Use values.view(jnp.uint8)."
+        )
 
 
 def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:
