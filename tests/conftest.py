@@ -36,10 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Nodes' names choose tenths, so that every worker of pytest-xdist chooses the same.
     """
-    names = [item.nodeid.removeprefix("tests/") for item in items]
-    paths = [config.invocation_params.dir / argument for argument in config.args]
-    if not tier.ON_GPU and paths == [tier.FOLDER] and (unused := tier.unused_slow_patterns(names)):
-        raise pytest.UsageError(f"tests/helpers/tier.py: no test is of the slow pattern {unused}")
+    if [config.invocation_params.dir / argument for argument in config.args] == [tier.FOLDER]:
+        tier.all_tests = [item.nodeid.removeprefix("tests/") for item in items]
     of_tier, others = [], []
     tenth = config.option.tenth_of_cases
     # The longest tests come first, so that no worker waits for one at the end.

@@ -13,7 +13,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 NAME = os.environ.get("JAX_EP_TEST_TIER", "cpu")
@@ -165,6 +165,9 @@ SLOW = {
     "transformations/*": 1,
 }
 
+# The names of all tests, where a run has collected all.
+all_tests: list[str] | None = None
+
 # Where slow tests repeat quick ones with other parameters, train whole models, or check models of the protocol. CI runs a
 # tenth of these.
 REPETITIONS = (
@@ -272,11 +275,6 @@ def slow_pattern(name: str) -> str | None:
         if fnmatch.fnmatchcase(base, pattern) and not is_first:
             return pattern
     return None
-
-
-def unused_slow_patterns(names: Iterable[str]) -> list[str]:
-    """Returns the patterns of SLOW that make none of all tests slow."""
-    return sorted({*SLOW} - {slow_pattern(name) for name in names})
 
 
 def fully_optimized(test: Callable[..., None]) -> Callable[..., None]:

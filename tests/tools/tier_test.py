@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,12 +47,18 @@ class TierTest(parameterized.TestCase):
             if "*" not in pattern:
                 self.assertNotIn(matching[0].split("/")[1].removesuffix("_test.py"), tier.ON_BOTH)
 
-    def test_slow_patterns_without_a_test(self):
-        patterns = {"a/*::test_d": 0, "b/*::test_e": 2}
-        with unittest.mock.patch.object(tier, "SLOW", patterns):
-            names = ["a/c_test.py::C::test_d", "b/c_test.py::C::test_e1"]
-            self.assertEqual(tier.unused_slow_patterns(names), ["b/*::test_e"])
-            self.assertEmpty(tier.unused_slow_patterns([*names, "b/c_test.py::C::test_e2"]))
+    def test_every_slow_pattern_makes_a_test_slow(self):
+        names = tier.all_tests
+        if names is None:  # this run has chosen some
+            collect = ["-m", "pytest", "--collect-only", "-q", "-m", "slow", tier.FOLDER]
+            result = subprocess.run(
+                [sys.executable, "-P", *collect],
+                capture_output=True,
+                text=True,  # -P: not the checkout
+            )
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            names = re.findall(r"^tests/(\S+::\S+)$", result.stdout, re.MULTILINE)
+        self.assertEqual({*map(tier.slow_pattern, names)} - {None}, set(tier.SLOW))
 
     @parameterized.parameters(
         ("a/b_test.py::C::test_d", True),
