@@ -22,19 +22,20 @@ from collections.abc import Iterator
 import numpy as np
 from rich.progress import track
 
+HIDDEN, INTERMEDIATE, VOCABULARY, NUM_EXPERTS, NUM_LAYERS = 2048, 1024, 50304, 64, 16
 CONFIG = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
     "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 1024,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
     "num_attention_heads": 16,
     "num_key_value_heads": 16,
-    "num_experts": 64,
+    "num_experts": NUM_EXPERTS,
     "num_experts_per_tok": 8,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": NUM_LAYERS,
     "norm_topk_prob": False,
-    "vocab_size": 50304,
+    "vocab_size": VOCABULARY,
 }
 NUM_SHARDS = 4
 NUM_DEVICES = 8
@@ -44,24 +45,23 @@ MIB = 2**20
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields the names and shapes of all tensors, which are bfloat16."""
-    hidden, intermediate, vocabulary = 2048, 1024, 50304
-    yield "model.embed_tokens.weight", (vocabulary, hidden)
-    for layer in range(16):
+    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
+    for layer in range(NUM_LAYERS):
         prefix = f"model.layers.{layer}"
         for name in "input_layernorm", "post_attention_layernorm":
-            yield f"{prefix}.{name}.weight", (hidden,)
+            yield f"{prefix}.{name}.weight", (HIDDEN,)
         for name in "q_norm", "k_norm":
-            yield f"{prefix}.self_attn.{name}.weight", (hidden,)
+            yield f"{prefix}.self_attn.{name}.weight", (HIDDEN,)
         for name in "q_proj", "k_proj", "v_proj", "o_proj":
-            yield f"{prefix}.self_attn.{name}.weight", (hidden, hidden)
-        yield f"{prefix}.mlp.gate.weight", (64, hidden)
-        for expert in range(64):
+            yield f"{prefix}.self_attn.{name}.weight", (HIDDEN, HIDDEN)
+        yield f"{prefix}.mlp.gate.weight", (NUM_EXPERTS, HIDDEN)
+        for expert in range(NUM_EXPERTS):
             of_expert = f"{prefix}.mlp.experts.{expert}"
-            yield f"{of_expert}.gate_proj.weight", (intermediate, hidden)
-            yield f"{of_expert}.up_proj.weight", (intermediate, hidden)
-            yield f"{of_expert}.down_proj.weight", (hidden, intermediate)
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (vocabulary, hidden)
+            yield f"{of_expert}.gate_proj.weight", (INTERMEDIATE, HIDDEN)
+            yield f"{of_expert}.up_proj.weight", (INTERMEDIATE, HIDDEN)
+            yield f"{of_expert}.down_proj.weight", (HIDDEN, INTERMEDIATE)
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (VOCABULARY, HIDDEN)
 
 
 def write(folder: pathlib.Path) -> None:

@@ -27,6 +27,8 @@ import tomllib
 from collections.abc import Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "build_tools"))
+import find_nvcc as build_tools
 from release_files import (
     MAJORS,
     ReleaseError,
@@ -77,9 +79,12 @@ def find_nvcc(major: int, environment: Mapping[str, str] = os.environ) -> str | 
     named, on_path = environment.get(f"NVCC{major}"), shutil.which("nvcc")
     local = sorted(pathlib.Path("/usr/local").glob(f"cuda-{major}*/bin/nvcc"))
     for path in filter(None, (named, on_path, *map(str, reversed(local)))):
-        told = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-        if f"release {major}." in told:
-            return path
+        try:
+            nvcc = build_tools.find_nvcc("ON", path).nvcc
+        except build_tools.NvccError:
+            continue
+        if nvcc is not None and nvcc.version[0] == major:
+            return nvcc.path
     return None
 
 
