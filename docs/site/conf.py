@@ -92,7 +92,9 @@ CONTENTS = {
     ],
     "Performance": _pages("performance", "README", "layer_times", "hosts"),
     "Lab notes": [
-        *_pages("lab_notes", "README", "transfer", "matmul", "swapped_operands", "few_rows"),
+        *_pages(
+            "lab_notes", "README", "transfer", "domains", "matmul", "swapped_operands", "few_rows"
+        ),
         *_pages("lab_notes", "fp8", "layer", "quantize"),
     ],
 }
