@@ -100,6 +100,7 @@ class Benchmark(abc.ABC):
       warm_up_seconds: see `timing.device_times`.
       settling_seconds: of jax_ep's calls before a case is measured, so that the clocks settle.
       sweep: the size, of each rank, over which lines are drawn.
+      has_energy: whether there is an option that measures energy.
     """
 
     name: ClassVar[str]
@@ -119,6 +120,7 @@ class Benchmark(abc.ABC):
     warm_up_seconds: ClassVar[float | None] = None
     settling_seconds: ClassVar[float] = 0
     sweep: ClassVar[str | None] = None
+    has_energy: ClassVar[bool] = False
 
     @abc.abstractmethod
     def make_problem(self, shape: Any, variant: str, rotated_bytes: float) -> Any:
@@ -167,6 +169,10 @@ class Benchmark(abc.ABC):
 
     def check(self, started: Started, name: str, ours: Started | None) -> None:  # noqa: B027
         """Raises if a provider's result is wrong; `ours` is jax_ep's, if it has started."""
+
+    def measures_energy(self, name: str) -> bool:
+        """Returns whether the energy of the provider of this name is measured, too."""
+        return True
 
     def finish(self, case: Case, started: dict[str, Started]) -> None:  # noqa: B027
         """Is called when all providers of a case are measured, with those that have started."""

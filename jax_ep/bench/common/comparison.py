@@ -15,6 +15,7 @@ from jax_ep.bench.common.report import OURS
 
 if TYPE_CHECKING:
     from jax_ep.bench.common.benchmark import Benchmark, Case, Provider, Started
+    from jax_ep.bench.common.energy import Boards
 
 Starting = concurrent.futures.Future["Started | list[Started]"]
 
@@ -77,6 +78,20 @@ class Comparison:
         measurement = self.measurements.setdefault(name, {"facts": started.facts, "rounds": []})
         times = timing.Times.of([s / started.repeats for s in seconds])
         measurement["rounds"].append(dataclasses.asdict(times))
+
+    def measure_energy(self, boards: Boards, seconds: float) -> None:
+        """Adds the energy of what was timed, one provider after another."""
+        for name, started in self.started.items():
+            if not self.benchmark.measures_energy(name):
+                continue
+            measurement = self.measurements[name]
+            with self.wall.stage("energy"):
+                try:
+                    taken = boards.measure(started, seconds)
+                except Exception as error:  # noqa: BLE001  as in `measure`
+                    measurement["energy_error"] = f"{type(error).__name__}: {error}"[:500]
+                else:
+                    measurement["energy"] = dataclasses.asdict(taken)
 
     def _start(self, provider: Provider) -> Started:
         with self.wall.stage("programs"):

@@ -5,7 +5,9 @@ DIR/NAME.json is written after some measurements, so that a run that is stopped 
   benchmark, started, command, smoke, device, num_devices, versions, timing: how it was measured
   cases: each with key "operation/shape/variant", operation, sizes, and measurements by provider:
     {"facts", "rounds": [timing.Times], "seconds", "jax_ep_speedup", the figures} or {"error"};
+    with --energy also "energy" (energy.Energy), or "energy_error";
     and wall_seconds, what its stages took (the first of several with one shape counts for all)
+  idle_watts: of a board that rests, with --energy
   missing: the required providers without a time, why, and in how many cases
   not_run: the other providers that ended with an error, likewise
   counts: whether this is a result: no required provider is missing, and it is no smoke test
@@ -29,7 +31,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jax_ep.bench.common import comparison, report, timing
+from jax_ep.bench.common import comparison, energy, report, timing
 from jax_ep.bench.common.benchmark import Benchmark, Case, Provider
 from jax_ep.bench.common.comparison import Comparison, WallSeconds, start_early
 from jax_ep.bench.common.report import OURS
@@ -84,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None
     parser.add_argument(
         "--iterations", type=parse_positive, default=benchmark.iterations, help=iterations
     )
+    if benchmark.has_energy:
+        joules = (
+            f"also joules and watts, running each provider {energy.PHASES} times for so long; "
+            "10 or more for a result. Of the GPU boards alone (NVML); needs nvidia-ml-py"
+        )
+        parser.add_argument("--energy", type=parse_positive, metavar="SECONDS", help=joules)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"), metavar="DIR")
     require_all = "exit with status 1 if a provider is missing"
     parser.add_argument("--require-all", action="store_true", help=require_all)
@@ -123,6 +131,19 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
     default_shapes = benchmark.smoke_shapes if arguments.smoke else benchmark.shapes
     arguments.shape = list(arguments.shape or default_shapes)
     benchmark.prepare(arguments, results)
+    boards = None
+    if getattr(arguments, "energy", None):
+        try:
+            boards = energy.Boards(results["num_devices"])
+        except Exception as error:  # noqa: BLE001  NVML has many
+            console.print(
+                f"--energy: the energy counters cannot be read ({error}); expected the package "
+                "nvidia-ml-py and a GPU. Install it with `pip install jax_ep[bench]`.",
+                style="red",
+                markup=False,
+            )
+            return 2
+        results["idle_watts"] = boards.idle_watts()
     cases = chosen_cases(benchmark, arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{benchmark.name}.json"
@@ -130,7 +151,7 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
     start = written = time.perf_counter()
     with report.progress_bar(console) as progress:
         task = progress.add_task("measuring", total=total, info="")
-        for info in _measure_all(benchmark, cases, arguments, results, console):
+        for info in _measure_all(benchmark, cases, arguments, results, boards, console):
             progress.update(task, advance=1, info=info)
             if time.perf_counter() - written > WRITING_SECONDS:
                 summarize(benchmark, results)
@@ -177,6 +198,7 @@ def _measure_all(
     cases: list[Case],
     arguments: argparse.Namespace,
     results: dict[str, Any],
+    boards: energy.Boards | None,
     console: Console,
 ) -> Iterator[str]:
     """Adds a record for each case, and yields after each measurement."""
@@ -211,6 +233,8 @@ def _measure_all(
             for provider in schedule(benchmark, arguments, each.case):
                 each.measure(provider)
                 yield f"{record['key']}, {provider.name}"
+            if boards is not None:
+                each.measure_energy(boards, arguments.energy)
             benchmark.finish(each.case, each.started)
         stages = comparison.total(records)
         console.print(f"{shape}, {variant}: {stages}", highlight=False)
@@ -235,6 +259,8 @@ def summarize(benchmark: Benchmark, results: dict[str, Any]) -> None:
         measured = {n: m for n, m in record["measurements"].items() if "rounds" in m}
         for measurement in measured.values():
             measurement["seconds"] = statistics.fmean(report.counted(rounds_of(measurement)))
+            taken = measurement.get("energy", {})
+            measurement |= {name: taken[name] for name in ("joules", "watts") if taken}
         for measurement in measured.values() if OURS in measured else ():
             ours = measured[OURS]
             measurement["jax_ep_speedup"] = (

@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from jax_ep.bench.common import harness
+from jax_ep.bench.common import energy, harness
 from jax_ep.bench.common.benchmark import Benchmark, Case, Provider, Required, Started
 from jax_ep.bench.common.report import OURS, Figure, Record
 from jax_ep.bench.layer import figures as layer_figures
@@ -85,6 +85,7 @@ class LayerBenchmark(Benchmark):
             Figure(f"speedup_{n}", f"bfloat16 / {n} microbatch{'es' * (n > 1)}", ".2f")
             for n in layer_figures.MICROBATCHES
         ),
+        *energy.FIGURES,
         Figure("peak_gib", "peak GiB", ".2f"),
         Figure("of_plain_peak", "/ plain peak", ".3f"),
     )
@@ -93,6 +94,7 @@ class LayerBenchmark(Benchmark):
     iterations = ITERATIONS
     warm_up_seconds = 0
     settling_seconds = SETTLING_SECONDS
+    has_energy = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds what to measure, and --profile."""
@@ -229,6 +231,10 @@ class LayerBenchmark(Benchmark):
     def starts_early(self, provider: Provider) -> bool:
         """All but torch's, whose compiler keeps state of its own."""
         return not isinstance(provider, Torch)
+
+    def measures_energy(self, name: str) -> bool:
+        """Returns whether it is a layer, not a part of one."""
+        return not name.startswith(("part", "dense"))
 
     def finish(self, case: Case, started: dict[str, Started]) -> None:
         """Traces some calls."""

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_ep.bench.common import timing
+from jax_ep.bench.common import energy, timing
 from jax_ep.bench.common.benchmark import Benchmark, Required, Started
 from jax_ep.bench.common.report import OURS, Figure, Record
 from jax_ep.bench.matmul import fp8 as matmul_fp8
@@ -98,12 +98,14 @@ class MatmulBenchmark(Benchmark):
         Figure("tflops", "TFLOP/s"),
         Figure("rounded_up_tflops", f"balanced, to {ROUNDED_TO} rows"),
         Figure("of_copy", "weights, of a copy", ".2f"),
+        *energy.FIGURES,
     )
     average = "mean"  # the power limit is kept on average
     rounds = 2
     interleaved = "dense"
     iterations = 100  # each 10 ms or little more: together about a period
     warm_up_seconds = 0
+    has_energy = True
 
     def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:
         """Measures a copy, which reading weights is compared with."""
