@@ -35,6 +35,8 @@ CONFIG = {
     "num_experts_per_tok": 8,
     "num_hidden_layers": NUM_LAYERS,
     "norm_topk_prob": False,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
     "vocab_size": VOCABULARY,
 }
 NUM_SHARDS = 4

@@ -19,6 +19,7 @@ from jax_ep._src.checkpoints.tensors import Tensors
 
 FOLDER = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
 FAMILIES = sorted(path.name for path in FOLDER.iterdir())
+RANKS = min(4, testing.NUM_DEVICES)
 TOLERANCE = 5e-6  # relative to the largest magnitude
 
 
@@ -53,7 +54,7 @@ class ParityTest(parameterized.TestCase):
 
     @parameterized.parameters(*FAMILIES)
     def test_nnx(self, family):
-        mesh = testing.expert_mesh(4)
+        mesh = testing.expert_mesh(RANKS)
         loaded, expected = load(family, mesh), load(family, mesh, "gradients")
         made = nnx.eval_shape(
             lambda: jax_ep.nnx.MoE(**options(family, mesh), rngs=nnx.Rngs(0)), graph=True
@@ -81,7 +82,7 @@ class ParityTest(parameterized.TestCase):
 
     @parameterized.parameters("deepseek_v3", "qwen2_moe")
     def test_linen(self, family):
-        mesh = testing.expert_mesh(4)
+        mesh = testing.expert_mesh(RANKS)
         layer = jax_ep.linen.MoE(**options(family, mesh))
         for i, block in recorded(family).items():
             variables = checkpoints.linen_variables(load(family, mesh).layers[i])
