@@ -97,8 +97,9 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
                                                  int64_t max_domain_slots = 0,
                                                  int64_t max_chunk_tokens = 0) {
   // Chunks are so short that ranks receive while they send, and a warp of combine has about one
-  // token of each; but a put has 100 KB and more.
-  constexpr int64_t kWantedChunks = 384;
+  // token of each, or two where rings of kMaxDomainSlots hold few of them; but a put has 100 KB and
+  // more.
+  const int64_t wanted_chunks = domain_size > 1 ? 192 : 384;
   constexpr int64_t kMinTokens = 8;
   constexpr int64_t kTokensAtOnce = 12;  // warps of combine; a multiple of the send warps
   constexpr int64_t kMinChunkBytes = int64_t{128} << 10;
@@ -109,8 +110,8 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
       rail_slots > 0 ? static_cast<int32_t>(rail_slots) : RailSlots(layout.domains.count);
   const int64_t fitting = (kRailSlotBytes - 2 * kHeaderBytes) / (row_bytes + top_k * 4);
   const int64_t least =
-      num_tokens < kWantedChunks ? kMinTokens : Max(kMinChunkBytes / row_bytes, kMinTokens);
-  const int64_t wanted = Max(CeilDivide(num_tokens, kWantedChunks), least);
+      num_tokens < wanted_chunks ? kMinTokens : Max(kMinChunkBytes / row_bytes, kMinTokens);
+  const int64_t wanted = Max(CeilDivide(num_tokens, wanted_chunks), least);
   const int64_t rounded = CeilDivide(wanted, kTokensAtOnce) * kTokensAtOnce;
   int64_t tokens = Min(Min(fitting, rounded), kMaxChunkTokens);
   if (max_chunk_tokens > 0) tokens = Min(tokens, max_chunk_tokens);
