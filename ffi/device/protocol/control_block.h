@@ -12,6 +12,7 @@
 #include "ffi/device/common/integers.h"
 #include "ffi/device/common/limits.h"
 #include "ffi/device/protocol/rail_requests.h"
+#include "ffi/device/protocol/symmetric_rails.h"
 
 namespace jax_ep {
 
@@ -187,9 +188,12 @@ struct GenerationState {
   AbortRecord* report;    // or null
   AbortRecord* warning;   // or null
   Peer peers[kMaxRanks];  // indexed by rank, this one included
-  // Over which a network reaches the rail partners. Then the peers are those of the rank's domain.
-  // Null if this rank reaches the memory of all ranks.
-  RailRequests* rail_requests;
+  // By what a network reaches the rail partners (rail_network.cuh). Then the peers are those of the
+  // rank's domain. Null if this rank reaches the memory of all ranks.
+  union {
+    RailRequests* rail_requests;            // a thread of the host
+    const SymmetricRails* symmetric_rails;  // NVSHMEM, only with kernels that are compiled for it
+  };
 };
 
 // Makes all ranks of a group members of the generation.

@@ -1,6 +1,7 @@
 // Starts a generation on one device: copies what is the same for all of its calls into the control
 // block, between two calls.
 #include "ffi/device/protocol/peer_stores.cuh"
+#include "ffi/device/transfer/hierarchical/rail_network.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
@@ -31,8 +32,8 @@ __device__ void LeaveGeneration(const ControlBlock* control) {
   const uint64_t sequence = FirstSequence(control->generation) + (control->claim >> kClaimShift);
   // GENERATION_LEAVE
   ForEachPeer(control, [&](int peer) { StoreEntry(control, peer, sequence, kNoCall, false); });
-  if (control->rail_requests != nullptr && LaneIndex() == 0) {
-    StoreReleaseSystem(&control->rail_requests->leave, sequence);
+  if (HasNetwork(control) && LaneIndex() == 0) {
+    TellPartners(control, RailWord::kLeave, sequence);
   }
 }
 

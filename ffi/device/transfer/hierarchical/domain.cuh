@@ -6,6 +6,7 @@
 
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/rail_network.cuh"
 
 namespace jax_ep {
 
@@ -138,7 +139,7 @@ __device__ inline Outcome FindLeaver(const CallParams& call, uint64_t sequence) 
     }
   });
   const int domain_size = control->num_peers + 1;
-  const int num_partners = control->rail_requests == nullptr ? 0 : call.num_ranks / domain_size;
+  const int num_partners = HasNetwork(control) ? call.num_ranks / domain_size : 0;
 #pragma unroll 1
   for (int domain = LaneIndex(); domain < num_partners; domain += 32) {
     const uint64_t left = LoadAcquireSystem(&control->inbox->rail_leaves[domain]);

@@ -5,14 +5,15 @@
 #include "ffi/device/protocol/kernel_end.cuh"
 #include "ffi/device/transfer/fill.cuh"
 #include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/rail_network.cuh"
 
 namespace jax_ep {
 
 // Called by one thread. Partners over a network learn of an abort here: each rank of a domain tells
 // its own.
 __device__ inline void TellAbort(ControlBlock* control, Outcome failure) {
-  if (control->rail_requests == nullptr) return;
-  StoreReleaseSystem(&control->rail_requests->abort, uint64_t{static_cast<uint32_t>(failure)});
+  if (!HasNetwork(control)) return;
+  TellPartners(control, RailWord::kAbort, uint64_t{static_cast<uint32_t>(failure)});
 }
 
 // Called by the last block, as FinishCall, which it calls.

@@ -2,14 +2,15 @@
 // in both directions. A message is packed into a slot, then put: the partner finds it whole, or not
 // at all. Nothing is known of the order in which messages arrive.
 //
-// Over a network, a message is packed into a ring of this rank, and a thread of the host puts it
-// and its flag (RailRequests, runtime/network). Domains may also be logical: where the rank reaches
-// the partner's memory by stores, a message is packed right into the partner's ring.
+// Over a network, a message is packed into a ring of this rank, and then put with its flag
+// (rail_network.cuh). Domains may also be logical: where the rank reaches the partner's memory by
+// stores, a message is packed right into the partner's ring.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_RAIL_CUH_
 
 #include "ffi/device/protocol/abort.cuh"
 #include "ffi/device/transfer/hierarchical/layout.h"
+#include "ffi/device/transfer/hierarchical/rail_network.cuh"
 
 namespace jax_ep {
 
@@ -51,7 +52,7 @@ class Rail {
   // MayPack: who has returned the credit has the message, so it has been read.
   __device__ PeerPointer<uint8_t> Packed(int message) const {
     const ControlBlock* const control = call_.control;
-    if (control->rail_requests != nullptr) return PeerPointer<uint8_t>(SendSlot(message));
+    if (HasNetwork(control)) return PeerPointer<uint8_t>(SendSlot(message));
     return PeerPointer<uint8_t>(control->peers[partner_].workspace + layout_.rails_offset +
                                 (partner_first_slot_ + Slot(message)) * kRailSlotBytes);
   }
@@ -59,12 +60,11 @@ class Rail {
   // Called by the thread that has packed the header. Release: after what it has stored, and what it
   // has acquired by counting. NETWORK_SIGNAL_DATA
   __device__ void Put(int message) const {
-    RailRequests* const requests = call_.control->rail_requests;
-    if (requests != nullptr) {
-      const uint64_t bytes = reinterpret_cast<const MessageHeader*>(SendSlot(message))->bytes;
-      StoreReleaseSystem(&requests->messages[ReceivedSlot(message)],
-                         RequestOfMessage(Number(message), bytes));
-      return;
+    const ControlBlock* const control = call_.control;
+    if (HasNetwork(control)) {
+      const uint8_t* const packed = SendSlot(message);
+      const uint64_t bytes = reinterpret_cast<const MessageHeader*>(packed)->bytes;
+      return PutMessage(control, SlotOf(message), packed, bytes, Number(message));
     }
     StoreRailFlag(call_.control, partner_, RailFlag::kMessage, partner_first_slot_ + Slot(message),
                   Number(message));
@@ -79,7 +79,8 @@ class Rail {
   }
 
   __device__ const uint8_t* Received(int message) const {
-    return call_.control->workspace + layout_.rails_offset + ReceivedSlot(message) * kRailSlotBytes;
+    return RailMemory(call_.control, layout_, layout_.rails_offset) +
+           ReceivedSlot(message) * kRailSlotBytes;
   }
   __device__ const MessageHeader& Header(int message) const {
     return *reinterpret_cast<const MessageHeader*>(Received(message));
@@ -89,11 +90,8 @@ class Rail {
 
   // Called by one thread, after everything in the message was read. NETWORK_SIGNAL_CREDIT
   __device__ void ReturnCredit(int message) const {
-    RailRequests* const requests = call_.control->rail_requests;
-    if (requests != nullptr) {
-      StoreReleaseSystem(&requests->credits[ReceivedSlot(message)], Number(message));
-      return;
-    }
+    const ControlBlock* const control = call_.control;
+    if (HasNetwork(control)) return PutCredit(control, SlotOf(message), Number(message));
     StoreRailFlag(call_.control, partner_, RailFlag::kCredit, partner_first_slot_ + Slot(message),
                   Number(message));
   }
@@ -103,8 +101,11 @@ class Rail {
   __device__ int Slot(int message) const {
     return static_cast<int>((Number(message) - 1) & (layout_.rail_slots - 1));
   }
+  __device__ RailSlot SlotOf(int message) const {
+    return {index_, ReceivedSlot(message), partner_first_slot_ + Slot(message)};
+  }
   __device__ uint8_t* SendSlot(int message) const {
-    return call_.control->workspace + layout_.send_rings_offset() +
+    return RailMemory(call_.control, layout_, layout_.send_rings_offset()) +
            ReceivedSlot(message) * kRailSlotBytes;
   }
 

@@ -144,6 +144,7 @@ inline void __syncthreads() { ::emulation::BarrierOfBlock(); }
 inline int __syncthreads_or(int value) { return ::emulation::BarrierOfBlock(value != 0); }
 inline void __syncwarp() { ::emulation::Exchange(0); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __nanosleep(unsigned nanoseconds) {
   // A GPU's blocks that have begun before a long sleep have passed their first lines after it.
   if (nanoseconds < 10'000) return ::emulation::Yield();
