@@ -71,6 +71,8 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/matmul/sm90/matmul_16bit.cc
     ffi/kernels/matmul/sm90/matmul_fp8.cc
+    ffi/kernels/nvshmem/cubin.cc
+    ffi/kernels/nvshmem/use_nvshmem.cc
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc
     ffi/kernels/quantize/quantize.cu
@@ -116,6 +118,7 @@ if(JAX_EP_WITH_CUDA)
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)
   target_compile_definitions(jax_ep_cuda
                              PRIVATE JAX_EP_CUDA_ARCHITECTURES="${JAX_EP_CUDA_ARCHITECTURES}")
+  include(cmake/Nvshmem.cmake)
   target_link_libraries(_ffi PRIVATE jax_ep_cuda)
   target_compile_definitions(_ffi PRIVATE JAX_EP_CUDA_VERSION="${JAX_EP_CUDA_VERSION}"
                                           JAX_EP_CUDA_ARCHITECTURES="${JAX_EP_CUDA_ARCHITECTURES}")

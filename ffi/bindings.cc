@@ -15,6 +15,7 @@
 #include "ffi/kernels/probe.h"
 #include "ffi/runtime/calls/workspace.h"
 #include "ffi/runtime/groups/mailbox.h"
+#include "ffi/runtime/network/nvshmem/nvshmem.h"
 #include "ffi/runtime/network/ucx/ucx.h"
 #include "ffi/runtime/transport/local/mesh_processes.h"
 
@@ -177,6 +178,11 @@ std::string UseUcxForPython(const std::string& folder) {
   return UseUcx(folder).message;
 }
 
+std::string UseNvshmemForPython(const std::string& folder) {
+  const nb::gil_scoped_release release;  // it opens a library
+  return UseNvshmem(folder).message;
+}
+
 NB_MODULE(_ffi, module) {
   module.doc() = "The compiled half of jax_ep. Private: use the functions of jax_ep.";
   module.def("registrations", &Registrations,
@@ -208,6 +214,9 @@ NB_MODULE(_ffi, module) {
   module.def(
       "use_ucx", &UseUcxForPython, "folder"_a,
       "Joins NVLink domains by UCX, before there are groups. Returns what is wrong, or \"\".");
+  module.def("use_nvshmem", &UseNvshmemForPython, "folder"_a,
+             "Joins NVLink domains by NVSHMEM, before there are groups. Returns what is wrong, or "
+             "\"\".");
   module.def("take_reports", &TakeReports,
              "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,

@@ -1,6 +1,7 @@
 // The functions of a build without CUDA: there is nothing to register or to probe.
 #include "ffi/handlers/targets.h"
 #include "ffi/kernels/probe.h"
+#include "ffi/runtime/network/nvshmem/nvshmem.h"
 #include "ffi/runtime/network/ucx/ucx.h"
 
 namespace jax_ep {
@@ -17,6 +18,10 @@ int64_t ReleaseWorkspaces() { return 0; }
 std::string DriverProblem() { return {}; }
 
 Status UseUcx(const std::string& /*folder*/) {
+  return FailedPrecondition("this build has no CUDA kernels");
+}
+
+Status UseNvshmem(const std::string& /*folder*/) {
   return FailedPrecondition("this build has no CUDA kernels");
 }
 

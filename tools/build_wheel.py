@@ -4,7 +4,8 @@ The build requirements are installed into that environment and stay there, so th
 only compiles what changed; a build isolated by pip would compile everything again.
 
 Where JAX_EP_CUDA=ON asks for CUDA and there is no nvcc, the compiler that NVIDIA publishes for pip
-is installed as one more build requirement. PIP_CONSTRAINT can choose its version.
+is installed as one more build requirement. PIP_CONSTRAINT can choose its version. So is NVSHMEM
+where kernels are compiled.
 """
 
 import pathlib
@@ -17,6 +18,9 @@ NVCC = [
     f"nvidia-{part}>=13.0,<14"
     for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
 ]
+
+# The oldest that serves at run time: kernels work with a newer library, but not with an older one.
+NVSHMEM = "3.4.5"
 
 
 def install(requirements: set[str] | list[str]) -> None:
@@ -40,12 +44,22 @@ def ensure_nvcc() -> None:
             library.symlink_to("lib")
 
 
+def ensure_nvshmem() -> None:
+    """Installs what the kernels for NVSHMEM are compiled and linked with, if CUDA is compiled."""
+    import find_nvcc
+
+    nvcc = find_nvcc.find_nvcc().nvcc
+    if nvcc is not None:
+        install([f"nvidia-nvshmem-cu{nvcc.version[0]}=={NVSHMEM}"])
+
+
 def main() -> None:
     """Builds the wheel and prints its path."""
     install(["build"])
     import build
 
     ensure_nvcc()
+    ensure_nvshmem()
     builder = build.ProjectBuilder(ROOT)
     install(builder.build_system_requires)
     install(builder.get_requires_for_build("wheel"))

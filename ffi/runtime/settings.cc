@@ -15,7 +15,8 @@ bool IsSet(const char* variable) {
   return text != nullptr && *text != '\0';
 }
 
-Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* nanoseconds) {
+// Reads a number of units, which have so many nanoseconds or bytes each.
+Status ReadPositive(const char* variable, double unit, uint64_t* result) {
   const char* const text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return {};
   char* end = nullptr;
@@ -25,7 +26,7 @@ Status ReadPositive(const char* variable, double nanoseconds_of_unit, uint64_t* 
                            "\"; expected a number above 0 and up to ", kMost,
                            ", or nothing for the default");
   }
-  *nanoseconds = static_cast<uint64_t>(std::llround(value * nanoseconds_of_unit));
+  *result = static_cast<uint64_t>(std::llround(value * unit));
   return {};
 }
 
@@ -64,6 +65,11 @@ Status ReadNetworkSettings(NetworkSettings* settings) {
   Status status = ReadPorts("JAX_EP_NETWORK_PORTS", &settings->first_port, &settings->last_port);
   if (!status.ok()) return status;
   return ReadPositive("JAX_EP_NETWORK_TIMEOUT_S", 1e9, &settings->silence_deadline_ns);
+}
+
+Status ReadNvshmemHeapBytes(uint64_t* bytes) {
+  *bytes = uint64_t{1} << 30;
+  return ReadPositive("JAX_EP_NVSHMEM_HEAP_MB", 1 << 20, bytes);
 }
 
 bool OnlyIpcIsTried() { return IsSet("JAX_EP_TEST_IPC"); }

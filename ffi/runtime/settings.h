@@ -30,6 +30,9 @@ struct NetworkSettings {
 
 Status ReadNetworkSettings(NetworkSettings* settings);
 
+// JAX_EP_NVSHMEM_HEAP_MB: the memory of all rails of a process, where NVSHMEM is the network.
+Status ReadNvshmemHeapBytes(uint64_t* bytes);
+
 // Whether JAX_EP_DEBUG is set: groups over processes say what they decide.
 bool DebugIsOn();
 

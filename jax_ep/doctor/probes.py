@@ -13,6 +13,7 @@ import pathlib
 import platform
 import re
 import resource
+from collections.abc import Sequence
 from typing import Any
 
 import jax_ep
@@ -26,6 +27,7 @@ PACKAGES = (
 )
 DEVICE_FILES = ("nvidiactl", "nvidia-uvm")  # besides one for each GPU
 UCX_PACKAGES = ("libucx-cu13", "libucx-cu12")
+NVSHMEM_PACKAGES = ("nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12")
 ENVIRONMENT = (
     "JAX_EP_",
     "JAX_PLATFORMS",
@@ -33,6 +35,7 @@ ENVIRONMENT = (
     "CUDA_VISIBLE",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "NCCL_",
+    "NVSHMEM_",
     "UCX_",
     "XLA_",
 )
@@ -100,20 +103,31 @@ def container(root: pathlib.Path = pathlib.Path("/")) -> dict[str, Any]:
 
 
 def network() -> dict[str, Any]:
-    """Whether a network joins NVLink domains of several hosts, and the UCX that would be used."""
-    packages = {name: found for name in UCX_PACKAGES if (found := version(name))}
-    folder = networks.find_ucx()
-    system = None if folder else ctypes.util.find_library("ucp")
+    """Whether a network joins NVLink domains of several hosts, and the libraries it could be."""
+    ucx, ucx_location = library(UCX_PACKAGES, networks.find_ucx(), "ucp")
+    nvshmem, nvshmem_location = library(NVSHMEM_PACKAGES, networks.find_nvshmem(), "nvshmem_host")
+    setting = os.environ.get("JAX_EP_NETWORK") or "unset"
     facts = {
-        "setting": os.environ.get("JAX_EP_NETWORK") or "unset",
+        "setting": setting,
         "joins_hosts": runtime.NETWORK_PROBLEM is None,
         "problem": runtime.NETWORK_PROBLEM,
-        "ucx": ", ".join(map(" ".join, packages.items())) if folder else system or "not found",
-        "ucx_location": folder or ("system" if system else None),
+        "ucx": ucx,
+        "ucx_location": ucx_location,
+        "nvshmem": nvshmem,
+        "nvshmem_location": nvshmem_location,
     }
-    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+    if setting != "nvshmem" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         facts["refused"] = "CUDA_DEVICE_MAX_CONNECTIONS=1; UCX needs 2 or more, or that it is unset"
     return facts
+
+
+def library(packages: Sequence[str], folder: str, name: str) -> tuple[str, str | None]:
+    """A network's library and where it is: in a folder of packages, or the system's."""
+    if folder:
+        found = {package: number for package in packages if (number := version(package))}
+        return ", ".join(map(" ".join, found.items())), folder
+    system = ctypes.util.find_library(name)
+    return system or "not found", "system" if system else None
 
 
 def linked_libraries(maps: str) -> dict[str, str]:

@@ -8,7 +8,9 @@ import ctypes
 import ctypes.util
 import io
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest.mock
@@ -20,6 +22,7 @@ import numpy as np
 import tier
 from absl.testing import absltest, parameterized
 
+from jax_ep import _ffi
 from jax_ep._src.core import network, runtime
 from jax_ep.doctor import __main__ as doctor
 from jax_ep.doctor import layer, probes
@@ -247,7 +250,7 @@ class NetworkTest(parameterized.TestCase):
     @parameterized.parameters(
         ("", "JAX_EP_NETWORK is not set"),
         ("none", "JAX_EP_NETWORK is 'none'"),
-        ("ib", "JAX_EP_NETWORK is 'ib'; expected 'ucx', 'none', or that it is not set"),
+        ("ib", "JAX_EP_NETWORK is 'ib'; expected 'ucx', 'nvshmem', 'none', or that it is not set"),
     )
     def test_a_setting_that_joins_nothing(self, name, problem):
         with unittest.mock.patch.dict("os.environ", JAX_EP_NETWORK=name):
@@ -275,6 +278,34 @@ class NetworkTest(parameterized.TestCase):
         ):
             found = probes.network()
         self.assertEqual((found["ucx"], found["ucx_location"]), (ucx, location))
+
+    @parameterized.parameters(
+        ("/a/nvshmem/lib", None, "nvidia-nvshmem-cu13 3.8.0", "/a/nvshmem/lib"),
+        ("", "libnvshmem_host.so.3", "libnvshmem_host.so.3", "system"),
+        ("", None, "not found", None),
+    )
+    def test_nvshmem(self, folder, system, nvshmem, location):
+        versions = {"nvidia-nvshmem-cu13": "3.8.0"} if folder else {}
+        with (
+            unittest.mock.patch.object(network, "find_nvshmem", lambda: folder),
+            unittest.mock.patch.object(ctypes.util, "find_library", lambda name: system),
+            unittest.mock.patch.object(probes, "version", versions.get),
+        ):
+            found = probes.network()
+        self.assertEqual((found["nvshmem"], found["nvshmem_location"]), (nvshmem, location))
+
+    @parameterized.parameters("ucx", "nvshmem")
+    def test_a_network_that_cannot_be_used(self, name):
+        with (
+            unittest.mock.patch.dict("os.environ", JAX_EP_NETWORK=name),
+            unittest.mock.patch.object(_ffi, f"use_{name}", lambda folder: "no luck"),
+        ):
+            self.assertEqual(network.join_domains(), f"JAX_EP_NETWORK is '{name}', and no luck")
+
+    def test_nvshmem_is_not_loaded_unless_it_is_chosen(self):
+        code = "import jax_ep; assert 'libnvshmem' not in open('/proc/self/maps').read()"
+        environment = {k: v for k, v in os.environ.items() if k != "JAX_EP_NETWORK"}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
     @parameterized.parameters(("1", True), ("8", False))
     def test_one_queue_is_refused(self, queues, is_refused):

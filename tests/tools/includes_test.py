@@ -30,6 +30,7 @@ LAYERS = (
     "ffi/runtime/transport",
     "ffi/runtime/transport/local",
     "ffi/runtime/network",
+    "ffi/runtime/network/nvshmem",
     "ffi/runtime/network/ucx",
     "ffi/runtime/groups",
     "ffi/kernels",

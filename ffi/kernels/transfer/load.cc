@@ -1,43 +1,81 @@
+#include <atomic>
 #include <utility>
 #include <vector>
 
+#include "ffi/kernels/transfer/kernels.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/kernels/transfer/preparation.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
 
-Status LoadTransferKernels() {
+namespace {
+
+std::vector<TransferKernel> Kernels(int shared_bytes) {
+  return {{DispatchKernelAddress(), shared_bytes},
+          {RedispatchKernelAddress(), shared_bytes},
+          {BulkCopyCeilingKernelAddress(), shared_bytes},
+          {LowLatencyDispatchKernelAddress(), kMinSharedBytes},
+          {LowLatencyRedispatchKernelAddress(), 0}};
+}
+
+std::vector<TransferKernel> NetworkKernels(int shared_bytes) {
+  return {{StartGenerationKernelAddress(), 0},
+          {HierarchicalDispatchKernelAddress(), shared_bytes},
+          {HierarchicalRedispatchKernelAddress(), shared_bytes},
+          {HierarchicalLowLatencyDispatchKernelAddress(), kMinSharedBytes},
+          {HierarchicalLowLatencyRedispatchKernelAddress(), 0}};
+}
+
+std::atomic<const KernelReplacements*> replacements = nullptr;
+
+}  // namespace
+
+Status ListTransferKernels(bool only_of_networks, std::vector<TransferKernel>* kernels) {
   RowCopySupport support;
   Status status = FindRowCopySupport(&support);
-  std::vector<std::pair<const void*, int>> kernels = {
-      {DispatchKernelAddress(), support.shared_bytes},
-      {RedispatchKernelAddress(), support.shared_bytes},
-      {HierarchicalDispatchKernelAddress(), support.shared_bytes},
-      {HierarchicalRedispatchKernelAddress(), support.shared_bytes},
-      {BulkCopyCeilingKernelAddress(), support.shared_bytes},
-      {StartGenerationKernelAddress(), 0},
-      {LowLatencyDispatchKernelAddress(), kMinSharedBytes},
-      {HierarchicalLowLatencyDispatchKernelAddress(), kMinSharedBytes},
-      {HierarchicalLowLatencyRedispatchKernelAddress(), 0},
-      {LowLatencyRedispatchKernelAddress(), 0}};
+  *kernels = NetworkKernels(support.shared_bytes);
   for (RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kFloat32}) {
-    kernels.emplace_back(CombineKernelAddress(type), kCombineSharedBytes);
-    kernels.emplace_back(HierarchicalCombineKernelAddress(type), kCombineSharedBytes);
-    kernels.emplace_back(LowLatencyCombineKernelAddress(type), kLowLatencyCombineSharedBytes);
-    kernels.emplace_back(HierarchicalLowLatencyCombineKernelAddress(type),
-                         kLowLatencyCombineSharedBytes);
+    kernels->push_back({HierarchicalCombineKernelAddress(type), kCombineSharedBytes});
+    kernels->push_back(
+        {HierarchicalLowLatencyCombineKernelAddress(type), kLowLatencyCombineSharedBytes});
+    if (only_of_networks) continue;
+    kernels->push_back({CombineKernelAddress(type), kCombineSharedBytes});
+    kernels->push_back({LowLatencyCombineKernelAddress(type), kLowLatencyCombineSharedBytes});
   }
-  for (const auto& [kernel, shared_bytes] : kernels) {
-    if (!status.ok()) return status;
-    status = FromCuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-        "loading kernels");
-    if (!status.ok()) return status;
-    cudaFuncAttributes attributes;  // setting an attribute may not load the kernel
-    status = FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading kernels");
+  if (only_of_networks) return status;
+  for (const TransferKernel& kernel : Kernels(support.shared_bytes)) kernels->push_back(kernel);
+  return status;
+}
+
+Status LoadKernel(const TransferKernel& kernel) {
+  Status status =
+      FromCuda(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    kernel.shared_bytes),
+               "loading kernels");
+  if (!status.ok()) return status;
+  cudaFuncAttributes attributes;  // setting an attribute may not load the kernel
+  return FromCuda(cudaFuncGetAttributes(&attributes, kernel.address), "loading kernels");
+}
+
+Status LoadTransferKernels() {
+  std::vector<TransferKernel> kernels;
+  Status status = ListTransferKernels(false, &kernels);
+  for (const TransferKernel& kernel : kernels) {
+    if (status.ok()) status = LoadKernel(kernel);
   }
   return status;
+}
+
+void ReplaceKernels(KernelReplacements by) {
+  replacements.store(new KernelReplacements(std::move(by)), std::memory_order_release);
+}
+
+const void* KernelToLaunch(const void* kernel) {
+  const KernelReplacements* const by = replacements.load(std::memory_order_acquire);
+  if (by == nullptr) return kernel;
+  const auto found = by->find(kernel);
+  return found == by->end() ? kernel : found->second;
 }
 
 Status LaunchStartGeneration(ControlBlock* control, const GenerationState* next,

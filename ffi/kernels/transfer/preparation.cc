@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ffi/kernels/transfer/kernels.h"
 #include "ffi/runtime/calls/workspace.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 
@@ -192,7 +193,8 @@ Status LaunchKernels(const std::vector<KernelLaunch>& launches, const void* para
                                        stream,
                                        const_cast<cudaLaunchAttribute*>(launch.attributes.data()),
                                        static_cast<unsigned>(launch.attributes.size())};
-    Status status = FromCuda(cudaLaunchKernelExC(&config, launch.kernel, arguments), launch.name);
+    Status status = FromCuda(cudaLaunchKernelExC(&config, KernelToLaunch(launch.kernel), arguments),
+                             launch.name);
     if (!status.ok()) return status;
   }
   return {};

@@ -133,6 +133,8 @@ class Generation {
     std::unique_ptr<Records> records;
     bool registered = false;
     GenerationState* state = nullptr;  // one allocation, followed by the inbox and the workspace
+    Inbox* inbox = nullptr;            // instead of that one, where kernels put over a network
+    SymmetricRails* rails = nullptr;   // in the same case
     PeerMemory::Mapping shared;        // maps that allocation, if ranks are remote
     cudaEvent_t begun = nullptr;
     bool posted = false;
@@ -144,7 +146,9 @@ class Generation {
 
   Status AllocateState(size_t rank, bool* out_of_memory);
   Status AllocateRank(size_t rank, bool* out_of_memory);
-  Status RegisterRank(size_t rank);
+  Status RegisterRank(size_t rank, bool* out_of_memory);
+  Status RegisterSymmetric(size_t rank, bool* out_of_memory);
+  Status ImportInbox(size_t rank, const std::string& offer);
   bool IsMapped(size_t rank) const;
   Status FillStates();
   void PrintWarningsLocked();

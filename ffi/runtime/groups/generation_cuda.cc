@@ -10,12 +10,15 @@
 namespace jax_ep {
 
 Generation::~Generation() {
+  for (size_t rank : local_) {
+    const CurrentDevice current(members_[rank].device);
+    // The host's own copies, such as an abort word, may still be in flight.
+    static_cast<void>(cudaStreamSynchronize(members_[rank].copies));
+  }
   rails_.reset();               // it uses the memory
   for (size_t rank : local_) {  // GENERATION_FREE
     RankMemory& memory = memory_[rank];
     const CurrentDevice current(members_[rank].device);
-    // The host's own copies, such as an abort word, may still be in flight.
-    static_cast<void>(cudaStreamSynchronize(members_[rank].copies));
     if (memory.begun != nullptr) static_cast<void>(cudaEventDestroy(memory.begun));
     if (memory.registered) static_cast<void>(cudaHostUnregister(memory.records.get()));
     if (shared_ == nullptr && memory.state != nullptr) static_cast<void>(cudaFree(memory.state));

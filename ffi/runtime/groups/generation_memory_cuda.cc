@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/device/transfer/hierarchical/layout.h"
 #include "ffi/runtime/calls/workspace.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 #include "ffi/runtime/groups/generation.h"
@@ -46,6 +47,7 @@ Generation::Generation(const std::vector<Member>& members, uint64_t number, int6
 }
 
 Inbox* Generation::inbox(size_t rank) const {
+  if (memory_[rank].inbox != nullptr) return memory_[rank].inbox;
   return reinterpret_cast<Inbox*>(reinterpret_cast<unsigned char*>(memory_[rank].state) +
                                   kInboxOffset);
 }
@@ -72,15 +74,16 @@ Status Generation::Allocate(const std::vector<Member>& members, uint64_t number,
     if (Status status = made->AllocateRank(rank, out_of_memory); !status.ok()) return status;
   }
   if (shared == nullptr) {
-    if (Status status = made->FillStates(); !status.ok()) return status;
+    Status status;
     if (made->rails_) {
       std::vector<std::string> offers;
       for (size_t rank : made->local_) offers.push_back(made->rails_->Offer(rank));
-      Status status = made->rails_->Connect(offers);
-      if (status.ok()) status = made->ProbeNetwork([](int) { return "of this process"; });
-      if (status.ok()) status = made->EndProbe();
-      if (!status.ok()) return status;
+      status = made->rails_->Connect(offers);
     }
+    if (status.ok()) status = made->FillStates();
+    if (status.ok()) status = made->ProbeNetwork([](int) { return "of this process"; });
+    if (status.ok()) status = made->EndProbe();
+    if (!status.ok()) return status;
   }
   *generation = std::move(made);
   return {};
@@ -121,12 +124,26 @@ Status Generation::Import(uint64_t number, const std::vector<Shared>& shared) {
       return FailedPrecondition("the memory of rank ", rank, " cannot be used: ", status.message);
     }
     memory.state = static_cast<GenerationState*>(memory.shared.address);
+    if (!rails_ || !rails_->kernels_put()) continue;
+    if (status = ImportInbox(rank, shared[rank].offer); !status.ok()) return status;
   }
-  Status status = FillStates();
-  if (!status.ok() || !rails_) return status;
-  std::vector<std::string> offers;
-  for (const Shared& of_rank : shared) offers.push_back(of_rank.offer);
-  return rails_->Connect(offers);
+  Status status;
+  if (rails_) {
+    std::vector<std::string> offers;
+    for (const Shared& of_rank : shared) offers.push_back(of_rank.offer);
+    status = rails_->Connect(offers);
+  }
+  return status.ok() ? FillStates() : status;
+}
+
+// Finds the inbox of a remote rank, which the network has allocated, for a local one of its domain.
+Status Generation::ImportInbox(size_t rank, const std::string& offer) {
+  const Domains& domains = rails_->domains();
+  const int domain = domains.Domain(static_cast<int>(rank));
+  const auto local = std::find_if(local_.begin(), local_.end(), [&](size_t local) {
+    return domains.Domain(static_cast<int>(local)) == domain;
+  });
+  return rails_->MapInbox(*local, rank, offer, &memory_[rank].inbox);
 }
 
 // Allocates the memory that peers write.
@@ -162,11 +179,12 @@ Status Generation::AllocateRank(size_t rank, bool* out_of_memory) {
   memory.registered = error == cudaSuccess;
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&memory.begun, cudaEventDisableTiming);
   status = FromCuda(error, "allocating a workspace");
-  if (status.ok() && rails_) status = RegisterRank(rank);
+  if (status.ok() && rails_) status = RegisterRank(rank, out_of_memory);
   return OnGpu(device, std::move(status));
 }
 
-Status Generation::RegisterRank(size_t rank) {
+Status Generation::RegisterRank(size_t rank, bool* out_of_memory) {
+  if (rails_->kernels_put()) return RegisterSymmetric(rank, out_of_memory);
   const size_t bytes = kWorkspaceOffset + static_cast<size_t>(workspace_bytes_);
   const auto base = reinterpret_cast<uint64_t>(memory_[rank].state);
   const RankMemoryAddresses addresses = {
@@ -174,6 +192,24 @@ Status Generation::RegisterRank(size_t rank) {
       .rails = base + kWorkspaceOffset + static_cast<uint64_t>(RailsOffset())};
   return rails_->Register(rank, memory_[rank].state, bytes, addresses,
                           &memory_[rank].records->rail_requests);
+}
+
+// Where kernels put by themselves, the inbox and the rings are in the network's memory. That of the
+// rings in the workspace is not used.
+Status Generation::RegisterSymmetric(size_t rank, bool* out_of_memory) {
+  constexpr size_t kInbox = RoundUp(sizeof(SymmetricRails));
+  constexpr size_t kRings = kInbox + RoundUp(sizeof(Inbox));
+  const auto ring_bytes = static_cast<size_t>(RailBytes(rails_->domains().count));
+  const size_t bytes = kRings + (workspace_bytes_ > 0 ? ring_bytes : 0);
+  void* allocated = nullptr;
+  Status status = rails_->Allocate(rank, bytes, &allocated, out_of_memory);
+  if (!status.ok()) return status;
+  const auto base = reinterpret_cast<uint64_t>(allocated);
+  memory_[rank].rails = static_cast<SymmetricRails*>(allocated);
+  memory_[rank].inbox = reinterpret_cast<Inbox*>(base + kInbox);
+  return rails_->Register(
+      rank, allocated, bytes,
+      {.inbox = base + kInbox, .rails = workspace_bytes_ > 0 ? base + kRings : 0}, nullptr);
 }
 
 Status Generation::ProbeNetwork(const RankNames& names) {
@@ -236,6 +272,15 @@ Status Generation::FillStates() {
     if (rails_) {
       SetDomainPeers(&state, rails_->domains().size);
       state.rail_requests = &on_device->rail_requests;
+    }
+    SymmetricRails rails = {};
+    if (rails_ && rails_->kernels_put()) {
+      rails = rails_->Symmetric(rank);
+      state.symmetric_rails = memory_[rank].rails;
+      if (error == cudaSuccess) {
+        error = cudaMemcpyAsync(memory_[rank].rails, &rails, sizeof rails, cudaMemcpyHostToDevice,
+                                member.copies);
+      }
     }
     // XLA's streams do not wait for the default stream, nor it for them. So this stream is waited
     // for, and Start comes later.

@@ -1,5 +1,6 @@
 #include "ffi/runtime/groups/generation_rails.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -26,8 +27,8 @@ RailLayout LayoutOf(const Domains& domains, size_t rank) {
 Status ProbeFailure(const std::string& network, const std::string& message) {
   return FailedPrecondition("the network between hosts, ", network,
                             ", does not pass its probe: ", message,
-                            ". Choose another transport or device (UCX_TLS, UCX_NET_DEVICES), or "
-                            "set JAX_EP_NETWORK=none");
+                            ". Choose another transport or device (UCX_TLS, UCX_NET_DEVICES; "
+                            "NVSHMEM_REMOTE_TRANSPORT), or set JAX_EP_NETWORK=none");
 }
 
 }  // namespace
@@ -42,8 +43,23 @@ GenerationRails::~GenerationRails() {
   static_cast<void>(Flush());
   for (Rank& rank : ranks_) {
     for (int memory : rank.memories) rank.network->Close(memory);
+    for (int memory : rank.others) rank.network->Close(memory);
     if (rank.memory != nullptr) static_cast<void>(rank.network->Unregister(rank.memory));
+    if (rank.allocated != nullptr) rank.network->Free(rank.allocated);
   }
+}
+
+bool GenerationRails::kernels_put() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.network != nullptr && rank.network->kernels_put();
+  });
+}
+
+Status GenerationRails::Allocate(size_t rank, size_t bytes, void** memory, bool* out_of_memory) {
+  Rank& own = ranks_[rank];
+  const Status status = own.network->Allocate(bytes, &own.allocated, out_of_memory);
+  *memory = own.allocated;
+  return OfRank(rank, status);
 }
 
 Status GenerationRails::Register(size_t rank, void* memory, size_t bytes,
@@ -72,25 +88,65 @@ Status GenerationRails::Connect(const std::vector<std::string>& offers) {
     const int number = static_cast<int>(rank);
     for (int rail = 0; rail < domains_.num_rails(); ++rail) {
       const int partner = domains_.RailPartner(number, rail);
-      const std::string& offer = offers[static_cast<size_t>(partner)];
+      const auto other = static_cast<size_t>(partner);
       RankMemoryAddresses addresses;
-      if (offer.size() < sizeof addresses) {
-        return FailedPrecondition("rank ", partner, " has not offered its memory to the network");
-      }
-      std::memcpy(&addresses, offer.data(), sizeof addresses);
-      own.partners.push_back(addresses);
       int memory = 0;
       std::string network;
-      Status status = own.network->Open(offer.substr(sizeof addresses), &memory, &network);
-      if (!status.ok()) return OfRank(rank, status);
+      Status status = Open(rank, other, offers[other], &addresses, &memory, &network);
+      if (!status.ok()) return status;
       Debug("  rank ", rank, " puts to rank ", partner, " by ", network);
+      own.partners.push_back(addresses);
       own.memories.push_back(memory);
       own.names.push_back(network);
     }
+    if (own.network->kernels_put()) continue;
     own.sender = MakeSender(rank, own.requests);
     own.network->thread().Add(own.sender);
   }
   return {};
+}
+
+Status GenerationRails::Open(size_t rank, size_t other, const std::string& offer,
+                             RankMemoryAddresses* addresses, int* memory,
+                             std::string* network) const {
+  if (offer.size() < sizeof *addresses) {
+    return FailedPrecondition("rank ", other, " has not offered its memory to the network");
+  }
+  std::memcpy(addresses, offer.data(), sizeof *addresses);
+  return OfRank(rank, ranks_[rank].network->Open(offer.substr(sizeof *addresses), memory, network));
+}
+
+SymmetricRails GenerationRails::Symmetric(size_t rank) const {
+  const Rank& own = ranks_[rank];
+  SymmetricRails rails = {};
+  rails.rings = reinterpret_cast<unsigned char*>(own.addresses.rails);
+  rails.num_rails = domains_.num_rails();
+  rails.domain = domains_.Domain(static_cast<int>(rank));
+  for (size_t rail = 0; rail < own.partners.size(); ++rail) {
+    const auto [inbox, rings] = own.partners[rail];
+    const Network::Target target = own.network->TargetOf(own.memories[rail], inbox);
+    SymmetricRails::Partner& partner = rails.partners[rail];
+    partner.pe = target.process;
+    partner.inbox = reinterpret_cast<Inbox*>(target.address);
+    if (rings == 0) continue;
+    partner.rings = reinterpret_cast<unsigned char*>(target.address + (rings - inbox));
+  }
+  return rails;
+}
+
+Status GenerationRails::MapInbox(size_t rank, size_t other, const std::string& offer,
+                                 Inbox** inbox) {
+  Rank& own = ranks_[rank];
+  RankMemoryAddresses addresses;
+  int memory = 0;
+  std::string network;
+  Status status = Open(rank, other, offer, &addresses, &memory, &network);
+  if (!status.ok()) return status;
+  own.others.push_back(memory);
+  *inbox = reinterpret_cast<Inbox*>(own.network->Map(memory, addresses.inbox));
+  if (*inbox != nullptr) return {};
+  return OfRank(rank, FailedPrecondition(network, " does not map the memory of rank ", other,
+                                         ", which is in the same NVLink domain"));
 }
 
 std::shared_ptr<RailSender> GenerationRails::MakeSender(size_t rank,
@@ -163,6 +219,10 @@ Status GenerationRails::Flush() {
   Status first;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& own = ranks_[rank];
+    if (own.network != nullptr && own.network->kernels_put() && own.memory != nullptr) {
+      const Status status = OfRank(rank, own.network->Flush(kFlushSeconds));
+      if (first.ok()) first = status;
+    }
     if (own.sender == nullptr) continue;
     Status status = OfRank(rank, own.network->thread().Remove(own.sender, kFlushSeconds));
     own.sender.reset();

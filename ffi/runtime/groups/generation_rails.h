@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/device/protocol/rail_requests.h"
+#include "ffi/device/protocol/control_block.h"
 #include "ffi/device/transfer/hierarchical/domains.h"
 #include "ffi/runtime/network/networks.h"
 #include "ffi/runtime/network/rail_probe.h"
@@ -32,6 +32,11 @@ class GenerationRails {
 
   const Domains& domains() const { return domains_; }
 
+  // Whether kernels put by themselves: then rails have memory of the network's.
+  bool kernels_put() const;
+  // Allocates such memory for a local rank, which lives as long as the rails.
+  Status Allocate(size_t rank, size_t bytes, void** memory, bool* out_of_memory);
+
   // Registers the memory of a local rank. Its kernels will make requests here.
   Status Register(size_t rank, void* memory, size_t bytes, const RankMemoryAddresses& addresses,
                   const RailRequests* requests);
@@ -42,6 +47,12 @@ class GenerationRails {
   // those of partners are read.
   Status Connect(const std::vector<std::string>& offers);
 
+  // Returns what a local rank's kernels need to put by themselves. Call it after Connect.
+  SymmetricRails Symmetric(size_t rank) const;
+  // Finds by which address a local rank reaches the inbox of another one in its domain, which has
+  // made the offer.
+  Status MapInbox(size_t rank, size_t other, const std::string& offer, Inbox** inbox);
+
   // Tries all rails of the local ranks, while the partners do; no kernel runs yet. An error says
   // what the network does wrong, such as nothing for `seconds`. `copies` are by rank. Call it after
   // Connect.
@@ -51,8 +62,8 @@ class GenerationRails {
   // theirs may run yet.
   Status EndProbe();
 
-  // Waits until all that the kernels have asked for has arrived, and serves them no more, also
-  // after an error. No kernel of the generation may run.
+  // Waits until all that the kernels have put or asked for has arrived, and serves them no more,
+  // also after an error. No kernel of the generation may run.
   Status Flush();
 
   // The first error of a network, or OK.
@@ -61,17 +72,21 @@ class GenerationRails {
  private:
   struct Rank {
     std::shared_ptr<DeviceNetwork> network;
+    void* allocated = nullptr;
     void* memory = nullptr;
     RankMemoryAddresses addresses = {};
     const RailRequests* requests = nullptr;
     std::string offer;                          // the network's
     std::vector<int> memories;                  // belong to the partners, by rail
+    std::vector<int> others;                    // belong to ranks of its domain
     std::vector<RankMemoryAddresses> partners;  // likewise
     std::vector<std::string> names;             // name what carries the bytes, likewise
     std::unique_ptr<RailProbe> probe;           // between Probe and EndProbe
     std::shared_ptr<RailSender> sender;         // null before Connect and after Flush
   };
 
+  Status Open(size_t rank, size_t other, const std::string& offer, RankMemoryAddresses* addresses,
+              int* memory, std::string* network) const;
   std::shared_ptr<RailSender> MakeSender(size_t rank, const RailRequests* requests) const;
   Status RunProbes(double seconds);
 

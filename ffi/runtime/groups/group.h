@@ -101,6 +101,7 @@ class Group {
   Status AllocateMember(Member* member) const;
   Status Allocate(int64_t workspace_bytes, std::unique_ptr<Generation>* next, bool* out_of_memory);
   bool HasNetwork() const;
+  Status JoinNetwork(const Status& own);
   Status MakeRails(std::unique_ptr<GenerationRails>* rails) const;
   Status FlushRetired();
   Status AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
@@ -126,6 +127,7 @@ class Group {
   bool is_changing_ = false;
   std::atomic<bool> is_releasing_ = false;
   uint64_t last_number_ = 0;
+  bool has_joined_network_ = false;
   std::string abort_reason_;  // empty, or given by the first Abort since the last Release
   std::shared_ptr<Generation> generation_;
   std::vector<Retired> retired_;  // in their order

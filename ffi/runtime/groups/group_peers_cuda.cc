@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdio>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ffi/runtime/debug.h"
@@ -9,6 +10,7 @@
 #include "ffi/runtime/groups/group.h"
 #include "ffi/runtime/groups/groups.h"
 #include "ffi/runtime/groups/share_generation.h"
+#include "ffi/runtime/network/networks.h"
 
 namespace jax_ep {
 namespace {
@@ -31,7 +33,8 @@ void Group::JoinPeers() {
 Status Group::AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation>* next,
                              bool* out_of_memory) {
   Stopwatch stopwatch;
-  const Status prepared = AllocateOnce();
+  Status prepared = AllocateOnce();
+  if (HasNetwork()) prepared = JoinNetwork(prepared);
   Debug("kernels loaded, control blocks allocated in ", stopwatch.Lap());
   std::string tried;
   for (PeerMemory* const memory : memories_) {
@@ -63,6 +66,29 @@ Status Group::AllocateShared(int64_t workspace_bytes, std::unique_ptr<Generation
     tried += Concatenate(". Before, by ", memory->name(), ": ", CauseOf(status.message));
   }
   return FailedPrecondition("jax_ep: there is no memory that processes share");
+}
+
+// Has the network connect the processes, once: some need all of them for that.
+Status Group::JoinNetwork(const Status& own) {
+  if (has_joined_network_) return own;
+  const GroupProcesses& processes = peers_->processes();
+  NetworkMembers members;
+  members.self = processes.self();
+  members.count = processes.size();
+  members.devices = local_devices_;
+  members.describe = [&](size_t process) { return processes.Describe(process); };
+  members.gather = [&](const std::string& bytes, std::vector<std::string>* all) {
+    std::vector<PeerGroup::Contribution> contributions;
+    Status status = peers_->Gather(PeerGroup::Step::kNetwork, bytes, {}, &contributions);
+    all->clear();
+    for (PeerGroup::Contribution& of_process : contributions) {
+      all->push_back(std::move(of_process.bytes));
+    }
+    return status;
+  };
+  Status status = Networks::OfProcess().JoinAll(members, own);
+  has_joined_network_ = status.ok();
+  return status;
 }
 
 // Begins an era in all processes. Sets `has_generation` to whether any of them has one to end.

@@ -51,6 +51,25 @@ class Network {
   // Whether all puts that were started have arrived.
   virtual bool IsIdle() const = 0;
 
+  // Kernels put by themselves over some networks (device/protocol/symmetric_rails.h), which have
+  // memory of their own for that. Put is for probes there. The others need nothing of this.
+  virtual bool KernelsPut() const { return false; }
+  // Allocates memory to be registered. If there is not enough, sets `out_of_memory`.
+  virtual Status Allocate(size_t /*bytes*/, void** /*address*/, bool* /*out_of_memory*/) {
+    return Unimplemented("the network allocates no memory");
+  }
+  virtual void Free(void* /*address*/) {}
+  // Returns what a kernel puts to, for an address in the partner's process.
+  struct Target {
+    uint64_t address = 0;
+    int process = 0;
+  };
+  virtual Target TargetOf(int /*memory*/, uint64_t /*address*/) const { return {}; }
+  // Returns by which address this process loads and stores there itself, or 0.
+  virtual uint64_t Map(int /*memory*/, uint64_t /*address*/) const { return 0; }
+  // Waits until all that kernels have put has arrived. An error if that takes longer.
+  virtual Status Flush(double /*seconds*/) { return {}; }
+
   // Names the library and what carries the connection's bytes, for messages.
   virtual std::string Describe(int connection) const = 0;
 };

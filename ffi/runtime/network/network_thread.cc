@@ -19,6 +19,10 @@ NetworkThread::NetworkThread(std::unique_ptr<Network> network, std::function<voi
 
 void NetworkThread::Stop() {
   if (stops_.exchange(true)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
   thread_.join();
   const std::lock_guard lock(mutex_);
   has_stopped_ = true;
@@ -33,6 +37,7 @@ Status NetworkThread::Run(const std::function<Status(Network&)>& task) {
   task_ = &task;
   task_status_ = &status;
   has_task_ = true;
+  changed_.notify_all();
   changed_.wait(lock, [&] { return task_status_ != &status || has_stopped_; });
   if (task_status_ != &status) return status;
   task_ = nullptr;
@@ -45,6 +50,11 @@ void NetworkThread::RunTask() {
   has_task_ = false;
   *std::exchange(task_status_, nullptr) = (*std::exchange(task_, nullptr))(*network_);
   changed_.notify_all();
+}
+
+void NetworkThread::AwaitTask() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return has_task_ || stops_; });
 }
 
 void NetworkThread::Add(std::shared_ptr<RailSender> sender) {
@@ -93,6 +103,7 @@ void NetworkThread::Loop() {
   auto last_work = Clock::now();
   bool has_failed = false;
   while (!stops_) {
+    if (network_->KernelsPut() && senders_.empty()) AwaitTask();
     if (has_task_) RunTask();
     bool found = false;
     if (!has_failed) {

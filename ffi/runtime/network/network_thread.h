@@ -1,5 +1,6 @@
 // The thread that carries out the puts of a GPU. It makes progress always, between calls too: a
-// kernel cannot wake it, and some networks need it for what arrives.
+// kernel cannot wake it, and some networks need it for what arrives. Where kernels put by
+// themselves, it sleeps but for tasks and probes.
 #ifndef JAX_EP_RUNTIME_NETWORK_NETWORK_THREAD_H_
 #define JAX_EP_RUNTIME_NETWORK_NETWORK_THREAD_H_
 
@@ -44,6 +45,7 @@ class NetworkThread {
  private:
   void Loop();
   void RunTask();
+  void AwaitTask();
   Status Step(bool* found);
 
   // The thread's own.

@@ -51,6 +51,40 @@ void DeviceNetwork::Close(int memory) {
   }));
 }
 
+Status DeviceNetwork::Allocate(size_t bytes, void** address, bool* out_of_memory) {
+  return thread_.Run(
+      [&](Network& network) { return network.Allocate(bytes, address, out_of_memory); });
+}
+
+void DeviceNetwork::Free(void* address) {
+  static_cast<void>(thread_.Run([&](Network& network) {
+    network.Free(address);
+    return Status{};
+  }));
+}
+
+Network::Target DeviceNetwork::TargetOf(int memory, uint64_t address) {
+  Network::Target target;
+  static_cast<void>(thread_.Run([&](Network& network) {
+    target = network.TargetOf(memory, address);
+    return Status{};
+  }));
+  return target;
+}
+
+uint64_t DeviceNetwork::Map(int memory, uint64_t address) {
+  uint64_t mapped = 0;
+  static_cast<void>(thread_.Run([&](Network& network) {
+    mapped = network.Map(memory, address);
+    return Status{};
+  }));
+  return mapped;
+}
+
+Status DeviceNetwork::Flush(double seconds) {
+  return thread_.Run([&](Network& network) { return network.Flush(seconds); });
+}
+
 Networks& Networks::OfProcess() {
   static auto* const networks = new Networks;
   return *networks;
@@ -60,6 +94,20 @@ void Networks::Use(Factory factory, std::function<void(int)> begin_thread) {
   const std::lock_guard lock(mutex_);
   factory_ = std::move(factory);
   begin_thread_ = std::move(begin_thread);
+}
+
+void Networks::UseJoin(Join join) {
+  const std::lock_guard lock(mutex_);
+  join_ = std::move(join);
+}
+
+Status Networks::JoinAll(const NetworkMembers& members, const Status& own) {
+  Join join;
+  {
+    const std::lock_guard lock(mutex_);
+    join = join_;
+  }
+  return join ? join(members, own) : own;
 }
 
 void Networks::Stop() {

@@ -30,6 +30,8 @@ const char* Name(PeerGroup::Step step) {
       return "the freeing of a workspace";
     case PeerGroup::Step::kRelease:
       return "jax_ep.release()";
+    case PeerGroup::Step::kNetwork:
+      return "the start of the network";
   }
   return "?";
 }

@@ -33,6 +33,7 @@ class PeerGroup : private Connections::Receiver {
     kMapped,      // the others' memory is mapped
     kUnmapped,    // the memory of the generation before is unmapped
     kRelease,     // jax_ep.release()
+    kNetwork,     // the network connects all processes
   };
   struct Contribution {
     std::string bytes;
