@@ -2,9 +2,12 @@
 // processes killed at random moments.
 //
 //   random_calls_test [--calls N] [--kills N] [--seed N] [--ucx FOLDER] [--only CASE]
+//   random_calls_nvshmem_test, the same with --nvshmem FOLDER
 //
-//   --seed 0       takes another one each time
-//   --ucx FOLDER   joins NVLink domains by UCX, over TCP; the folder has libucp
+//   --seed 0           takes another one each time
+//   --ucx FOLDER       joins NVLink domains by UCX, over TCP; the folder has libucp
+//   --nvshmem FOLDER   joins them by NVSHMEM, with kernels that put by themselves; the folder has
+//                      the fake of its library
 #include "tests/cpp/emulation/processes/random_calls.h"
 
 #include <algorithm>
@@ -17,21 +20,40 @@
 #include <thread>
 #include <vector>
 
+#ifdef JAX_EP_NVSHMEM
+#include "tests/cpp/emulation/processes/fake_nvshmem.h"
+#else
 #include "tests/cpp/emulation/processes/ucx_networks.h"
+#endif
 
 namespace jax_ep::testing {
 namespace {
 
+#ifdef JAX_EP_NVSHMEM  // a process for each GPU
+constexpr Layout kLayouts[] = {{2, 1}, {4, 1}};
+constexpr Layout kHosts[] = {{2, 1, true}, {4, 1, true}};
+constexpr std::string_view kNetworkOption = "--nvshmem";
+#else
 constexpr Layout kLayouts[] = {{2, 1}, {4, 1}, {2, 2}, {3, 2}};
 constexpr Layout kHosts[] = {{2, 1, true}, {4, 1, true}, {2, 2, true}, {3, 2, true}};
+constexpr std::string_view kNetworkOption = "--ucx";
+#endif
+std::string network_folder;  // empty: domains are joined by loads and stores
 
-std::string ucx_folder;  // empty: domains are joined by loads and stores
+void UseNetwork() {
+  if (network_folder.empty()) return;
+#ifdef JAX_EP_NVSHMEM
+  UseFakeNvshmem(network_folder);
+#else
+  UseUcx(network_folder);
+#endif
+}
 
 void TestRandomCalls(Layout layout, uint64_t num_calls, uint64_t seed, bool by_ipc = false) {
   SharedExchange exchange;
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
-    if (!ucx_folder.empty()) UseUcx(ucx_folder);
+    UseNetwork();
     if (by_ipc) process.transport.memories = {CudaIpcMemory()};
     RandomCalls calls(&process, layout, seed);
     while (calls.num_calls < num_calls && failures == 0) {
@@ -77,7 +99,7 @@ void TestKill(Layout layout, uint64_t seed) {
   auto* const num_ended = SharedBetweenForks<std::atomic<int>>();
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
-    if (!ucx_folder.empty()) UseUcx(ucx_folder);
+    UseNetwork();
     if (by_ipc) process.transport.memories = {CudaIpcMemory()};
     RandomCalls calls(&process, layout, seed);
     Status status;
@@ -116,7 +138,7 @@ void TestExits(Layout layout, uint64_t seed) {
   SharedExchange exchange;
   Forks forks(layout.num_processes, [&](int index) {
     Process process(layout, index, &exchange, seed);
-    UseUcx(ucx_folder);
+    UseNetwork();
     for (int num_tokens : {40, 6}) {
       process.Dispatch(num_tokens, false, 0, layout.ranks_per_process).Check();
     }
@@ -134,7 +156,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string_view option = argv[i];
     const uint64_t value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (option == "--ucx") ucx_folder = argv[i + 1];
+    if (option == kNetworkOption) network_folder = argv[i + 1];
     if (option == "--calls") num_calls = value;
     if (option == "--kills") num_kills = value;
     if (option == "--seed") seed = value;
@@ -154,7 +176,7 @@ int main(int argc, char** argv) {
                     }},
                    {"random calls of several hosts",
                     [=] {
-                      if (ucx_folder.empty()) return;
+                      if (network_folder.empty()) return;
                       for (Layout layout : kHosts) TestRandomCalls(layout, num_calls, seed);
                     }},
                    {"kills",
@@ -165,13 +187,13 @@ int main(int argc, char** argv) {
                     }},
                    {"exits of hosts",
                     [=] {
-                      for (uint64_t i = 0; i < num_kills && !ucx_folder.empty(); ++i) {
+                      for (uint64_t i = 0; i < num_kills && !network_folder.empty(); ++i) {
                         TestExits(kHosts[i % std::size(kHosts)], seed + i);
                       }
                     }},
                    {"kills of hosts",
                     [=] {
-                      for (uint64_t i = 0; i < num_kills && !ucx_folder.empty(); ++i) {
+                      for (uint64_t i = 0; i < num_kills && !network_folder.empty(); ++i) {
                         TestKill(kHosts[i % std::size(kHosts)], seed * 1000 + i);
                       }
                     }}},

@@ -1,0 +1,297 @@
+"""Transfers of two GPUs, a process for each, whose domains NVSHMEM joins: bits, times, and failures, in one command:
+
+    PYTHONPATH=tests/helpers python tests/processes/nvshmem_layouts.py
+
+Each GPU is an NVLink domain. Results have the bits of the pure-JAX implementation and of loads and stores between the domains, whose
+times are taken beside. --only NAME runs one of: bits, times, failure. --gpus 4 --domain-size 2 has more of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import functools
+import os
+import statistics
+import sys
+import tempfile
+
+import launcher  # isort: skip
+
+NETWORKS = ("nvshmem", "none")
+GPU = {
+    "JAX_EP_IMPLEMENTATION": "cuda",
+    "JAX_EP_TEST_LOCAL_DEVICES": "{process}",
+    "JAX_PLATFORMS": "cuda,cpu",
+    # NVLink multicast is not for test machines that others use.
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "NVSHMEM_REMOTE_TRANSPORT": "none",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+TIMED = ((128, 7168, 256, 8), (4096, 7168, 256, 8), (4096, 2048, 128, 8))
+
+
+# ---- in each process
+
+
+def bits(folder: str, domain_size: int) -> None:
+    """Saves all results of calls of growing sizes, after comparing them with pure JAX."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import testing
+    from jax.sharding import PartitionSpec as P
+    from testing import Sizes
+
+    import jax_ep
+
+    ranks = jax.device_count()
+    mesh = testing.mesh_of((ranks,), ("expert",))
+
+    def layer(sizes, implementation, x, ids, weights):
+        by = {"implementation": implementation}
+
+        def forward(x, weights):
+            sent = sizes.dispatch(x, ids, weights, **by)
+            again = jax_ep.redispatch(-x, sent.plan, weights, **by)
+            out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights, **by)
+            return (out, again.rows), (sent.rows, sent.row_weights, again.row_weights)
+
+        result, gradient, rest = jax.vjp(forward, x, weights, has_aux=True)
+        return result, rest, gradient(result)
+
+    saved = {}
+    few = dict(num_local=4, top_k=4)
+    for number, sizes in enumerate(
+        (
+            Sizes(ranks, num_tokens=6, hidden=8, domain_size=domain_size, **few),
+            Sizes(
+                ranks, num_tokens=128, hidden=7168, num_local=16, top_k=8, domain_size=domain_size
+            ),
+            Sizes(
+                ranks,
+                num_tokens=300,
+                hidden=1024,
+                recv_capacity=700,
+                row_align=8,
+                domain_size=domain_size,
+                **few,
+            ),
+            Sizes(
+                ranks, num_tokens=4096, hidden=7168, num_local=16, top_k=8, domain_size=domain_size
+            ),
+            Sizes(ranks, num_tokens=6, hidden=8, domain_size=domain_size, **few),
+        )
+    ):
+        specs = (P("expert"),) * 3
+        programs = {
+            name: jax.jit(
+                jax.shard_map(
+                    functools.partial(layer, sizes, name),
+                    mesh=mesh,
+                    in_specs=specs,
+                    out_specs=P("expert"),
+                    check_vma=False,
+                )
+            )
+            for name in ("cuda", "xla")
+        }
+        rng = np.random.default_rng(number)
+        rounds = 3 if sizes.num_tokens > 1000 else 30
+        for round_ in range(rounds):
+            total = ranks * sizes.num_tokens
+            ids = rng.integers(-1, sizes.num_experts + (round_ == 0), (total, sizes.top_k)).astype(
+                np.int32
+            )
+            weights = rng.random((total, sizes.top_k), np.float32)
+            x = rng.standard_normal((total, sizes.hidden), np.float32).astype(
+                jnp.bfloat16 if round_ % 2 else np.float32
+            )
+            arguments = [place(jax, array, mesh) for array in (x, ids, weights)]
+            got, expected = (jax.tree.leaves(program(*arguments)) for program in programs.values())
+            for leaf, (one, other) in enumerate(zip(got, expected, strict=True)):
+                ours = np.asarray(one.addressable_shards[0].data)
+                testing.assert_bitwise(
+                    ours, np.asarray(other.addressable_shards[0].data), f"{sizes} {round_} {leaf}"
+                )
+                if round_ < 2:
+                    saved[f"{number} {round_} {leaf}"] = ours.view(
+                        np.uint8 if ours.dtype == bool else f"u{ours.dtype.itemsize}"
+                    )
+        jax_ep.check()
+        if jax.process_index() == 0:
+            print(
+                f"BITS {sizes}: {rounds} rounds with {len(got)} results each are right", flush=True
+            )
+        if number == 2:
+            print(f"RELEASED {jax_ep.release()} bytes", flush=True)
+    np.savez(f"{folder}/{jax.process_index()}.npz", **saved)
+
+
+def place(jax, whole, mesh):
+    """Makes an array from what all processes have."""
+    sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("expert"))
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def times(domain_size: int) -> None:
+    """Prints the median of each operation, in microseconds."""
+    import jax
+    import time_layouts
+
+    from jax_ep.bench.common.benchmark import Case
+    from jax_ep.bench.transfer import benchmark, problem, providers
+
+    mesh = problem.make_mesh(jax.device_count())
+    for sizes in TIMED:
+        shape = problem.Shape(*sizes)
+        made = problem.make_problem(mesh, shape, "balanced", 100e6)
+        for operation in ("dispatch", "redispatch", "combine"):
+            case = Case(operation, shape, "balanced", benchmark.BENCHMARK.chains(shape)[-1])
+            started = providers.Ours(domain_size=domain_size).start(case, made)
+            found = time_layouts.burst_times(started, 10)
+            if jax.process_index() == 0:
+                network = os.environ["JAX_EP_NETWORK"]
+                print(
+                    f"TIME {network} {operation} [{shape}]: {statistics.median(found):.1f} us",
+                    flush=True,
+                )
+
+
+def failure(domain_size: int) -> None:
+    """The last device makes no call. The others' end, say why, and work again after a release."""
+    import time
+
+    import jax
+    import numpy as np
+    import testing
+    from jax.experimental import multihost_utils
+    from jax.sharding import PartitionSpec as P
+    from testing import Sizes
+
+    import jax_ep
+
+    ranks = jax.device_count()
+    mesh = testing.mesh_of((ranks,), ("expert",))
+    sizes = Sizes(ranks, num_tokens=200, hidden=512, domain_size=domain_size)
+
+    def transfer(x, ids, weights):
+        sent = sizes.dispatch(x, ids, weights, implementation="cuda")
+        return jax_ep.combine(sent.rows, sent.plan, sent.row_weights, implementation="cuda")
+
+    program = jax.jit(
+        jax.shard_map(
+            transfer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False
+        )
+    )
+    rng = np.random.default_rng(0)
+    total = ranks * sizes.num_tokens
+    arguments = [
+        place(jax, array, mesh)
+        for array in (
+            rng.standard_normal((total, sizes.hidden), np.float32),
+            rng.integers(0, sizes.num_experts, (total, sizes.top_k)).astype(np.int32),
+            rng.random((total, sizes.top_k), np.float32),
+        )
+    ]
+    first = np.asarray(program(*arguments).addressable_shards[0].data)
+    jax_ep.check()
+    multihost_utils.sync_global_devices("first")
+    begin = time.monotonic()
+    if jax.process_index() == ranks - 1:
+        os.environ["JAX_EP_TEST_ABSENT_DEVICE"] = str(jax.local_devices()[0].local_hardware_id)
+    problem = None
+    try:
+        jax.block_until_ready(program(*arguments))
+        jax_ep.check()
+    except Exception as error:  # noqa: BLE001  both processes have to go on
+        problem = error
+    print(
+        f"FAILURE process {jax.process_index()} after {time.monotonic() - begin:.1f} s: {problem}",
+        flush=True,
+    )
+    os.environ.pop("JAX_EP_TEST_ABSENT_DEVICE", None)
+    time.sleep(2)
+    jax_ep.release()
+    again = np.asarray(program(*arguments).addressable_shards[0].data)
+    jax_ep.check()
+    testing.assert_bitwise(again, first, "after a release")
+    print(f"RIGHT AGAIN process {jax.process_index()}", flush=True)
+
+
+# ---- the parent
+
+
+def run(name: str, network: str, arguments: argparse.Namespace, folder: str = "") -> None:
+    options = [
+        "--folder",
+        folder,
+        "--domain-size",
+        str(arguments.domain_size),
+        "--timeout",
+        str(arguments.timeout),
+    ]
+    command = [__file__, "--child", name, *options]
+    variables = GPU | {"JAX_EP_NETWORK": network, "JAX_EP_DEBUG": "1"}
+    if name == "failure":
+        variables |= {"JAX_EP_ENTRY_TIMEOUT_S": "5", "JAX_EP_PROGRESS_TIMEOUT_S": "5"}
+    results = launcher.run(
+        command, processes=arguments.gpus, environment=variables, timeout=arguments.timeout
+    )
+    for process, result in enumerate(results):
+        kept = ("TIME", "BITS", "RELEASED", "FAILURE", "RIGHT")
+        lines = result.output.splitlines()
+        shown = [
+            line for line in lines if line.startswith(kept) or "NVSHMEM" in line or "probed" in line
+        ]
+        print(*(f"[{network} {process}] {line}" for line in shown[:60]), sep="\n", flush=True)
+        if result.status != 0:
+            print(result.output[-6000:], flush=True)
+            raise SystemExit(f"{name} with {network}: process {process} ended with {result.status}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--only", default="")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--domain-size", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=150, help="seconds of each run")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        faulthandler.dump_traceback_later(arguments.timeout - 10)  # says where it hangs
+    if arguments.child == "bits":
+        return bits(arguments.folder, arguments.domain_size)
+    if arguments.child:
+        return {"times": times, "failure": failure}[arguments.child](arguments.domain_size)
+    import numpy as np
+
+    if arguments.only in ("", "bits"):
+        with tempfile.TemporaryDirectory() as parent:
+            found = {}
+            for network in NETWORKS:
+                folder = os.path.join(parent, network)
+                os.mkdir(folder)
+                run("bits", network, arguments, folder)
+                found[network] = [dict(np.load(f"{folder}/{p}.npz")) for p in range(arguments.gpus)]
+            for process, (over, direct) in enumerate(zip(*found.values(), strict=True)):
+                wrong = [
+                    name for name, value in direct.items() if not np.array_equal(value, over[name])
+                ]
+                print(
+                    f"COMPARED process {process}: {len(direct)} results, {len(wrong)} differ {wrong[:5]}",
+                    flush=True,
+                )
+                if wrong:
+                    raise SystemExit(1)
+    for name in ("times", "failure"):
+        if arguments.only in ("", name):
+            for network in NETWORKS:
+                run(name, network, arguments)
+    print("OK", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
