@@ -48,8 +48,10 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/matmul/grouped_matmul_activation.cc
     ffi/handlers/matmul/grouped_matmul_quantized.cc
     ffi/handlers/matmul/grouped_matmul_quantized_activation.cc
+    ffi/handlers/matmul/grouped_matmul_quantized_rhs_gradient.cc
     ffi/handlers/operations.cc
     ffi/handlers/quantize/quantize.cc
+    ffi/handlers/quantize/quantize_transposed.cc
     ffi/handlers/quantize/quantize_weights.cc
     ffi/handlers/targets.cc
     ffi/handlers/transfer/bulk_copy_ceiling.cc
@@ -61,12 +63,14 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
     ffi/kernels/matmul/grouped_matmul_fp8.cc
+    ffi/kernels/matmul/grouped_matmul_fp8_rhs_gradient.cc
     ffi/kernels/matmul/launch.cc
     ffi/kernels/matmul/portable/activation_gradient.cu
     ffi/kernels/matmul/portable/family.cc
     ffi/kernels/matmul/portable/grouped_matmul_float32.cu
     ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_fp8_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/matmul/sm90/matmul_16bit.cc
@@ -76,6 +80,8 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc
     ffi/kernels/quantize/quantize.cu
+    ffi/kernels/quantize/quantize_transposed.cc
+    ffi/kernels/quantize/quantize_transposed.cu
     ffi/kernels/quantize/quantize_weights.cc
     ffi/kernels/quantize/quantize_weights.cu
     ffi/kernels/transfer/bulk_copy_ceiling.cc

@@ -24,10 +24,12 @@ Handlers GroupedMatmulHandlers();
 Handlers GroupedMatmulRhsGradientHandlers();
 Handlers GroupedMatmulQuantizedHandlers();
 Handlers GroupedMatmulQuantizedActivationHandlers();
+Handlers GroupedMatmulQuantizedRhsGradientHandlers();
 Handlers GroupedMatmulActivationHandlers();
 Handlers GroupedMatmulActivationGradientHandlers();
 Handlers QuantizeHandlers();
 Handlers QuantizeWeightsHandlers();
+Handlers QuantizeTransposedHandlers();
 
 // All operations of this build.
 inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
@@ -38,10 +40,12 @@ inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  GroupedMatmulRhsGradientHandlers,
                                                  GroupedMatmulQuantizedHandlers,
                                                  GroupedMatmulQuantizedActivationHandlers,
+                                                 GroupedMatmulQuantizedRhsGradientHandlers,
                                                  GroupedMatmulActivationHandlers,
                                                  GroupedMatmulActivationGradientHandlers,
                                                  QuantizeHandlers,
-                                                 QuantizeWeightsHandlers};
+                                                 QuantizeWeightsHandlers,
+                                                 QuantizeTransposedHandlers};
 
 // Loads the kernels of all operations that do not communicate on a device. Later calls return at
 // once: loading at every execution would cost as much as a small matmul.

@@ -28,7 +28,8 @@ struct Fp8Operands {
 };
 
 struct MatmulCall {
-  MatmulKind kind;   // 8-bit operands: kForwardTransposed or kActivation, both with b as [n, k]
+  MatmulKind kind;   // 8-bit operands: kForwardTransposed or kActivation, both with b as [n, k], or
+                     // kRhsGradient with both in row blocks (fp8_params.h)
   ElementType type;  // the kernel's: a's
   ElementType out_type;
   int64_t num_sms = 0;                  // 0: all

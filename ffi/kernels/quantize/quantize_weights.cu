@@ -1,34 +1,18 @@
 // Quantizes matrices in blocks of 128 x 128, in one pass over memory, for sm_80 and newer.
 //
-// A thread block takes a block of values, which it holds in registers. Each thread has a few
-// columns of eight rows. It transposes them in registers, and shared memory joins them to whole
-// rows.
-#include "ffi/device/common/transpose_bytes.cuh"
+// A thread block takes a block of values, which it holds in registers.
 #include "ffi/device/ptx/eight_bit_types.cuh"
 #include "ffi/device/ptx/memory.cuh"
 #include "ffi/device/quantize/elements.cuh"
 #include "ffi/device/quantize/scale.cuh"
+#include "ffi/device/quantize/transpose_block.cuh"
 #include "ffi/device/quantize/weights_params.h"
 #include "ffi/kernels/quantize/weights_kernels.h"
 
 namespace jax_ep {
 namespace {
 
-constexpr int kBlock = kValuesPerScale;
-constexpr int kThreadRows = 8;
-constexpr int kChunkBytes = 8;  // eight rows of a transposed column
-constexpr int kChunksPerRow = kBlock / kChunkBytes;
-constexpr int kVectorsPerTransposedRow = kBlock / static_cast<int>(sizeof(uint4));
-
-template <typename Type>
-constexpr int kVectorsPerBlockRow = kBlock / kPerVector<Type>;
-
-template <typename Type>
-constexpr int kThreads = kBlock / kThreadRows * kVectorsPerBlockRow<Type>;
-
-// Words of eight-bit values per vector of x.
-template <typename Type>
-constexpr int kWords = kPerVector<Type> / 4;
+using namespace transpose;
 
 // The block of values of a thread block, and the thread's values in it.
 struct Place {
@@ -45,10 +29,8 @@ __device__ Place FindPlace(const QuantizeWeightsParams& params) {
   place.column_block = blockIdx.x % column_blocks;
   place.row_block = row_of_blocks % static_cast<uint32_t>(params.row_blocks);
   place.matrix = row_of_blocks / static_cast<uint32_t>(params.row_blocks);
-  const int thread = static_cast<int>(threadIdx.x);
-  place.row = place.row_block * kBlock + thread / kVectorsPerBlockRow<Type> * kThreadRows;
-  place.column =
-      place.column_block * kBlock + thread % kVectorsPerBlockRow<Type> * kPerVector<Type>;
+  place.row = place.row_block * kBlock + ThreadChunk<Type>() * kThreadRows;
+  place.column = place.column_block * kBlock + ThreadColumn<Type>();
   return place;
 }
 
@@ -106,51 +88,21 @@ __device__ void StoreRows(const QuantizeWeightsParams& params, const Place& plac
   }
 }
 
-// Returns where shared memory has a chunk of a transposed row. The exclusive or spreads the chunks
-// that a half warp writes at once over all banks.
-template <typename Type>
-__device__ int ChunkIndex(int column, int chunk) {
-  return column * kChunksPerRow + (chunk ^ column / kPerVector<Type> % kChunksPerRow);
-}
-
-// Writes the thread's eight rows into `tile`, transposed.
-template <typename Type>
-__device__ void StoreChunks(uint2* tile, const uint32_t (&words)[kThreadRows][kWords<Type>]) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int chunk = thread / kVectorsPerBlockRow<Type>;
-  const int first_column = thread % kVectorsPerBlockRow<Type> * kPerVector<Type>;
-#pragma unroll
-  for (int w = 0; w < kWords<Type>; ++w) {
-    uint32_t low[4] = {words[0][w], words[1][w], words[2][w], words[3][w]};
-    uint32_t high[4] = {words[4][w], words[5][w], words[6][w], words[7][w]};
-    TransposeBytes(low);
-    TransposeBytes(high);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      tile[ChunkIndex<Type>(first_column + 4 * w + i, chunk)] = make_uint2(low[i], high[i]);
-    }
-  }
-}
-
 // Copies the transposed block from shared memory, 16 bytes per thread at a time.
 template <typename Type, bool kIsAligned>
 __device__ void StoreTransposed(const QuantizeWeightsParams& params, const Place& place,
                                 const uint2* tile) {
-  constexpr int kVectors = kBlock * kVectorsPerTransposedRow;
   const QuantizedMatrices& out = params.transposed;
   uint8_t* const matrix = out.values + place.matrix * out.matrix_value_stride;
 #pragma unroll
-  for (int first = 0; first < kVectors; first += kThreads<Type>) {
+  for (int first = 0; first < kTransposedVectors; first += kThreads<Type>) {
     const int vector = first + static_cast<int>(threadIdx.x);
     const int column = vector / kVectorsPerTransposedRow;
     const int chunk = vector % kVectorsPerTransposedRow * 2;
     const int out_row = place.column_block * kBlock + column;
     const int out_column = place.row_block * kBlock + chunk * kChunkBytes;
     if (out_row >= params.columns || out_column >= params.rows) continue;
-    // Both chunks are in one vector of 16 bytes, in the order of their index.
-    const int index = ChunkIndex<Type>(column, chunk);
-    uint4 loaded = reinterpret_cast<const uint4*>(tile)[index / 2];
-    if (index % 2 == 1) loaded = make_uint4(loaded.z, loaded.w, loaded.x, loaded.y);
+    const uint4 loaded = LoadChunks<Type>(tile, column, chunk);
     uint8_t* const to = matrix + out_row * out.value_stride + out_column;
     if constexpr (kIsAligned) {
       *reinterpret_cast<uint4*>(to) = loaded;

@@ -113,6 +113,10 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& 
   return status.ok() ? CheckNumSms(target, config.num_sms) : status;
 }
 
+Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedRhsGradientConfig& config) {
+  return CheckNumSms(target, config.num_sms);
+}
+
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config) {
   if (config.keep_pre_activation && config.activation == Activation::kNone) {
     return InvalidArgument(target, ": keep_pre_activation without an activation; expected one");
@@ -141,6 +145,10 @@ Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config)
     return InvalidArgument(target,
                            ": neither as_given nor transposed; expected one layout, or both");
   }
+  return CheckMinAmax(target, config.min_amax);
+}
+
+Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& config) {
   return CheckMinAmax(target, config.min_amax);
 }
 

@@ -53,6 +53,12 @@ struct GroupedMatmulQuantizedConfig {
   int64_t num_sms = 0;  // 0: the launch code chooses
 };
 
+// Attributes of grouped_matmul_quantized_rhs_gradient.
+struct GroupedMatmulQuantizedRhsGradientConfig {
+  bool has_accumulator = false;  // adds to a float32 operand
+  int64_t num_sms = 0;           // 0: the launch code chooses
+};
+
 // Attributes of quantize.
 struct QuantizeConfig {
   int64_t scale_block = 0;           // values of a row that share a scale; 0: all of them
@@ -65,6 +71,14 @@ struct QuantizeConfig {
 struct QuantizeWeightsConfig {
   bool as_given = false;             // with results in the layout of x
   bool transposed = false;           // with results whose last two axes are exchanged
+  float min_amax = 0;                // the least magnitude that a scale is made for
+  bool power_of_two_scales = false;  // scales are rounded up to powers of two
+};
+
+// Attributes of quantize_transposed.
+struct QuantizeTransposedConfig {
+  bool per_column = false;           // a scale per column of a row block; else one per 128 columns
+  bool zero_tail = false;            // also writes the row blocks past the last group
   float min_amax = 0;                // the least magnitude that a scale is made for
   bool power_of_two_scales = false;  // scales are rounded up to powers of two
 };
@@ -101,10 +115,12 @@ struct GroupedMatmulQuantizedActivationConfig {
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedRhsGradientConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config);
+Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& config);
 
 }  // namespace jax_ep
 

@@ -23,11 +23,14 @@ inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul
 inline constexpr char kGroupedMatmulQuantizedTarget[] = "jax_ep.grouped_matmul_quantized.v1";
 inline constexpr char kGroupedMatmulQuantizedActivationTarget[] =
     "jax_ep.grouped_matmul_quantized_activation.v1";
+inline constexpr char kGroupedMatmulQuantizedRhsGradientTarget[] =
+    "jax_ep.grouped_matmul_quantized_rhs_gradient.v1";
 inline constexpr char kGroupedMatmulActivationTarget[] = "jax_ep.grouped_matmul_activation.v1";
 inline constexpr char kGroupedMatmulActivationGradientTarget[] =
     "jax_ep.grouped_matmul_activation_gradient.v1";
 inline constexpr char kQuantizeTarget[] = "jax_ep.quantize.v1";
 inline constexpr char kQuantizeWeightsTarget[] = "jax_ep.quantize_weights.v1";
+inline constexpr char kQuantizeTransposedTarget[] = "jax_ep.quantize_transposed.v1";
 
 // The sizes that a launch needs, read from the shapes.
 struct GroupedMatmulSizes {
@@ -51,6 +54,13 @@ struct QuantizeWeightsSizes {
   int64_t rows = 0;
   std::vector<int64_t> columns;  // per operand
   int64_t total_columns = 0;
+  ElementType type = kOther;
+};
+
+struct QuantizeTransposedSizes {
+  int64_t num_rows = 0;
+  int64_t columns = 0;
+  int64_t row_blocks = 0;
   ElementType type = kOther;
 };
 
@@ -101,6 +111,14 @@ Status CheckGroupedMatmulQuantizedActivation(const GroupedMatmulQuantizedActivat
                                              Buffers operands, Buffers results,
                                              GroupedMatmulSizes* sizes);
 
+// a[B,K,128], a_scales[B,K], b[B,N,128], b_scales[B,N/128], group_sizes[L], [accumulator]
+//   -> rhs gradient [L,K,N]
+// B are row blocks of 128, never of two groups. `sizes->num_rows` is 128 * B. The accumulator is as
+// in CheckGroupedMatmulRhsGradient.
+Status CheckGroupedMatmulQuantizedRhsGradient(const GroupedMatmulQuantizedRhsGradientConfig& config,
+                                              Buffers operands, Buffers results,
+                                              GroupedMatmulSizes* sizes);
+
 // lhs[M,K], rhs[L,K,N], group_sizes[L], [bias[L,N]], [row_weights[M]] -> out[M,F], [pre[M,N]]
 // N is 2F for a gated activation, otherwise F. `sizes->columns` is F.
 Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config, Buffers operands,
@@ -122,6 +140,11 @@ Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers res
 // have a partial block of columns. Scales have one number per block of values.
 Status CheckQuantizeWeights(const QuantizeWeightsConfig& config, Buffers operands, Buffers results,
                             QuantizeWeightsSizes* sizes);
+
+// x[M,C], first_rows[B], num_rows[B] -> values[B,C,128], scales[B,S]
+// S is C, or the blocks of C.
+Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers operands,
+                               Buffers results, QuantizeTransposedSizes* sizes);
 
 }  // namespace jax_ep
 

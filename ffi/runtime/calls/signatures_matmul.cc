@@ -59,6 +59,28 @@ Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, B
   return {};
 }
 
+Status CheckGroupedMatmulQuantizedRhsGradient(const GroupedMatmulQuantizedRhsGradientConfig& config,
+                                              Buffers operands, Buffers results,
+                                              GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulQuantizedRhsGradientTarget, operands, results);
+  Size b{"B"}, k{"K"}, n{"N"}, l{"L"}, rows{"128", kScaleBlock}, n_blocks{"N/128"};
+  Types f8{kF8E4M3}, f32{kF32}, s32{kS32};
+  Types gradient{config.has_accumulator ? static_cast<uint16_t>(kF32)
+                                        : static_cast<uint16_t>(kBF16 | kF32)};
+  check.Operand("a", f8, {&b, &k, &rows});
+  check.Operand("a_scales", f32, {&b, &k});
+  check.Operand("b", f8, {&b, &n, &rows});
+  n_blocks.value = CeilDivide(n.value, kScaleBlock);
+  check.Operand("b_scales", f32, {&b, &n_blocks});
+  check.Operand("group_sizes", s32, {&l});
+  if (config.has_accumulator) check.Operand("accumulator", gradient, {&l, &k, &n});
+  check.Result("rhs_gradient", gradient, {&l, &k, &n});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value,   b.value * kScaleBlock, k.value,  n.value,
+            f8.type(), gradient.type(),       f8.type()};
+  return {};
+}
+
 namespace {
 
 // Checks sizes that follow from F: the columns of pre-activations, and the blocks of row dots.

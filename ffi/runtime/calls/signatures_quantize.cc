@@ -82,4 +82,20 @@ Status CheckQuantizeWeights(const QuantizeWeightsConfig& config, Buffers operand
   return {};
 }
 
+Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers operands,
+                               Buffers results, QuantizeTransposedSizes* sizes) {
+  BufferChecker check(kQuantizeTransposedTarget, operands, results);
+  Size m{"M"}, c{"C"}, b{"B"}, rows{"128", kScaleBlock}, s{"S"};
+  Types x{kRowTypes}, s32{kS32}, f32{kF32}, e4m3{kF8E4M3};
+  check.Operand("x", x, {&m, &c});
+  check.Operand("first_rows", s32, {&b});
+  check.Operand("num_rows", s32, {&b});
+  s.value = config.per_column ? c.value : CeilDivide(c.value, kScaleBlock);
+  check.Result("values", e4m3, {&b, &c, &rows});
+  check.Result("scales", f32, {&b, &s});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {m.value, c.value, b.value, x.type()};
+  return {};
+}
+
 }  // namespace jax_ep

@@ -146,13 +146,20 @@ def _unsupported(avals: list[Aval], params: GroupedMatmulParams, formats: Format
 
 def unsupported_operands(avals: list[Aval], formats: Formats) -> str | None:
     """Returns why no kernel multiplies lhs, lhs_scales, rhs, rhs_scales by group_sizes, or None."""
+    return (
+        unsupported_gpus() or _unsupported_formats(formats) or _unsupported_shapes(avals, formats)
+    )
+
+
+def unsupported_gpus() -> str | None:
+    """Returns why the GPUs of this machine do not multiply eight-bit operands, or None."""
     others = [c for c in runtime.compute_capabilities() if c != KERNEL_CAPABILITY]
-    if others:
-        return (
-            f"eight-bit operands need GPUs of compute capability {KERNEL_CAPABILITY}, and there is "
-            f"one of {others[0]}"
-        )
-    return _unsupported_formats(formats) or _unsupported_shapes(avals, formats)
+    if not others:
+        return None
+    return (
+        f"eight-bit operands need GPUs of compute capability {KERNEL_CAPABILITY}, and there is "
+        f"one of {others[0]}"
+    )
 
 
 def _unsupported_formats(formats: Formats) -> str | None:

@@ -135,7 +135,7 @@ class _Blocks:
     """
 
     def __init__(self, group_sizes: jax.Array, num_rows: int):
-        ends = _group_ends(group_sizes, num_rows)
+        ends = group_ends(group_sizes, num_rows)
         sizes = jnp.diff(ends, prepend=0)
         blocks_of = divide(sizes + (ROWS_PER_BLOCK - 1), ROWS_PER_BLOCK)
         last_blocks = jnp.cumsum(blocks_of)
@@ -161,20 +161,20 @@ def _blocks(group_sizes: jax.Array, num_rows: int) -> _Blocks:
     return _Blocks(group_sizes, num_rows)
 
 
-def _group_ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+def group_ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
     # Sizes come from the device: negative ones and sums past the end must stay harmless.
     return jnp.minimum(jnp.cumsum(jnp.clip(group_sizes, 0, num_rows)), num_rows)
 
 
 def _group_of_rows(group_sizes: jax.Array, num_rows: int) -> jax.Array:
     """int32[M]; rows of the tail count to the last group."""
-    ends = _group_ends(group_sizes, num_rows)
+    ends = group_ends(group_sizes, num_rows)
     group = (ends <= jnp.arange(num_rows)[:, None]).sum(1)
     return jnp.minimum(group, group_sizes.shape[0] - 1)
 
 
 def _fill_tail(rows: jax.Array, group_sizes: jax.Array, value: float) -> jax.Array:
-    in_tail = jnp.arange(rows.shape[0]) >= _group_ends(group_sizes, rows.shape[0])[-1]
+    in_tail = jnp.arange(rows.shape[0]) >= group_ends(group_sizes, rows.shape[0])[-1]
     return jnp.where(in_tail[:, None], value, rows).astype(rows.dtype)
 
 

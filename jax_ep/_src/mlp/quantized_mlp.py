@@ -20,8 +20,8 @@ from jax_ep._src.matmul.grouped_matmul_quantized_activation import (
     bind_quantized_activation,
     has_quantized_activation,
 )
+from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import bind_weight_gradient
 from jax_ep._src.matmul.groups import rows_in_groups
-from jax_ep._src.matmul.primitives import bind_rhs_gradient
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.quant.quantize import dequantize, quantize
@@ -164,11 +164,14 @@ def quantized_mlp_backward(
     to_up, to_down = (
         params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
     )
-    w_up_bar = bind_rhs_gradient(
-        dequantize(rows, dtype), pre_activation_bar, group_sizes, to_up, accumulators.w_up
+    weight_gradient = functools.partial(
+        bind_weight_gradient, group_sizes=group_sizes, recipe=_recipe(params)
     )
-    w_down_bar = bind_rhs_gradient(
-        activations.astype(dtype), y_bar, group_sizes, to_down, accumulators.w_down
+    w_up_bar = weight_gradient(
+        dequantize(rows, dtype), pre_activation_bar, params=to_up, accumulator=accumulators.w_up
+    )
+    w_down_bar = weight_gradient(
+        activations.astype(dtype), y_bar, params=to_down, accumulator=accumulators.w_down
     )
     experts_bar = gradient_of_experts(params.accumulation, w_up_bar, w_down_bar, None, None)
     return rows_bar, experts_bar, row_weights_bar

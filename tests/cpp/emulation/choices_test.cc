@@ -121,6 +121,9 @@ Sm90Kernel Fp8MatmulKernel(Fp8Kind kind, bool is_short) {
   return MakeSm90(Concatenate(kNames[static_cast<int>(kind)], is_short ? ", short" : ""), 128, 256);
 }
 Sm90Kernel Fp8ActivationKernel() { return MakeSm90("f8 activation", 128, 256); }
+Sm90Kernel Fp8RhsGradientKernel(bool is_short) {
+  return MakeSm90(Concatenate("f8 gradient", is_short ? ", short" : ""), 128, 256);
+}
 
 MatmulKernel Portable16BitMatmulKernel(bool is_bfloat16, MatmulKind kind, bool use_cp_async) {
   return {.address = Named(Concatenate("portable ", is_bfloat16 ? "bf16 " : "f16 ", NameOf(kind),

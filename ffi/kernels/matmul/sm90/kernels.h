@@ -47,6 +47,10 @@ Sm90Kernel Fp8MatmulKernel(Fp8Kind kind, bool is_short);
 // Returns the kernel of kBlock128 with a gated activation, whose results are quantized.
 Sm90Kernel Fp8ActivationKernel();
 
+// Returns the kernel of weight gradients of kBlock128, whose operands are in row blocks
+// (fp8_params.h). It takes Fp8Scales last. Both forms compute the same bits.
+Sm90Kernel Fp8RhsGradientKernel(bool is_short);
+
 const MatmulFamily& Sm90Matmuls();
 const MatmulFamily& Sm90Fp8Matmuls();
 

@@ -67,6 +67,25 @@ Status MakeTensorMaps(const MatmulCall& call, int64_t columns, const Sm90Kernel&
   return status;
 }
 
+// The same for a weight gradient: the operands are stacks of row blocks, and so is the result of
+// matrices.
+Status MapRhsGradient(const MatmulCall& call, const Sm90Kernel& kernel, MatmulTensorMaps* maps) {
+  const MatmulParams& params = call.params;
+  const int64_t row_blocks = params.groups.num_rows / kFp8Block;
+  constexpr int64_t kColumns = kFp8Block / kPacked;
+  Status status =
+      MakeTensorMap(MappedTensor::Stack(params.a.data, kBF16, kColumns, params.shape_m, row_blocks),
+                    {kernel.a_box_rows}, &maps->a);
+  if (!status.ok()) return status;
+  status =
+      MakeTensorMap(MappedTensor::Stack(params.b.data, kBF16, kColumns, params.shape_n, row_blocks),
+                    {kernel.b_box_rows}, &maps->b);
+  if (!status.ok()) return status;
+  return MakeTensorMap(MappedTensor::Stack(params.out, call.out_type, params.shape_n,
+                                           params.shape_m, params.groups.num_groups),
+                       {kSm90OutBoxRows}, &maps->out);
+}
+
 class Sm90Fp8 final : public MatmulFamily {
   bool RunsOn(ComputeCapability device) const override {
     static_assert(10 * kSm90.major + kSm90.minor == kEightBitCapability);
@@ -74,7 +93,9 @@ class Sm90Fp8 final : public MatmulFamily {
   }
 
   std::vector<MatmulKernel> Kernels() const override {
-    std::vector<MatmulKernel> kernels = {Fp8ActivationKernel().kernel};
+    std::vector<MatmulKernel> kernels = {Fp8ActivationKernel().kernel,
+                                         Fp8RhsGradientKernel(false).kernel,
+                                         Fp8RhsGradientKernel(true).kernel};
     for (Fp8Kind kind : {Fp8Kind::kBlock128, Fp8Kind::kRow, Fp8Kind::kRowE5M2}) {
       for (bool is_short : {false, true}) {
         kernels.push_back(Fp8MatmulKernel(kind, is_short).kernel);
@@ -91,6 +112,7 @@ class Sm90Fp8 final : public MatmulFamily {
     if (!status.ok() || params.groups.num_rows == 0 || params.groups.num_groups == 0) {
       return status;
     }
+    if (call.kind == MatmulKind::kRhsGradient) return PlanRhsGradient(call, plan);
     const bool is_activation = call.kind == MatmulKind::kActivation;
     const Sm90Kernel kernel = is_activation
                                   ? Fp8ActivationKernel()
@@ -109,6 +131,30 @@ class Sm90Fp8 final : public MatmulFamily {
         .out = call.fp8->out_scales,
         .out_is_power_of_two = call.fp8->power_of_two_scales};
     params.shape_k /= kPacked;
+    params.b_column_blocks = 1;
+    params.out_tile_n = OutTileColumns(call, kernel.kernel);
+    params.out_is_float32 = call.out_type == kF32;
+    const int64_t tiles = MaxTiles(call.kind, kernel.kernel, params);
+    if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
+    plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, scales);
+    return {};
+  }
+
+ private:
+  static Status PlanRhsGradient(const MatmulCall& call, MatmulPlan* plan) {
+    MatmulParams params = call.params;
+    const int32_t row_blocks = params.groups.num_rows / kFp8Block;
+    const bool is_short = row_blocks <= kFp8ShortK / kFp8Block * params.groups.num_groups;
+    const Sm90Kernel kernel = Fp8RhsGradientKernel(is_short);
+    MatmulTensorMaps maps;
+    Status status = MapRhsGradient(call, kernel, &maps);
+    if (!status.ok()) return status;
+    const Fp8Scales scales = {.a = call.fp8->a_scales,
+                              .b = call.fp8->b_scales,
+                              .k_blocks = row_blocks,
+                              .n_blocks = CeilDivide(params.shape_n, kFp8Block),
+                              .half_stride = 1,
+                              .a_stride = params.shape_m};
     params.b_column_blocks = 1;
     params.out_tile_n = OutTileColumns(call, kernel.kernel);
     params.out_is_float32 = call.out_type == kF32;

@@ -40,6 +40,9 @@ struct dim3 {
 struct int2 {
   int x, y;
 };
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(8) uint2 {
   unsigned x, y;
 };
@@ -153,9 +156,9 @@ inline void __nanosleep(unsigned nanoseconds) {
 }
 
 template <typename T>
-T __shfl_sync(unsigned, T value, int lane) {
+T __shfl_sync(unsigned, T value, int lane, int width = 32) {
   const uint64_t* const all = ::emulation::Exchange(::emulation::ToWord(value));
-  return ::emulation::FromWord<T>(all[lane % 32]);
+  return ::emulation::FromWord<T>(all[threadIdx.x % 32 / width * width + lane % width]);
 }
 template <typename T>
 T __shfl_up_sync(unsigned, T value, int distance) {
@@ -237,6 +240,11 @@ T atomicCAS(T* address, T expected, T value) {
   return expected;
 }
 
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+
 template <typename A, typename B>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   return b < a ? b : a;
@@ -259,5 +267,6 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 #include "tests/cpp/emulation/ptx/tma.cuh"
 #include "tests/cpp/emulation/ptx/wgmma.cuh"
 #include "tests/cpp/emulation/ptx/wgmma_columns.cuh"
+#include "tests/cpp/emulation/ptx/wgmma_fp8.cuh"
 
 #endif  // JAX_EP_TESTS_CPP_EMULATION_CUDA_EMULATOR_H_

@@ -35,6 +35,7 @@ inline constexpr int kQuad = 4;
 // Scales of 1 x 128 blocks of a, and of 128 x 128 blocks of b.
 struct BlockScales {
   static constexpr bool kPerKBlock = true;
+  static constexpr bool kContractsRows = false;  // k runs over the rows of a group
 
   // Loads this lane's part of four k-blocks from `first` on, which may be past the end. Rows past
   // the group's end have scales of 0, and so have tiles of zeros, whose scales would be those of
@@ -82,6 +83,7 @@ struct BlockScales {
 // One scale per row of a and per column of a matrix of b, applied to a tile's sums.
 struct RowScales {
   static constexpr bool kPerKBlock = false;
+  static constexpr bool kContractsRows = false;
 
   __device__ static KBlockScales Load(const Fp8Scales&, const EpilogueCoordinates&, int) {
     return {{1, 1}, {1, 1}};

@@ -50,9 +50,13 @@ class Fp8Epilogue {
  private:
   __device__ void StoreHalf(float (&sums)[kHalfAccumulators]) {
     Scales::Apply(factors_, sums);
-    const TmaCoordinates box = PrefixBox(at_);
+    // Every element of a gradient is in one tile only, so the sum that TMA adds does not depend on
+    // an order.
+    constexpr bool kIsGradient = Scales::kContractsRows;
+    const TmaCoordinates box =
+        kIsGradient ? TmaCoordinates{at_.n, at_.m, 0, at_.group} : PrefixBox(at_);
     if (params_.out_is_float32) {
-      staging_.StoreFloat32(map_, box, sums, false);
+      staging_.StoreFloat32(map_, box, sums, kIsGradient && params_.accumulates);
     } else {
       staging_.ReplaceRounded<BFloat16>(sums);
       staging_.Store<2>(map_, box);

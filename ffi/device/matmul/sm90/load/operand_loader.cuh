@@ -3,6 +3,7 @@
 #define JAX_EP_DEVICE_MATMUL_SM90_LOAD_OPERAND_LOADER_CUH_
 
 #include "ffi/device/matmul/params.h"
+#include "ffi/device/matmul/sm90/fp8_params.h"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/device/ptx/mbarrier.cuh"
@@ -21,8 +22,9 @@ __device__ inline void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t ful
   }
 }
 
-// Loads the k-blocks of both operands for the producer warp.
-template <MatmulKind kKind, bool kHasUp = false>
+// Loads the k-blocks of both operands for the producer warp. `kInRowBlocks`: the operands of an FP8
+// weight gradient, see fp8_params.h.
+template <MatmulKind kKind, bool kHasUp = false, bool kInRowBlocks = false>
 struct OperandLoader {
   const MatmulTensorMaps& maps;
   const int block_rank;       // in the cluster
@@ -32,7 +34,7 @@ struct OperandLoader {
   // Calls run(k per stage, load_stage) once: load_stage(k, stage, full_barrier) is LoadKBlock.
   template <typename Function>
   __device__ __forceinline__ void SelectLoad(const Tile& tile, const Function& run) const {
-    run(kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
+    run(kInRowBlocks ? kFp8Block : kTileK, [&](int k, uint32_t stage, uint32_t full_barrier) {
       LoadKBlock(tile, k, stage, full_barrier);
     });
   }
@@ -64,12 +66,22 @@ struct OperandLoader {
     return PrefixCoordinates(tile.k + tile.num_k, column, tile.k + k, column_block);
   }
 
+  // FP8 weight gradients: a row block, from a row of its [m or n, 128] on.
+  __device__ static TmaCoordinates RowBlock(const Tile& tile, int k, int row) {
+    return {0, row, 0, (tile.k + k) / kFp8Block};
+  }
+
   // Rows past the group's end are zeros. kRhsGradient would add the next group's rows to its
   // accumulators. Other kinds would not store their results, but can save the reads.
   template <bool kMulticast>
   __device__ void LoadA(const Tile& tile, int k, int half, uint32_t stage,
                         uint32_t full_barrier) const {
     const int m = half * kWarpgroupM;
+    if constexpr (kInRowBlocks) {
+      LoadBox<kMulticast>(stage + half * kAHalfBytes, &maps.a, full_barrier,
+                          RowBlock(tile, k, tile.m + m));
+      return;
+    }
     LoadBox<kMulticast>(stage + half * kAHalfBytes, &maps.a, full_barrier,
                         kIsRhsGradient<kKind>
                             ? ContractedRows(tile, k, tile.m + m)
@@ -83,7 +95,9 @@ struct OperandLoader {
     // In a gated activation the second half has the up columns of the first half's gate columns.
     const bool is_up = kHasUp && up_offset > 0 && half > 0;
     const int n = tile.n + (is_up ? up_offset : half * kHalfN);
-    if constexpr (kHasTransposedB<kKind>) {
+    if constexpr (kInRowBlocks) {
+      LoadBox<kMulticast>(to, &maps.b, full_barrier, RowBlock(tile, k, n));
+    } else if constexpr (kHasTransposedB<kKind>) {
       LoadBox<kMulticast>(to, &maps.b, full_barrier, {tile.k + k, n, 0, tile.group});
     } else if (b_column_blocks > 1) {
       LoadBox<kMulticast>(to, &maps.b, full_barrier, ContractedRows(tile, k, 0, n / kColumnBlock));

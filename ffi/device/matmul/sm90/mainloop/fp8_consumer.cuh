@@ -177,6 +177,7 @@ class Fp8Consumer {
 
   // A load whose result is used at once stops the warp for longer than the MMAs take.
   __device__ KBlockScales LoadScales(int k_block) const {
+    if constexpr (Scales::kContractsRows) k_block += tile_.k / kFp8Block;
     return Scales::Load(scales_, Place(), k_block);
   }
 
@@ -196,12 +197,15 @@ class Fp8Consumer {
   __device__ EpilogueCoordinates Place() const {
     const int m = warp_ * kWarpM;
     // A tile of zeros has a k past the end of the operands.
-    const int group = tile_.k > 0 ? -1 : tile_.group;
+    const int group = !Scales::kContractsRows && tile_.k > 0 ? -1 : tile_.group;
     return {.group = group, .m = tile_.m + m, .n = tile_.n, .num_m = tile_.num_m - m};
   }
 
   __device__ int Warpgroup() const { return warp_ / kWarpgroupWarps; }
-  __device__ int NumKBlocks() const { return CeilDivide(tile_.num_k, kTileK); }
+  // k counts pairs of values, but rows in weight gradients.
+  __device__ int NumKBlocks() const {
+    return CeilDivide(tile_.num_k, Scales::kContractsRows ? kFp8Block : kTileK);
+  }
 
   const Fp8Scales& scales_;
   const Pipeline& pipeline_;

@@ -1,0 +1,91 @@
+// Weight gradients of grouped matmuls of 8-bit operands with TMA and wgmma, for sm_90a.
+//
+// The kernel of grouped_matmul_fp8.cu with the tiles of grouped_matmul_rhs_gradient.cu. Both
+// operands are transposed in row blocks (fp8_params.h), since 8-bit wgmma reads K-major operands
+// only. A row block is a k-block, whose products the consumers promote to float32 sums.
+#include "ffi/device/matmul/sm90/epilogue/fp8_store.cuh"
+#include "ffi/device/matmul/sm90/epilogue/row_block_scales.cuh"
+#include "ffi/device/matmul/sm90/load/producer.cuh"
+#include "ffi/device/matmul/sm90/mainloop/fp8_consumer.cuh"
+#include "ffi/device/matmul/sm90/pipeline.cuh"
+#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
+#include "ffi/device/matmul/sm90/tensor_maps.h"
+#include "ffi/device/matmul/sm90/warp_roles.cuh"
+#include "ffi/device/ptx/shared_memory.cuh"
+#include "ffi/device/ptx/tma.cuh"
+#include "ffi/kernels/matmul/sm90/kernels.h"
+
+namespace jax_ep::sm90 {
+
+static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) + sizeof(Fp8Scales) <= 4096,
+              "the limit of kernel parameters before CUDA 12.1");
+static_assert(kFp8Block == kSwizzleBytes, "a row block is one k-block");
+static_assert(kTileK <= kFp8Block, "a tile of zeros has one k-block");
+static_assert(kTileM == kFp8Block && kHalfN == kFp8Block, "a half of b has one scale per k-block");
+
+// `kIsShort`: the tiles have few k-blocks.
+template <bool kIsShort>
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedMatmulFp8RhsGradientKernel(const __grid_constant__ MatmulTensorMaps maps,
+                                      const __grid_constant__ MatmulParams params,
+                                      const __grid_constant__ Fp8Scales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr MatmulKind kKind = MatmulKind::kRhsGradient;
+  using Epilogue = Fp8Epilogue<RowBlockScales, kIsShort>;
+  constexpr int kRegisters = Epilogue::kConsumerRegisters;
+  constexpr int kOfBlock = kThreads * kLaunchRegisters / kWarpgroupThreads;
+  constexpr int kFewRegisters = (kOfBlock - kConsumerWarpgroups * kRegisters) / 8 * 8;
+  static_assert(kFewRegisters >= 24, "setmaxnreg takes 24 to 256");
+  const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
+  RunWarpRoles<kFewRegisters, kRegisters>(
+      pipeline,
+      [&] {
+        PrefetchTensorMap(&maps.a);
+        PrefetchTensorMap(&maps.b);
+        PrefetchTensorMap(&maps.out);
+      },
+      [&] { FindFirstTile<kKind>(params, pipeline); },
+      [&](int block_rank) {
+        RunProducer(pipeline, OperandLoader<kKind, false, true>{maps, block_rank, 0, 1});
+      },
+      [&](int block_rank) { RunScheduler<kKind>(params, pipeline, block_rank); },
+      [&] {
+        Fp8Consumer<Float8E4M3, Float8E4M3, RowBlockScales, Epilogue>(maps, params, scales,
+                                                                      pipeline)
+            .Run();
+      });
+#else
+  __trap();  // code for compute capability 9.0 must be built for sm_90a
+#endif
+}
+
+template __global__ void GroupedMatmulFp8RhsGradientKernel<false>(
+    const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams,
+    const __grid_constant__ Fp8Scales);
+template __global__ void GroupedMatmulFp8RhsGradientKernel<true>(
+    const __grid_constant__ MatmulTensorMaps, const __grid_constant__ MatmulParams,
+    const __grid_constant__ Fp8Scales);
+
+}  // namespace jax_ep::sm90
+
+#ifndef __CUDACC_RTC__  // NVRTC compiles the device code only
+
+namespace jax_ep {
+
+Sm90Kernel Fp8RhsGradientKernel(bool is_short) {
+  using namespace sm90;
+  const auto kernel =
+      is_short ? GroupedMatmulFp8RhsGradientKernel<true> : GroupedMatmulFp8RhsGradientKernel<false>;
+  return {.kernel = {.address = reinterpret_cast<const void*>(kernel),
+                     .threads = kThreads,
+                     .cluster_blocks = kClusterBlocks,
+                     .shared_bytes = SharedLayout::kBytes,
+                     .tile_m = kTileM,
+                     .tile_n = kTileN},
+          .a_box_rows = kWarpgroupM,
+          .b_box_rows = kHalfN};
+}
+
+}  // namespace jax_ep
+
+#endif  // __CUDACC_RTC__

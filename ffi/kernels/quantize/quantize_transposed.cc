@@ -1,0 +1,83 @@
+#include "ffi/kernels/quantize/quantize_transposed.h"
+
+#include <limits>
+
+#include "ffi/device/common/limits.h"
+#include "ffi/device/quantize/transposed_params.h"
+#include "ffi/kernels/quantize/transposed_kernels.h"
+#include "ffi/runtime/calls/config.h"
+#include "ffi/runtime/cuda/device_cuda.h"
+
+namespace jax_ep {
+namespace {
+
+static_assert(kValuesPerScale == kScaleBlock, "host and device agree");
+
+bool IsMultiple(const void* address, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+}  // namespace
+
+Status LoadQuantizeTransposedKernels() {
+  for (ElementType type : {kBF16, kF16, kF32}) {
+    for (int form = 0; form < 4; ++form) {
+      const void* const kernel = QuantizeTransposedKernelAddress(type, form / 2 == 1, form % 2);
+      cudaFuncAttributes attributes;  // reading them loads the code
+      Status status =
+          FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading quantize_transposed");
+      if (!status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+Status CheckQuantizeTransposedLaunch(int64_t num_rows, int64_t columns, int64_t row_blocks) {
+  const struct {
+    const char* name;
+    int64_t value;
+  } named[] = {{"M", num_rows}, {"C", columns}, {"B", row_blocks}};
+  for (const auto& [name, value] : named) {
+    if (value < 0 || value > kMaxItems) {
+      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems);
+    }
+  }
+  const double blocks = static_cast<double>(row_blocks) * CeilDivide(columns, kScaleBlock);
+  if (blocks > std::numeric_limits<int32_t>::max()) {
+    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernels take up to ",
+                         std::numeric_limits<int32_t>::max());
+  }
+  return {};
+}
+
+Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t stream) {
+  Status status = CheckQuantizeTransposedLaunch(call.num_rows, call.columns, call.row_blocks);
+  const int64_t column_blocks = CeilDivide(call.columns, kScaleBlock);
+  const auto blocks = static_cast<unsigned>(call.row_blocks * column_blocks);
+  if (!status.ok() || blocks == 0) return status;
+  if (!IsMultiple(call.values, kVectorBytes)) {
+    return FailedPrecondition("values begin at an address that is no multiple of ", kVectorBytes);
+  }
+  const bool is_aligned = call.columns * ElementBytes(call.type) % kVectorBytes == 0 &&
+                          IsMultiple(call.x, kVectorBytes);
+  QuantizeTransposedParams params = {.x = call.x,
+                                     .first_rows = call.first_rows,
+                                     .num_rows = call.block_rows,
+                                     .values = call.values,
+                                     .scales = call.scales,
+                                     .rows = static_cast<int32_t>(call.num_rows),
+                                     .columns = static_cast<int32_t>(call.columns),
+                                     .column_blocks = static_cast<int32_t>(column_blocks),
+                                     .scale = {.min_amax = call.min_amax,
+                                               .inverse_largest = kInverseLargestE4M3,
+                                               .power_of_two_scales = call.power_of_two_scales},
+                                     .zero_tail = call.zero_tail};
+  const void* const kernel =
+      QuantizeTransposedKernelAddress(call.type, call.per_column, is_aligned);
+  const auto threads = static_cast<unsigned>(QuantizeTransposedThreads(call.type));
+  void* arguments[] = {&params};
+  return FromCuda(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream),
+                  "quantize_transposed");
+}
+
+}  // namespace jax_ep

@@ -1,0 +1,42 @@
+// Launches the kernel that quantizes the rows of groups, transposed.
+#ifndef JAX_EP_KERNELS_QUANTIZE_QUANTIZE_TRANSPOSED_H_
+#define JAX_EP_KERNELS_QUANTIZE_QUANTIZE_TRANSPOSED_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ffi/runtime/calls/buffers.h"
+#include "ffi/runtime/status.h"
+
+namespace jax_ep {
+
+// A row block is up to 128 rows of one group, see QuantizeTransposedParams.
+struct QuantizeTransposed {
+  ElementType type = kOther;  // x's
+  int64_t num_rows = 0;
+  int64_t columns = 0;
+  int64_t row_blocks = 0;
+  bool per_column = false;  // a scale per column of a row block; else one per 128 columns
+  bool zero_tail = false;   // also writes the row blocks without rows
+  float min_amax = 0;
+  bool power_of_two_scales = false;
+  const void* x = nullptr;              // [num_rows, columns]
+  const int32_t* first_rows = nullptr;  // [row_blocks]
+  const int32_t* block_rows = nullptr;  // [row_blocks]
+  uint8_t* values = nullptr;            // [row_blocks, columns, 128]
+  float* scales = nullptr;              // [row_blocks, columns], or [row_blocks, columns / 128]
+};
+
+// Loads the kernels on the current device, see LoadMatmulKernels.
+Status LoadQuantizeTransposedKernels();
+
+// Checks whether the kernels support the sizes. Called when XLA compiles a call, and by the launch.
+Status CheckQuantizeTransposedLaunch(int64_t num_rows, int64_t columns, int64_t row_blocks);
+
+// Quantizes on `stream`.
+Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t stream);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_QUANTIZE_QUANTIZE_TRANSPOSED_H_

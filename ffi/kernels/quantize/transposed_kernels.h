@@ -1,0 +1,19 @@
+// The kernels that quantize the rows of groups, transposed, by type.
+#ifndef JAX_EP_KERNELS_QUANTIZE_TRANSPOSED_KERNELS_H_
+#define JAX_EP_KERNELS_QUANTIZE_TRANSPOSED_KERNELS_H_
+
+#include "ffi/runtime/calls/buffers.h"
+
+namespace jax_ep {
+
+// `type` is that of the rows: kBF16, kF16 or kF32. With `per_column` each column of a row block has
+// a scale, otherwise 128 columns share one. With `is_aligned` every vector of x is whole and
+// aligned.
+const void* QuantizeTransposedKernelAddress(ElementType type, bool per_column, bool is_aligned);
+
+// Threads per block.
+int QuantizeTransposedThreads(ElementType type);
+
+}  // namespace jax_ep
+
+#endif  // JAX_EP_KERNELS_QUANTIZE_TRANSPOSED_KERNELS_H_

@@ -1,0 +1,129 @@
+"""Quantizes the rows of groups as gradients of weights read them: transposed, in row blocks.
+
+Eight-bit tensor cores read both operands along the sum's axis, which in a gradient of weights is a
+group's rows. A row block has up to 128 rows of one group; rows that it lacks are zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_ep._src.core import compat, primitive
+from jax_ep._src.core.compat import Aval
+from jax_ep._src.quant import reference
+from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, num_blocks
+from jax_ep._src.quant.quantize import scale_attributes
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizeTransposedParams:
+    """Parameters of quantize_transposed; the format is beside them."""
+
+    implementation: str | None
+    zero_tail: bool = dataclasses.field(default_factory=compat.looks_for_nan)
+
+
+def transposed_format(format: Format) -> Format:
+    """Returns the format of row blocks: E4M3 in blocks, with the other properties of `format`."""
+    return Fp8Block128(format.scale_rounding, format.min_amax)
+
+
+def bind_quantize_transposed(
+    x: jax.Array,
+    first_rows: jax.Array,
+    num_rows: jax.Array,
+    format: Format,
+    *,
+    per_column: bool,
+    implementation: str | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Binds the primitive, in a derivative rule.
+
+    Args:
+      x: float[M, C].
+      first_rows: int32[B], the first row of each block in x.
+      num_rows: int32[B], up to 128 of them. Blocks without rows are unspecified.
+      format: a format of blocks of 128.
+      per_column: whether each column of a row block has a scale. Otherwise 128 columns share one.
+      implementation: as in `quantize`.
+
+    Returns:
+      values [B, C, 128], and scales [B, C] or [B, ceil(C / 128)].
+    """
+    values, scales = quantize_transposed_p.bind(
+        x,
+        first_rows,
+        num_rows,
+        params=QuantizeTransposedParams(implementation),
+        format=format,
+        per_column=per_column,
+    )
+    return values, scales
+
+
+def _avals(
+    x: Aval,
+    first_rows: Aval,
+    num_rows: Aval,
+    *,
+    params: QuantizeTransposedParams,
+    format: Format,
+    per_column: bool,
+) -> list[Aval]:
+    blocks, columns = first_rows.shape[0], x.shape[1]
+    scales = columns if per_column else num_blocks(columns, BLOCK)
+    return [
+        compat.aval_like(x, (blocks, columns, BLOCK), format.dtype),
+        compat.aval_like(x, (blocks, scales), format.scale_dtype),
+    ]
+
+
+def _reference(
+    x: jax.Array,
+    first_rows: jax.Array,
+    num_rows: jax.Array,
+    *,
+    params: QuantizeTransposedParams,
+    format: Format,
+    per_column: bool,
+) -> tuple[jax.Array, ...]:
+    index = jnp.arange(BLOCK)
+    rows = jnp.take(x, first_rows[:, None] + index, axis=0, mode="clip")
+    rows = jnp.where((index < num_rows[:, None])[..., None], rows, 0)
+    blocks = reference.quantized(rows.mT, format, (1, 1 if per_column else BLOCK, BLOCK))
+    return blocks.values, blocks.scales[..., 0]
+
+
+def _attributes(
+    avals: list[Aval], params: QuantizeTransposedParams, format: Format, per_column: bool
+) -> dict[str, Any]:
+    return {
+        "per_column": np.bool_(per_column),
+        "zero_tail": np.bool_(params.zero_tail),
+        **scale_attributes(format),
+    }
+
+
+def _unsupported(
+    avals: list[Aval], params: QuantizeTransposedParams, format: Format, per_column: bool
+) -> str | None:
+    x, first_rows, _ = avals
+    if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
+    return primitive.too_many(
+        num_rows=x.shape[0], row_size=x.shape[1], row_blocks=first_rows.shape[0]
+    )
+
+
+quantize_transposed_p = primitive.define_primitive(
+    "quantize_transposed",
+    abstract_eval=_avals,
+    reference=_reference,
+    attributes=_attributes,
+    unsupported=_unsupported,
+)
