@@ -1,5 +1,5 @@
 // Rounding float32 to eight-bit floats: to nearest even, saturating to the largest value. A NaN
-// becomes 0x7f.
+// becomes 0x7f. And back.
 #ifndef JAX_EP_DEVICE_PTX_EIGHT_BIT_TYPES_CUH_
 #define JAX_EP_DEVICE_PTX_EIGHT_BIT_TYPES_CUH_
 
@@ -27,6 +27,29 @@ __device__ inline uint32_t RoundToEightBits(float value) {
 }
 
 struct E4M3 {
+  // Returns the values of four bytes.
+  __device__ static void Unpack(uint32_t word, float (&values)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{\n.reg .b16 low, high, a, b, c, d;\n.reg .b32 halves;\n"
+        "mov.b32 {low, high}, %4;\n"
+        "cvt.rn.f16x2.e4m3x2 halves, low;\n"
+        "mov.b32 {a, b}, halves;\n"
+        "cvt.rn.f16x2.e4m3x2 halves, high;\n"
+        "mov.b32 {c, d}, halves;\n"
+        "cvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\ncvt.f32.f16 %2, c;\ncvt.f32.f16 %3, d;\n}"
+        : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+        : "r"(word));
+#else
+    // As the bits of a float32, exponent and mantissa are the value times 2^-120.
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bits = word >> 8 * i;
+      const float magnitude = __fmul_rn(__uint_as_float((bits & 0x7f) << 20), 0x1p120f);
+      const uint32_t nan = (bits & 0x7f) == 0x7f ? 0x7fc00000u : 0;
+      values[i] = __uint_as_float(__float_as_uint(magnitude) | nan | (bits & 0x80) << 24);
+    }
+#endif
+  }
+
   __device__ static uint32_t Pack(const float* values) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint32_t word;

@@ -9,6 +9,8 @@ namespace jax_ep {
 // A row block is up to 128 rows of one group. Rows that it lacks are zeros.
 struct QuantizeTransposedParams {
   const void* x;              // [rows, columns]
+  const float* x_scales;      // [rows, x_scales_per_row] if x has E4M3 values
+  int32_t x_scales_per_row;   // one per 128 columns, or 1
   const int32_t* first_rows;  // [row blocks]
   const int32_t* num_rows;    // [row blocks]; 0 past the last group
   uint8_t* values;            // [row blocks, columns, 128]

@@ -19,6 +19,7 @@ Status Check(const Config& config, Buffers operands, Buffers results, Sizes* siz
 }
 
 void Decode(AttributeReader& reader, Config* config) {
+  reader.Read("is_quantized", &config->is_quantized);
   reader.Read("per_column", &config->per_column);
   reader.Read("zero_tail", &config->zero_tail);
   reader.Read("min_amax", &config->min_amax);
@@ -40,19 +41,21 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
   if (!status.ok()) return ToError(status);
   Addresses operand(operands);
   Addresses result(results);
-  const QuantizeTransposed call = {.type = sizes.type,
-                                   .num_rows = sizes.num_rows,
-                                   .columns = sizes.columns,
-                                   .row_blocks = sizes.row_blocks,
-                                   .per_column = config.per_column,
-                                   .zero_tail = config.zero_tail,
-                                   .min_amax = config.min_amax,
-                                   .power_of_two_scales = config.power_of_two_scales,
-                                   .x = operand.Next(),
-                                   .first_rows = operand.Next<const int32_t>(),
-                                   .block_rows = operand.Next<const int32_t>(),
-                                   .values = result.Next<uint8_t>(),
-                                   .scales = result.Next<float>()};
+  QuantizeTransposed call = {.type = sizes.type,
+                             .num_rows = sizes.num_rows,
+                             .columns = sizes.columns,
+                             .row_blocks = sizes.row_blocks,
+                             .per_column = config.per_column,
+                             .zero_tail = config.zero_tail,
+                             .min_amax = config.min_amax,
+                             .power_of_two_scales = config.power_of_two_scales,
+                             .x = operand.Next(),
+                             .x_scales_per_row = sizes.x_scales};
+  if (config.is_quantized) call.x_scales = operand.Next<const float>();
+  call.first_rows = operand.Next<const int32_t>();
+  call.block_rows = operand.Next<const int32_t>();
+  call.values = result.Next<uint8_t>();
+  call.scales = result.Next<float>();
   return ToError(At(state->target, LaunchQuantizeTransposed(call, stream)));
 }
 

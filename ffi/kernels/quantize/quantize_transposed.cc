@@ -20,7 +20,7 @@ bool IsMultiple(const void* address, int64_t bytes) {
 }  // namespace
 
 Status LoadQuantizeTransposedKernels() {
-  for (ElementType type : {kBF16, kF16, kF32}) {
+  for (ElementType type : {kBF16, kF16, kF32, kF8E4M3}) {
     for (int form = 0; form < 4; ++form) {
       const void* const kernel = QuantizeTransposedKernelAddress(type, form / 2 == 1, form % 2);
       cudaFuncAttributes attributes;  // reading them loads the code
@@ -58,20 +58,24 @@ Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t str
   if (!IsMultiple(call.values, kVectorBytes)) {
     return FailedPrecondition("values begin at an address that is no multiple of ", kVectorBytes);
   }
-  const bool is_aligned = call.columns * ElementBytes(call.type) % kVectorBytes == 0 &&
-                          IsMultiple(call.x, kVectorBytes);
-  QuantizeTransposedParams params = {.x = call.x,
-                                     .first_rows = call.first_rows,
-                                     .num_rows = call.block_rows,
-                                     .values = call.values,
-                                     .scales = call.scales,
-                                     .rows = static_cast<int32_t>(call.num_rows),
-                                     .columns = static_cast<int32_t>(call.columns),
-                                     .column_blocks = static_cast<int32_t>(column_blocks),
-                                     .scale = {.min_amax = call.min_amax,
-                                               .inverse_largest = kInverseLargestE4M3,
-                                               .power_of_two_scales = call.power_of_two_scales},
-                                     .zero_tail = call.zero_tail};
+  const int64_t loaded = call.type == kF8E4M3 ? kVectorBytes / 2 : kVectorBytes;
+  const bool is_aligned =
+      call.columns * ElementBytes(call.type) % loaded == 0 && IsMultiple(call.x, loaded);
+  QuantizeTransposedParams params = {
+      .x = call.x,
+      .x_scales = call.x_scales,
+      .x_scales_per_row = static_cast<int32_t>(call.x_scales_per_row),
+      .first_rows = call.first_rows,
+      .num_rows = call.block_rows,
+      .values = call.values,
+      .scales = call.scales,
+      .rows = static_cast<int32_t>(call.num_rows),
+      .columns = static_cast<int32_t>(call.columns),
+      .column_blocks = static_cast<int32_t>(column_blocks),
+      .scale = {.min_amax = call.min_amax,
+                .inverse_largest = kInverseLargestE4M3,
+                .power_of_two_scales = call.power_of_two_scales},
+      .zero_tail = call.zero_tail};
   const void* const kernel =
       QuantizeTransposedKernelAddress(call.type, call.per_column, is_aligned);
   const auto threads = static_cast<unsigned>(QuantizeTransposedThreads(call.type));

@@ -22,6 +22,8 @@ struct QuantizeTransposed {
   float min_amax = 0;
   bool power_of_two_scales = false;
   const void* x = nullptr;              // [num_rows, columns]
+  const float* x_scales = nullptr;      // [num_rows, x_scales_per_row] of E4M3 values
+  int64_t x_scales_per_row = 0;         // one per 128 columns, or 1
   const int32_t* first_rows = nullptr;  // [row_blocks]
   const int32_t* block_rows = nullptr;  // [row_blocks]
   uint8_t* values = nullptr;            // [row_blocks, columns, 128]

@@ -77,6 +77,7 @@ struct QuantizeWeightsConfig {
 
 // Attributes of quantize_transposed.
 struct QuantizeTransposedConfig {
+  bool is_quantized = false;         // x has E4M3 values, with an operand of scales
   bool per_column = false;           // a scale per column of a row block; else one per 128 columns
   bool zero_tail = false;            // also writes the row blocks past the last group
   float min_amax = 0;                // the least magnitude that a scale is made for

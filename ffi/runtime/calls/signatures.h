@@ -61,6 +61,7 @@ struct QuantizeTransposedSizes {
   int64_t num_rows = 0;
   int64_t columns = 0;
   int64_t row_blocks = 0;
+  int64_t x_scales = 0;  // per row of x
   ElementType type = kOther;
 };
 
@@ -141,8 +142,8 @@ Status CheckQuantize(const QuantizeConfig& config, Buffers operands, Buffers res
 Status CheckQuantizeWeights(const QuantizeWeightsConfig& config, Buffers operands, Buffers results,
                             QuantizeWeightsSizes* sizes);
 
-// x[M,C], first_rows[B], num_rows[B] -> values[B,C,128], scales[B,S]
-// S is C, or the blocks of C.
+// x[M,C], [x_scales[M,X]], first_rows[B], num_rows[B] -> values[B,C,128], scales[B,S]
+// S is C, or the blocks of C. X is 1, or the blocks of C.
 Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers operands,
                                Buffers results, QuantizeTransposedSizes* sizes);
 

@@ -85,16 +85,23 @@ Status CheckQuantizeWeights(const QuantizeWeightsConfig& config, Buffers operand
 Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers operands,
                                Buffers results, QuantizeTransposedSizes* sizes) {
   BufferChecker check(kQuantizeTransposedTarget, operands, results);
-  Size m{"M"}, c{"C"}, b{"B"}, rows{"128", kScaleBlock}, s{"S"};
-  Types x{kRowTypes}, s32{kS32}, f32{kF32}, e4m3{kF8E4M3};
+  Size m{"M"}, c{"C"}, b{"B"}, rows{"128", kScaleBlock}, s{"S"}, x_scales{"X"};
+  Types x{config.is_quantized ? static_cast<uint16_t>(kF8E4M3) : kRowTypes};
+  Types s32{kS32}, f32{kF32}, e4m3{kF8E4M3};
   check.Operand("x", x, {&m, &c});
+  if (config.is_quantized) check.Operand("x_scales", f32, {&m, &x_scales});
   check.Operand("first_rows", s32, {&b});
   check.Operand("num_rows", s32, {&b});
   s.value = config.per_column ? c.value : CeilDivide(c.value, kScaleBlock);
   check.Result("values", e4m3, {&b, &c, &rows});
   check.Result("scales", f32, {&b, &s});
   if (Status status = check.Finish(); !status.ok()) return status;
-  *sizes = {m.value, c.value, b.value, x.type()};
+  const int64_t blocks = CeilDivide(c.value, kScaleBlock);
+  if (config.is_quantized && x_scales.value != 1 && x_scales.value != blocks) {
+    return InvalidArgument(kQuantizeTransposedTarget, ": x_scales has ", x_scales.value,
+                           " columns with C = ", c.value, "; expected 1 or ", blocks);
+  }
+  *sizes = {m.value, c.value, b.value, x_scales.value, x.type()};
   return {};
 }
 

@@ -24,23 +24,31 @@ from jax_ep._src.matmul.primitives import bind_rhs_gradient
 from jax_ep._src.matmul.row_blocks import row_blocks
 from jax_ep._src.quant import reference
 from jax_ep._src.quant.formats import BLOCK
+from jax_ep._src.quant.quantize import dequantize
 from jax_ep._src.quant.quantize_transposed import bind_quantize_transposed, transposed_format
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import Recipe
 
 
 def bind_weight_gradient(
-    lhs: jax.Array,
-    out_bar: jax.Array,
+    lhs: jax.Array | Quantized,
+    out_bar: jax.Array | Quantized,
     group_sizes: jax.Array,
     recipe: Recipe,
     params: GroupedMatmulParams,
+    dtype: Any,
     accumulator: jax.Array | None = None,
 ) -> jax.Array:
     """Binds the gradient of weights by a recipe, in a derivative rule.
 
-    lhs [M, K] and out_bar [M, N] are floats of one dtype. An accumulator requires a float32 result.
+    lhs [M, K] and out_bar [M, N] may be quantized. `dtype` is the one in which they are multiplied
+    without `quantized_weight_gradients`. An accumulator requires a float32 result.
     """
     if not recipe.quantized_weight_gradients or lhs.shape[0] == 0:
+        lhs, out_bar = (
+            dequantize(x, dtype) if isinstance(x, Quantized) else x.astype(dtype)
+            for x in (lhs, out_bar)
+        )
         return bind_rhs_gradient(lhs, out_bar, group_sizes, params, accumulator)
     blocks = row_blocks(group_sizes, lhs.shape[0])
     quantize = functools.partial(

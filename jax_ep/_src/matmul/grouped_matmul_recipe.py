@@ -17,7 +17,7 @@ from jax_ep._src.core import compat
 from jax_ep._src.matmul.grouped_matmul_quantized import bind_quantized
 from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import bind_weight_gradient
 from jax_ep._src.matmul.params import GroupedMatmulParams
-from jax_ep._src.quant.quantize import dequantize, quantize
+from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
 from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import (
@@ -101,9 +101,7 @@ def _backward(
         quantized = kept if isinstance(kept, QuantizedWeights) else None
         matrices = _layout("backward", kept, quantized, recipe, params)
     lhs_bar = bind_quantized(cotangents, matrices, group_sizes, to_lhs)
-    rhs_bar = bind_weight_gradient(
-        dequantize(rows, of_lhs), out_bar.astype(of_lhs), group_sizes, recipe, to_rhs
-    )
+    rhs_bar = bind_weight_gradient(rows, out_bar, group_sizes, recipe, to_rhs, of_lhs)
     return lhs_bar, rhs_bar, None, None
 
 

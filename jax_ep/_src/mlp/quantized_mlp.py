@@ -24,7 +24,7 @@ from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import bind_weight
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
-from jax_ep._src.quant.quantize import dequantize, quantize
+from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
 from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import Recipe
@@ -132,7 +132,6 @@ def quantized_mlp_backward(
     dtype: Any
     if isinstance(y_bar, Quantized):
         quantized_bar, dtype = y_bar, params.row_dtype
-        y_bar = dequantize(y_bar, dtype)
     else:
         quantized_bar, dtype = quantized_cotangents(y_bar, params), y_bar.dtype
     up, down = _up("backward", experts, params), _down("backward", experts, params)
@@ -165,10 +164,10 @@ def quantized_mlp_backward(
         params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
     )
     weight_gradient = functools.partial(
-        bind_weight_gradient, group_sizes=group_sizes, recipe=_recipe(params)
+        bind_weight_gradient, group_sizes=group_sizes, recipe=_recipe(params), dtype=dtype
     )
     w_up_bar = weight_gradient(
-        dequantize(rows, dtype), pre_activation_bar, params=to_up, accumulator=accumulators.w_up
+        rows, pre_activation_bar, params=to_up, accumulator=accumulators.w_up
     )
     w_down_bar = weight_gradient(
         activations.astype(dtype), y_bar, params=to_down, accumulator=accumulators.w_down

@@ -17,7 +17,8 @@ from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.quant import reference
 from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, num_blocks
-from jax_ep._src.quant.quantize import scale_attributes
+from jax_ep._src.quant.quantize import dequantize, scale_attributes
+from jax_ep._src.quant.quantized import Quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ def transposed_format(format: Format) -> Format:
 
 
 def bind_quantize_transposed(
-    x: jax.Array,
+    x: jax.Array | Quantized,
     first_rows: jax.Array,
     num_rows: jax.Array,
     format: Format,
@@ -45,7 +46,8 @@ def bind_quantize_transposed(
     """Binds the primitive, in a derivative rule.
 
     Args:
-      x: float[M, C].
+      x: float[M, C], or quantized rows: with scales of powers of two on both sides only what
+        becomes subnormal is rounded once more.
       first_rows: int32[B], the first row of each block in x.
       num_rows: int32[B], up to 128 of them. Blocks without rows are unspecified.
       format: a format of blocks of 128.
@@ -55,8 +57,11 @@ def bind_quantize_transposed(
     Returns:
       values [B, C, 128], and scales [B, C] or [B, ceil(C / 128)].
     """
+    if isinstance(x, Quantized) and x.format.dtype != format.dtype:
+        x = dequantize(x, jnp.float32)
+    rows = (x.values, x.scales) if isinstance(x, Quantized) else (x,)
     values, scales = quantize_transposed_p.bind(
-        x,
+        *rows,
         first_rows,
         num_rows,
         params=QuantizeTransposedParams(implementation),
@@ -68,14 +73,12 @@ def bind_quantize_transposed(
 
 def _avals(
     x: Aval,
-    first_rows: Aval,
-    num_rows: Aval,
-    *,
+    *others: Aval,  # [x_scales], first_rows, num_rows
     params: QuantizeTransposedParams,
     format: Format,
     per_column: bool,
 ) -> list[Aval]:
-    blocks, columns = first_rows.shape[0], x.shape[1]
+    blocks, columns = others[-1].shape[0], x.shape[1]
     scales = columns if per_column else num_blocks(columns, BLOCK)
     return [
         compat.aval_like(x, (blocks, columns, BLOCK), format.dtype),
@@ -85,15 +88,22 @@ def _avals(
 
 def _reference(
     x: jax.Array,
-    first_rows: jax.Array,
-    num_rows: jax.Array,
-    *,
+    *others: jax.Array,
     params: QuantizeTransposedParams,
     format: Format,
     per_column: bool,
 ) -> tuple[jax.Array, ...]:
+    *x_scales, first_rows, num_rows = others
     index = jnp.arange(BLOCK)
-    rows = jnp.take(x, first_rows[:, None] + index, axis=0, mode="clip")
+
+    def of_blocks(rows: jax.Array) -> jax.Array:
+        return jnp.take(rows, first_rows[:, None] + index, axis=0, mode="clip")
+
+    rows = of_blocks(x)
+    for scales in x_scales:
+        block = BLOCK if scales.shape[1] > 1 else x.shape[1]
+        scales = reference.expanded(of_blocks(scales), rows.shape, (1, 1, block))
+        rows = rows.astype(jnp.float32) * scales
     rows = jnp.where((index < num_rows[:, None])[..., None], rows, 0)
     blocks = reference.quantized(rows.mT, format, (1, 1 if per_column else BLOCK, BLOCK))
     return blocks.values, blocks.scales[..., 0]
@@ -103,6 +113,7 @@ def _attributes(
     avals: list[Aval], params: QuantizeTransposedParams, format: Format, per_column: bool
 ) -> dict[str, Any]:
     return {
+        "is_quantized": np.bool_(len(avals) == 4),
         "per_column": np.bool_(per_column),
         "zero_tail": np.bool_(params.zero_tail),
         **scale_attributes(format),
@@ -112,11 +123,11 @@ def _attributes(
 def _unsupported(
     avals: list[Aval], params: QuantizeTransposedParams, format: Format, per_column: bool
 ) -> str | None:
-    x, first_rows, _ = avals
-    if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+    x, *_, num_rows = avals
+    if len(avals) == 3 and x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
         return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
     return primitive.too_many(
-        num_rows=x.shape[0], row_size=x.shape[1], row_blocks=first_rows.shape[0]
+        num_rows=x.shape[0], row_size=x.shape[1], row_blocks=num_rows.shape[0]
     )
 
 

@@ -11,26 +11,28 @@
 
 namespace {
 
-template <typename Type, bool kPerColumn>
+template <typename Rows, bool kPerColumn>
 void RegisterKernelsOf(jax_ep::ElementType type) {
   using namespace jax_ep;
   emulation::Register(QuantizeTransposedKernelAddress(type, kPerColumn, true),
-                      QuantizeTransposedKernel<Type, kPerColumn, true>);
+                      QuantizeTransposedKernel<Rows, kPerColumn, true>);
   emulation::Register(QuantizeTransposedKernelAddress(type, kPerColumn, false),
-                      QuantizeTransposedKernel<Type, kPerColumn, false>);
+                      QuantizeTransposedKernel<Rows, kPerColumn, false>);
 }
 
-template <typename Type>
+template <typename Rows>
 void RegisterKernelsOf(jax_ep::ElementType type) {
-  RegisterKernelsOf<Type, false>(type);
-  RegisterKernelsOf<Type, true>(type);
+  RegisterKernelsOf<Rows, false>(type);
+  RegisterKernelsOf<Rows, true>(type);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  RegisterKernelsOf<jax_ep::BFloat16>(jax_ep::kBF16);
-  RegisterKernelsOf<jax_ep::Float16>(jax_ep::kF16);
-  RegisterKernelsOf<jax_ep::Float32>(jax_ep::kF32);
+  using namespace jax_ep;
+  RegisterKernelsOf<FloatRows<BFloat16>>(kBF16);
+  RegisterKernelsOf<FloatRows<Float16>>(kF16);
+  RegisterKernelsOf<FloatRows<Float32>>(kF32);
+  RegisterKernelsOf<EightBitRows>(kF8E4M3);
   return main_of_quantize_transposed_test(argc, argv);
 }

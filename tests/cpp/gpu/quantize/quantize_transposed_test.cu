@@ -26,6 +26,7 @@ namespace {
 using jax_ep::kBF16;
 using jax_ep::kF16;
 using jax_ep::kF32;
+using jax_ep::kF8E4M3;
 using jax_ep::QuantizeTransposed;
 
 struct TransposedCase {
@@ -35,14 +36,15 @@ struct TransposedCase {
   bool zero_tail;
   int64_t rows, columns;
   std::vector<int32_t> sizes;
-  int64_t offset = 0;  // elements by which x begins after an aligned address
+  int64_t offset = 0;       // elements by which x begins after an aligned address
+  int64_t scale_block = 0;  // values of x that share a scale, if x is quantized
 
   std::string Name() const {
     char text[128];
-    std::snprintf(text, sizeof text, "%s%s%s%s %d x %d in %d + %d", TypeName(type),
-                  per_column ? " per column" : "", power_of_two_scales ? " powers" : "",
-                  zero_tail ? " zero tail" : "", int(rows), int(columns), int(sizes.size()),
-                  int(offset));
+    std::snprintf(text, sizeof text, "%s%s%s%s %d x %d in %d + %d",
+                  type == kF8E4M3 ? "f8" : TypeName(type), per_column ? " per column" : "",
+                  power_of_two_scales ? " powers" : "", zero_tail ? " zero tail" : "", int(rows),
+                  int(columns), int(sizes.size()), int(offset));
     return text;
   }
 };
@@ -70,12 +72,39 @@ std::vector<float> Numbers(const TransposedCase& c) {
   return numbers;
 }
 
+// Rounds numbers to E4M3 values with scales, in place, and returns both.
+QuantizedRow QuantizeNumbers(const TransposedCase& c, std::vector<float>* numbers) {
+  jax_ep::Quantize call{};
+  call.kind = c.scale_block > 0 ? QuantizeKind::kBlock128 : QuantizeKind::kRow;
+  call.columns = c.columns;
+  call.min_amax = 1e-4f;
+  call.power_of_two_scales = c.power_of_two_scales;
+  const std::vector<double> magnitudes = Magnitudes(false);
+  const int64_t block = c.scale_block > 0 ? c.scale_block : c.columns;
+  QuantizedRow all;
+  for (int64_t row = 0; row < c.rows; ++row) {
+    float* const first = &(*numbers)[row * c.columns];
+    const QuantizedRow one = ReferenceRow(call, first);
+    for (int64_t i = 0; i < c.columns; ++i) {
+      const uint8_t code = Canonical(false, one.values[i]);
+      const double magnitude = code == kNanCode ? NAN : magnitudes[code & 0x7f];
+      first[i] = static_cast<float>(code >> 7 ? -magnitude : magnitude) * one.scales[i / block];
+    }
+    all.values.insert(all.values.end(), one.values.begin(), one.values.end());
+    all.scales.insert(all.scales.end(), one.scales.begin(), one.scales.end());
+  }
+  return all;
+}
+
 // The calls of a case, with their operands and results on the GPU.
 class TransposedRunner {
  public:
   explicit TransposedRunner(const TransposedCase& c)
       : c_(c), numbers_(Numbers(c)), blocks_(c.sizes, c.rows) {
-    const std::vector<uint8_t> bytes = Round(c.type, &numbers_);
+    QuantizedRow rows;
+    if (c.type == kF8E4M3) rows = QuantizeNumbers(c, &numbers_);
+    x_scales_.Set(rows.scales);
+    const std::vector<uint8_t> bytes = c.type == kF8E4M3 ? rows.values : Round(c.type, &numbers_);
     x_.Reset(bytes.size(), c.offset * jax_ep::ElementBytes(c.type));
     Require(cudaMemcpy(x_.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "x");
     first_rows_.Set(blocks_.first_rows);
@@ -87,19 +116,22 @@ class TransposedRunner {
 
   // Returns what is wrong with the results, or "".
   std::string Run() {
-    const QuantizeTransposed call = {.type = c_.type,
-                                     .num_rows = c_.rows,
-                                     .columns = c_.columns,
-                                     .row_blocks = blocks_.capacity(),
-                                     .per_column = c_.per_column,
-                                     .zero_tail = c_.zero_tail,
-                                     .min_amax = 1e-4f,
-                                     .power_of_two_scales = c_.power_of_two_scales,
-                                     .x = x_.data(),
-                                     .first_rows = first_rows_.As<int32_t>(),
-                                     .block_rows = num_rows_.As<int32_t>(),
-                                     .values = values_.data(),
-                                     .scales = scales_.As<float>()};
+    const QuantizeTransposed call = {
+        .type = c_.type,
+        .num_rows = c_.rows,
+        .columns = c_.columns,
+        .row_blocks = blocks_.capacity(),
+        .per_column = c_.per_column,
+        .zero_tail = c_.zero_tail,
+        .min_amax = 1e-4f,
+        .power_of_two_scales = c_.power_of_two_scales,
+        .x = x_.data(),
+        .x_scales = x_scales_.As<float>(),
+        .x_scales_per_row = c_.scale_block > 0 ? (c_.columns + 127) / 128 : 1,
+        .first_rows = first_rows_.As<int32_t>(),
+        .block_rows = num_rows_.As<int32_t>(),
+        .values = values_.data(),
+        .scales = scales_.As<float>()};
     const jax_ep::Status status = jax_ep::LaunchQuantizeTransposed(call, Stream());
     if (!status.ok()) return status.message;
     Require(cudaStreamSynchronize(Stream()), "the kernel");
@@ -164,7 +196,7 @@ class TransposedRunner {
   std::vector<float> numbers_;
   RowBlocks blocks_;
   int64_t scales_per_block_ = 0;
-  GuardedBuffer x_, first_rows_, num_rows_, values_, scales_;
+  GuardedBuffer x_, x_scales_, first_rows_, num_rows_, values_, scales_;
   std::vector<uint8_t> got_values_, got_scales_;
 };
 
@@ -175,12 +207,13 @@ struct Shape {
 
 void Check(const std::vector<Shape>& shapes) {
   CaseCount count;
-  for (ElementType type : {kBF16, kF16, kF32}) {
+  for (ElementType type : {kBF16, kF16, kF32, kF8E4M3}) {
     for (const auto& [rows, columns, sizes] : shapes) {
       for (bool per_column : {false, true}) {
         TransposedCase c{type, per_column, false, false, rows, columns, sizes};
         count.Add(c.Name(), TransposedRunner(c).Run());
         c.power_of_two_scales = c.zero_tail = true;
+        c.scale_block = 128;
         count.Add(c.Name(), TransposedRunner(c).Run());
         c.offset = 1;
         count.Add(c.Name(), TransposedRunner(c).Run());

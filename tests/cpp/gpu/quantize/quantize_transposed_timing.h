@@ -17,14 +17,24 @@ inline void TimeTransposed(ElementType type, bool per_column, int64_t rows, int6
   constexpr int kSets = 3;
   const RowBlocks blocks(sizes, rows);
   const int64_t scales = per_column ? columns : (columns + 127) / 128;
-  const int64_t read = rows * columns * jax_ep::ElementBytes(type);
+  const bool is_quantized = type == jax_ep::kF8E4M3;
+  const int64_t x_scales = (columns + 127) / 128;
+  const int64_t values_read = rows * columns * jax_ep::ElementBytes(type);
+  const int64_t read = values_read + (is_quantized ? 4 * rows * x_scales : 0);
   const int64_t written = blocks.used * (128 * columns + 4 * scales);
-  GuardedBuffer x[kSets], values[kSets], scale[kSets], first_rows, num_rows;
+  GuardedBuffer x[kSets], scale_of_x[kSets], values[kSets], scale[kSets], first_rows, num_rows;
   first_rows.Set(blocks.first_rows);
   num_rows.Set(blocks.num_rows);
   for (int i = 0; i < kSets; ++i) {
-    x[i].Reset(read);
-    ForEach(rows * columns, FillFunction{type, 1, x[i].data(), rows * columns});
+    x[i].Reset(values_read);
+    if (is_quantized) {
+      Require(cudaMemset(x[i].data(), 0x3c, values_read), "cudaMemset");
+      scale_of_x[i].Reset(4 * rows * x_scales);
+      ForEach(rows * x_scales,
+              FillFunction{jax_ep::kF32, 2, scale_of_x[i].data(), rows * x_scales});
+    } else {
+      ForEach(rows * columns, FillFunction{type, 1, x[i].data(), rows * columns});
+    }
     values[i].Reset(blocks.capacity() * columns * 128);
     scale[i].Reset(blocks.capacity() * scales * 4);
   }
@@ -38,6 +48,8 @@ inline void TimeTransposed(ElementType type, bool per_column, int64_t rows, int6
                                           .per_column = per_column,
                                           .min_amax = 1e-4f,
                                           .x = x[i].data(),
+                                          .x_scales = scale_of_x[i].As<float>(),
+                                          .x_scales_per_row = x_scales,
                                           .first_rows = first_rows.As<int32_t>(),
                                           .block_rows = num_rows.As<int32_t>(),
                                           .values = values[i].data(),
@@ -56,8 +68,9 @@ inline void TimeTransposed(ElementType type, bool per_column, int64_t rows, int6
   std::printf(
       "TIME quantize_transposed %-4s %-10s %d x %d, %d groups: %7.1f us, %6.0f GB/s; a copy "
       "%7.1f us, %6.0f GB/s: %.2f\n",
-      TypeName(type), per_column ? "per column" : "", int(rows), int(columns), int(sizes.size()),
-      time, (read + written) / time * 1e-3, copy, 2 * half / copy * 1e-3, copy / time);
+      is_quantized ? "f8" : TypeName(type), per_column ? "per column" : "", int(rows), int(columns),
+      int(sizes.size()), time, (read + written) / time * 1e-3, copy, 2 * half / copy * 1e-3,
+      copy / time);
   std::fflush(stdout);
 }
 
@@ -71,6 +84,8 @@ inline void TimeAll() {
       TimeTransposed(jax_ep::kBF16, per_column, 32768, columns, ragged);
     }
   }
+  TimeTransposed(jax_ep::kF8E4M3, true, 32768, 7168, even);
+  TimeTransposed(jax_ep::kF8E4M3, false, 32768, 7168, even);
   TimeTransposed(jax_ep::kF32, true, 32768, 2048, even);
 }
 
