@@ -30,6 +30,8 @@ TARGETS = (
     "jax_ep.grouped_matmul_activation_gradient.v1",
     "jax_ep.quantize.v1",
     "jax_ep.quantize_weights.v1",
+    "jax_ep.quantize_transposed.v1",
+    "jax_ep.grouped_matmul_quantized_rhs_gradient.v1",
 )
 
 
@@ -45,6 +47,17 @@ def quantized_mlp():
     return jax_ep.grouped_mlp(
         rows, up, down, jnp.array([3, 5]), activation="swiglu", quantization=quant.Recipe()
     )
+
+
+def quantized_gradient():
+    recipe = quant.Recipe(quantized_weight_gradients=True)
+
+    def multiply(rhs):
+        return jax_ep.grouped_matmul(
+            jnp.ones((8, 16)), rhs, jnp.array([3, 5]), quantization=recipe
+        ).sum()
+
+    return jax.grad(multiply)(jnp.ones((2, 16, 8)))
 
 
 def loss_and_gradients(*arguments):
@@ -63,7 +76,10 @@ def loss_and_gradients(*arguments):
         in_specs=P("expert"),
         out_specs=P("expert"),
     )
-    loss = lambda *arguments: jnp.sum(jnp.sin(layer(*arguments))) + jnp.sum(quantized_matmul())
+    loss = lambda *arguments: (
+        jnp.sum(jnp.sin(layer(*arguments)))
+        + jnp.sum(quantized_matmul() + jnp.sum(quantized_gradient()))
+    )
     return jax.value_and_grad(loss, (1, 2, 3))(*arguments)
 
 

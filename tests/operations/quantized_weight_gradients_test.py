@@ -279,7 +279,7 @@ class RecipeTest(parameterized.TestCase):
         ends = np.cumsum((0, *SIZES))
         true = np.stack([clean[0][i:j].T @ clean[1][i:j] for i, j in itertools.pairwise(ends)])
         error = norm(found.mT if transpose_rhs else found, true)
-        # Of rows twice and of cotangents once 2.6 %; rows with powers of two once.
+        # Each rounding errs by 2.6 %: two of rows, or one with powers of two, and one of cotangents.
         self.assertBetween(error, *((0.034, 0.041) if recipe == POWERS else (0.041, 0.048)))
 
     @parameterized.parameters(BLOCKS, ROWS)

@@ -139,6 +139,29 @@ CALLS = {
             "power_of_two_scales": np.bool_(False),
         },
     ),
+    "jax_ep.quantize_transposed.v1": (
+        [
+            *(jnp.zeros((300, 144), jnp.float8_e4m3fn), jnp.zeros((300, 2))),
+            *(jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32)),
+        ],
+        [jnp.zeros((4, 144, 128), jnp.float8_e4m3fn), jnp.zeros((4, 144))],
+        {
+            "is_quantized": np.bool_(True),
+            "per_column": np.bool_(True),
+            "zero_tail": np.bool_(False),
+            "min_amax": np.float32(1e-4),
+            "power_of_two_scales": np.bool_(False),
+        },
+    ),
+    "jax_ep.grouped_matmul_quantized_rhs_gradient.v1": (
+        [
+            *(jnp.zeros((4, 144, 128), jnp.float8_e4m3fn), jnp.zeros((4, 144))),
+            *(jnp.zeros((4, 136, 128), jnp.float8_e4m3fn), jnp.zeros((4, 2))),
+            jnp.zeros(2, jnp.int32),
+        ],
+        [jnp.zeros((2, 144, 136), jnp.bfloat16)],
+        {"has_accumulator": np.bool_(False), "num_sms": np.int64(0)},
+    ),
     "jax_ep.grouped_matmul_activation.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32), jnp.zeros((2, 32)), jnp.zeros(40)],
         [jnp.zeros((40, 16), jnp.bfloat16), jnp.zeros((40, 32), jnp.bfloat16)],

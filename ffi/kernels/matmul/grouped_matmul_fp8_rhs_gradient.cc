@@ -15,16 +15,15 @@ Status CheckGroupedMatmulFp8RhsGradientLaunch(const GroupedMatmulQuantizedRhsGra
   if (config.has_accumulator && sizes.rhs_type != kF32) {
     return Unimplemented("rhs_gradient is not f32; the kernels accumulate in no other type");
   }
-  if (sizes.num_rows == 0) {
-    return Unimplemented("there are no row blocks; the FP8 kernels take one or more");
-  }
-  if (sizes.num_rows % kScaleBlock != 0) {
-    return Unimplemented("the row blocks have ", sizes.num_rows, " rows; expected a multiple of ",
-                         kScaleBlock);
-  }
-  // TMA stores rows of the result that begin at multiples of 16 bytes.
-  if (sizes.columns % 8 != 0) {
-    return Unimplemented("N is ", sizes.columns, "; the FP8 kernels take multiples of 8");
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t multiple;  // TMA stores rows of N elements that begin at multiples of 16 bytes
+  } named[] = {{"M", sizes.num_rows, kScaleBlock}, {"N", sizes.columns, 8}};
+  for (const auto& [name, value, multiple] : named) {
+    if (value % multiple == 0 && value > 0) continue;
+    return Unimplemented(name, " is ", value, "; the FP8 kernels take positive multiples of ",
+                         multiple);
   }
   return {};
 }
@@ -34,9 +33,7 @@ Status LaunchGroupedMatmulFp8RhsGradient(const GroupedMatmulQuantizedRhsGradient
                                          const GroupedMatmulSizes& sizes, int32_t tile_counter,
                                          cudaStream_t stream) {
   Status status = CheckGroupedMatmulFp8RhsGradientLaunch(config, sizes);
-  if (!status.ok() || sizes.num_groups == 0 || sizes.contracted == 0 || sizes.columns == 0) {
-    return status;
-  }
+  if (!status.ok() || sizes.num_groups == 0 || sizes.contracted == 0) return status;
   MatmulParams params = {};
   params.a = MakeOperand(call.a, kF8E4M3, kScaleBlock);
   params.b = MakeOperand(call.b, kF8E4M3, kScaleBlock);

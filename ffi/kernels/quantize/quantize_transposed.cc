@@ -56,7 +56,9 @@ Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t str
   const auto blocks = static_cast<unsigned>(call.row_blocks * column_blocks);
   if (!status.ok() || blocks == 0) return status;
   if (!IsMultiple(call.values, kVectorBytes)) {
-    return FailedPrecondition("values begin at an address that is no multiple of ", kVectorBytes);
+    constexpr const char* kName = "values";
+    return FailedPrecondition(kName, " begins at an address that is no multiple of ", kVectorBytes,
+                              "; TMA needs that. Copy the array first");
   }
   const int64_t loaded = call.type == kF8E4M3 ? kVectorBytes / 2 : kVectorBytes;
   const bool is_aligned =

@@ -21,7 +21,7 @@ using namespace transpose;
 // The rows and columns of a thread block, and the thread's values in it.
 struct Place {
   int row_block, column_block;
-  int num_rows;  // of the thread's rows, those of the group
+  int num_rows;  // the thread's rows that are the group's
   int64_t row;   // the thread's first
   int column;
 };

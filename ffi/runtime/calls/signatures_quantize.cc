@@ -98,8 +98,9 @@ Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers o
   if (Status status = check.Finish(); !status.ok()) return status;
   const int64_t blocks = CeilDivide(c.value, kScaleBlock);
   if (config.is_quantized && x_scales.value != 1 && x_scales.value != blocks) {
-    return InvalidArgument(kQuantizeTransposedTarget, ": x_scales has ", x_scales.value,
-                           " columns with C = ", c.value, "; expected 1 or ", blocks);
+    return InvalidArgument(kQuantizeTransposedTarget, ": a row of ", c.value, " values has ",
+                           x_scales.value, " scales; expected one, or ", blocks, " for blocks of ",
+                           kScaleBlock);
   }
   *sizes = {m.value, c.value, b.value, x_scales.value, x.type()};
   return {};

@@ -107,13 +107,11 @@ def _reference(
     b_scales = reference.expanded(b_scales, b.shape[:2], (1, BLOCK))
 
     def body(block: jax.Array, gradient: jax.Array) -> jax.Array:
-        operands = [
+        left, right = (
             values[block].astype(jnp.float32) * scales[block][:, None]
             for values, scales in ((a, a_scales), (b, b_scales))
-        ]
-        product = lax.dot_general(
-            *operands, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST
         )
+        product = jnp.matmul(left, right.T, precision=lax.Precision.HIGHEST)
         group = (last_blocks <= block).sum()
         return gradient.at[group].add(product)
 
@@ -141,8 +139,8 @@ def _unsupported(
     if reason := unsupported_gpus():
         return reason
     (blocks, k, _), (_, n, _), (groups,) = (avals[i].shape for i in (0, 2, 4))
-    if n % 8:
-        return f"the gradient has {n} columns; the FP8 kernels take multiples of 8"
+    if n % 8 or n == 0:
+        return f"N is {n}; the FP8 kernels take positive multiples of 8"
     return primitive.too_many(num_rows=blocks * BLOCK, num_groups=groups, matrix_size=max(k, n))
 
 

@@ -38,7 +38,8 @@ class Recipe:
         dequantized cotangents; all others have the same bits.
       quantized_weight_gradients: whether the gradients of weights are multiplied in eight bits as
         well, E4M3 with a scale for 128 rows of a group and a column, or 128 columns. On random data
-        they then differ from float32's by 6.5 % of their norm rather than by 5.0 %.
+        they differ from float32's by 6.3 to 7.1 % of their norm then, rather than by 5.4 to 6.1 %.
+        It is faster with many rows per group, about 2048.
     """
 
     rows: Format = dataclasses.field(default_factory=Fp8Block128)

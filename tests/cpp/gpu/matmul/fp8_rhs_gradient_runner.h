@@ -56,7 +56,7 @@ struct Fp8GradientCheckFunction {
   const uint8_t* b;  // [row blocks, n, 128]
   const float* b_scales;
   const void* out;
-  const int32_t* begins;  // of each group's row blocks
+  const int32_t* begins;  // row blocks of each group
   const int32_t* ends;
   int64_t num_elements;
   int64_t num_samples;  // 0: all elements

@@ -10,9 +10,9 @@
 namespace harness {
 
 struct RowBlocks {
-  std::vector<int32_t> first_rows, num_rows;  // of as many blocks as groups of any sizes need
-  std::vector<int32_t> group_sizes;           // of the blocks' rows, multiples of 128
-  std::vector<int32_t> begins, ends;          // of each group's blocks
+  std::vector<int32_t> first_rows, num_rows;  // as many as groups of any sizes need
+  std::vector<int32_t> group_sizes;           // rows of the blocks, multiples of 128
+  std::vector<int32_t> begins, ends;          // blocks of each group
   int64_t used = 0;                           // blocks with rows
 
   RowBlocks(const std::vector<int32_t>& sizes, int64_t rows) {
