@@ -45,6 +45,9 @@ RECIPES = {
     "bfloat16": None,
     "block128": quant.Recipe(quantized_dispatch=True),
     "block128_cotangents": quant.Recipe(quantized_dispatch=True, quantized_cotangents=True),
+    "block128_gradients": quant.Recipe(
+        quantized_dispatch=True, quantized_cotangents=True, quantized_weight_gradients=True
+    ),
     "row": quant.Recipe(quant.Fp8Row(), quantized_dispatch=True),
     "row_e5m2": quant.Recipe(
         quant.Fp8Row(), quant.Fp8Row(jnp.float8_e5m2), quantized_dispatch=True

@@ -66,6 +66,11 @@ LAYERS: tuple[Quantized, ...] = (
         quant.Recipe(quantized_dispatch=True, quantized_cotangents=True),
         before=True,
     ),
+    Quantized(
+        "Fp8Block128, quantized weight gradients",
+        quant.Recipe(quantized_weight_gradients=True),
+        before=True,
+    ),
     Quantized("Fp8Block128, weights quantized in the call", quant.Recipe(), before=False),
 )
 PROVIDERS: tuple[Provider, ...] = (*LAYERS, QUANTIZING)
