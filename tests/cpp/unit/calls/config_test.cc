@@ -90,6 +90,16 @@ void TestQuantizeWeights() {
   CHECK_FAILS(CheckConfig(target, QuantizeWeightsConfig{.as_given = true}), "min_amax is 0");
 }
 
+void TestQuantizedGradients() {
+  const char transposed[] = "jax_ep.quantize_transposed.v1";
+  CHECK_OK(CheckConfig(transposed, QuantizeTransposedConfig{.min_amax = 1e-4f}));
+  CHECK_FAILS(CheckConfig(transposed, QuantizeTransposedConfig{}), "min_amax is 0");
+  const char target[] = "jax_ep.grouped_matmul_quantized_rhs_gradient.v1";
+  CHECK_OK(CheckConfig(target, GroupedMatmulQuantizedRhsGradientConfig{}));
+  CHECK_FAILS(CheckConfig(target, GroupedMatmulQuantizedRhsGradientConfig{.num_sms = -1}),
+              "num_sms is -1");
+}
+
 void TestRefused() {
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = 0; }), "group_size is 0");
   CHECK_FAILS(With([](TransferConfig& c) { c.group_size = -4; }), "group_size is -4");
@@ -128,6 +138,7 @@ int main() {
   jax_ep::TestQuantizedActivations();
   jax_ep::TestQuantize();
   jax_ep::TestQuantizeWeights();
+  jax_ep::TestQuantizedGradients();
   jax_ep::TestRefused();
   return jax_ep::testing::Finish();
 }

@@ -93,6 +93,31 @@ void TestGroupedMatmulQuantized() {
               "(out) is f16[40,136]; expected bf16|f32");
 }
 
+void TestGroupedMatmulQuantizedRhsGradient() {
+  GroupedMatmulQuantizedRhsGradientConfig config;
+  const List operands = {{kF8E4M3, {4, 144, 128}},
+                         {kF32, {4, 144}},
+                         {kF8E4M3, {4, 136, 128}},
+                         {kF32, {4, 2}},
+                         {kS32, {3}}};
+  GroupedMatmulSizes sizes;
+  const auto check = [&](const List& operands, const OwnedBuffer& result) {
+    return Run(CheckGroupedMatmulQuantizedRhsGradient, config, operands, {result}, &sizes);
+  };
+  const OwnedBuffer accumulator{kF32, {3, 144, 136}};
+  CHECK_OK(check(operands, {kBF16, {3, 144, 136}}));
+  CHECK(sizes.num_groups == 3 && sizes.num_rows == 512);
+  CHECK(sizes.contracted == 144 && sizes.columns == 136 && sizes.rhs_type == kBF16);
+  CHECK_FAILS(check(operands, {kBF16, {3, 136, 144}}), "expected bf16|f32[L=3,K=144,N=136]");
+  List others = operands;
+  others[3] = {kF32, {4, 136}};
+  CHECK_FAILS(check(others, accumulator), "(b_scales) is f32[4,136]; expected f32[B=4,N/128=2]");
+  config.has_accumulator = true;
+  CHECK_OK(check(operands + List{accumulator}, accumulator));
+  CHECK(sizes.rhs_type == kF32);
+  CHECK_FAILS(check(operands, accumulator), "operand 5 (accumulator) is missing");
+}
+
 void TestGroupedMatmulQuantizedActivation() {
   GroupedMatmulQuantizedActivationConfig config{.activation = Activation::kSwiglu};
   config.has_row_weights = config.keep_pre_activation = true;
@@ -160,6 +185,7 @@ int main() {
   jax_ep::TestGroupedMatmulRhsGradient();
   jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulQuantized();
+  jax_ep::TestGroupedMatmulQuantizedRhsGradient();
   jax_ep::TestGroupedMatmulQuantizedActivation();
   jax_ep::TestGroupedMatmulActivation();
   jax_ep::TestGroupedMatmulActivationGradient();

@@ -60,11 +60,39 @@ void TestQuantizeWeights() {
               "(transposed values) is f8e4m3fn[6,144,296]; expected f8e4m3fn[L=6,C=296,R=144]");
 }
 
+void TestQuantizeTransposed() {
+  QuantizeTransposedConfig config{.per_column = true};
+  const OwnedBuffer blocks{kS32, {4}}, values{kF8E4M3, {4, 144, 128}};
+  const List operands = {{kBF16, {300, 144}}, blocks, blocks};
+  QuantizeTransposedSizes sizes;
+  const auto check = [&](const List& operands, const List& results) {
+    return Run(CheckQuantizeTransposed, config, operands, results, &sizes);
+  };
+  CHECK_OK(check(operands, {values, {kF32, {4, 144}}}));
+  CHECK(sizes.num_rows == 300 && sizes.columns == 144 && sizes.row_blocks == 4);
+  CHECK(sizes.type == kBF16);
+  CHECK_FAILS(check(operands, {values, {kF32, {4, 2}}}), "expected f32[B=4,S=144]");
+  CHECK_FAILS(check(operands, {{kF8E4M3, {4, 144, 64}}, {kF32, {4, 144}}}),
+              "(values) is f8e4m3fn[4,144,64]; expected f8e4m3fn[B=4,C=144,128=128]");
+  CHECK_FAILS(check({operands[0], blocks, {kS32, {5}}}, {}), "(num_rows) is s32[5]");
+  config = {.is_quantized = true};
+  const OwnedBuffer rows{kF8E4M3, {300, 144}};
+  const List results = {values, {kF32, {4, 2}}};
+  for (int64_t scales : {1, 2}) {
+    CHECK_OK(check({rows, {kF32, {300, scales}}, blocks, blocks}, results));
+    CHECK(sizes.x_scales == scales && sizes.type == kF8E4M3);
+  }
+  CHECK_FAILS(check({rows, {kF32, {300, 3}}, blocks, blocks}, results),
+              "a row of 144 values has 3 scales; expected one, or 2 for blocks of 128");
+  CHECK_FAILS(check(operands, results), "(x) is bf16[300,144]; expected f8e4m3fn[M,C]");
+}
+
 }  // namespace
 }  // namespace jax_ep
 
 int main() {
   jax_ep::TestQuantize();
   jax_ep::TestQuantizeWeights();
+  jax_ep::TestQuantizeTransposed();
   return jax_ep::testing::Finish();
 }
