@@ -44,7 +44,8 @@ def bind_weight_gradient(
     lhs [M, K] and out_bar [M, N] may be quantized. `dtype` is the one in which they are multiplied
     without `quantized_weight_gradients`. An accumulator requires a float32 result.
     """
-    if not recipe.quantized_weight_gradients or lhs.shape[0] == 0:
+    has_rows = lhs.shape[0] > 0 and group_sizes.shape[0] > 0
+    if not (recipe.quantized_weight_gradients and has_rows):
         lhs, out_bar = (
             dequantize(x, dtype) if isinstance(x, Quantized) else x.astype(dtype)
             for x in (lhs, out_bar)
