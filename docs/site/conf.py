@@ -90,7 +90,7 @@ CONTENTS = {
         *_pages("design", "runtime", "testing", "glossary"),
         "CONTRIBUTING",
     ],
-    "Performance": _pages("performance", "README", "layer_times", "hosts"),
+    "Performance": _pages("performance", "README", "layer_times", "eight_bits", "hosts"),
     "Lab notes": [
         *_pages(
             "lab_notes", "README", "transfer", "domains", "matmul", "swapped_operands", "few_rows"
