@@ -48,14 +48,14 @@ def probe_devices() -> list[dict[str, Any]]:
     Runs a small kernel on every GPU; see kernels/probe.h. Empty if there is none.
     """
 
-def use_nvshmem(folder: str) -> str:
-    """
-    Joins NVLink domains by NVSHMEM, before there are groups. Returns what is wrong, or "".
-    """
-
 def use_ucx(folder: str) -> str:
     """
     Joins NVLink domains by UCX, before there are groups. Returns what is wrong, or "".
+    """
+
+def use_nvshmem(folder: str) -> str:
+    """
+    Joins NVLink domains by NVSHMEM, before there are groups. Returns what is wrong, or "".
     """
 
 def take_reports() -> list[tuple[int, int, str, int, str]]:
