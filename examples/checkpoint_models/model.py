@@ -38,7 +38,7 @@ class Params(NamedTuple):
 
     Attributes:
       experts: the parameters of each layer with experts, by its index.
-      quantized: experts that stay in eight bits, likewise.
+      quantized: experts that stay in eight or four bits, likewise.
       other: all others, by their names in the files.
     """
 

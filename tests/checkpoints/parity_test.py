@@ -36,13 +36,17 @@ def recorded(family):
 
 def load(family, mesh, part=""):
     return checkpoints.load(
-        FOLDER / family / part, mesh=mesh, dtype=jnp.float32, other=lambda name, shape: None
+        FOLDER / family / part,
+        mesh=mesh,
+        dtype=jnp.float32,
+        dequantize=True,
+        other=lambda name, shape: None,
     )
 
 
 def options(family, mesh):
     floats = {"param_dtype": jnp.float32, "dtype": jnp.float32}
-    return checkpoints.moe_options(FOLDER / family) | floats | {"mesh": mesh}
+    return checkpoints.moe_options(FOLDER / family, dequantize=True) | floats | {"mesh": mesh}
 
 
 class ParityTest(parameterized.TestCase):
@@ -79,6 +83,20 @@ class ParityTest(parameterized.TestCase):
             for name, gradient in gradients.items():
                 if name != "selection_bias":
                     self.assert_near(gradient, expected.layers[i][name], name)
+
+    def test_four_bits_stay(self):
+        """The layer of a checkpoint in MXFP4 has the numbers of one that is dequantized when loaded."""
+        folder, mesh = FOLDER / "gpt_oss_mxfp4", testing.expert_mesh(RANKS)
+        kept = checkpoints.load(folder, mesh=mesh)
+        up, down = (one.forward for one in kept.quantized[0])
+        self.assertEqual((up.shape, down.shape), ((4, 64, 32), (4, 32, 32)))
+        floats = {"param_dtype": jnp.float32, "dtype": jnp.float32, "mesh": mesh}
+        layer = jax_ep.linen.MoE(**checkpoints.moe_options(folder) | floats)
+        apply = jax.jit(lambda *args, **options: layer.apply(*args, **options)[0])
+        x = recorded("gpt_oss_mxfp4")[0]["x"]
+        variables = checkpoints.linen_variables(kept.layers[0])
+        y = apply(variables, x, quantized_weights=kept.quantized[0])
+        self.assert_near(y, recorded("gpt_oss_mxfp4")[0]["y"], "y")
 
     @parameterized.parameters("deepseek_v3", "qwen2_moe")
     def test_linen(self, family):

@@ -24,8 +24,8 @@ class Checkpoint:
       layers: the parameters of each layer with experts, by the layer's index and the names of
         `jax_ep.nnx.MoE`'s attributes, ``"selection_bias"`` among them. With ``stacked=True`` one
         entry, whose index is that of the first layer, with a leading dimension of layers.
-      quantized: the `quantized_weights` of layers whose experts stay in eight bits, by the same
-        indices; empty if none does.
+      quantized: the `quantized_weights` of layers whose experts stay in eight or four bits, by the
+        same indices; empty if none does.
       other: all other tensors by their names in the files, in their shapes and dtypes.
       ignored: the names of tensors that are not read: multi-token prediction, vision towers,
         ``rotary_emb.inv_freq``, and those that `other` left out.

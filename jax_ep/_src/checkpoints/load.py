@@ -19,15 +19,15 @@ from jax.typing import DTypeLike
 from jax_ep._src.checkpoints.checkpoint import Checkpoint, Params
 from jax_ep._src.checkpoints.config import entry, of_text, quantization, read_config
 from jax_ep._src.checkpoints.names import (
-    BLOCK_PARAMS,
+    KEPT_PARAMS,
     SCALE,
     Pieces,
-    block_shapes,
     is_ignored,
+    kept_shapes,
     layout_of,
     pieces_of,
 )
-from jax_ep._src.checkpoints.options import family_of, keeps_blocks, moe_layers, moe_options
+from jax_ep._src.checkpoints.options import family_of, kept_format, moe_layers, moe_options
 from jax_ep._src.checkpoints.pieces import Piece, same
 from jax_ep._src.checkpoints.read import Reader
 from jax_ep._src.checkpoints.tensors import Tensors, some
@@ -39,7 +39,8 @@ from jax_ep._src.layer.config import Config, check_mesh, spec_entry
 from jax_ep._src.layer.mesh import given_mesh
 from jax_ep._src.layer.padded_experts import num_padded_experts
 from jax_ep._src.layer.parameters import parameters
-from jax_ep._src.quant.formats import Fp8Block128
+from jax_ep._src.quant.formats import Format
+from jax_ep._src.quant.microscaling import MxFp4
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedExperts, QuantizedWeights
 
@@ -80,10 +81,10 @@ def load(
       tensor_axis: as for the layer.
       stacked: makes one stack [layers, ...] of all layers with experts.
       dtype: the dtype of parameters that are floats; None keeps the file's. Router weights and
-        biases of logits and of the selection stay float32 if they are so in the file, and blocks in
-        eight bits stay as they are.
-      dequantize: makes bfloat16 of experts in eight bits as well. MXFP4 always becomes bfloat16, as
-        do blocks of 128 x 128 if 128 does not divide F, with a warning.
+        biases of logits and of the selection stay float32 if they are so in the file, and experts
+        in eight or four bits stay as they are.
+      dequantize: makes bfloat16 of experts in eight or four bits as well. Blocks of 128 x 128
+        always become bfloat16 if 128 does not divide F, with a warning.
       other: from the name and the shape of another tensor to its spec on the mesh, or to None to
         leave it out. By default all are loaded, whole on every device.
       progress: shows a bar, by the package rich.
@@ -113,12 +114,15 @@ def load(
         for name, spec in others.items():
             found[name] = plan.other(name, spec)
             advance()
+    quantized: dict[int, QuantizedExperts] = {}
+    if plan.kept is not None:
+        quantized = {i: _joined(params, plan.kept) for i, params in layers.items()}
     used = {file for name in plan.used for file in plan.reader.files(name)}
     used |= {file for name in found for file in plan.reader.files(name)}
     return Checkpoint(
         config=plan.config,
         layers=layers,
-        quantized={i: _joined(params) for i, params in layers.items() if plan.has_blocks},
+        quantized=quantized,
         other=found,
         ignored=tuple(name for name in plan.reader.tensors if name not in used),
         layer_indices=plan.indices,
@@ -141,7 +145,7 @@ class _Plan:
     shapes: dict[str, tuple[int, ...]]
     specs: dict[str, P]
     dtype: np.dtype[Any] | None
-    has_blocks: bool
+    kept: Format | None
 
     @property
     def used(self) -> set[str]:
@@ -169,11 +173,12 @@ class _Plan:
 
     def parameter(self, name: str, parts: list[Piece], lead: tuple[int, ...]) -> jax.Array:
         """Loads a parameter, or a stack of them."""
-        raw = name in BLOCK_PARAMS
+        raw = name in KEPT_PARAMS
         dtypes = [self.reader.dtype(piece.name, raw) for piece in parts]
         dtype = functools.reduce(jnp.promote_types, dtypes[1:], dtypes[0])
         if raw:
-            dtype = np.dtype(np.float32) if name.endswith("scales") else dtype
+            is_float = dtype != np.uint8 and name.endswith("scales")
+            dtype = np.dtype(np.float32) if is_float else dtype
         elif self.dtype is not None and not (name in ROUTING and dtype == np.float32):
             dtype = self.dtype
         spec = P(None, *self.specs[name]) if lead else self.specs[name]
@@ -213,8 +218,8 @@ def _plan(
         check_mesh(layer, found)
         found = compat.with_devices(found)
     tensors, packing = Tensors(folder), quantization(config)
-    has_blocks = keeps_blocks(config, dequantize)
-    reader = Reader(tensors, packing, dequantizes_all=packing == "fp8" and not has_blocks)
+    kept = kept_format(config, dequantize)
+    reader = Reader(tensors, packing, dequantizes_all=packing == "fp8" and kept is None)
     if reader.dequantizes_all and not dequantize:
         warn_once(
             f"fp8 {folder}",
@@ -223,9 +228,16 @@ def _plan(
             "can be joined. Give dequantize=True to have no warning.",
         )
     indices = moe_layers(config)
-    forms = {"packed": packing == "mxfp4", "blocks": has_blocks}
     pieces = {
-        i: pieces_of(family, i, options, layout_of(family, i, tensors), **forms) for i in indices
+        i: pieces_of(
+            family,
+            i,
+            options,
+            layout_of(family, i, tensors),
+            packed=packing == "mxfp4",
+            kept=kept,
+        )
+        for i in indices
     }
     _check(reader, pieces)
     layer_axes = layer.axes if found is None else layer.axes_on(found)
@@ -233,11 +245,11 @@ def _plan(
     made = parameters(layer, layer_axes, padded)
     shapes = {name: p.shape for name, p in made.items()} | {"selection_bias": (layer.num_experts,)}
     specs = {name: p.spec for name, p in made.items()} | {"selection_bias": P()}
-    if has_blocks:
-        shapes |= block_shapes(options, padded)
-        specs |= dict.fromkeys(BLOCK_PARAMS, P(spec_entry(layer_axes.expert)))
+    if kept is not None:
+        shapes |= kept_shapes(options, kept, padded)
+        specs |= dict.fromkeys(KEPT_PARAMS, P(spec_entry(layer_axes.expert)))
     wanted = None if dtype is None else jnp.dtype(dtype)
-    return _Plan(config, reader, found, indices, pieces, shapes, specs, wanted, has_blocks)
+    return _Plan(config, reader, found, indices, pieces, shapes, specs, wanted, kept)
 
 
 def _check(reader: Reader, pieces: dict[int, Pieces]) -> None:
@@ -267,12 +279,23 @@ def _stacked(layers: list[Pieces]) -> Pieces:
     }
 
 
-def _joined(params: Params) -> QuantizedExperts:
-    """Takes the arrays of blocks out of a layer's parameters."""
-    values, scales, down_values, down_scales = (params.pop(name) for name in BLOCK_PARAMS)
-    up = Quantized(values, scales, Fp8Block128())
-    down = Quantized(down_values, down_scales, Fp8Block128())
+def _joined(params: Params, format: Format) -> QuantizedExperts:
+    """Takes the quantized arrays out of a layer's parameters."""
+    values, scales, down_values, down_scales = (params.pop(name) for name in KEPT_PARAMS)
+    if isinstance(format, MxFp4):
+        up = _from_bytes(values, scales, True)
+        down = _from_bytes(down_values, down_scales, False)
+    else:
+        up, down = Quantized(values, scales, format), Quantized(down_values, down_scales, format)
     return QuantizedWeights(up), QuantizedWeights(down)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _from_bytes(values: jax.Array, scales: jax.Array, is_up: bool) -> Quantized:
+    """Takes the bytes of w_up [..., 2, F, K / 2] or of w_down [..., H, K / 2], and their scales."""
+    if is_up:
+        values, scales = (a.reshape(*a.shape[:-3], -1, a.shape[-1]) for a in (values, scales))
+    return Quantized.from_packed(values, scales, MxFp4())
 
 
 @contextlib.contextmanager

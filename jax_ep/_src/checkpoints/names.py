@@ -9,12 +9,16 @@ from typing import Any
 from jax_ep._src.checkpoints import pieces
 from jax_ep._src.checkpoints.families import Family, Layout
 from jax_ep._src.checkpoints.pieces import Piece, View
-from jax_ep._src.quant.formats import BLOCK, Fp8Block128, matrix_scales, num_blocks
+from jax_ep._src.quant.formats import BLOCK, Format, matrix_scales, num_blocks
+from jax_ep._src.quant.microscaling import MxFp4
 
 Pieces = dict[str, list[Piece]]
 
 SCALE = "_scale_inv"
 """What the name of a tensor in blocks has at its end, if it is that of its scales."""
+
+PACKED = ("_blocks", "_scales")
+"""The same of tensors in MXFP4: bytes of two values each, and their scales."""
 
 IGNORED = (
     r"(^|\.)mtp\.",
@@ -43,7 +47,7 @@ def pieces_of(
     layout: Layout,
     *,
     packed: bool = False,
-    blocks: bool = False,
+    kept: Format | None = None,
 ) -> Pieces:
     """Returns what fills each parameter of a layer.
 
@@ -52,8 +56,8 @@ def pieces_of(
       layer: its index.
       options: of the layer.
       layout: of the experts.
-      packed: experts are in MXFP4, one expert after the other.
-      blocks: experts stay in blocks of 128 x 128.
+      packed: experts are in MXFP4 and become floats, one expert after the other.
+      kept: the format in which experts stay quantized.
     """
     block = family.stacked_block if layout == "stacked" else family.block
     module = f"{family.layers}.{layer}.{block}."
@@ -70,7 +74,9 @@ def pieces_of(
     if options.get("selection_bias"):
         whole("selection_bias", str(family.selection_bias), pieces.same, (count,))
     experts = f"{module}experts."
-    if blocks:
+    if isinstance(kept, MxFp4):
+        found |= _four_bits(experts, count, hidden, size)
+    elif kept is not None:
         found |= _blocks(family, experts, count, hidden, size)
     elif packed:
         found |= _packed(experts, count, hidden, size)
@@ -119,12 +125,12 @@ def _packed(experts: str, count: int, hidden: int, size: int) -> Pieces:
     return found
 
 
-BLOCK_PARAMS = ("up_values", "up_scales", "down_values", "down_scales")
-"""The arrays of `QuantizedExperts` as `_blocks` fills them."""
+KEPT_PARAMS = ("up_values", "up_scales", "down_values", "down_scales")
+"""The arrays of `QuantizedExperts` that `_blocks` fills, or their bytes, as `_four_bits` does."""
 
 
 def _blocks(family: Family, experts: str, count: int, hidden: int, size: int) -> Pieces:
-    found: Pieces = {name: [] for name in BLOCK_PARAMS}
+    found: Pieces = {name: [] for name in KEPT_PARAMS}
     for e in range(count):
         gate, up, down = (f"{experts}{e}.{p}.weight" for p in family.projections)
         for part, suffix, unit in ("values", "", 1), ("scales", SCALE, BLOCK):
@@ -138,10 +144,36 @@ def _blocks(family: Family, experts: str, count: int, hidden: int, size: int) ->
     return found
 
 
-def block_shapes(options: Mapping[str, Any], padded: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of `BLOCK_PARAMS`."""
+def _four_bits(experts: str, count: int, hidden: int, size: int) -> Pieces:
+    found: Pieces = {}
+    for (param, tensor, view), inner, columns in (
+        (("up", "gate_up_proj", pieces.gate_and_up_rows), (2 * size,), hidden),
+        (("down", "down_proj", pieces.joined_blocks), (hidden,), size),
+    ):
+        blocks = num_blocks(columns, MxFp4().block)
+        shape = (count, *inner, blocks)
+        values, scales = f"{experts}{tensor}{PACKED[0]}", f"{experts}{tensor}{PACKED[1]}"
+        bytes_per_block = MxFp4().block // 2
+        found[f"{param}_values"] = [Piece((), values, view, (*shape, bytes_per_block))]
+        found[f"{param}_scales"] = [Piece((), scales, view, shape)]
+    return found
+
+
+def kept_shapes(
+    options: Mapping[str, Any], format: Format, padded: int
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of `KEPT_PARAMS`. Those of four bits have two values per byte."""
     hidden, size = options["hidden_size"], options["intermediate_size"]
-    up, down = (padded, 2 * size, hidden), (padded, hidden, size)
-    format = Fp8Block128()
+    down = padded, hidden, size
+    up: tuple[int, ...] = padded, 2 * size, hidden
     shapes = (up, matrix_scales(format, up), down, matrix_scales(format, down))
-    return dict(zip(BLOCK_PARAMS, shapes, strict=True))
+    if isinstance(format, MxFp4):
+        up = padded, 2, size
+        up_scales, down_scales = (num_blocks(n, format.block) for n in (hidden, size))
+        shapes = (
+            (*up, hidden // 2),
+            (*up, up_scales),
+            (padded, hidden, size // 2),
+            (padded, hidden, down_scales),
+        )
+    return dict(zip(KEPT_PARAMS, shapes, strict=True))

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax_ep._src.checkpoints.config import NUM_EXPERTS, entry, of_text, quantization, read_config
 from jax_ep._src.checkpoints.families import FAMILIES, Family
 from jax_ep._src.core.errors import ArgumentError
-from jax_ep._src.quant.formats import BLOCK
-from jax_ep._src.quant.recipe import Recipe
+from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128
+from jax_ep._src.quant.microscaling import MxFp4
+from jax_ep._src.quant.recipe import Recipe, WeightsOnly
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -33,8 +34,8 @@ def moe_options(
     """Returns the options of `jax_ep.nnx.MoE` and `jax_ep.linen.MoE` for a checkpoint.
 
     They are sizes, routing (as in ``router``, ``selection_bias``), shared experts, ``activation``,
-    biases and ``param_dtype``, and ``quantization`` for experts that stay in eight bits. Options of
-    the mesh are yours::
+    biases and ``param_dtype``, and ``quantization`` for experts that stay in eight or four bits.
+    Options of the mesh are yours::
 
         layer = jax_ep.nnx.MoE(**checkpoints.moe_options(folder), mesh=mesh, rngs=nnx.Rngs(0))
 
@@ -67,16 +68,24 @@ def moe_options(
     if dtype is not None:
         options["param_dtype"] = jnp.dtype(dtype)
     options |= family.routing(text)
-    if keeps_blocks(whole, dequantize):
-        options |= {"quantization": Recipe(), "quantized_only": True}
+    kept = kept_format(whole, dequantize)
+    if kept is not None:
+        recipe = Recipe() if kept == Fp8Block128() else WeightsOnly(kept)
+        options |= {"quantization": recipe, "quantized_only": True}
     return options
 
 
-def keeps_blocks(config: Mapping[str, Any], dequantize: bool) -> bool:
-    """Whether experts stay in blocks of 128 x 128, as gate and up can be joined."""
-    if quantization(config) != "fp8" or dequantize:
-        return False
-    return not entry(of_text(config), *family_of(config).size) % BLOCK
+def kept_format(config: Mapping[str, Any], dequantize: bool) -> Format | None:
+    """Returns the format in which experts stay quantized, or None if they become floats.
+
+    Gate and up are joined, so blocks of 128 x 128 have to end where the gate does.
+    """
+    packing = None if dequantize else quantization(config)
+    if packing == "mxfp4":
+        return MxFp4()
+    if packing == "fp8" and not entry(of_text(config), *family_of(config).size) % BLOCK:
+        return Fp8Block128()
+    return None
 
 
 def moe_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -59,6 +59,16 @@ def interleaved_rows(x: Array) -> Array:
     return interleaved(x.swapaxes(-1, -2))
 
 
+def gate_and_up_rows(x: Array) -> Array:
+    """[E, 2F, K / 32, 16 or nothing] of rows g0, u0, g1, u1, … as [E, 2, F, K / 2 or K / 32]."""
+    return x.reshape(x.shape[0], x.shape[1] // 2, 2, -1).swapaxes(1, 2)
+
+
+def joined_blocks(x: Array) -> Array:
+    """[E, H, K / 32, 16 or nothing] as [E, H, K / 2 or K / 32]."""
+    return x.reshape(*x.shape[:2], -1)
+
+
 Bounds = tuple[tuple[int, int], ...]
 
 

@@ -11,11 +11,9 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jax_ep._src.checkpoints.dequantize import from_blocks, from_mxfp4
-from jax_ep._src.checkpoints.names import SCALE
+from jax_ep._src.checkpoints.names import PACKED, SCALE
 from jax_ep._src.checkpoints.pieces import Array, Bounds, Piece, bounds_of, overlap
 from jax_ep._src.checkpoints.tensors import Tensors
-
-PACKED = ("_blocks", "_scales")
 
 
 class Reader:

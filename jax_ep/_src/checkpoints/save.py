@@ -19,11 +19,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.checkpoints.checkpoint import Checkpoint
 from jax_ep._src.checkpoints.files import File, Shape
-from jax_ep._src.checkpoints.names import BLOCK_PARAMS, SCALE, layout_of, pieces_of
+from jax_ep._src.checkpoints.names import KEPT_PARAMS, SCALE, layout_of, pieces_of
 from jax_ep._src.checkpoints.options import family_of, moe_options
 from jax_ep._src.checkpoints.pieces import Array, Bounds, Piece, bounds_of, box_shape, overlap, same
 from jax_ep._src.checkpoints.tensors import INDEX, SINGLE
 from jax_ep._src.core.errors import ArgumentError
+from jax_ep._src.quant.microscaling import MxFp4
+from jax_ep._src.quant.quantized import Quantized
 
 COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 
@@ -35,9 +37,9 @@ def save(
 
     Every tensor is written in its array's dtype, so one that was loaded in the file's dtype is the
     same bit for bit. What was dequantized is written as it is, bfloat16, and
-    ``quantization_config`` goes if nothing in eight bits is left. Tensors in `Checkpoint.ignored`
-    are not written. With several processes all of them call this, with a folder that they share;
-    each writes files of its own, and the index comes last::
+    ``quantization_config`` goes if nothing in eight or four bits is left. Tensors in
+    `Checkpoint.ignored` are not written. With several processes all of them call this, with a
+    folder that they share; each writes files of its own, and the index comes last::
 
         layers = loaded.layers | {3: nnx.to_pure_dict(nnx.state(layer))}  # all, of which 3 is new
         checkpoints.save("trained", dataclasses.replace(loaded, layers=layers))
@@ -143,6 +145,15 @@ def _as_bytes(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, np.uint8) if x.dtype.itemsize == 1 else x
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _to_bytes(x: Quantized, is_up: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns four-bit values two per byte, and scales, of w_up with gate and up apart."""
+    values, scales = x.packed(), jax.lax.bitcast_convert_type(x.scales, np.uint8)
+    if is_up:
+        values, scales = (a.reshape(*a.shape[:-2], 2, -1, a.shape[-1]) for a in (values, scales))
+    return values, scales
+
+
 def _volume(piece: Piece, blocks: set[Bounds], shape: tuple[int, ...]) -> int:
     """Returns how many values of a box are in blocks that do not overlap."""
     found = (overlap(piece.at, bounds, shape) for bounds in blocks)
@@ -151,10 +162,10 @@ def _volume(piece: Piece, blocks: set[Bounds], shape: tuple[int, ...]) -> int:
 
 def _jobs(checkpoint: Checkpoint) -> Iterator[_Job]:
     config, names = checkpoint.config, checkpoint.file_dtypes
-    has_blocks = bool(checkpoint.quantized)
-    family, options = family_of(config), moe_options(config, dequantize=not has_blocks)
+    kept = next((up.forward.format for up, _ in checkpoint.quantized.values()), None)
+    family, options = family_of(config), moe_options(config, dequantize=kept is None)
     for i in checkpoint.layer_indices:
-        found = pieces_of(family, i, options, layout_of(family, i, names), blocks=has_blocks)
+        found = pieces_of(family, i, options, layout_of(family, i, names), kept=kept)
         key = checkpoint.layer_indices[0] if checkpoint.is_stacked else i
         lead = (checkpoint.layer_indices.index(i),) if checkpoint.is_stacked else ()
         if key not in checkpoint.layers:
@@ -164,10 +175,12 @@ def _jobs(checkpoint: Checkpoint) -> Iterator[_Job]:
                 "loaded.layers | {index: params}."
             )
         arrays: dict[str, Any] = dict(checkpoint.layers[key])
-        if has_blocks:
+        if kept is not None:
             up, down = (weights.forward for weights in checkpoint.quantized[key])
-            blocks = (up.values, up.scales, down.values, down.scales)
-            arrays |= dict(zip(BLOCK_PARAMS, blocks, strict=True))
+            quantized = (up.values, up.scales, down.values, down.scales)
+            if isinstance(kept, MxFp4):
+                quantized = (*_to_bytes(up, True), *_to_bytes(down, False))
+            arrays |= dict(zip(KEPT_PARAMS, quantized, strict=True))
         for name, pieces in found.items():
             array: Any = arrays.get(name)
             parts = [piece._replace(at=(*lead, *piece.at)) for piece in pieces]
@@ -192,7 +205,7 @@ def _without_padding(
     piece: Piece, name: str, lead: int, options: dict[str, Any]
 ) -> tuple[int | slice, ...]:
     """Returns the box of a tensor that has all experts, without rows past the last of them."""
-    of_experts = ("w_up", "w_down", "b_up", "b_down")
+    of_experts = ("w_up", "w_down", "b_up", "b_down", *KEPT_PARAMS)
     if name in of_experts and len(piece.at) == lead:
         return (*piece.at, slice(0, options["num_experts"]))
     return piece.at
