@@ -14,7 +14,7 @@ from jax_ep._src.quant.quantize import dequantize, quantize
 from jax_ep._src.quant.quantize_for_training import quantize_for_training
 from jax_ep._src.quant.quantize_weights import quantize_weights
 from jax_ep._src.quant.quantized import Quantized
-from jax_ep._src.quant.recipe import QuantizedWeights, Recipe
+from jax_ep._src.quant.recipe import QuantizedWeights, Recipe, WeightsOnly
 
 __all__ = [
     "Format",
@@ -25,6 +25,7 @@ __all__ = [
     "Quantized",
     "QuantizedWeights",
     "Recipe",
+    "WeightsOnly",
     "dequantize",
     "experts_from_checkpoint",
     "fake_quantize",

@@ -151,6 +151,7 @@ FOR_TRAINING = quant.quantize_for_training(np.ones((2, 8, 8), np.float32), quant
 ROW = quant.Fp8Row()
 UP, DOWN = np.ones((8, 8, 2, 4), np.float32), np.ones((8, 4, 8), np.float32)
 EXPERTS = quant.quantize_experts(UP, DOWN, quant.Recipe())
+WEIGHTS_ONLY = quant.WeightsOnly(quant.MxFp4())
 EXPERTS_WITH_OTHER_SCALES = [
     quant.QuantizedWeights(one.forward, one.forward.mT)
     for one in quant.quantize_experts(UP, DOWN, quant.Recipe(ROW))

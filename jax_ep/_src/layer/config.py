@@ -17,7 +17,7 @@ from jax_ep._src.layer.options import Options
 from jax_ep._src.layer.router import LAYER, NAMED_ROUTERS, Router
 from jax_ep._src.mlp.expert_forms import check_activation
 from jax_ep._src.moe.params import check_weights_on_input
-from jax_ep._src.quant.recipe import check_recipe
+from jax_ep._src.quant.recipe import WeightsOnly, check_recipe
 
 BATCH_AXES = ("data", "expert")
 """The batch axes that are known without a mesh, or where they are manual already."""
@@ -91,7 +91,13 @@ class Config(Options):
         checks.integer(LAYER, "num_chunks", self.num_chunks)
         checks.remat(LAYER, self.remat)
         if self.quantization is not None:
-            check_recipe(LAYER, self.quantization)
+            check_recipe(LAYER, self.quantization, weights_only=True)
+            if isinstance(self.quantization, WeightsOnly) and not self.quantized_only:
+                raise ArgumentError(
+                    f"jax_ep.{LAYER}: quantization={self.quantization} is given without "
+                    "quantized_only; expected both, as such a layer has no float matrices. Give "
+                    "quantized_only=True, and quantized_weights to each call."
+                )
         elif self.quantized_only:
             raise ArgumentError(
                 f"jax_ep.{LAYER}: quantized_only is given without quantization; expected both or "

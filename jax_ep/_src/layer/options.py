@@ -19,7 +19,7 @@ from jax_ep._src.layer.pickling import with_devices, without_devices
 from jax_ep._src.matmul.activations import Activation
 from jax_ep._src.moe.params import Remat
 from jax_ep._src.moe.users_experts import ExpertsFunction
-from jax_ep._src.quant.recipe import Recipe
+from jax_ep._src.quant.recipe import Recipe, WeightsOnly
 
 LogicalAxes = Mapping[str, str | None]
 """Names of "experts", "hidden" and "intermediate" in Flax's logical partitioning, in linen only."""
@@ -88,7 +88,7 @@ class Options:
       remat: as in `moe_mlp`.
       quantization: as in `moe_mlp`.
       quantized_only: makes a layer without w_up and w_down, whose calls all take quantized_weights:
-        for inference from a checkpoint in eight bits.
+        for inference from a checkpoint in eight or four bits.
       nvlink_domain_size: as in `moe_mlp`. None takes the ranks that each host of the mesh has, if
         the devices of the mesh are known.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
@@ -127,7 +127,7 @@ class Options:
     capacity_factor: float | None = None
     num_chunks: int = 1
     remat: Remat = "dispatch"
-    quantization: Recipe | None = None
+    quantization: Recipe | WeightsOnly | None = None
     quantized_only: bool = False
     nvlink_domain_size: int | None = None
     num_comm_sms: int | None = None

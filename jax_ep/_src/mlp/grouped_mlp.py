@@ -16,11 +16,12 @@ from jax_ep._src.mlp.function_mlp import function_mlp_down, function_mlp_up
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.mlp.quantized_experts import (
     check_quantization,
+    dequantized_experts,
     shapes_of_quantized,
     with_quantized,
 )
 from jax_ep._src.mlp.quantized_mlp import quantized_mlp
-from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.quant.recipe import QuantizedExperts, Recipe, WeightsOnly
 from jax_ep._src.transfer import weighted
 
 
@@ -36,7 +37,7 @@ def grouped_mlp(
     b_down: jax.Array | None = None,
     layer: LayerIndex | None = None,
     zero_tail: bool = True,
-    quantization: Recipe | None = None,
+    quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     num_sms: int | None = None,
     implementation: str | None = None,
@@ -77,7 +78,9 @@ def grouped_mlp(
         of rows and row_weights. False leaves them unspecified, which is faster with biases or row
         weights. The tails of the arguments and of the cotangent are never read.
       quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
-        cotangents. It needs a named activation, no biases, and rows in bfloat16 or float32.
+        cotangents. It needs a named activation, no biases, and rows in bfloat16 or float32. Or a
+        `jax_ep.quant.WeightsOnly`, with `quantized_weights` and None as w_up and w_down: the call
+        dequantizes the matrices, which get no gradients.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. Either way w_up and w_down get the gradients.
       num_sms: the most SMs that each matmul uses on CUDA; None chooses. GPUs of compute capability
@@ -95,6 +98,11 @@ def grouped_mlp(
     """
     operation = "grouped_mlp"
     checks.rows(operation, "rows", rows, ("rows", "hidden"))
+    if isinstance(quantization, WeightsOnly):
+        w_up, w_down = dequantized_experts(
+            operation, rows, (w_up, w_down), quantization, quantized_weights, layer
+        )
+        quantization = quantized_weights = None
     up: Any = w_up
     down: Any = w_down
     if w_up is None and w_down is None:

@@ -14,13 +14,14 @@ from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.matmul.layer_stack import check_no_layer
 from jax_ep._src.mlp.expert_forms import UpWeights, check_forms
 from jax_ep._src.mlp.experts import Experts
-from jax_ep._src.quant.quantize import check_floats
+from jax_ep._src.quant.quantize import check_floats, dequantize
 from jax_ep._src.quant.quantize_for_training import quantize_layouts
 from jax_ep._src.quant.quantized import Quantized, check
 from jax_ep._src.quant.recipe import (
     QuantizedExperts,
     QuantizedWeights,
     Recipe,
+    WeightsOnly,
     check_layouts,
     check_no_quantized_weights,
     check_pair,
@@ -32,7 +33,11 @@ from jax_ep._src.quant.recipe import (
 
 
 def quantize_experts(
-    w_up: UpWeights, w_down: jax.Array, quantization: Recipe, *, implementation: str | None = None
+    w_up: UpWeights,
+    w_down: jax.Array,
+    quantization: Recipe | WeightsOnly,
+    *,
+    implementation: str | None = None,
 ) -> QuantizedExperts:
     """Quantizes the matrices of experts for `moe_mlp` or `grouped_mlp`.
 
@@ -46,25 +51,30 @@ def quantize_experts(
     Args:
       w_up: in any form that `moe_mlp` takes.
       w_down: [L, F, H].
-      quantization: the layer's recipe.
+      quantization: the layer's recipe, or `WeightsOnly`.
       implementation: as in `quantize_weights`.
 
     Returns:
-      The quantized w_up and w_down, as `quantize_for_training` makes them. L is the first dimension
+      The quantized w_up and w_down, as `quantize_for_training` makes them; for `WeightsOnly` the
+      layout of the forward pass alone. L is the first dimension
       of all their arrays, so ``PartitionSpec("expert")`` shards them.
 
     Raises:
       The errors of `quantize`.
     """
     operation = "quant.quantize_experts"
-    check_recipe(operation, quantization)
+    check_recipe(operation, quantization, weights_only=True)
     check_floats(operation, "w_down", w_down, quantization.weights, 2)
     *leading, size, hidden = w_down.shape
     up, _ = check_forms(operation, "w_up", w_up, (*leading, hidden), size, None, "any activation")
     if up[0].ndim > w_down.ndim:  # [L, H, 2, F]
         up = (compat.join_last_axes(jnp.asarray(up[0])),)
     layouts = functools.partial(
-        quantize_layouts, operation, recipe=quantization, implementation=implementation
+        quantize_layouts,
+        operation,
+        recipe=quantization,
+        backward=not isinstance(quantization, WeightsOnly),
+        implementation=implementation,
     )
     return QuantizedWeights(*layouts(up)), QuantizedWeights(*layouts((w_down,)))
 
@@ -165,6 +175,30 @@ def shapes_of_quantized(
         transposed = values.shape[:1] + values.shape[:0:-1]
         shapes.append(compat.struct_like(values, transposed, rows.dtype))
     return shapes[0], shapes[1]
+
+
+def dequantized_experts(
+    operation: str,
+    rows: jax.Array,
+    matrices: tuple[Any, Any],
+    quantization: WeightsOnly,
+    quantized: QuantizedExperts | None,
+    layer: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns w_up [L, H, N] and w_down [L, F, H] in the rows' dtype. `matrices` must be None."""
+    if any(matrix is not None for matrix in matrices):
+        raise ArgumentError(
+            f"jax_ep.{operation}: w_up and w_down are given with {quantization}; expected None, as "
+            "quantized_weights have the matrices. Leave one of both out."
+        )
+    check_given(operation, None, quantized)
+    check_no_layer(operation, layer)
+    check_pair(operation, quantized)
+    assert quantized is not None
+    for which, one in zip(("up", "down"), quantized, strict=True):
+        check_layouts(operation, f"quantized_weights ({which})", one, quantization)
+    up, down = (dequantize(one.forward, rows.dtype).mT for one in quantized)
+    return up, down
 
 
 def with_quantized(operation: str, experts: Experts, quantized: QuantizedExperts | None) -> Experts:

@@ -19,6 +19,7 @@ from jax_ep._src.mlp.experts import Experts, check_experts, check_num_experts, w
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.mlp.quantized_experts import (
     check_quantization,
+    dequantized_experts,
     shapes_of_quantized,
     with_quantized,
 )
@@ -34,7 +35,7 @@ from jax_ep._src.moe.users_experts import (
     check_experts_function,
     users_experts,
 )
-from jax_ep._src.quant.recipe import QuantizedExperts, Recipe
+from jax_ep._src.quant.recipe import QuantizedExperts, Recipe, WeightsOnly
 from jax_ep._src.transfer.domains import check_domain_size, warn_of_dropless_rows
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import check_num_rows
@@ -65,7 +66,7 @@ def moe_mlp(
     recv_capacity: int | None = None,
     num_chunks: int = 1,
     remat: Remat = "dispatch",
-    quantization: Recipe | None = None,
+    quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     nvlink_domain_size: int | None = None,
     num_comm_sms: int | None = None,
@@ -98,7 +99,7 @@ def moe_mlp(
     recv_capacity: int | None = None,
     num_chunks: int = 1,
     remat: Remat = "dispatch",
-    quantization: Recipe | None = None,
+    quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     nvlink_domain_size: int | None = None,
     num_comm_sms: int | None = None,
@@ -130,7 +131,7 @@ def moe_mlp(
     recv_capacity: int | None = None,
     num_chunks: int = 1,
     remat: Remat = "dispatch",
-    quantization: Recipe | None = None,
+    quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     nvlink_domain_size: int | None = None,
     num_comm_sms: int | None = None,
@@ -200,7 +201,9 @@ def moe_mlp(
         neither, so it repeats the first matmul, too (and for a function the dispatch). Of an
         `experts_fn`, ``"experts"`` repeats everything; the others keep what its derivative needs.
       quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
-        cotangents. It needs a named activation, no biases, and x in bfloat16 or float32.
+        cotangents. It needs a named activation, no biases, and x in bfloat16 or float32. Or a
+        `jax_ep.quant.WeightsOnly`, with `quantized_weights` and None as w_up and w_down: the call
+        dequantizes the matrices, which get no gradients.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. Either way w_up and w_down get the gradients.
       nvlink_domain_size: the ranks per NVLink domain, as in `dispatch`.
@@ -223,6 +226,11 @@ def moe_mlp(
     checks.topk_ids(operation, topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
+    if isinstance(quantization, WeightsOnly):
+        w_up, w_down = dequantized_experts(
+            operation, x, (w_up, w_down), quantization, quantized_weights, layer
+        )
+        quantization = quantized_weights = None
     experts: Experts | None = None
     of_rows: Activation = "none"
     if experts_fn is None and w_up is None and w_down is None:

@@ -8,7 +8,7 @@ from typing import Literal
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.matmul.accumulation import Accumulation
 from jax_ep._src.mlp.params import GroupedMlpParams
-from jax_ep._src.quant.recipe import Recipe
+from jax_ep._src.quant.recipe import Recipe, WeightsOnly
 from jax_ep._src.transfer.params import TransferParams
 
 Remat = Literal["dispatch", "experts"] | None
@@ -42,9 +42,9 @@ class MoeMlpParams:
         )
 
 
-def check_weights_on_input(operation: str, quantization: Recipe | None) -> None:
+def check_weights_on_input(operation: str, quantization: Recipe | WeightsOnly | None) -> None:
     """Raises if rows are quantized before they can be multiplied by their weights."""
-    if quantization is not None and quantization.quantized_dispatch:
+    if isinstance(quantization, Recipe) and quantization.quantized_dispatch:
         raise ArgumentError(
             f"jax_ep.{operation}: weights_on_input is given with quantized_dispatch=True, which "
             "quantizes rows before their weights multiply them; expected one of them. Leave "

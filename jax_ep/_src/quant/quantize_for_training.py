@@ -12,7 +12,7 @@ from jax_ep._src.core.errors import UnavailableError
 from jax_ep._src.quant.quantize import check_floats
 from jax_ep._src.quant.quantize_weights import quantize_blocks, quantize_weights
 from jax_ep._src.quant.quantized import Quantized
-from jax_ep._src.quant.recipe import QuantizedWeights, Recipe, check_recipe
+from jax_ep._src.quant.recipe import QuantizedWeights, Recipe, WeightsOnly, check_recipe
 
 OPERATION = "quant.quantize_for_training"
 Pass = Literal["forward", "backward"]
@@ -48,6 +48,7 @@ def quantize_for_training(
     Raises:
       The errors of `quantize`.
     """
+    check_recipe(OPERATION, quantization)
     layouts = quantize_layouts(
         OPERATION, (w,), quantization, transpose_rhs=transpose_rhs, implementation=implementation
     )
@@ -94,7 +95,7 @@ def backward_layout(quantized: QuantizedWeights) -> Quantized:
 def quantize_layouts(
     operation: str,
     parts: tuple[jax.Array, ...],
-    recipe: Recipe,
+    recipe: Recipe | WeightsOnly,
     *,
     forward: bool = True,
     backward: bool = True,
@@ -105,7 +106,6 @@ def quantize_layouts(
 
     Several parts are matrices side by side, whose columns are joined.
     """
-    check_recipe(operation, recipe)
     for part in parts:
         check_floats(operation, "w", part, recipe.weights, 2)
     implementation = checks.implementation(operation, implementation)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
-from jax_ep._src.quant.formats import Format, Fp8Block128
+from jax_ep._src.quant.formats import Format, Fp8Block128, check_format
 from jax_ep._src.quant.quantized import Quantized, check
 
 
@@ -87,6 +87,29 @@ class Recipe:
         return self.gradients.for_cotangents()
 
 
+@dataclasses.dataclass(frozen=True)
+class WeightsOnly:
+    """The format of weights that are quantized in memory only, compared and hashed by value.
+
+    A layer holds its experts' matrices in this format and dequantizes them in every call, to the
+    dtype of its rows. So rows, biases and activations are those of a layer with float matrices, and
+    a layer takes a quarter of bfloat16's memory with `MxFp4`. While it runs, its matrices are in
+    memory in the rows' dtype as well, those of one layer at a time.
+
+    For example::
+
+        quantized = quant.quantize_experts(w_up, w_down, quant.WeightsOnly(quant.MxFp4()))
+
+    Attributes:
+      weights: the format.
+    """
+
+    weights: Format
+
+    def __post_init__(self) -> None:
+        check_format("quant.WeightsOnly", self.weights)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedWeights:
@@ -122,9 +145,15 @@ them; `moe_mlp`, `grouped_mlp` and the layers take them as ``quantized_weights``
 """
 
 
-def check_recipe(operation: str, quantization: Any) -> None:
-    """Raises unless it is a recipe."""
-    if not isinstance(quantization, Recipe):
+def check_recipe(operation: str, quantization: Any, *, weights_only: bool = False) -> None:
+    """Raises unless it is a recipe, or quantizes weights only where that is fine."""
+    if isinstance(quantization, WeightsOnly) and not weights_only:
+        raise DtypeError(
+            f"jax_ep.{operation}: quantization={quantization!r}; expected a jax_ep.quant.Recipe, "
+            "by which rows are quantized, too. Dequantize the weights, or call moe_mlp or "
+            "grouped_mlp."
+        )
+    if not isinstance(quantization, Recipe | WeightsOnly):
         raise DtypeError(
             f"jax_ep.{operation}: quantization={quantization!r}; expected a jax_ep.quant.Recipe. "
             "Recipes are values: call the class, as in Recipe()."
@@ -132,7 +161,11 @@ def check_recipe(operation: str, quantization: Any) -> None:
 
 
 def check_quantized_weights(
-    operation: str, name: str, quantized: Any, recipe: Recipe, shape: tuple[int, ...]
+    operation: str,
+    name: str,
+    quantized: Any,
+    recipe: Recipe | WeightsOnly,
+    shape: tuple[int, ...],
 ) -> None:
     """Raises unless the layouts are those of matrices [G, K, N] of this shape."""
     check_layouts(operation, name, quantized, recipe)
@@ -146,7 +179,7 @@ def check_quantized_weights(
         )
 
 
-def check_layouts(operation: str, name: str, quantized: Any, recipe: Recipe) -> None:
+def check_layouts(operation: str, name: str, quantized: Any, recipe: Recipe | WeightsOnly) -> None:
     """Raises unless they are quantized weights in the recipe's format."""
     if not isinstance(quantized, QuantizedWeights):
         raise DtypeError(
@@ -173,7 +206,11 @@ def check_layouts(operation: str, name: str, quantized: Any, recipe: Recipe) -> 
 
 
 def check_quantized_experts(
-    operation: str, quantized: Any, recipe: Recipe, w_up: tuple[int, ...], w_down: tuple[int, ...]
+    operation: str,
+    quantized: Any,
+    recipe: Recipe | WeightsOnly,
+    w_up: tuple[int, ...],
+    w_down: tuple[int, ...],
 ) -> None:
     """Raises unless they are the pair of matrices [L, H, N] and [L, F, H] of these shapes."""
     check_pair(operation, quantized)

@@ -1,0 +1,198 @@
+"""Weights that are quantized in memory only: calls have the bits of those with dequantized float matrices."""
+
+from __future__ import annotations
+
+import functools
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import jax_ep
+import jax_ep.linen
+import jax_ep.nnx
+from jax_ep import quant
+
+RANKS = min(4, testing.NUM_DEVICES)
+HIDDEN, SIZE, EXPERTS, TOKENS, TOP_K = 64, 96, 8, 24, 2
+FORMATS = (quant.MxFp4(), quant.MxFp8(), quant.Fp8Row(), quant.Fp8Block128())
+
+
+def clamped(gate, up, limit=1.5):
+    """The activation of gpt-oss in small: a function of gate and up."""
+    return jnp.clip(up, -limit, limit) * jax.nn.silu(jnp.minimum(gate, limit))
+
+
+class Weights:
+    """Random experts in one format, and what its values stand for."""
+
+    def __init__(self, format, seed=0):
+        rng = np.random.default_rng(seed)
+        self.recipe = quant.WeightsOnly(format)
+        shapes = (EXPERTS, HIDDEN, 2, SIZE), (EXPERTS, SIZE, HIDDEN)
+        given = (rng.standard_normal(s, np.float32) / 8 for s in shapes)
+        self.quantized = quant.quantize_experts(*given, self.recipe)
+        self.b_up = rng.standard_normal((EXPERTS, 2, SIZE), np.float32)
+        self.b_down = rng.standard_normal((EXPERTS, HIDDEN), np.float32)
+
+    def floats(self, dtype):
+        up, down = (quant.dequantize(one.forward, dtype).mT for one in self.quantized)
+        return up, down
+
+
+def tokens(dtype, seed=1):
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.standard_normal((TOKENS, HIDDEN), np.float32), dtype)
+    ids = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in range(TOKENS)]).astype(np.int32)
+    return x, ids, rng.random((TOKENS, TOP_K), np.float32)
+
+
+def on_ranks(f, specs):
+    mesh = testing.expert_mesh(RANKS)
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("expert")))
+
+
+class MoeMlpTest(parameterized.TestCase):
+    @parameterized.product(format=FORMATS, dtype=[jnp.bfloat16, jnp.float32])
+    def test_bits_of_values_and_gradients(self, format, dtype):
+        """With biases and a function as the activation, which recipes refuse."""
+        weights = Weights(format)
+        biases = {"b_up": weights.b_up, "b_down": weights.b_down}
+
+        def layer(matrices, options, x, ids, topk_weights, biases):
+            def loss(x, topk_weights, biases):
+                y, _ = jax_ep.moe_mlp(
+                    x,
+                    ids,
+                    topk_weights,
+                    *matrices,
+                    axis_name="expert",
+                    num_experts=EXPERTS,
+                    activation=clamped,
+                    **options,
+                    **biases,
+                )
+                return y
+
+            y, pull = jax.vjp(loss, x, topk_weights, biases)
+            return y, pull(jnp.ones_like(y))
+
+        def quantized_layer(quantized, *operands):
+            options = {"quantization": weights.recipe, "quantized_weights": quantized}
+            return layer((None, None), options, *operands)
+
+        operands = (*tokens(dtype), biases)
+        specs = (P("expert"),) * 5
+        got = on_ranks(quantized_layer, specs)(weights.quantized, *operands)
+        expected = on_ranks(lambda matrices, *operands: layer(matrices, {}, *operands), specs)(
+            weights.floats(dtype), *operands
+        )
+        for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            testing.assert_bitwise(one, other)
+
+    def test_named_activation_on_a_domain(self):
+        weights = Weights(quant.MxFp4())
+        x, ids, topk_weights = tokens(jnp.bfloat16)
+
+        def layer(quantized, x, ids, topk_weights, **options):
+            return jax_ep.moe_mlp(
+                x,
+                ids,
+                topk_weights,
+                None,
+                None,
+                axis_name="expert",
+                num_experts=EXPERTS,
+                quantization=weights.recipe,
+                quantized_weights=quantized,
+                **options,
+            )[0]
+
+        specs = (P("expert"),) * 4
+        operands = weights.quantized, x, ids, topk_weights
+        results = [
+            on_ranks(functools.partial(layer, **options), specs)(*operands)
+            for options in ({}, {"remat": "dispatch"}, {"num_chunks": 2})
+        ]
+        for other in results[1:]:
+            testing.assert_bitwise(other, results[0])
+
+    def test_they_have_no_gradient(self):
+        weights = Weights(quant.MxFp4())
+        rows, sizes = tokens(jnp.bfloat16)[0], np.full(EXPERTS, TOKENS // EXPERTS, np.int32)
+
+        def loss(scales):
+            quantized = jax.tree.map(lambda one: one, weights.quantized)
+            up = quant.QuantizedWeights(
+                quant.Quantized(quantized[0].forward.values, scales, quant.MxFp4())
+            )
+            return jax_ep.grouped_mlp(
+                rows,
+                None,
+                None,
+                sizes,
+                quantization=weights.recipe,
+                quantized_weights=(up, quantized[1]),
+            ).sum()
+
+        with self.assertRaisesRegex(NotImplementedError, "no derivative"):
+            jax.grad(loss, allow_int=True)(weights.quantized[0].forward.scales)
+
+
+class GroupedMlpTest(parameterized.TestCase):
+    @parameterized.parameters("swiglu", "geglu")
+    def test_bits(self, activation):
+        weights = Weights(quant.MxFp4())
+        x, sizes = tokens(jnp.bfloat16)[0], np.array([5, 0, 3, 1, 7, 2, 0, 4], np.int32)
+        options = {"activation": activation, "b_up": weights.b_up}
+        got = jax_ep.grouped_mlp(
+            x,
+            None,
+            None,
+            sizes,
+            quantization=weights.recipe,
+            quantized_weights=weights.quantized,
+            **options,
+        )
+        expected = jax_ep.grouped_mlp(x, *weights.floats(jnp.bfloat16), sizes, **options)
+        testing.assert_bitwise(got, expected)
+
+
+class ModulesTest(parameterized.TestCase):
+    @parameterized.product(
+        mesh=[((RANKS,), ("expert",)), ((2, RANKS // 2), ("data", "expert"))], use_bias=[True]
+    )
+    def test_nnx_and_linen(self, mesh, use_bias):
+        """The layers' calls have the numbers of one with dequantized matrices; FSDP gathers four bits."""
+        if RANKS < 4:
+            self.skipTest("needs four devices")
+        weights = Weights(quant.MxFp4())
+        mesh = testing.mesh_of(*mesh)
+        shared = {"mesh": mesh, "use_bias": use_bias, "activation": clamped, "dtype": jnp.float32}
+        if "data" in mesh.axis_names:
+            shared["fsdp_axis"] = "data"
+        sizes = (HIDDEN, SIZE, EXPERTS, TOP_K)
+        floats = jax_ep.nnx.MoE(*sizes, **shared, rngs=nnx.Rngs(0))
+        up, down = weights.floats(jnp.float32)
+        floats.w_up[...], floats.w_down[...] = up.reshape(floats.w_up.shape), down
+        x = tokens(jnp.float32)[0]
+        expected, _ = nnx.jit(lambda layer, x: layer(x))(floats, x)
+        only = {"quantization": weights.recipe, "quantized_only": True}
+        layer = jax_ep.nnx.MoE(*sizes, **shared, **only, rngs=nnx.Rngs(0))
+        for name in ("router_kernel", "b_up", "b_down"):
+            getattr(layer, name)[...] = getattr(floats, name)[...]
+        call = nnx.jit(lambda layer, x, quantized: layer(x, quantized_weights=quantized)[0])
+        testing.assert_bitwise(call(layer, x, weights.quantized), expected)
+        linen = jax_ep.linen.MoE(*sizes, **shared, **only)
+        params = {n: getattr(layer, n)[...] for n in ("router_kernel", "b_up", "b_down")}
+        y, _ = jax.jit(linen.apply)({"params": params}, x, quantized_weights=weights.quantized)
+        testing.assert_bitwise(y, expected)
+
+
+if __name__ == "__main__":
+    absltest.main()
