@@ -2,7 +2,14 @@
 # Runs everything that a change of kernels needs on a machine with GPUs: timings, checks, sanitizers, tiers.
 #
 #   cmake -S . -B build/gpu -G Ninja -DJAX_EP_CUDA=ON -DJAX_EP_BUILD_GPU_TESTS=ON && cmake --build build/gpu
-#   tools/gpu_check.sh 4     on 4 GPUs (or 2, or 1): eight minutes on 4 H200, and some for domains
+#   tools/gpu_check.sh 4                   on 4 GPUs (or 2, or 1): a quarter of an hour on 4 H100
+#   tools/gpu_check.sh 4 domains tiers     some parts, of
+#
+#     transfers   times one level
+#     domains     tests and times transfers over NVLink domains: 130 s on 4 H100
+#     networks    two processes, whose domains NVSHMEM joins (pip install nvidia-nvshmem-cu13)
+#     tiers       the Python tests, and beside them C++ programs and sanitizers: 450 s on 4 H100
+#     models      layers beside transformers', and tokens per second of OLMoE's shapes with random weights
 #
 #   PROGRAMS=...          where the programs of tests/cpp/gpu are (default build/gpu/tests/cpp/gpu)
 #   RESULTS=...           where logs go (default build/gpu_check)
@@ -11,6 +18,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 gpus=${1:?how many GPUs: tools/gpu_check.sh 1, 2 or 4}
+shift
+python=${PYTHON:-python3}
 programs=${PROGRAMS:-build/gpu/tests/cpp/gpu}
 results=${RESULTS:-build/gpu_check}
 mkdir -p "$results"
@@ -71,27 +80,58 @@ domains() {
   timed "domains_$2_timing" 100 "$programs/transfer_test" "${given[@]}" --only timing "${shapes[@]}"
 }
 
-# Timings come first, alone. Then each of 4 GPUs has work.
-timed transfers 300 "$programs/transfer_test" --ranks "$gpus"
-case $gpus in
-  1) domains 4 2 --shared ;;
-  2) domains 2 1 ;;
-  *)
-    domains 4 2
-    domains 4 1
-    ;;
-esac
-if [ "$gpus" -ge 4 ]; then
-  on 0,1 timed transfers_2 60 "$programs/transfer_test" --only timing
+# Each GPU is a domain. Prints the network's times beside those of loads and stores.
+networks() {
+  [ "$gpus" -ge 2 ] || return 0
+  PYTHONPATH=tests/helpers on 0,1 timed nvshmem 400 "$python" -P tests/processes/nvshmem_layouts.py
+}
+
+models() {
+  local folder prompts=() i
+  folder=$(mktemp -d)
+  for i in {1..16}; do prompts+=(--prompt "$i 2 3 4 5 6 7 8"); done
+  on 0 run torch_parity 150 "$python" -P tools/torch_parity.py olmoe qwen3_moe
+  run write_olmoe 100 "$python" -P tools/checkpoint_memory.py write "$folder"
+  PYTHONPATH=examples on 0 run generate 150 "$python" -P examples/generate.py "$folder" "${prompts[@]}" \
+    --batch-size 16 --max-new-tokens 128
+  rm -rf "$folder"
+}
+
+# Each of 4 GPUs has work.
+tiers() {
+  if [ "$gpus" -lt 4 ]; then
+    [ "$gpus" -lt 2 ] || tier 2
+    on 0 tier 1
+    on 0 checks
+    return
+  fi
   tier 4
   (on 0 tier 1) &
   (on 1,2 tier 2) &
   (on 3 checks) &
   wait
   on 0,1 sanitized transfer_memcheck_2 100 memcheck "$programs/transfer_test" --ranks 2 --tiny
-else
-  [ "$gpus" -lt 2 ] || tier 2
-  on 0 tier 1
-  on 0 checks
-fi
+}
+
+# Timings come first, alone.
+for part in ${*:-transfers domains networks tiers models}; do
+  case $part in
+    transfers)
+      timed transfers 300 "$programs/transfer_test" --ranks "$gpus"
+      [ "$gpus" -lt 4 ] || on 0,1 timed transfers_2 60 "$programs/transfer_test" --only timing
+      ;;
+    domains)
+      case $gpus in
+        1) domains 4 2 --shared ;;
+        2) domains 2 1 ;;
+        *)
+          domains 4 2
+          domains 4 1
+          ;;
+      esac
+      ;;
+    networks | tiers | models) $part ;;
+    *) echo "tools/gpu_check.sh: $part is no part; expected transfers, domains, networks, tiers or models" >&2 && exit 2 ;;
+  esac
+done
 [ ! -e "$results/failed" ]
