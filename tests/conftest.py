@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import zlib
 
+import jax
 import pytest
 import testing  # noqa: F401  starts the backend of the tier
 import tier
@@ -15,6 +17,10 @@ tier.check_installation()
 # Some tests run themselves in processes of their own, which find the helpers there.
 HELPERS = str(pathlib.Path(__file__).with_name("helpers"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HELPERS, os.environ.get("PYTHONPATH")]))
+
+# Linux gives a process 65530 mappings by default, of which every program of XLA has some; without one more XLA crashes.
+MAX_MAPPINGS = 30_000
+MAPPINGS = pathlib.Path("/proc/self/maps")
 
 _OF_TIER = set(tier.suites())
 collect_ignore = [str(path) for path in tier.FOLDER.glob("*/*_test.py") if path not in _OF_TIER]
@@ -54,6 +60,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         items[:] = of_tier
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Frees compiled programs between suites if the process has many mappings."""
+    if nextitem is None or nextitem.path == item.path or not MAPPINGS.exists():
+        return
+    if MAPPINGS.read_bytes().count(b"\n") > MAX_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.hookimpl(trylast=True)

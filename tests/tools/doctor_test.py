@@ -305,7 +305,7 @@ class NetworkTest(parameterized.TestCase):
     def test_nvshmem_is_not_loaded_unless_it_is_chosen(self):
         code = "import jax_ep; assert 'libnvshmem' not in open('/proc/self/maps').read()"
         environment = {k: v for k, v in os.environ.items() if k != "JAX_EP_NETWORK"}
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+        subprocess.run([sys.executable, "-P", "-c", code], check=True, env=environment)
 
     @parameterized.parameters(("1", True), ("8", False))
     def test_one_queue_is_refused(self, queues, is_refused):
