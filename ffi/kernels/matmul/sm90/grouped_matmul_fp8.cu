@@ -6,44 +6,18 @@
 // float32 sums (fp8_consumer.cuh).
 #include "ffi/device/matmul/sm90/epilogue/fp8_activation.cuh"
 #include "ffi/device/matmul/sm90/epilogue/fp8_store.cuh"
-#include "ffi/device/matmul/sm90/load/producer.cuh"
-#include "ffi/device/matmul/sm90/mainloop/fp8_consumer.cuh"
-#include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
-#include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/warp_roles.cuh"
-#include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/device/ptx/tma.cuh"
+#include "ffi/device/matmul/sm90/fp8_roles.cuh"
 #include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
-
-static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) + sizeof(Fp8Scales) <= 4096,
-              "the limit of kernel parameters before CUDA 12.1");
 
 // `up_offset`: rows of b from gate to up, or 0.
 template <typename A, typename B, typename Scales, typename Epilogue>
 __device__ void RunFp8Matmul(const MatmulTensorMaps& maps, const MatmulParams& params,
                              const Fp8Scales& scales, int up_offset) {
   constexpr MatmulKind kKind = MatmulKind::kForwardTransposed;
-  constexpr int kRegisters = Epilogue::kConsumerRegisters;
-  constexpr int kOfBlock = kThreads * kLaunchRegisters / kWarpgroupThreads;
-  constexpr int kFewRegisters = (kOfBlock - kConsumerWarpgroups * kRegisters) / 8 * 8;
-  static_assert(kFewRegisters >= 24, "setmaxnreg takes 24 to 256");
-  const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
-  RunWarpRoles<kFewRegisters, kRegisters>(
-      pipeline,
-      [&] {
-        PrefetchTensorMap(&maps.a);
-        PrefetchTensorMap(&maps.b);
-        PrefetchTensorMap(&maps.out);
-      },
-      [&] { FindFirstTile<kKind>(params, pipeline); },
-      [&](int block_rank) {
-        RunProducer(pipeline, OperandLoader<kKind, true>{maps, block_rank, up_offset, 1});
-      },
-      [&](int block_rank) { RunScheduler<kKind>(params, pipeline, block_rank); },
-      [&] { Fp8Consumer<A, B, Scales, Epilogue>(maps, params, scales, pipeline).Run(); });
+  RunFp8Roles<kKind, OperandLoader<kKind, true>, A, B, Scales, Epilogue>(maps, params, scales,
+                                                                         up_offset);
 }
 
 // `kIsShort`: the tiles have few k-blocks.

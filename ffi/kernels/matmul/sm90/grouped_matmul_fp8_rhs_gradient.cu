@@ -5,20 +5,11 @@
 // only. A row block is a k-block, whose products the consumers promote to float32 sums.
 #include "ffi/device/matmul/sm90/epilogue/fp8_store.cuh"
 #include "ffi/device/matmul/sm90/epilogue/row_block_scales.cuh"
-#include "ffi/device/matmul/sm90/load/producer.cuh"
-#include "ffi/device/matmul/sm90/mainloop/fp8_consumer.cuh"
-#include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
-#include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/warp_roles.cuh"
-#include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/device/ptx/tma.cuh"
+#include "ffi/device/matmul/sm90/fp8_roles.cuh"
 #include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
 
-static_assert(sizeof(MatmulTensorMaps) + sizeof(MatmulParams) + sizeof(Fp8Scales) <= 4096,
-              "the limit of kernel parameters before CUDA 12.1");
 static_assert(kFp8Block == kSwizzleBytes, "a row block is one k-block");
 static_assert(kTileK <= kFp8Block, "a tile of zeros has one k-block");
 static_assert(kTileM == kFp8Block && kHalfN == kFp8Block, "a half of b has one scale per k-block");
@@ -32,28 +23,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr MatmulKind kKind = MatmulKind::kRhsGradient;
   using Epilogue = Fp8Epilogue<RowBlockScales, kIsShort>;
-  constexpr int kRegisters = Epilogue::kConsumerRegisters;
-  constexpr int kOfBlock = kThreads * kLaunchRegisters / kWarpgroupThreads;
-  constexpr int kFewRegisters = (kOfBlock - kConsumerWarpgroups * kRegisters) / 8 * 8;
-  static_assert(kFewRegisters >= 24, "setmaxnreg takes 24 to 256");
-  const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
-  RunWarpRoles<kFewRegisters, kRegisters>(
-      pipeline,
-      [&] {
-        PrefetchTensorMap(&maps.a);
-        PrefetchTensorMap(&maps.b);
-        PrefetchTensorMap(&maps.out);
-      },
-      [&] { FindFirstTile<kKind>(params, pipeline); },
-      [&](int block_rank) {
-        RunProducer(pipeline, OperandLoader<kKind, false, true>{maps, block_rank, 0, 1});
-      },
-      [&](int block_rank) { RunScheduler<kKind>(params, pipeline, block_rank); },
-      [&] {
-        Fp8Consumer<Float8E4M3, Float8E4M3, RowBlockScales, Epilogue>(maps, params, scales,
-                                                                      pipeline)
-            .Run();
-      });
+  using Loader = OperandLoader<kKind, false, true>;
+  RunFp8Roles<kKind, Loader, Float8E4M3, Float8E4M3, RowBlockScales, Epilogue>(maps, params, scales,
+                                                                               0);
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
 #endif
