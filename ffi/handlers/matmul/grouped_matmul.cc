@@ -63,10 +63,8 @@ ffi::Error ExecuteMatmul(Check check, Launch launch, State* state, cudaStream_t 
   // The check has found three operands, perhaps an accumulator, and one result.
   const auto operand = [&](size_t i) { return operands.get<ffi::AnyBuffer>(i)->untyped_data(); };
   void* const result = (**results.get<ffi::AnyBuffer>(0)).untyped_data();
-  if (state->config.has_accumulator && operand(3) != result) {
-    return ToError(InvalidArgument(state->target, ": the accumulator and the result are two ",
-                                   "buffers; expected output_operand_aliases that make them one"));
-  }
+  if (state->config.has_accumulator) status = CheckInPlace(state->target, operand(3), result);
+  if (!status.ok()) return ToError(status);
   status =
       launch(state->config, sizes, operand(0), operand(1), static_cast<const int32_t*>(operand(2)),
              result, state->tile_counter.number(), stream);

@@ -43,10 +43,10 @@ ffi::Error Execute(State* state, cudaStream_t stream, int32_t /*device*/,
                                .b_scales = operand.Next<const float>(),
                                .group_sizes = operand.Next<const int32_t>(),
                                .rhs_gradient = AddressOf(results, 0)};
-  if (state->config.has_accumulator && operand.Next() != call.rhs_gradient) {
-    return ToError(InvalidArgument(state->target, ": the accumulator and the result are two ",
-                                   "buffers; expected output_operand_aliases that make them one"));
+  if (state->config.has_accumulator) {
+    status = CheckInPlace(state->target, operand.Next(), call.rhs_gradient);
   }
+  if (!status.ok()) return ToError(status);
   status = LaunchGroupedMatmulFp8RhsGradient(state->config, call, sizes,
                                              state->tile_counter.number(), stream);
   return ToError(At(state->target, status));

@@ -1,4 +1,4 @@
-// The state that all grouped matmuls share.
+// The state that all grouped matmuls share, and a check of their accumulators.
 #ifndef JAX_EP_HANDLERS_MATMUL_MATMUL_H_
 #define JAX_EP_HANDLERS_MATMUL_MATMUL_H_
 
@@ -23,6 +23,13 @@ struct MatmulState {
   // One counter is enough: a device runs a call site's launches one after another.
   const TileCounter tile_counter;
 };
+
+// A kernel adds to the accumulator where it is.
+inline Status CheckInPlace(const char* target, const void* accumulator, const void* result) {
+  if (accumulator == result) return {};
+  return InvalidArgument(target, ": the accumulator and the result are two ",
+                         "buffers; expected output_operand_aliases that make them one");
+}
 
 }  // namespace jax_ep
 

@@ -25,8 +25,7 @@ QuantizeKind KindOf(const Config& config) {
 void Decode(AttributeReader& reader, Config* config) {
   reader.Read("scale_block", &config->scale_block);
   reader.Read("is_e5m2", &config->is_e5m2);
-  reader.Read("min_amax", &config->min_amax);
-  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+  ReadScaleOptions(reader, config);
 }
 
 constexpr Contract<Config, Sizes> kContract = {kQuantizeTarget, Decode, Check};

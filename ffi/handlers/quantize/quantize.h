@@ -1,4 +1,4 @@
-// The state of a call site that quantizes rows, or matrices.
+// The state of a call site that quantizes, and the attributes that all of them have.
 #ifndef JAX_EP_HANDLERS_QUANTIZE_QUANTIZE_H_
 #define JAX_EP_HANDLERS_QUANTIZE_QUANTIZE_H_
 
@@ -17,6 +17,13 @@ struct StateOfQuantizing {
   const char* target;
   Config config;
 };
+
+// Reads how scales follow from magnitudes.
+template <typename Config>
+void ReadScaleOptions(AttributeReader& reader, Config* config) {
+  reader.Read("min_amax", &config->min_amax);
+  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+}
 
 }  // namespace jax_ep
 

@@ -22,8 +22,7 @@ void Decode(AttributeReader& reader, Config* config) {
   reader.Read("is_quantized", &config->is_quantized);
   reader.Read("per_column", &config->per_column);
   reader.Read("zero_tail", &config->zero_tail);
-  reader.Read("min_amax", &config->min_amax);
-  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+  ReadScaleOptions(reader, config);
 }
 
 constexpr Contract<Config, Sizes> kContract = {kQuantizeTransposedTarget, Decode, Check};

@@ -37,8 +37,7 @@ WeightLayouts LayoutsOf(const Config& config, const Sizes& sizes,
 void Decode(AttributeReader& reader, Config* config) {
   reader.Read("as_given", &config->as_given);
   reader.Read("transposed", &config->transposed);
-  reader.Read("min_amax", &config->min_amax);
-  reader.Read("power_of_two_scales", &config->power_of_two_scales);
+  ReadScaleOptions(reader, config);
 }
 
 constexpr Contract<Config, Sizes> kContract = {kQuantizeWeightsTarget, Decode, Check};
