@@ -1,8 +1,8 @@
 #include "ffi/runtime/network/nvshmem/library.h"
 
-#include <dlfcn.h>
-
 #include <mutex>
+
+#include "ffi/runtime/network/library.h"
 
 namespace jax_ep {
 namespace {
@@ -12,21 +12,8 @@ constexpr const char* kName = "libnvshmem_host.so.3";
 constexpr const char* kInstall =
     "install it: pip install nvidia-nvshmem-cu13 (nvidia-nvshmem-cu12 for CUDA 12)";
 
-// It finds its bootstraps and transports in its own folder.
-void* Open(const std::string& folder) {
-  if (void* const opened = dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return opened;
-  const std::string path = folder.empty() ? kName : Concatenate(folder, "/", kName);
-  return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-}
-
-template <typename Function>
-bool Find(void* handle, const char* name, Function** function) {
-  *function = reinterpret_cast<Function*>(dlsym(handle, name));
-  return *function != nullptr;
-}
-
 Status Load(const std::string& folder, NvshmemLibrary* library) {
-  void* const handle = Open(folder);
+  void* const handle = OpenLibrary(kName, folder);
   if (handle == nullptr) {
     const char* const problem = dlerror();
     return FailedPrecondition("jax_ep: NVSHMEM is not found (",
@@ -34,17 +21,14 @@ Status Load(const std::string& folder, NvshmemLibrary* library) {
   }
   const char* missing = nullptr;
 #define JAX_EP_FIND(name, ...) \
-  if (!Find(handle, #name, &library->name)) missing = #name;
+  if (!FindFunction(handle, #name, &library->name)) missing = #name;
   JAX_EP_NVSHMEM_FUNCTIONS(JAX_EP_FIND)
 #undef JAX_EP_FIND
   if (library->nvshmemx_vendor_get_version_info == nullptr) {
     return FailedPrecondition("jax_ep: ", folder.empty() ? "the system's" : folder + "/", kName,
                               " is not NVSHMEM 3; ", kInstall);
   }
-  Dl_info info;
-  const bool has_path =
-      dladdr(reinterpret_cast<const void*>(library->nvshmemx_vendor_get_version_info), &info) != 0;
-  library->path = has_path ? info.dli_fname : kName;
+  library->path = PathOfLibrary(library->nvshmemx_vendor_get_version_info, kName);
   int major = 0, minor = 0, patch = 0;
   library->nvshmemx_vendor_get_version_info(&major, &minor, &patch);
   library->version = Concatenate(major, ".", minor, ".", patch);

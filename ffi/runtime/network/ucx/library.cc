@@ -1,8 +1,8 @@
 #include "ffi/runtime/network/ucx/library.h"
 
-#include <dlfcn.h>
-
 #include <mutex>
+
+#include "ffi/runtime/network/library.h"
 
 namespace jax_ep {
 namespace {
@@ -16,36 +16,18 @@ constexpr const char* kInstall =
     "install it by pip: libucx-cu13 (libucx-cu12 for CUDA 12), or for InfiniBand and RoCE a UCX "
     "of the system that is built with verbs";
 
-// UCX finds its modules, such as the one for CUDA, in the folder "ucx" beside its libraries.
-void* Open(const std::string& folder) {
-  if (void* const opened = dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return opened;
-  const std::string path = folder.empty() ? kName : Concatenate(folder, "/", kName);
-  return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-}
-
-std::string PathOf(const void* function) {
-  Dl_info info;
-  return dladdr(function, &info) != 0 ? info.dli_fname : kName;
-}
-
-template <typename Function>
-bool Find(void* handle, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(handle, name));
-  return *function != nullptr;
-}
-
 Status Load(const std::string& folder, UcxLibrary* library) {
-  void* const handle = Open(folder);
+  void* const handle = OpenLibrary(kName, folder);
   if (handle == nullptr) {
     const char* const problem = dlerror();
     return FailedPrecondition(
         "jax_ep: UCX, which carries the network between hosts, is not found (",
         problem != nullptr ? problem : kName, "); ", kInstall);
   }
-  if (!Find(handle, "ucp_get_version", &library->ucp_get_version)) {
+  if (!FindFunction(handle, "ucp_get_version", &library->ucp_get_version)) {
     return FailedPrecondition("jax_ep: ", folder, "/", kName, " is not UCX; ", kInstall);
   }
-  library->path = PathOf(reinterpret_cast<const void*>(library->ucp_get_version));
+  library->path = PathOfLibrary(library->ucp_get_version, kName);
   unsigned release = 0;
   library->ucp_get_version(&library->major, &library->minor, &release);
   library->version = Concatenate(library->major, ".", library->minor, ".", release);
@@ -56,7 +38,7 @@ Status Load(const std::string& folder, UcxLibrary* library) {
   }
   const char* missing = nullptr;
 #define JAX_EP_FIND(name) \
-  if (!Find(handle, #name, &library->name)) missing = #name;
+  if (!FindFunction(handle, #name, &library->name)) missing = #name;
   JAX_EP_UCX_FUNCTIONS(JAX_EP_FIND)
 #undef JAX_EP_FIND
   if (missing != nullptr) {
