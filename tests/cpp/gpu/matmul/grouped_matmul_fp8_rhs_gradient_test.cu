@@ -16,21 +16,13 @@
 #include "ffi/kernels/matmul/launch.h"
 #include "tests/cpp/gpu/matmul/fp8_rhs_gradient_runner.h"
 #include "tests/cpp/gpu/matmul/matmul_cases.h"
+#include "tests/cpp/gpu/matmul/report.h"
 #ifndef JAX_EP_EMULATION  // a CPU's times say nothing
 #include "tests/cpp/gpu/matmul/fp8_rhs_gradient_timing.h"
 #endif
 
 namespace harness {
 namespace {
-
-int failures = 0;
-
-void Report(bool ok, const std::string& what, const std::string& details) {
-  std::printf("%s %s%s%s\n", ok ? "PASS" : "FAIL", what.c_str(), details.empty() ? "" : ": ",
-              details.c_str());
-  std::fflush(stdout);
-  if (!ok) ++failures;
-}
 
 struct Shape {
   int64_t m, k, n;

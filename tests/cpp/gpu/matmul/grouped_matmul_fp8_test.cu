@@ -20,18 +20,10 @@
 #include "tests/cpp/gpu/matmul/fp8_activation_runner.h"
 #include "tests/cpp/gpu/matmul/fp8_runner.h"
 #include "tests/cpp/gpu/matmul/matmul_timing.h"
+#include "tests/cpp/gpu/matmul/report.h"
 
 namespace harness {
 namespace {
-
-int failures = 0;
-
-void Report(bool ok, const std::string& what, const std::string& details) {
-  std::printf("%s %s%s%s\n", ok ? "PASS" : "FAIL", what.c_str(), details.empty() ? "" : ": ",
-              details.c_str());
-  std::fflush(stdout);
-  if (!ok) ++failures;
-}
 
 struct Shape {
   int64_t m, k, n;

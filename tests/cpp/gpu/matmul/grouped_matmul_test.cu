@@ -14,21 +14,13 @@
 #include <vector>
 
 #include "tests/cpp/gpu/matmul/matmul_runner.h"
+#include "tests/cpp/gpu/matmul/report.h"
 #ifndef JAX_EP_EMULATION  // a CPU's times say nothing
 #include "tests/cpp/gpu/matmul/matmul_timing.h"
 #endif
 
 namespace harness {
 namespace {
-
-int failures = 0;
-
-void Report(bool ok, const std::string& what, const std::string& details) {
-  std::printf("%s %s%s%s\n", ok ? "PASS" : "FAIL", what.c_str(), details.empty() ? "" : ": ",
-              details.c_str());
-  std::fflush(stdout);
-  if (!ok) ++failures;
-}
 
 std::string Describe(const Case& c, const std::string& pattern) {
   char text[256];
