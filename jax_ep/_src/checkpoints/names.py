@@ -146,15 +146,14 @@ def _blocks(family: Family, experts: str, count: int, hidden: int, size: int) ->
 
 def _four_bits(experts: str, count: int, hidden: int, size: int) -> Pieces:
     found: Pieces = {}
-    for (param, tensor, view), inner, columns in (
-        (("up", "gate_up_proj", pieces.gate_and_up_rows), (2 * size,), hidden),
-        (("down", "down_proj", pieces.joined_blocks), (hidden,), size),
+    block = MxFp4().block
+    for param, tensor, view, rows, columns in (
+        ("up", "gate_up_proj", pieces.gate_and_up_rows, 2 * size, hidden),
+        ("down", "down_proj", pieces.joined_blocks, hidden, size),
     ):
-        blocks = num_blocks(columns, MxFp4().block)
-        shape = (count, *inner, blocks)
-        values, scales = f"{experts}{tensor}{PACKED[0]}", f"{experts}{tensor}{PACKED[1]}"
-        bytes_per_block = MxFp4().block // 2
-        found[f"{param}_values"] = [Piece((), values, view, (*shape, bytes_per_block))]
+        values, scales = (f"{experts}{tensor}{suffix}" for suffix in PACKED)
+        shape = (count, rows, num_blocks(columns, block))
+        found[f"{param}_values"] = [Piece((), values, view, (*shape, block // 2))]
         found[f"{param}_scales"] = [Piece((), scales, view, shape)]
     return found
 
@@ -162,18 +161,14 @@ def _four_bits(experts: str, count: int, hidden: int, size: int) -> Pieces:
 def kept_shapes(
     options: Mapping[str, Any], format: Format, padded: int
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of `KEPT_PARAMS`. Those of four bits have two values per byte."""
+    """Returns the shapes of `KEPT_PARAMS`: of four bits two per byte, with gate and up apart."""
     hidden, size = options["hidden_size"], options["intermediate_size"]
-    down = padded, hidden, size
-    up: tuple[int, ...] = padded, 2 * size, hidden
-    shapes = (up, matrix_scales(format, up), down, matrix_scales(format, down))
-    if isinstance(format, MxFp4):
-        up = padded, 2, size
-        up_scales, down_scales = (num_blocks(n, format.block) for n in (hidden, size))
-        shapes = (
-            (*up, hidden // 2),
-            (*up, up_scales),
-            (padded, hidden, size // 2),
-            (padded, hidden, down_scales),
-        )
+    is_packed = isinstance(format, MxFp4)
+    up = (padded, 2, size, hidden) if is_packed else (padded, 2 * size, hidden)
+    shapes = []
+    for *leading, columns in (up, (padded, hidden, size)):
+        shapes += [
+            (*leading, columns // 2 if is_packed else columns),
+            matrix_scales(format, (*leading, columns)),
+        ]
     return dict(zip(KEPT_PARAMS, shapes, strict=True))
