@@ -8,7 +8,6 @@ seconds, several times, each after a random pause.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import random
 import statistics
@@ -98,14 +97,8 @@ def repeat(
     completion: timing.Completion,
 ) -> int:
     """Calls for so long, the device never idle, and returns how often."""
-    rotation = itertools.cycle(argument_sets)
+    burst = timing.bursts(call, argument_sets, completion)
     start = time.perf_counter()
-
-    def burst(calls: int) -> Callable[[], object]:
-        for _ in range(calls):
-            result = call(next(rotation))
-        return completion(result)
-
     burst(1)()
     calls = max(1, round(timing.BURST_SECONDS / (time.perf_counter() - start)))
     done = 1 + calls

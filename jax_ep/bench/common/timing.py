@@ -51,6 +51,20 @@ def jax_completion(result: Any) -> Callable[[], object]:
     return functools.partial(jax.block_until_ready, result)
 
 
+def bursts(
+    call: Callable[[Any], Any], argument_sets: Sequence[Any], completion: Completion
+) -> Callable[[int], Callable[[], object]]:
+    """Returns what enqueues so many calls with arguments in turn, and returns the wait for them."""
+    rotation = itertools.cycle(argument_sets)
+
+    def burst(calls: int) -> Callable[[], object]:
+        for _ in range(calls):
+            result = call(next(rotation))
+        return completion(result)
+
+    return burst
+
+
 def fastest[T](candidates: Iterable[T], seconds: Callable[[T], list[float]]) -> T:
     """Returns the candidate with the least median. Raises the first error if all have failed."""
     times: list[tuple[float, T]] = []
@@ -96,12 +110,7 @@ def device_times(
     """
     if warm_up_seconds is None:
         warm_up_seconds = WARM_UP_SECONDS
-    rotation = itertools.cycle(argument_sets)
-
-    def burst(calls: int) -> Callable[[], object]:
-        for _ in range(calls):
-            result = call(next(rotation))
-        return completion(result)
+    burst = bursts(call, argument_sets, completion)
 
     def timed(calls: int) -> float:
         start = time.perf_counter()
