@@ -10,6 +10,7 @@ from jax_ep._src.mlp.quantized_experts import experts_from_checkpoint, quantize_
 from jax_ep._src.quant.fake_quantize import fake_quantize
 from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row
 from jax_ep._src.quant.microscaling import MxFp4, MxFp8
+from jax_ep._src.quant.nvfp4 import NvFp4
 from jax_ep._src.quant.quantize import dequantize, quantize
 from jax_ep._src.quant.quantize_for_training import quantize_for_training
 from jax_ep._src.quant.quantize_weights import quantize_weights
@@ -22,6 +23,7 @@ __all__ = [
     "Fp8Row",
     "MxFp4",
     "MxFp8",
+    "NvFp4",
     "Quantized",
     "QuantizedWeights",
     "Recipe",

@@ -49,8 +49,12 @@ def _format_to_bytes(static: tuple[Any, ...]) -> bytes:
 
 def _format_from_bytes(data: bytes | bytearray) -> Any:
     name, *options = _static_from_bytes(data)  # older programs have fewer options
-    classes = {format.__name__: format for format in Format.__subclasses__()}
+    classes = {format.__name__: format for format in _subclasses(Format)}
     return (classes[name](*options),)
+
+
+def _subclasses(of: type[Any]) -> list[type[Any]]:
+    return [found for one in of.__subclasses__() for found in (one, *_subclasses(one))]
 
 
 def register() -> None:
@@ -94,12 +98,17 @@ def register_with_flax() -> None:
 
 def _register_with_flax(serialization: Any, dataclass: type[Any], class_name: str) -> None:
     is_static = {f.name: f.metadata.get("static", False) for f in dataclasses.fields(dataclass)}
-    names = [name for name, static in is_static.items() if not static]
+    arrays = [name for name, static in is_static.items() if not static]
+
+    def names_of(x: Any) -> list[str]:
+        # Only one format has a scale per tensor.
+        return [name for name in arrays if name != "tensor_scale" or x.tensor_scale is not None]
 
     def to_state_dict(x: Any) -> dict[str, Any]:
-        return {name: serialization.to_state_dict(getattr(x, name)) for name in names}
+        return {name: serialization.to_state_dict(getattr(x, name)) for name in names_of(x)}
 
     def from_state_dict(target: Any, state: dict[str, Any]) -> Any:
+        names = names_of(target)
         if set(state) != set(names):
             raise ArgumentError(
                 f"{class_name}: a state dict has the fields {sorted(state)}; expected "

@@ -50,6 +50,7 @@ ON_CPU_ONLY = {
     "operations/nnx_router_test.py": "routers are plain JAX",
     "operations/noisy_router_test.py": "routers are plain JAX",
     "operations/numpy_moe_test.py": "the oracle is numpy",
+    "operations/nvfp4_test.py": "a format that no kernel computes",
     "operations/quantized_checkpoint_test.py": "layers on top of quantized_mlp_test.py and quantized_modules_test.py",
     "operations/quant_formats_test.py": "properties of formats, and one without kernels; quant_test.py has the others",
     "operations/routing_test.py": "routers are plain JAX",

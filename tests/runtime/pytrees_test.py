@@ -53,6 +53,7 @@ class StateDictTest(parameterized.TestCase):
         lambda seed: quantized_experts(ROWS, seed),
         lambda seed: [quant.QuantizedWeights(one.forward) for one in quantized_experts(ROWS, seed)],
         lambda seed: {"rows": quant.quantize(values(seed, 3, 256), ROWS.cotangents)},
+        lambda seed: quant.quantize(values(seed, 3, 256), quant.NvFp4()),
         lambda seed: stats_of(seed),
     )
     def test_bytes(self, make):
@@ -66,6 +67,10 @@ class StateDictTest(parameterized.TestCase):
     def test_a_state_dict_has_arrays_alone(self):
         state = serialization.to_state_dict(quantized_experts(ROWS))
         self.assertEqual(set(state["0"]["forward"]), {"values", "scales"})
+        state_of_tensor = serialization.to_state_dict(
+            quant.quantize(values(0, 3, 16), quant.NvFp4())
+        )
+        self.assertEqual(set(state_of_tensor), {"values", "scales", "tensor_scale"})
         jax.tree.map(lambda leaf: self.assertIsInstance(leaf, jax.Array), state)
         self.assertEqual(state["1"]["backward"]["values"].dtype, jnp.float8_e4m3fn)
 

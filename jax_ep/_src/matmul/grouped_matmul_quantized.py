@@ -20,8 +20,8 @@ from jax_ep._src.matmul import reference
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_matmul
 from jax_ep._src.quant.formats import Format, has_kernels, matrix_scales, row_scales
-from jax_ep._src.quant.quantize import dequantize, without_derivative
-from jax_ep._src.quant.quantized import Quantized, check
+from jax_ep._src.quant.quantize import dequantize_checked, without_derivative
+from jax_ep._src.quant.quantized import Quantized, check, with_tensor_scale
 
 OPERATION = "grouped_matmul"
 KERNEL_CAPABILITY = "{}.{}".format(*divmod(runtime.LIMITS["eight_bit_capability"], 10))
@@ -72,12 +72,17 @@ def bind_quantized(
     lhs: Quantized, rhs: Quantized, group_sizes: jax.Array, params: GroupedMatmulParams
 ) -> jax.Array:
     """Binds the primitive, with rhs [G, N, K], in a derivative rule of its own or without one."""
-    operands = (lhs.values, lhs.scales, rhs.values, rhs.scales, group_sizes)
+    lhs_scales, rhs_scales = map(_scales, (lhs, rhs))
+    operands = (lhs.values, lhs_scales, rhs.values, rhs_scales, group_sizes)
     params = dataclasses.replace(params, transpose_rhs=True)
     (out,) = grouped_matmul_quantized_p.bind(
         *operands, params=params, formats=(lhs.format, rhs.format)
     )
     return out
+
+
+def _scales(x: Quantized) -> jax.Array:
+    return x.scales if x.tensor_scale is None else with_tensor_scale(x.scales, x.tensor_scale)
 
 
 def _out_dtype(preferred_element_type: Any) -> Any:
@@ -126,8 +131,8 @@ def _dequantized(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     lhs, lhs_scales, rhs, rhs_scales, group_sizes = operands
     return (
-        dequantize(Quantized(lhs, lhs_scales, formats[0]), dtype),
-        dequantize(Quantized(rhs, rhs_scales, formats[1]), dtype),
+        dequantize_checked(Quantized(lhs, lhs_scales, formats[0]), dtype),
+        dequantize_checked(Quantized(rhs, rhs_scales, formats[1]), dtype),
         group_sizes,
     )
 

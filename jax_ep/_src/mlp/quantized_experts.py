@@ -14,6 +14,7 @@ from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.matmul.layer_stack import check_no_layer
 from jax_ep._src.mlp.expert_forms import UpWeights, check_forms
 from jax_ep._src.mlp.experts import Experts
+from jax_ep._src.quant.formats import check_no_tensor_scale
 from jax_ep._src.quant.quantize import check_floats, dequantize
 from jax_ep._src.quant.quantize_for_training import quantize_layouts
 from jax_ep._src.quant.quantized import Quantized, check
@@ -119,6 +120,7 @@ def experts_from_checkpoint(
                 "weight_scale_inv, Fp8Block128())."
             )
         check(operation, part)
+        check_no_tensor_scale(operation, part.format)
         checks.shape(operation, name, part.values, ("experts", "out", "in"))
     return QuantizedWeights(_joined(operation, parts)), QuantizedWeights(w_down)
 

@@ -52,6 +52,11 @@ class Format(abc.ABC):
         return jnp.dtype(jnp.float32)
 
     @property
+    def has_tensor_scale(self) -> bool:
+        """Whether a float32 scale of the whole tensor multiplies those of blocks."""
+        return False
+
+    @property
     @abc.abstractmethod
     def block(self) -> int | None:
         """How many values of a row share a scale; None if the whole row does."""
@@ -216,6 +221,15 @@ def has_kernels(format: Format) -> bool:
     """Whether CUDA kernels read and write scales of this dtype, for as many values each."""
     is_known = format.matrix_block in ((1, None), (BLOCK, BLOCK))
     return is_known and format.scale_dtype == jnp.float32
+
+
+def check_no_tensor_scale(operation: str, format: Format) -> None:
+    """Raises for a format with a scale per tensor, of which ranks have parts."""
+    if format.has_tensor_scale:
+        raise ArgumentError(
+            f"jax_ep.{operation}: the format {format} has a scale per tensor, of which each rank "
+            "would compute its own; expected a format without one. Use MxFp4()."
+        )
 
 
 def check_format(operation: str, format: Any) -> None:

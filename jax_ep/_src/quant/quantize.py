@@ -16,7 +16,12 @@ from jax_ep._src.core.compat import Aval
 from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
 from jax_ep._src.quant import reference
 from jax_ep._src.quant.formats import Format, check_format, has_kernels, num_blocks, row_scales
-from jax_ep._src.quant.quantized import Quantized, check
+from jax_ep._src.quant.quantized import (
+    Quantized,
+    check,
+    check_tensor_scale,
+    with_tensor_scale,
+)
 
 STRAIGHT_THROUGH = (
     "jax.lax.stop_gradient on its operands keeps it out of a derivative, and "
@@ -26,7 +31,12 @@ STRAIGHT_THROUGH = (
 
 
 def quantize(
-    x: jax.Array, format: Format, *, scales: Any = None, implementation: str | None = None
+    x: jax.Array,
+    format: Format,
+    *,
+    scales: Any = None,
+    tensor_scale: Any = None,
+    implementation: str | None = None,
 ) -> Quantized:
     """Quantizes rows with one scale per row, or per 128 values of it, as the format says.
 
@@ -45,14 +55,17 @@ def quantize(
 
     Args:
       x: float[..., K].
-      format: `Fp8Block128` or `Fp8Row`.
+      format: `Fp8Block128`, `Fp8Row`, or one without kernels: `MxFp8`, `MxFp4` or `NvFp4`.
       scales: static scales, or None to compute them from x. A number is the scale of all values,
         and an array broadcasts to the scales' shape. They are used as given: larger values
         saturate, and `scale_rounding` does not apply.
+      tensor_scale: for `NvFp4`, a number or an array as in `Quantized`; None computes it from all
+        of x, or is 1 with static scales. Ranks that exchange rows have to give the same one, such
+        as that of a calibration or of ``jax.lax.pmax``, because dispatch does not send it.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform and dtype.
 
     Returns:
-      values [..., K], and scales [..., ceil(K / 128)] or [..., 1].
+      values [..., K], and scales [..., ceil(K / 128)] or [..., 1], by the format's block.
 
     Raises:
       ArgumentError (a ValueError): shapes that do not fit, or an axis without values.
@@ -65,14 +78,34 @@ def quantize(
     check_floats(operation, "x", x, format, 1)
     params = QuantizeParams(checks.implementation(operation, implementation))
     x = jnp.asarray(x)
-    if scales is not None or compat.explicit_axes(jax.typeof(x)):
-        return quantize_by_xla(operation, x, format, _row_blocks(x, format), scales)
+    has_scales = scales is not None
+    tensor_scale = tensor_scale_for(operation, x, format, x.ndim, tensor_scale, has_scales)
+    if has_scales or compat.explicit_axes(jax.typeof(x)):
+        return quantize_by_xla(operation, x, format, _row_blocks(x, format), scales, tensor_scale)
 
-    def bind(x: jax.Array) -> Quantized:
-        values, scales = quantize_p.bind(x, params=params, format=format)
-        return Quantized(values, scales, format)
+    def bind(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values, scales = quantize_p.bind(
+            *compat.vary_together(operands), params=params, format=format
+        )
+        return values, scales
 
-    return without_derivative(operation, bind, x)
+    operands = (x,) if tensor_scale is None else (x, tensor_scale)
+    values, block_scales = without_derivative(operation, bind, *operands)
+    return Quantized(values, block_scales, format, tensor_scale)
+
+
+def tensor_scale_for(
+    operation: str, x: jax.Array, format: Format, num_axes: int, given: Any, has_scales: bool
+) -> jax.Array | None:
+    """Returns the scale of tensors of so many axes: given, computed, or 1 with static scales."""
+    if given is not None:
+        if isinstance(given, int | float):
+            given = jnp.float32(given)
+        check_tensor_scale(operation, format, x.shape, given)
+        return jnp.asarray(given)
+    if not format.has_tensor_scale:
+        return None
+    return jnp.float32(1) if has_scales else reference.tensor_scale_of(x, format, num_axes)
 
 
 def num_scales(x: Any, format: Format) -> int:
@@ -90,7 +123,7 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
         x = quant.dequantize(quant.quantize(x, quant.Fp8Row()), jnp.float32)
 
     Args:
-      x: quantized values in either format.
+      x: quantized values in any format.
       dtype: a float dtype of 16 or 32 bits.
 
     Returns:
@@ -106,7 +139,7 @@ def dequantize(x: Quantized, dtype: Any = jnp.bfloat16) -> jax.Array:
         )
     check("quant.dequantize", x)
     advice = "Use jnp.bfloat16, or jnp.float32 for all bits of the products."
-    return _dequantize(x, checks.float_dtype("quant.dequantize", "dtype", dtype, advice))
+    return dequantize_checked(x, checks.float_dtype("quant.dequantize", "dtype", dtype, advice))
 
 
 def without_derivative(operation: str, function: Any, *arguments: Any) -> Any:
@@ -140,16 +173,18 @@ def _row_blocks(x: Any, format: Format) -> tuple[int]:
     return (x.shape[-1] if format.block is None else format.block,)
 
 
-def _avals(x: Aval, *, params: QuantizeParams, format: Format) -> list[Aval]:
+def _avals(x: Aval, *tensor_scale: Aval, params: QuantizeParams, format: Format) -> list[Aval]:
     return [
         compat.aval_like(x, x.shape, format.dtype),
         compat.aval_like(x, row_scales(format, x.shape), format.scale_dtype),
     ]
 
 
-def _reference(x: jax.Array, *, params: QuantizeParams, format: Format) -> tuple[jax.Array, ...]:
+def _reference(
+    x: jax.Array, *tensor_scale: jax.Array, params: QuantizeParams, format: Format
+) -> tuple[jax.Array, ...]:
     blocks = (*(1,) * (x.ndim - 1), *_row_blocks(x, format))
-    rows = reference.quantized(x, format, blocks)
+    rows = reference.quantized(x, format, blocks, *tensor_scale)
     return rows.values, rows.scales
 
 
@@ -170,7 +205,7 @@ def scale_attributes(format: Format) -> dict[str, Any]:
 
 
 def _unsupported(avals: list[Aval], params: QuantizeParams, format: Format) -> str | None:
-    (x,) = avals
+    x, *_ = avals
     if not has_kernels(format):
         return f"no kernel quantizes to {format}"
     if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
@@ -179,9 +214,13 @@ def _unsupported(avals: list[Aval], params: QuantizeParams, format: Format) -> s
 
 
 def _batch(operands: Any, dims: Any, **params: Any) -> Any:
-    """A batch has more rows."""
-    (x,), (dim,) = operands, dims
-    results = quantize_p.bind(jnp.moveaxis(x, dim, 0), **params)
+    """A batch has more rows, and as many scales of tensors."""
+    (size,) = {x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None}
+    operands = [
+        jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(operands, dims, strict=True)
+    ]
+    results = quantize_p.bind(*operands, **params)
     return results, (0,) * len(results)
 
 
@@ -222,7 +261,12 @@ def check_floats(operation: str, name: str, x: Any, format: Any, num_axes: int) 
 
 
 def quantize_by_xla(
-    operation: str, x: jax.Array, format: Format, blocks: tuple[int, ...], scales: Any
+    operation: str,
+    x: jax.Array,
+    format: Format,
+    blocks: tuple[int, ...],
+    scales: Any,
+    tensor_scale: jax.Array | None = None,
 ) -> Quantized:
     """Quantizes in blocks of the last axes, by static scales or computed ones, in plain JAX."""
     leading = x.ndim - len(blocks)
@@ -232,23 +276,24 @@ def quantize_by_xla(
     )
     blocks = (*(1,) * leading, *blocks)
 
-    def with_computed(x: jax.Array) -> Quantized:
-        return reference.quantized(x, format, blocks)
+    def with_computed(x: jax.Array, *tensor_scale: jax.Array) -> Quantized:
+        return reference.quantized(x, format, blocks, *tensor_scale)
 
-    def with_static(x: jax.Array, scales: jax.Array) -> Quantized:
+    def with_static(x: jax.Array, scales: jax.Array, *tensor_scale: jax.Array) -> Quantized:
         x, scales = reference.as_float32(x), jnp.broadcast_to(scales, shape)
         scales = scales.astype(format.scale_dtype)
-        return reference.with_scales(x, scales, format, blocks)
+        return reference.with_scales(x, scales, format, blocks, *tensor_scale)
 
+    of_tensor = () if tensor_scale is None else (tensor_scale,)
     if scales is None:
-        return without_derivative(operation, with_computed, x)
+        return without_derivative(operation, with_computed, x, *of_tensor)
     scales = _static_scales(operation, scales)
     if jnp.broadcast_shapes(scales.shape, shape) != shape:
         raise ArgumentError(
             f"jax_ep.{operation}: scales have shape {scales.shape}; expected one that broadcasts "
             f"to {shape}. Give one scale, or None to compute them."
         )
-    return without_derivative(operation, with_static, x, scales)
+    return without_derivative(operation, with_static, x, scales, *of_tensor)
 
 
 def _static_scales(operation: str, scales: Any) -> jax.Array:
@@ -261,9 +306,12 @@ def _static_scales(operation: str, scales: Any) -> jax.Array:
         ) from error
 
 
-def _dequantize(x: Quantized, dtype: Any) -> jax.Array:
-    def dequantize(values: jax.Array, scales: jax.Array) -> jax.Array:
-        scales = reference.expanded(scales, x.shape, x.block_shape)
-        return (values.astype(jnp.float32) * scales.astype(jnp.float32)).astype(dtype)
+def dequantize_checked(x: Quantized, dtype: Any) -> jax.Array:
+    """Dequantizes arrays that are checked, whose scales may have been cast to float32 since."""
 
-    return without_derivative("quant.dequantize", dequantize, x.values, x.scales)
+    def dequantize(x: Quantized) -> jax.Array:
+        scales = with_tensor_scale(x.scales, x.tensor_scale)
+        scales = reference.expanded(scales, x.shape, x.block_shape)
+        return (x.values.astype(jnp.float32) * scales).astype(dtype)
+
+    return without_derivative("quant.dequantize", dequantize, x)

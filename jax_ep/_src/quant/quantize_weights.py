@@ -19,6 +19,7 @@ from jax_ep._src.quant.quantize import (
     check_floats,
     quantize_by_xla,
     scale_attributes,
+    tensor_scale_for,
     without_derivative,
 )
 from jax_ep._src.quant.quantized import Quantized
@@ -30,6 +31,7 @@ def quantize_weights(
     *,
     transpose_rhs: bool = False,
     scales: Any = None,
+    tensor_scale: Any = None,
     implementation: str | None = None,
 ) -> Quantized:
     """Quantizes the matrices of a grouped matmul with a scale per 128 x 128 values or per channel.
@@ -50,6 +52,7 @@ def quantize_weights(
       transpose_rhs: whether w is [..., N, K], as in `grouped_matmul`. `Fp8Row` has one scale for
         each of the N columns of the result.
       scales: static scales, as in `quantize`.
+      tensor_scale: as in `quantize`, but None computes one per matrix.
       implementation: as in `quantize`.
 
     Returns:
@@ -62,12 +65,14 @@ def quantize_weights(
     operation = "quant.quantize_weights"
     check_floats(operation, "w", w, format, 2)
     implementation = checks.implementation(operation, implementation)
+    w = jnp.asarray(w)
+    tensor_scale = tensor_scale_for(operation, w, format, 2, tensor_scale, scales is not None)
     if scales is not None or not format.has_square_blocks:
         rows, columns = format.matrix_block
         size = w.shape[-1 if transpose_rhs else -2]
         block = (rows, size if columns is None else columns)
         blocks = block if transpose_rhs else block[::-1]
-        return quantize_by_xla(operation, w, format, blocks, scales)
+        return quantize_by_xla(operation, w, format, blocks, scales, tensor_scale)
     (as_given,) = quantize_blocks(
         operation, (w,), format, as_given=True, implementation=implementation
     )

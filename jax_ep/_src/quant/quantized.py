@@ -31,11 +31,14 @@ class Quantized:
       scales: [...] of the format's `scale_dtype`, with as many axes as values. An axis has as many
         scales as values, or one per `block` of the format, or a single one.
       format: the format (static).
+      tensor_scale: float32[] for `NvFp4`, or one per matrix, with the first axes of matrices
+        [..., N, K]; None for other formats.
     """
 
     values: jax.Array
     scales: jax.Array
     format: Format = dataclasses.field(metadata={"static": True})
+    tensor_scale: jax.Array | None = None
 
     instead_of_array: ClassVar[str] = (
         "Use jax_ep.quant.dequantize, or give the array before it was quantized."
@@ -65,20 +68,27 @@ class Quantized:
         return jax.lax.bitcast_convert_type(pairs, jnp.uint8)
 
     @classmethod
-    def from_packed(cls, values: jax.Array, scales: jax.Array, format: Format) -> Quantized:
+    def from_packed(
+        cls,
+        values: jax.Array,
+        scales: jax.Array,
+        format: Format,
+        tensor_scale: jax.Array | None = None,
+    ) -> Quantized:
         """Takes bytes of two values each, as `packed` returns them, and bytes of scales.
 
         Args:
           values: uint8[..., K / 2]. For gpt-oss's blocks [..., K / 32, 16] join the last two axes.
-          scales: uint8[..., K / 32], or of the format's `scale_dtype`.
+          scales: uint8[..., K / 32] or [..., K / 16], or of the format's `scale_dtype`.
           format: a format of four bits.
+          tensor_scale: as in `Quantized`.
         """
         _check_four_bits(format)
         pairs = jax.lax.bitcast_convert_type(jnp.asarray(values), format.dtype)
         scales = jnp.asarray(scales)
         if scales.dtype == jnp.uint8:
             scales = jax.lax.bitcast_convert_type(scales, format.scale_dtype)
-        quantized = cls(pairs.reshape(*values.shape[:-1], -1), scales, format)
+        quantized = cls(pairs.reshape(*values.shape[:-1], -1), scales, format, tensor_scale)
         check("quant.Quantized.from_packed", quantized)
         return quantized
 
@@ -102,7 +112,10 @@ class Quantized:
         return jnp.pad(transposed, padding, constant_values=1)
 
     def to_qwix(self) -> Any:
-        """Returns a `qwix.QArray` of the same arrays, whose blocks must be whole."""
+        """Returns a `qwix.QArray` of the same arrays, whose blocks must be whole.
+
+        Its scales are float32 with the tensor's scale in them, if there is one.
+        """
         block_shape = self.block_shape
         if any(size % block for size, block in zip(self.shape, block_shape, strict=True)):
             raise ArgumentError(
@@ -111,7 +124,10 @@ class Quantized:
             )
         from qwix import QArray  # optional
 
-        return QArray(qvalue=self.values, scale=self.scales, qtype=self.values.dtype)
+        scales = self.scales
+        if self.tensor_scale is not None:
+            scales = with_tensor_scale(scales, self.tensor_scale)
+        return QArray(qvalue=self.values, scale=scales, qtype=self.values.dtype)
 
     @classmethod
     def from_qwix(cls, array: Any, format: Format) -> Quantized:
@@ -148,23 +164,42 @@ class Quantized:
         )
 
 
+def with_tensor_scale(scales: jax.Array, tensor_scale: jax.Array | None) -> jax.Array:
+    """Returns the scales of blocks times that of their tensor, if there is one, in float32."""
+    scales = scales.astype(jnp.float32)
+    return scales if tensor_scale is None else scales * aligned(tensor_scale, scales.ndim)
+
+
+def aligned(tensor_scale: jax.Array, ndim: int) -> jax.Array:
+    """Gives a tensor's scale, which has the first axes of its values or none, as many axes."""
+    return tensor_scale.reshape(*tensor_scale.shape, *(1,) * (ndim - tensor_scale.ndim))
+
+
 def as_bits[T](tree: T) -> T:
     """Returns a tree whose quantized arrays are integers: they have no derivative.
 
     They can be kept for a backward pass, too. jax.checkpoint rounds floats that it keeps by
     `lax.reduce_precision`, which takes the largest values of E4M3 for infinities.
     """
-    return _recast(tree, lambda x: (unsigned(x.format.dtype), unsigned(x.format.scale_dtype)))
+    return _recast(
+        tree, lambda x: (unsigned(x.format.dtype), unsigned(x.format.scale_dtype), jnp.uint32)
+    )
 
 
 def from_bits[T](tree: T) -> T:
     """Returns the tree that `as_bits` was given."""
-    return _recast(tree, lambda x: (x.format.dtype, x.format.scale_dtype))
+    return _recast(tree, lambda x: (x.format.dtype, x.format.scale_dtype, jnp.float32))
 
 
 def unsigned(dtype: Any) -> Any:
     """Returns the unsigned integers of a float dtype's size."""
     return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
+
+
+def row_bytes(rows: Any) -> int:
+    """Returns the bytes of a row [H]: two values of four bits share one."""
+    arrays = (rows.values, rows.scales) if isinstance(rows, Quantized) else (rows,)
+    return sum(-(-x.shape[-1] * jax.dtypes.itemsize_bits(x.dtype) // 8) for x in arrays)
 
 
 def _check_four_bits(format: Format) -> None:
@@ -175,12 +210,19 @@ def _check_four_bits(format: Format) -> None:
         )
 
 
-def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any]]) -> T:
+def _recast[T](tree: T, dtypes: Callable[[Quantized], tuple[Any, Any, Any]]) -> T:
     def recast(node: Any) -> Any:
         if not isinstance(node, Quantized):
             return node
-        values, scales = map(jax.lax.bitcast_convert_type, (node.values, node.scales), dtypes(node))
-        return Quantized(values, scales, node.format)
+        of_values, of_scales, of_tensor = dtypes(node)
+        cast = jax.lax.bitcast_convert_type
+        scale = node.tensor_scale
+        return Quantized(
+            cast(node.values, of_values),
+            cast(node.scales, of_scales),
+            node.format,
+            None if scale is None else cast(scale, of_tensor),
+        )
 
     return jax.tree.map(recast, tree, is_leaf=lambda node: isinstance(node, Quantized))
 
@@ -213,3 +255,31 @@ def check(operation: str, x: Quantized) -> None:
             f"{advice}"
         )
     _ = x.block_shape
+    check_tensor_scale(operation, x.format, x.shape, x.tensor_scale)
+
+
+def check_tensor_scale(
+    operation: str, format: Format, shape: tuple[int, ...], tensor_scale: Any
+) -> None:
+    """Raises unless it is there if the format has one, float32, with the first axes of matrices."""
+    if not format.has_tensor_scale:
+        if tensor_scale is not None:
+            raise ArgumentError(
+                f"jax_ep.{operation}: tensor_scale is given with the format {format}; expected "
+                "None, as this format has no scale per tensor. Leave it out."
+            )
+        return
+    shapes = dict.fromkeys(((), shape[: max(len(shape) - 2, 0)]))
+    if not (hasattr(tensor_scale, "shape") and hasattr(tensor_scale, "dtype")):
+        found = f"a {type(tensor_scale).__name__}"
+    elif tensor_scale.dtype != jnp.float32:
+        found = f"of dtype {tensor_scale.dtype}"
+    elif tensor_scale.shape not in shapes:
+        found = f"of shape {tensor_scale.shape}"
+    else:
+        return
+    raise DtypeError(
+        f"jax_ep.{operation}: tensor_scale is {found} with values of shape {shape}; expected "
+        f"float32 of shape {' or '.join(map(str, shapes))}, by the format {format}. Give the one "
+        "by which the scales were computed."
+    )

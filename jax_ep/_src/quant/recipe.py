@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.core.errors import ArgumentError, DtypeError, UnavailableError
-from jax_ep._src.quant.formats import Format, Fp8Block128, check_format
+from jax_ep._src.quant.formats import Format, Fp8Block128, check_format, check_no_tensor_scale
 from jax_ep._src.quant.quantized import Quantized, check
 
 
@@ -56,6 +56,7 @@ class Recipe:
                     "jax_ep.quant.Fp8Block128 or Fp8Row. Formats are values: call the class, as in "
                     "Fp8Block128()."
                 )
+        check_no_tensor_scale("quant.Recipe", self.rows)
         for name in (
             "quantized_dispatch",
             "quantized_cotangents",
@@ -108,6 +109,7 @@ class WeightsOnly:
 
     def __post_init__(self) -> None:
         check_format("quant.WeightsOnly", self.weights)
+        check_no_tensor_scale("quant.WeightsOnly", self.weights)
 
 
 @jax.tree_util.register_dataclass

@@ -10,13 +10,16 @@ import numpy as np
 from jax import lax
 
 from jax_ep._src.quant.formats import Format
-from jax_ep._src.quant.quantized import Quantized
+from jax_ep._src.quant.quantized import Quantized, aligned, with_tensor_scale
 
 
-def quantized(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> Quantized:
+def quantized(
+    x: jax.Array, format: Format, blocks: tuple[int, ...], tensor_scale: jax.Array | None = None
+) -> Quantized:
     """Quantizes in blocks of these sizes, one per axis, with computed scales."""
     x = as_float32(x)
-    return with_scales(x, scales_of(x, format, blocks), format, blocks)
+    scales = scales_of(x, format, blocks, tensor_scale)
+    return with_scales(x, scales, format, blocks, tensor_scale)
 
 
 def as_float32(x: jax.Array) -> jax.Array:
@@ -28,12 +31,30 @@ def as_float32(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(wide, exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
 
-def scales_of(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Array:
+def tensor_scale_of(x: jax.Array, format: Format, num_axes: int) -> jax.Array:
+    """Returns the scale of the last axes, by their finite values: a NaN is its block's alone."""
+    x = as_float32(x)
+    magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
+    amax = magnitudes.max(tuple(range(x.ndim - num_axes, x.ndim)), initial=format.min_amax)
+    largest = float(jnp.finfo(format.dtype).max) * float(jnp.finfo(format.scale_dtype).max)
+    return amax * np.float32(1 / largest)
+
+
+def scales_of(
+    x: jax.Array, format: Format, blocks: tuple[int, ...], tensor_scale: jax.Array | None = None
+) -> jax.Array:
     # XLA for CPUs may drop a NaN from a maximum.
     amax = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
     for axis, block in enumerate(blocks):
         if block > 1:
             amax = _blocked(amax, axis, block).max(axis + 1)
+    if tensor_scale is not None:
+        # One product, which XLA cannot order otherwise.
+        scales = amax * (1 / (float(jnp.finfo(format.dtype).max) * aligned(tensor_scale, x.ndim)))
+        info = jnp.finfo(format.scale_dtype)
+        scales = jnp.clip(scales, float(info.smallest_subnormal), float(info.max))
+        scales = jnp.where(jnp.isfinite(amax), rounded(scales, format.scale_dtype), jnp.nan)
+        return scales.astype(format.scale_dtype)
     # XLA would turn a division by a constant into this product.
     scales = jnp.maximum(amax, format.min_amax) * np.float32(1 / float(jnp.finfo(format.dtype).max))
     if format.scale_rounding == "power_of_two":
@@ -44,15 +65,20 @@ def scales_of(x: jax.Array, format: Format, blocks: tuple[int, ...]) -> jax.Arra
 
 
 def with_scales(
-    x: jax.Array, scales: jax.Array, format: Format, blocks: tuple[int, ...]
+    x: jax.Array,
+    scales: jax.Array,
+    format: Format,
+    blocks: tuple[int, ...],
+    tensor_scale: jax.Array | None = None,
 ) -> Quantized:
-    scaled = x * expanded(1 / scales.astype(jnp.float32), x.shape, blocks)
+    scaled = x * expanded(1 / with_tensor_scale(scales, tensor_scale), x.shape, blocks)
     largest = float(jnp.finfo(format.dtype).max)
     # A cast alone would turn what is too large into NaN or infinity.
     # The scale of a NaN is NaN, so that the value does not matter: four bits have none.
     nan = 0 if jnp.finfo(format.dtype).bits == 4 else jnp.nan
     scaled = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -largest, largest), nan)
-    return Quantized(rounded(scaled, format.dtype).astype(format.dtype), scales, format)
+    values = rounded(scaled, format.dtype).astype(format.dtype)
+    return Quantized(values, scales, format, tensor_scale)
 
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:

@@ -87,7 +87,7 @@ def dispatch(
     """
     axis = checks.expert_axis("dispatch", axis_name)
     num_experts = checks.num_experts("dispatch", num_experts, axis)
-    sent = check_rows("dispatch", x, "tokens")
+    sent = check_rows("dispatch", x, "tokens", axis)
     checks.topk_ids("dispatch", topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights("dispatch", "topk_weights", topk_weights, topk_ids.shape)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jax_ep._src.core import checks
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.core.primitive import warn_once
+from jax_ep._src.quant.quantized import row_bytes
 from jax_ep._src.transfer.params import TransferParams
 
 MOST_DROPLESS_BYTES = 4 << 30
@@ -69,8 +69,7 @@ def check_domain_size(operation: str, domain_size: Any, num_ranks: int) -> int |
 
 def warn_of_dropless_rows(operation: str, params: TransferParams, x: Any) -> None:
     """Warns of rows that are many because no capacity bounds them; x is the tokens."""
-    row_bytes = sum(array.shape[1] * array.dtype.itemsize for array in jax.tree.leaves(x))
-    num_bytes = params.num_rows * row_bytes
+    num_bytes = params.num_rows * row_bytes(x)
     if params.domain_size is None or num_bytes <= MOST_DROPLESS_BYTES:
         return
     warn_once(

@@ -20,7 +20,7 @@ from jax_ep._src.core import compat, network, primitive, runtime
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.core.make_mesh import host_of
 from jax_ep._src.core.runtime import LIMITS
-from jax_ep._src.quant.quantized import Quantized
+from jax_ep._src.quant.quantized import Quantized, row_bytes
 from jax_ep._src.transfer import reference
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import PlanArrays, plan_shapes
@@ -58,7 +58,7 @@ def _rows[R: Rows](results: Sequence[jax.Array], like: R) -> tuple[R, jax.Array 
     rows: Any
     if isinstance(like, Quantized):
         values, scales, *row_weights = results
-        rows = Quantized(values, scales, like.format)
+        rows = Quantized(values, scales, like.format, like.tensor_scale)
     else:
         rows, *row_weights = results
     return rows, row_weights[0] if row_weights else None
@@ -172,15 +172,15 @@ def _unsupported(
 ) -> str | None:
     num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
     rows, *scales = x
-    row_bytes = rows.shape[1] * rows.dtype.itemsize
+    payload_bytes, vector_bytes = row_bytes(rows), LIMITS["vector_bytes"]
     if scales and scales[0].dtype != jnp.float32:
         return f"scales are {scales[0].dtype}; the kernels take float32"
     if num_ranks > LIMITS["num_ranks"]:
         return (
             f"the expert axis has {num_ranks} ranks; the kernels take up to {LIMITS['num_ranks']}"
         )
-    if row_bytes % LIMITS["vector_bytes"]:
-        return f"rows are {row_bytes} bytes; the kernels take multiples of {LIMITS['vector_bytes']}"
+    if payload_bytes % vector_bytes:
+        return f"rows are {payload_bytes} bytes; the kernels take multiples of {vector_bytes}"
     if top_k > LIMITS["top_k"]:
         return f"top_k is {top_k}; the kernels take up to {LIMITS['top_k']}"
     if params.num_experts > LIMITS["num_experts"]:
@@ -191,7 +191,7 @@ def _unsupported(
     )
     if reason is not None or params.domain_size is None:
         return reason
-    all_bytes = sum(array.shape[1] * array.dtype.itemsize for array in x)
+    all_bytes = sum(map(row_bytes, x))
     sizes = (num_tokens, all_bytes, top_k, params.num_experts, num_ranks, params.domain_size)
     return runtime.domains_problem(*sizes)
 

@@ -52,7 +52,7 @@ def redispatch(
     """
     params = params_along("redispatch", plan, num_sms, implementation)
     num_tokens, top_k = plan.kept.shape
-    sent = check_rows("redispatch", x, num_tokens)
+    sent = check_rows("redispatch", x, num_tokens, params.axis)
     if topk_weights is not None:
         topk_weights = checks.weights(
             "redispatch", "topk_weights", topk_weights, (num_tokens, top_k)
