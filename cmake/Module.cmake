@@ -59,6 +59,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/transfer/dispatch.cc
     ffi/handlers/transfer/redispatch.cc
     ffi/handlers/transfer/transfer.cc
+    ffi/handlers/transfer/transfer_done.cc
     ffi/kernels/matmul/family.cc
     ffi/kernels/matmul/grouped_matmul.cc
     ffi/kernels/matmul/grouped_matmul_activation.cc
@@ -105,6 +106,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/transfer/redispatch.cu
     ffi/kernels/transfer/start_generation.cu
     ffi/kernels/transfer/token_preparation.cc
+    ffi/runtime/calls/in_flight_cuda.cc
     ffi/runtime/cuda/device_cuda.cc
     ffi/runtime/cuda/driver_cuda.cc
     ffi/runtime/groups/call_site_cuda.cc

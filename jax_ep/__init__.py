@@ -27,7 +27,10 @@ from jax_ep._src.moe.moe_mlp import moe_mlp
 from jax_ep._src.moe.stats import Stats
 from jax_ep._src.serialization import register as _register_serialization
 from jax_ep._src.transfer.combine import combine
+from jax_ep._src.transfer.combine_start import combine_done, combine_start
 from jax_ep._src.transfer.dispatch import dispatch
+from jax_ep._src.transfer.dispatch_start import dispatch_done, dispatch_start
+from jax_ep._src.transfer.in_flight import InFlight, overlap
 from jax_ep._src.transfer.plan import REMAT_NAMES, Dispatched, Plan
 from jax_ep._src.transfer.redispatch import redispatch
 
@@ -45,6 +48,7 @@ __all__ = [
     "Dispatched",
     "DtypeError",
     "Error",
+    "InFlight",
     "Memory",
     "MissingExtensionError",
     "PeerTimeoutError",
@@ -56,7 +60,11 @@ __all__ = [
     "check",
     "checkpoints",
     "combine",
+    "combine_done",
+    "combine_start",
     "dispatch",
+    "dispatch_done",
+    "dispatch_start",
     "export_checks",
     "grouped_matmul",
     "grouped_matmul_rhs_gradient",
@@ -67,6 +75,7 @@ __all__ = [
     "memory",
     "moe_mlp",
     "nnx",
+    "overlap",
     "quant",
     "redispatch",
     "release",

@@ -77,7 +77,7 @@ CONTENTS = {
     "Guides": [
         *_pages("guides", "layer", "migrate", "models", "checkpoints", "meshes", "stacks"),
         *_pages("guides", "experts", "recipes", "memory", "quantization", "fp8_training"),
-        *_pages("guides", "processes", "hosts", "inference", "profiling"),
+        *_pages("guides", "processes", "hosts", "inference", "overlap", "profiling"),
         *_pages("guides", "sharp_bits", "hangs"),
     ],
     "Reference": [
@@ -90,7 +90,7 @@ CONTENTS = {
         *_pages("design", "runtime", "testing", "glossary"),
         "CONTRIBUTING",
     ],
-    "Performance": _pages("performance", "README", "layer_times", "eight_bits", "hosts"),
+    "Performance": _pages("performance", "README", "layer_times", "eight_bits", "hosts", "overlap"),
     "Lab notes": [
         *_pages(
             "lab_notes", "README", "transfer", "domains", "matmul", "swapped_operands", "few_rows"

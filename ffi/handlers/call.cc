@@ -71,4 +71,12 @@ std::vector<BufferView> Views(const ffi::RemainingRets& results) {
   return views;
 }
 
+std::vector<const void*> ResultsAndOperands(const ffi::RemainingArgs& operands,
+                                            const ffi::RemainingRets& results) {
+  std::vector<const void*> addresses;
+  for (size_t i = 0; i < results.size(); ++i) addresses.push_back(AddressOf(results, i));
+  for (size_t i = 0; i < operands.size(); ++i) addresses.push_back(AddressOf(operands, i));
+  return addresses;
+}
+
 }  // namespace jax_ep

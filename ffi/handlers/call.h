@@ -53,6 +53,10 @@ class Addresses {
   size_t next_ = 0;
 };
 
+// The addresses of all results, then of all operands.
+std::vector<const void*> ResultsAndOperands(const ffi::RemainingArgs& operands,
+                                            const ffi::RemainingRets& results);
+
 template <typename Config, typename Sizes>
 using BufferCheck = Status (*)(const Config& config, Buffers operands, Buffers results,
                                Sizes* sizes);

@@ -19,6 +19,10 @@ struct Handlers {
 Handlers DispatchHandlers();
 Handlers RedispatchHandlers();
 Handlers CombineHandlers();
+Handlers DispatchStartHandlers();
+Handlers RedispatchStartHandlers();
+Handlers CombineStartHandlers();
+Handlers TransferDoneHandlers();
 Handlers BulkCopyCeilingHandlers();
 Handlers GroupedMatmulHandlers();
 Handlers GroupedMatmulRhsGradientHandlers();
@@ -35,6 +39,10 @@ Handlers QuantizeTransposedHandlers();
 inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  RedispatchHandlers,
                                                  CombineHandlers,
+                                                 DispatchStartHandlers,
+                                                 RedispatchStartHandlers,
+                                                 CombineStartHandlers,
+                                                 TransferDoneHandlers,
                                                  BulkCopyCeilingHandlers,
                                                  GroupedMatmulHandlers,
                                                  GroupedMatmulRhsGradientHandlers,

@@ -100,6 +100,12 @@ def redispatch(change=lambda x: x, **options):
     with_plan(lambda x, plan: jax_ep.redispatch(change(x), plan, **options).rows)
 
 
+def start(cast=lambda x: x, use=lambda in_flight: in_flight.results, **options):
+    """A call of dispatch_start, or of what uses its result, with one thing wrong."""
+    options = {"num_experts": RANKS, "axis_name": "expert"} | options
+    inside(lambda x, *others: use(jax_ep.dispatch_start(cast(x), *others, **options)))
+
+
 def combine(change=lambda y, plan, row_weights: (y, plan, row_weights)):
     """A call of combine with one thing wrong."""
     rows = lambda plan: jnp.ones((plan.row_source.shape[0], 8))

@@ -198,7 +198,12 @@ CLAIM_MUTATIONS = (
 
 # ---- lanes.pml: two lanes that share the SMs of two GPUs
 
-LANE_SETTINGS = {"two_lanes": {}, "two_lanes_with_two_blocks_each": {"SLOTS": 4}}
+LANE_SETTINGS = {
+    "two_lanes": {},
+    "two_lanes_with_two_blocks_each": {"SLOTS": 4},
+    "one_without_a_limit": {"UNLIMITED": 1},
+    "one_without_a_limit_beside_two_blocks": {"UNLIMITED": 1, "SLOTS": 4},
+}
 LANE_MUTATIONS = (
     ("NO_SHARE", STUCK, {}),
     ("SHARED_CLAIM", WRONG, {}),

@@ -22,6 +22,10 @@ TARGETS = (
     "jax_ep.dispatch.v1",
     "jax_ep.redispatch.v1",
     "jax_ep.combine.v1",
+    "jax_ep.dispatch_start.v1",
+    "jax_ep.redispatch_start.v1",
+    "jax_ep.combine_start.v1",
+    "jax_ep.transfer_done.v1",
     "jax_ep.grouped_matmul.v1",
     "jax_ep.grouped_matmul_rhs_gradient.v1",
     "jax_ep.grouped_matmul_quantized.v1",
@@ -60,11 +64,20 @@ def quantized_gradient():
     return jax.grad(multiply)(jnp.ones((2, 16, 8)))
 
 
+def in_flight(ids, x, topk_weights):
+    sending = jax_ep.dispatch_start(
+        x, ids, topk_weights, num_experts=2 * testing.NUM_DEVICES, axis_name="expert"
+    )
+    sent = jax_ep.dispatch_done(sending)
+    return jax_ep.combine_done(jax_ep.combine_start(sent.rows, sent.plan, sent.row_weights))
+
+
 def loss_and_gradients(*arguments):
     """Uses every target."""
 
     def two_layers(ids, x, topk_weights, matrices):
         x = testing.expert_layer(ids, x, topk_weights, matrices)
+        x += in_flight(ids, x, topk_weights)
         x += quant.fake_quantize(x, quant.Fp8Block128()) + jnp.mean(quantized_mlp()).astype(x.dtype)
         return jax_ep.moe_mlp(
             x, ids, topk_weights, matrices, matrices, axis_name="expert", activation="silu"

@@ -2,7 +2,7 @@
  * holds, and that each mutation fails.
  *
  * The kernels of a lane run one after another in a stream of their own. A GPU has SLOTS places for blocks. A kernel
- * has as many blocks as its lane's share (LANE_SHARE) allows. Blocks become resident in any order, of one lane or
+ * has as many blocks as its lane's share (LANE_SHARE) allows; lane 0 may have no limit. Blocks become resident in any order, of one lane or
  * the other, and stay until they have ended. A block claims its lane's control block; the first one signals entry
  * to the peer, and every block waits for the peer's entry. The last block ends the call and frees the claim.
  *
@@ -12,6 +12,9 @@
 #define LANES 2
 #ifndef SLOTS
 #define SLOTS 3
+#endif
+#ifndef UNLIMITED
+#define UNLIMITED 0 /* 1: lane 0 has no share, as beside transfers in flight, which are the other lane's */
 #endif
 #ifndef CALLS
 #define CALLS 3 /* counts the calls of each lane */
@@ -28,7 +31,8 @@
 #endif
 hidden byte broken;
 
-#define SHARE (BROKEN == NO_SHARE -> SLOTS : SLOTS / LANES) /* a lane has as many */
+/* The blocks of a lane's kernels. */
+#define SHARE(lane) (BROKEN == NO_SHARE || (UNLIMITED && lane == 0) -> SLOTS : SLOTS / LANES)
 #define AT(rank, lane) (2 * (rank) + (lane))
 #define CONTROL(rank, lane) AT(rank, (BROKEN == SHARED_CLAIM -> 0 : lane))
 #define INBOX(rank, lane) AT(rank, (BROKEN == SHARED_INBOX -> 0 : lane))
@@ -43,7 +47,7 @@ proctype Kernels(byte me, lane) {
   byte made, started, waiting, ended;
   do
   :: made == CALLS -> break
-  :: atomic { made < CALLS && started < SHARE && resident[me] < SLOTS ->
+  :: atomic { made < CALLS && started < SHARE(lane) && resident[me] < SLOTS ->
        resident[me]++;
        assert(claim[CONTROL(me, lane)] == 0 || claim[CONTROL(me, lane)] == lane + 1);
        claim[CONTROL(me, lane)] = lane + 1;
@@ -61,7 +65,7 @@ proctype Kernels(byte me, lane) {
        ended++;
        resident[me]--;
        if
-       :: ended == SHARE ->
+       :: ended == SHARE(lane) ->
           claim[CONTROL(me, lane)] = 0;
           started = 0;
           ended = 0;

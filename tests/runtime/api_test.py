@@ -256,9 +256,11 @@ class ApiTest(absltest.TestCase):
         known = {name for module in MODULES for name in public_names(module)}
         known |= {
             "Any",
+            "Callable",
             "Mapping",
             "Path",
             "dtype",
+            "R",  # the result of a function that is given
             "Sequence",
             "AxisType",
             "Mesh",

@@ -78,6 +78,14 @@ CALLS = {
     "jax_ep.dispatch.v1": ([X, IDS], [ROWS, *plan()], TRANSFER),
     "jax_ep.redispatch.v1": ([X, *plan()], [ROWS], TRANSFER),
     "jax_ep.combine.v1": ([ROWS, *plan()], [X], TRANSFER | {"has_scalars": np.bool_(False)}),
+    "jax_ep.dispatch_start.v1": ([X, IDS], [ROWS, *plan()], TRANSFER),
+    "jax_ep.redispatch_start.v1": ([X, *plan()], [ROWS], TRANSFER),
+    "jax_ep.combine_start.v1": (
+        [ROWS, *plan()],
+        [X],
+        TRANSFER | {"has_scalars": np.bool_(False)},
+    ),
+    "jax_ep.transfer_done.v1": ([ROWS, *plan(), X, IDS], [ROWS], {"num_results": np.int64(1)}),
     "jax_ep.bulk_copy_ceiling.v1": ([X], [jnp.zeros(1, jnp.int32)], CEILING),
     "jax_ep.grouped_matmul.v1": (
         [ROWS, jnp.zeros((2, 64, 32)), jnp.zeros(2, jnp.int32)],
@@ -240,6 +248,12 @@ class HandlersTest(parameterized.TestCase):
             with self.assertRaisesRegex(Exception, f"{target}: .*{message}") as caught:
                 call(target, operands, results, attributes | change)
             print(caught.exception)
+
+    def test_done_has_results(self):
+        target = "jax_ep.transfer_done.v1"
+        operands, results, _ = CALLS[target]
+        with self.assertRaisesRegex(Exception, f"{target}: num_results is 0"):
+            call(target, operands, results, {"num_results": np.int64(0)})
 
     def test_has_accumulator_is_an_attribute_of_the_rhs_gradient(self):
         target = "jax_ep.grouped_matmul_rhs_gradient.v1"

@@ -1,5 +1,4 @@
 #include "ffi/handlers/transfer/transfer.h"
-#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
@@ -16,21 +15,17 @@ void Decode(AttributeReader& reader, TransferConfig* config) {
 constexpr TransferStages kStages = {{kBulkCopyCeilingTarget, Decode, CheckBulkCopyCeiling},
                                     PrepareAs<PreparedBulkCopyCeiling, PrepareBulkCopyCeiling>};
 
-auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                 ffi::Dictionary attributes) {
-  return InstantiateTransfer(kStages, attributes, operands, results);
-}
-
-ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
-                   ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  if (IsAbsent(device)) return ffi::Error::Success();
+BulkCopyCeilingBuffers Bind(const TransferConfig& /*config*/, const ffi::RemainingArgs& operands,
+                            const ffi::RemainingRets& results) {
   BulkCopyCeilingBuffers buffers;
   buffers.x = Addresses(operands).Next();
   buffers.status = Addresses(results).Next<int32_t>();
-  return ExecuteTransfer<PreparedBulkCopyCeiling>(*state, device, buffers, stream);
+  return buffers;
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
+constexpr auto Execute = ExecuteTransfer<PreparedBulkCopyCeiling, Bind>;
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, InstantiateAs<kStages>, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
 

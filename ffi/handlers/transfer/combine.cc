@@ -1,5 +1,4 @@
 #include "ffi/handlers/transfer/transfer.h"
-#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
@@ -12,16 +11,10 @@ void Decode(AttributeReader& reader, TransferConfig* config) {
 // Returns expert outputs to the tokens' ranks, and sums them with their weights.
 constexpr TransferStages kStages = {{kCombineTarget, Decode, CheckCombine},
                                     PrepareAs<PreparedCombine, PrepareCombine>};
+constexpr TransferStages kStartStages = StartOf(kStages, kCombineStartTarget);
 
-auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                 ffi::Dictionary attributes) {
-  return InstantiateTransfer(kStages, attributes, operands, results);
-}
-
-ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
-                   ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  if (IsAbsent(device)) return ffi::Error::Success();
-  const TransferConfig& config = state->config;
+CombineBuffers Bind(const TransferConfig& config, const ffi::RemainingArgs& operands,
+                    const ffi::RemainingRets& results) {
   CombineBuffers buffers;
   Addresses in(operands);
   buffers.y = in.Next();
@@ -32,15 +25,25 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   Addresses out(results);
   buffers.out = out.Next();
   if (config.has_scalars) buffers.assignment_scalars = out.Next<float>();
-  return ExecuteTransfer<PreparedCombine>(*state, device, buffers, stream);
+  return buffers;
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
+// The trait promises that execute only launches kernels, so that CUDA graphs can capture it. A
+// start launches in a stream that it would have to join again.
+constexpr auto Execute = ExecuteTransfer<PreparedCombine, Bind>;
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, InstantiateAs<kStages>, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kInstantiateStart, InstantiateAs<kStartStages>, InstantiateBinding());
+XLA_FFI_DEFINE_HANDLER(kExecuteStart, Execute, ExecuteBinding<TransferState>());
 
 }  // namespace
 
 Handlers CombineHandlers() { return TransferHandlers(kCombineTarget, kInstantiate, kExecute); }
+
+Handlers CombineStartHandlers() {
+  return TransferHandlers(kCombineStartTarget, kInstantiateStart, kExecuteStart);
+}
 
 }  // namespace jax_ep

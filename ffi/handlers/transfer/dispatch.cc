@@ -1,5 +1,4 @@
 #include "ffi/handlers/transfer/transfer.h"
-#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
@@ -12,16 +11,10 @@ void Decode(AttributeReader& reader, TransferConfig* config) {
 // Sends x and topk_weights by topk_ids. Returns the rows of the local experts, and the plan.
 constexpr TransferStages kStages = {{kDispatchTarget, Decode, CheckDispatch},
                                     PrepareAs<PreparedDispatch, PrepareDispatch>};
+constexpr TransferStages kStartStages = StartOf(kStages, kDispatchStartTarget);
 
-auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                 ffi::Dictionary attributes) {
-  return InstantiateTransfer(kStages, attributes, operands, results);
-}
-
-ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
-                   ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  if (IsAbsent(device)) return ffi::Error::Success();
-  const TransferConfig& config = state->config;
+DispatchBuffers Bind(const TransferConfig& config, const ffi::RemainingArgs& operands,
+                     const ffi::RemainingRets& results) {
   DispatchBuffers buffers;
   Addresses in(operands);
   buffers.x = in.Next();
@@ -34,16 +27,25 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   if (config.has_weights) buffers.row_weights = out.Next<float>();
   buffers.plan = NextPlanResults(out);
   buffers.forwarding = NextForwardingResults(config, out);
-  return ExecuteTransfer<PreparedDispatch>(*state, device, buffers, stream);
+  return buffers;
 }
 
-// The trait promises that execute only launches kernels, so that CUDA graphs can capture it.
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
+// The trait promises that execute only launches kernels, so that CUDA graphs can capture it. A
+// start launches in a stream that it would have to join again.
+constexpr auto Execute = ExecuteTransfer<PreparedDispatch, Bind>;
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, InstantiateAs<kStages>, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kInstantiateStart, InstantiateAs<kStartStages>, InstantiateBinding());
+XLA_FFI_DEFINE_HANDLER(kExecuteStart, Execute, ExecuteBinding<TransferState>());
 
 }  // namespace
 
 Handlers DispatchHandlers() { return TransferHandlers(kDispatchTarget, kInstantiate, kExecute); }
+
+Handlers DispatchStartHandlers() {
+  return TransferHandlers(kDispatchStartTarget, kInstantiateStart, kExecuteStart);
+}
 
 }  // namespace jax_ep

@@ -1,5 +1,4 @@
 #include "ffi/handlers/transfer/transfer.h"
-#include "ffi/runtime/settings.h"
 
 namespace jax_ep {
 namespace {
@@ -12,16 +11,10 @@ void Decode(AttributeReader& reader, TransferConfig* config) {
 // Sends x and topk_weights along a plan, without an exchange of ids and counts.
 constexpr TransferStages kStages = {{kRedispatchTarget, Decode, CheckRedispatch},
                                     PrepareAs<PreparedRedispatch, PrepareRedispatch>};
+constexpr TransferStages kStartStages = StartOf(kStages, kRedispatchStartTarget);
 
-auto Instantiate(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                 ffi::Dictionary attributes) {
-  return InstantiateTransfer(kStages, attributes, operands, results);
-}
-
-ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
-                   ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  if (IsAbsent(device)) return ffi::Error::Success();
-  const TransferConfig& config = state->config;
+RedispatchBuffers Bind(const TransferConfig& config, const ffi::RemainingArgs& operands,
+                       const ffi::RemainingRets& results) {
   RedispatchBuffers buffers;
   Addresses in(operands);
   buffers.x = in.Next();
@@ -33,17 +26,27 @@ ffi::Error Execute(TransferState* state, cudaStream_t stream, int32_t device,
   buffers.rows = out.Next();
   if (config.is_quantized) buffers.row_scales = out.Next<float>();
   if (config.has_weights) buffers.row_weights = out.Next<float>();
-  return ExecuteTransfer<PreparedRedispatch>(*state, device, buffers, stream);
+  return buffers;
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, InstantiateBinding());
+// The trait promises that execute only launches kernels, so that CUDA graphs can capture it. A
+// start launches in a stream that it would have to join again.
+constexpr auto Execute = ExecuteTransfer<PreparedRedispatch, Bind>;
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, InstantiateAs<kStages>, InstantiateBinding());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ExecuteBinding<TransferState>(),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kInstantiateStart, InstantiateAs<kStartStages>, InstantiateBinding());
+XLA_FFI_DEFINE_HANDLER(kExecuteStart, Execute, ExecuteBinding<TransferState>());
 
 }  // namespace
 
 Handlers RedispatchHandlers() {
   return TransferHandlers(kRedispatchTarget, kInstantiate, kExecute);
+}
+
+Handlers RedispatchStartHandlers() {
+  return TransferHandlers(kRedispatchStartTarget, kInstantiateStart, kExecuteStart);
 }
 
 }  // namespace jax_ep

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ffi/handlers/transfer/collectives.h"
+#include "ffi/runtime/calls/in_flight.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 #include "ffi/runtime/cuda/nccl.h"
 #include "ffi/runtime/settings.h"
@@ -125,6 +126,14 @@ ffi::Error Initialize(TransferState* state, cudaStream_t stream, int32_t device,
                       Communicator communicator, ffi::RemainingArgs operands,
                       ffi::RemainingRets results) {
   CallSite::Arrival arrival = {.device = device, .stream = stream};
+  if (state->stages.is_start) {
+    const CurrentDevice current(device);
+    arrival.status = current.status();
+    if (arrival.status.ok()) {
+      arrival.status =
+          InFlightCalls::OfProcess().FindStream(device, state->config.lane, &arrival.stream);
+    }
+  }
   const PreparedTransfer* const prepared = state->prepared.Find(device);
   if (prepared == nullptr) {
     return ToError(InitializeFirst(state, arrival, run.run_id, communicator, operands, results));
@@ -202,6 +211,20 @@ Status FindPrepared(const TransferState& state, int32_t device, const PreparedTr
   if (*prepared != nullptr && *control != nullptr) return {};
   return FailedPrecondition(state.stages.target, ": GPU ", device,
                             " executes a call that it has not initialized");
+}
+
+Status FindLaunchStream(const TransferState& state, int32_t device, cudaStream_t stream,
+                        cudaStream_t* launch_stream) {
+  *launch_stream = stream;
+  if (!state.stages.is_start) return {};
+  return InFlightCalls::OfProcess().Fork(device, state.config.lane, stream, launch_stream);
+}
+
+Status AddInFlight(const TransferState& state, int32_t device, cudaStream_t launch_stream,
+                   const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
+  if (!state.stages.is_start) return {};
+  return InFlightCalls::OfProcess().Add(device, launch_stream,
+                                        ResultsAndOperands(operands, results));
 }
 
 ffi::Error Launched(const TransferState& state, int32_t device, const Status& status) {

@@ -104,6 +104,12 @@ Status CheckConfig(std::string_view target, const TransferConfig& config) {
   return CheckNumSms(target, config.num_sms);
 }
 
+Status CheckConfig(std::string_view target, const TransferDoneConfig& config) {
+  if (config.num_results > 0) return {};
+  return InvalidArgument(target, ": num_results is ", config.num_results,
+                         "; expected how many of the start's results are returned");
+}
+
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config) {
   return CheckNumSms(target, config.num_sms);
 }

@@ -35,6 +35,11 @@ struct TransferConfig {
   std::vector<std::vector<int64_t>> Groups() const;
 };
 
+// Attributes of transfer_done.
+struct TransferDoneConfig {
+  int64_t num_results = 0;  // the first ones of the start
+};
+
 // Attributes of grouped_matmul and grouped_matmul_rhs_gradient.
 struct GroupedMatmulConfig {
   bool transpose_rhs = false;    // rhs, or its gradient, is [L,N,K] instead of [L,K,N]
@@ -114,6 +119,7 @@ struct GroupedMatmulQuantizedActivationConfig {
 
 // `target` is the custom call's name, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
+Status CheckConfig(std::string_view target, const TransferDoneConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedRhsGradientConfig& config);

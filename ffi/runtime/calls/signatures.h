@@ -17,6 +17,10 @@ namespace jax_ep {
 inline constexpr char kDispatchTarget[] = "jax_ep.dispatch.v1";
 inline constexpr char kRedispatchTarget[] = "jax_ep.redispatch.v1";
 inline constexpr char kCombineTarget[] = "jax_ep.combine.v1";
+inline constexpr char kDispatchStartTarget[] = "jax_ep.dispatch_start.v1";
+inline constexpr char kRedispatchStartTarget[] = "jax_ep.redispatch_start.v1";
+inline constexpr char kCombineStartTarget[] = "jax_ep.combine_start.v1";
+inline constexpr char kTransferDoneTarget[] = "jax_ep.transfer_done.v1";
 inline constexpr char kBulkCopyCeilingTarget[] = "jax_ep.bulk_copy_ceiling.v1";
 inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
@@ -65,6 +69,9 @@ struct QuantizeTransposedSizes {
   ElementType type = kOther;
 };
 
+// A call without a launch.
+struct NoSizes {};
+
 using Buffers = std::span<const BufferView>;
 
 // Elements of rows and matrices that are not quantized.
@@ -86,6 +93,10 @@ Status CheckRedispatch(const TransferConfig& config, Buffers operands, Buffers r
 // y[M,H], plan, [row_weights[M]], [row_scalars[M]] -> out[T,H], [assignment_scalars[T,K]]
 Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers results,
                     TransferShape* shape);
+
+// The results and the operands of a start of these -> the first of its results, in the same memory
+Status CheckTransferDone(const TransferDoneConfig& config, Buffers operands, Buffers results,
+                         NoSizes* sizes);
 
 // x[T,H] -> status[1]
 Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
@@ -134,6 +135,26 @@ Status CheckCombine(const TransferConfig& config, Buffers operands, Buffers resu
   check.Result("out", s.row, {&s.t, &s.h});
   if (config.has_scalars) check.Result("assignment_scalars", s.f32, {&s.t, &s.k});
   return s.Finish(kCombineTarget, check, shape);
+}
+
+Status CheckTransferDone(const TransferDoneConfig& config, Buffers operands, Buffers results,
+                         NoSizes* /*sizes*/) {
+  const auto count = static_cast<size_t>(config.num_results);
+  if (results.size() != count || operands.size() <= count) {
+    return InvalidArgument(
+        kTransferDoneTarget, ": there are ", operands.size(), " operands and ", results.size(),
+        " results; expected the ", count,
+        " results that are returned, the other results and the operands of a start");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (operands[i].type == results[i].type &&
+        std::ranges::equal(operands[i].dims, results[i].dims)) {
+      continue;
+    }
+    return InvalidArgument(kTransferDoneTarget, ": result ", i,
+                           " differs from the start's in type or shape; expected the same");
+  }
+  return {};
 }
 
 Status CheckBulkCopyCeiling(const TransferConfig& config, Buffers operands, Buffers results,

@@ -141,7 +141,7 @@ def define_primitive(
     mlir.register_lowering(primitive, lower_anywhere)
     mlir.register_lowering(primitive, lower_cuda, platform="cuda")
     ad.primitive_jvps[primitive] = differentiate
-    batching.primitive_batchers[primitive] = _one_after_another(primitive)
+    batching.primitive_batchers[primitive] = one_after_another(primitive)
     return primitive
 
 
@@ -241,7 +241,7 @@ def _factor_name(index: int) -> str:
     return letters[index] if index < len(letters) else f"z_{index - len(letters) + 1}"
 
 
-def _one_after_another(primitive: Primitive) -> Any:
+def one_after_another(primitive: Primitive) -> Any:
     """Batching by a scan: collectives must come in the same order on every rank."""
 
     def batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:

@@ -56,13 +56,28 @@ def combine(
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    params = params_along("combine", plan, num_sms, implementation)
-    checks.rows("combine", "y", y, (params.num_rows, "hidden"))
-    check_unweighted("combine", y, row_weights)
+    operands, params = check_combine(
+        "combine", y, plan, row_weights, num_sms=num_sms, implementation=implementation
+    )
+    return checked_combine(*operands, params)
+
+
+def check_combine(
+    operation: str,
+    y: jax.Array,
+    plan: Plan,
+    row_weights: jax.Array | None,
+    *,
+    num_sms: int | None,
+    implementation: str | None,
+) -> tuple[tuple[jax.Array, Plan, jax.Array | None], TransferParams]:
+    """Returns the arguments of `checked_combine`, or raises."""
+    params = params_along(operation, plan, num_sms, implementation)
+    checks.rows(operation, "y", y, (params.num_rows, "hidden"))
+    check_unweighted(operation, y, row_weights)
     if row_weights is not None:
-        row_weights = checks.weights("combine", "row_weights", row_weights, (params.num_rows,))
-    y, plan, row_weights = compat.vary_together((y, plan, row_weights), params.axis.names)
-    return checked_combine(y, plan, row_weights, params)
+        row_weights = checks.weights(operation, "row_weights", row_weights, (params.num_rows,))
+    return compat.vary_together((y, plan, row_weights), params.axis.names), params
 
 
 def checked_combine(
@@ -94,7 +109,14 @@ def _combine_forward(
 def _combine_backward(params: TransferParams, residuals: Any, out_bar: jax.Array) -> Any:
     y, plan, row_weights = residuals
     rows_bar, _ = bind_redispatch(out_bar, plan, None, params)
-    if row_weights is None:
+    return cotangents_of_rows(y, plan, row_weights, rows_bar)
+
+
+def cotangents_of_rows(
+    y: jax.Array | None, plan: PlanArrays, row_weights: jax.Array | None, rows_bar: jax.Array
+) -> tuple[jax.Array, None, jax.Array | None]:
+    """Returns the cotangents of y, plan and row weights from the sums', expanded into rows."""
+    if y is None or row_weights is None:
         return rows_bar, None, None
     # y and the weights are not read in padding and tail, where rows_bar has the tail's value.
     is_real = plan.row_source[:, 0] >= 0

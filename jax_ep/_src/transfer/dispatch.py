@@ -85,17 +85,52 @@ def dispatch(
       DtypeError (a TypeError): a dtype not listed above.
       UnavailableError (a NotImplementedError): ``implementation="cuda"`` where it cannot run.
     """
-    axis = checks.expert_axis("dispatch", axis_name)
-    num_experts = checks.num_experts("dispatch", num_experts, axis)
-    sent = check_rows("dispatch", x, "tokens", axis)
-    checks.topk_ids("dispatch", topk_ids, x.shape[0])
+    operands, params = check_dispatch(
+        "dispatch",
+        x,
+        topk_ids,
+        topk_weights,
+        num_experts=num_experts,
+        axis_name=axis_name,
+        capacity_factor=capacity_factor,
+        recv_capacity=recv_capacity,
+        row_align=row_align,
+        zero_tail=zero_tail,
+        nvlink_domain_size=nvlink_domain_size,
+        num_sms=num_sms,
+        implementation=implementation,
+    )
+    return checked_dispatch(*operands, params)
+
+
+def check_dispatch(
+    operation: str,
+    x: jax.Array | Quantized,
+    topk_ids: jax.Array,
+    topk_weights: jax.Array | None,
+    *,
+    num_experts: int,
+    axis_name: AxisName,
+    capacity_factor: float | None,
+    recv_capacity: int | None,
+    row_align: int,
+    zero_tail: bool,
+    nvlink_domain_size: int | None,
+    num_sms: int | None,
+    implementation: str | None,
+) -> tuple[tuple[Rows, jax.Array, jax.Array | None], TransferParams]:
+    """Returns the arguments of `checked_dispatch`, or raises."""
+    axis = checks.expert_axis(operation, axis_name)
+    num_experts = checks.num_experts(operation, num_experts, axis)
+    sent = check_rows(operation, x, "tokens", axis)
+    checks.topk_ids(operation, topk_ids, x.shape[0])
     if topk_weights is not None:
-        topk_weights = checks.weights("dispatch", "topk_weights", topk_weights, topk_ids.shape)
+        topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
     params = TransferParams(
         axis=axis,
         num_experts=num_experts,
         num_rows=check_num_rows(
-            "dispatch",
+            operation,
             topk_ids.shape,
             axis,
             num_experts,
@@ -105,14 +140,14 @@ def dispatch(
         ),
         row_align=row_align,
         zero_tail=zero_tail,
-        num_sms=checks.num_sms("dispatch", num_sms),
-        implementation=checks.implementation("dispatch", implementation),
-        domain_size=check_domain_size("dispatch", nvlink_domain_size, axis.size),
+        num_sms=checks.num_sms(operation, num_sms),
+        implementation=checks.implementation(operation, implementation),
+        domain_size=check_domain_size(operation, nvlink_domain_size, axis.size),
     )
     if recv_capacity is None and capacity_factor is None:
-        warn_of_dropless_rows("dispatch", params, x)
-    sent, topk_ids, topk_weights = compat.vary_together((sent, topk_ids, topk_weights), axis.names)
-    return checked_dispatch(sent, topk_ids, topk_weights, params)
+        warn_of_dropless_rows(operation, params, x)
+    operands = compat.vary_together((sent, topk_ids, topk_weights), axis.names)
+    return operands, params
 
 
 def checked_dispatch(
@@ -120,8 +155,14 @@ def checked_dispatch(
 ) -> Dispatched:
     """Dispatches operands that are checked and vary together; quantized rows come as bits."""
     with jax.named_scope("jax_ep.dispatch"):
-        results = _dispatch(x, topk_ids, topk_weights, params)
-        rows, row_weights, arrays = compat.without_tangents(results)
+        results = compat.without_tangents(_dispatch(x, topk_ids, topk_weights, params))
+    return dispatched(*results, params)
+
+
+def dispatched(
+    rows: Rows, row_weights: jax.Array | None, arrays: PlanArrays, params: TransferParams
+) -> Dispatched:
+    """Returns the results as the user sees them; quantized rows come as bits."""
     plan = Plan(
         **arrays._asdict(),
         axis_name=params.axis.name,

@@ -7,6 +7,9 @@ import dataclasses
 from jax_ep._src.core import compat
 from jax_ep._src.core.expert_axis import ExpertAxis
 
+NUM_LANES = 4
+"""Lane 0, of calls that nothing runs beside, and those of calls in flight."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TransferParams:
@@ -22,6 +25,14 @@ class TransferParams:
     domain_size: int | None = None  # ranks per NVLink domain; None for one level
     lane: int = 0  # calls of different lanes may run at the same time
     num_lanes: int = 1  # lanes that may be in flight; each gets a share of the SMs
+
+    def in_flight(self, lane: int) -> TransferParams:
+        """Returns those of a transfer that runs beside others.
+
+        Those of lane 0 take every SM that is free. The others together leave some to it, so that a
+        block of it is always resident, and all lanes go on.
+        """
+        return dataclasses.replace(self, lane=lane, num_lanes=NUM_LANES)
 
     def __post_init__(self) -> None:
         if compat.looks_for_nan():

@@ -10,11 +10,12 @@ Quantized rows have scales.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 
 from jax_ep._src.core import compat, network, primitive, runtime
 from jax_ep._src.core.compat import Aval
@@ -219,29 +220,42 @@ def _unsupported_on(devices: Any, params: TransferParams, **_: bool) -> str | No
     return problem if network.is_chosen() else None
 
 
-dispatch_p = primitive.define_primitive(
+class Transfer(NamedTuple):
+    """A primitive, and what it is defined by."""
+
+    primitive: Primitive
+    definition: dict[str, Any]
+
+
+def _define(operation: str, **definition: Any) -> Transfer:
+    definition |= {"unsupported_on": _unsupported_on}
+    return Transfer(primitive.define_primitive(operation, **definition), definition)
+
+
+DISPATCH = _define(
     "dispatch",
     abstract_eval=_dispatch_avals,
     reference=reference.dispatch,
     attributes=_dispatch_attributes,
     unsupported=_dispatch_unsupported,
-    unsupported_on=_unsupported_on,
 )
 
-redispatch_p = primitive.define_primitive(
+REDISPATCH = _define(
     "redispatch",
     abstract_eval=_redispatch_avals,
     reference=reference.redispatch,
     attributes=_redispatch_attributes,
     unsupported=_plan_unsupported,
-    unsupported_on=_unsupported_on,
 )
 
-combine_p = primitive.define_primitive(
+COMBINE = _define(
     "combine",
     abstract_eval=_combine_avals,
     reference=reference.combine,
     attributes=_attributes,
     unsupported=_plan_unsupported,
-    unsupported_on=_unsupported_on,
+)
+
+dispatch_p, redispatch_p, combine_p = (
+    transfer.primitive for transfer in (DISPATCH, REDISPATCH, COMBINE)
 )

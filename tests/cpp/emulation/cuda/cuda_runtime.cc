@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -18,7 +19,8 @@ struct Graph {
 };
 
 struct Event {
-  std::atomic<int64_t> pending = 0;  // records that streams have not reached
+  std::atomic<int64_t> recorded = 0;  // records so far
+  std::atomic<int64_t> reached = 0;   // those that their stream has reached
   std::chrono::steady_clock::time_point time;
 };
 
@@ -206,6 +208,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   emulation::streams.insert(*stream);
   return cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = *greatest = 0;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   {
     const std::lock_guard lock(emulation::streams_mutex);
@@ -262,23 +271,27 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return cudaEventCreate(event);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  ++event->pending;
+  const int64_t record = ++event->recorded;
   stream->Add([=] {
     event->time = std::chrono::steady_clock::now();
-    --event->pending;
-    event->pending.notify_all();
+    event->reached = std::max(event->reached.load(), record);
+    event->reached.notify_all();
   });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return event->pending == 0 ? cudaSuccess : cudaErrorNotReady;
+  return event->reached >= event->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+static void AwaitRecord(cudaEvent_t event, int64_t record) {
+  for (int64_t reached; (reached = event->reached) < record;) event->reached.wait(reached);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  for (int64_t pending; (pending = event->pending) != 0;) event->pending.wait(pending);
+  AwaitRecord(event, event->recorded);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  stream->Add([=] { cudaEventSynchronize(event); });
+  // The last record so far: the event may be recorded anew before the stream is there.
+  stream->Add([=, record = event->recorded.load()] { AwaitRecord(event, record); });
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {

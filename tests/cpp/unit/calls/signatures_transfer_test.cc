@@ -164,6 +164,19 @@ void TestDomainsRefused() {
       "14 operands are given; expected 12");
 }
 
+void TestTransferDone() {
+  NoSizes sizes;
+  const List start = List{kRows, kRowValues} + kPlan + List{kTokens};
+  CHECK_OK(Run(CheckTransferDone, TransferDoneConfig{2}, start, List{kRows, kRowValues}, &sizes));
+  CHECK_OK(Run(CheckTransferDone, TransferDoneConfig{1}, start, List{kRows}, &sizes));
+  CHECK_FAILS(Run(CheckTransferDone, TransferDoneConfig{2}, start, List{kRows}, &sizes),
+              "operands and 1 results; expected the 2 results that are returned");
+  CHECK_FAILS(Run(CheckTransferDone, TransferDoneConfig{1}, List{kRows}, List{kRows}, &sizes),
+              "there are 1 operands");
+  CHECK_FAILS(Run(CheckTransferDone, TransferDoneConfig{1}, start, List{kTokens}, &sizes),
+              "result 0 differs from the start's in type or shape");
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -174,6 +187,7 @@ int main() {
   jax_ep::TestRedispatch();
   jax_ep::TestCombine();
   jax_ep::TestDomains();
+  jax_ep::TestTransferDone();
   jax_ep::TestDomainsRefused();
   return jax_ep::testing::Finish();
 }
