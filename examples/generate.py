@@ -120,7 +120,7 @@ class Generator:
         self.programs: dict[int, Callable[..., Any]] = {}  # for so many tokens per slot
         self._model, self._params, self._sampling = model, params, sampling
         self._batch_size, self._length, self._chunk = batch_size, length, chunk
-        self._cache = model.make_cache(batch_size, length)
+        self._cache = model.make_cache(params, batch_size, length)
 
     def __call__(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Returns the tokens that follow each prompt, at most so many, a stop token the last."""

@@ -88,11 +88,15 @@ class CheckpointModel:
             kinds = ["sliding_attention", "full_attention"] * self.num_layers
         return size if kinds is None or kinds[i] == "sliding_attention" else None
 
-    def make_cache(self, batch_size: int, length: int) -> Cache:
-        """Returns keys and values of no tokens, sharded by slots."""
+    def make_cache(self, params: Params, batch_size: int, length: int) -> Cache:
+        """Returns keys and values of no tokens, sharded by slots.
+
+        They have the dtype of the embeddings: another would become that of all activations.
+        """
+        dtype = params.other["model.embed_tokens.weight"].dtype
         shape = (batch_size, length, self.num_kv_heads, self.head_size)
         sharding = NamedSharding(self.mesh, P("expert"))
-        zeros = functools.partial(jnp.zeros, shape, self.moe.param_dtype, device=sharding)
+        zeros = functools.partial(jnp.zeros, shape, dtype, device=sharding)
         return [(zeros(), zeros()) for _ in range(self.num_layers)]
 
     def __call__(
