@@ -71,6 +71,13 @@ LAYERS: tuple[Quantized, ...] = (
         quant.Recipe(quantized_weight_gradients=True),
         before=True,
     ),
+    Quantized(
+        "Fp8Block128, quantized throughout",
+        quant.Recipe(
+            quantized_dispatch=True, quantized_cotangents=True, quantized_weight_gradients=True
+        ),
+        before=True,
+    ),
     Quantized("Fp8Block128, weights quantized in the call", quant.Recipe(), before=False),
 )
 PROVIDERS: tuple[Provider, ...] = (*LAYERS, QUANTIZING)
