@@ -27,6 +27,8 @@ struct Driver {
   decltype(&cuMemExportToShareableHandle) export_handle;
   decltype(&cuMemImportFromShareableHandle) import_handle;
   decltype(&cuGetErrorName) error_name;
+  decltype(&cuDeviceGet) get_device;
+  decltype(&cuDeviceGetAttribute) get_attribute;
 
   Status Find() {
     constexpr unsigned kVersion = 11000;
@@ -44,6 +46,8 @@ struct Driver {
     find("cuMemExportToShareableHandle", &export_handle);
     find("cuMemImportFromShareableHandle", &import_handle);
     find("cuGetErrorName", &error_name);
+    find("cuDeviceGet", &get_device);
+    find("cuDeviceGetAttribute", &get_attribute);
     return status;
   }
 
@@ -55,13 +59,25 @@ struct Driver {
   }
 };
 
-CUmemAllocationProp PropertiesOf(int device) {
+// Whether network cards can read and write such memory of a device.
+bool HasGpuDirect(const Driver& driver, int device) {
+  CUdevice handle = 0;
+  int has = 0;
+  return driver.get_device(&handle, device) == CUDA_SUCCESS &&
+         driver.get_attribute(&has, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                              handle) == CUDA_SUCCESS &&
+         has != 0;
+}
+
+CUmemAllocationProp PropertiesOf(const Driver& driver, int device) {
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location = {};
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
+  // A network provider may register it. Otherwise the flag does nothing.
+  properties.allocFlags.gpuDirectRDMACapable = HasGpuDirect(driver, device) ? 1 : 0;
   return properties;
 }
 
@@ -74,7 +90,7 @@ class DriverMemory : public PeerMemory {
     Status status = FindOnce();
     if (status.ok()) status = RoundUp(devices[0], bytes, &mapping->bytes);
     if (!status.ok()) return status;
-    const CUmemAllocationProp properties = PropertiesOf(devices[0]);
+    const CUmemAllocationProp properties = PropertiesOf(driver_, devices[0]);
     CUmemGenericAllocationHandle handle = 0;
     const CUresult result = driver_.create(&handle, mapping->bytes, &properties, 0);
     *out_of_memory = result == CUDA_ERROR_OUT_OF_MEMORY;
@@ -127,7 +143,7 @@ class DriverMemory : public PeerMemory {
   }
 
   Status RoundUp(int device, size_t bytes, size_t* rounded) const {
-    const CUmemAllocationProp properties = PropertiesOf(device);
+    const CUmemAllocationProp properties = PropertiesOf(driver_, device);
     size_t unit = 0;
     Status status =
         driver_.Check(driver_.granularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
