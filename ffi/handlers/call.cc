@@ -27,6 +27,8 @@ ElementType ToElementType(ffi::DataType type) {
       return kF8E5M2;
     case ffi::F8E8M0FNU:
       return kF8E8M0;
+    case ffi::F4E2M1FN:
+      return kF4E2M1;
     default:
       return kOther;
   }

@@ -21,7 +21,7 @@ from flax import linen as nn
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from quantized import Mxfp8
+from quantized import Fp8Block32, Mxfp8
 
 import jax_ep
 import jax_ep.linen
@@ -211,7 +211,7 @@ def each_quantized_fallback():
         programs.lower_for_cuda(lambda: quant.quantize_weights(wide, quant.Fp8Block128()))
     lower(quant.quantize(np.ones((4, 16), np.float32), quant.Fp8Block128()), weights)
     lower(quant.Quantized(rows.values, rows.scales[:1], rows.format), weights)
-    others = quant.quantize(np.ones((64, 32), np.float32), Mxfp8())
+    others = quant.quantize(np.ones((64, 64), np.float32), Fp8Block32())
     programs.lower_for_cuda(lambda: quant.quantize(np.ones((4, 32), np.float32), Mxfp8()))
     send = functools.partial(jax_ep.dispatch, num_experts=8, axis_name="expert")
     sent = jax.shard_map(

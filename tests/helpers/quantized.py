@@ -32,6 +32,13 @@ class Mxfp8(quant.Format):
     block: ClassVar[int] = 32
 
 
+@dataclasses.dataclass(frozen=True)
+class Fp8Block32(Mxfp8):
+    """E4M3 values with a float32 scale per 32 of a row, which no kernel moves."""
+
+    scale_dtype: ClassVar[Any] = jnp.dtype(jnp.float32)
+
+
 def norm(result, expected) -> float:
     """The relative norm of the difference."""
     result, expected = (np.asarray(a, np.float64) for a in (result, expected))

@@ -56,7 +56,7 @@ struct CallParams {
   int32_t operand_vectors;          // 16-byte vectors per row of x or y, without scales
   int32_t wire_vectors;             // per row in the workspace: payload and scales
   int32_t result_vectors;           // per row of the result, without scales
-  int32_t num_scales;               // per quantized row, else 0
+  int32_t scale_bytes;              // per quantized row of an operand or a result, else 0
   int32_t num_partial_sums;         // min(K, R) per token
   int32_t num_prologue_items;       // work items before the exchange
   int32_t num_tiles;                // tiles of assignments
@@ -65,6 +65,11 @@ struct CallParams {
 
   uint64_t workspace_bytes;  // required by the offsets below
   int64_t buffer_offsets[kNumBuffers];
+
+  // Words of a quantized row's scales (scale_words.cuh).
+  int32_t num_scale_words;  // ceil(scale_bytes / 4)
+  int32_t scale_one;        // one, repeated to 4 bytes
+  int32_t scale_nan;
 
   JAX_EP_HOST_DEVICE int num_assignments() const { return num_tokens * top_k; }     // per rank
   JAX_EP_HOST_DEVICE int num_all_tokens() const { return num_ranks * num_tokens; }  // all ranks'

@@ -184,6 +184,12 @@ __device__ inline int32_t LoadGlobalNoAllocate(const int32_t* address) {
   return value;
 }
 
+__device__ inline uint8_t LoadGlobalNoAllocate(const uint8_t* address) {
+  uint32_t value;
+  asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(value) : "l"(address));
+  return static_cast<uint8_t>(value);
+}
+
 __device__ inline float LoadGlobalNoAllocate(const float* address) {
   float value;
   asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(address));

@@ -18,12 +18,12 @@ DispatchBuffers Bind(const TransferConfig& config, const ffi::RemainingArgs& ope
   DispatchBuffers buffers;
   Addresses in(operands);
   buffers.x = in.Next();
-  if (config.is_quantized) buffers.scales = in.Next<const float>();
+  if (config.is_quantized) buffers.scales = in.Next();
   buffers.topk_ids = in.Next<const int32_t>();
   if (config.has_weights) buffers.topk_weights = in.Next<const float>();
   Addresses out(results);
   buffers.rows = out.Next();
-  if (config.is_quantized) buffers.row_scales = out.Next<float>();
+  if (config.is_quantized) buffers.row_scales = out.Next();
   if (config.has_weights) buffers.row_weights = out.Next<float>();
   buffers.plan = NextPlanResults(out);
   buffers.forwarding = NextForwardingResults(config, out);

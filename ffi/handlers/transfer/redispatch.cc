@@ -18,13 +18,13 @@ RedispatchBuffers Bind(const TransferConfig& config, const ffi::RemainingArgs& o
   RedispatchBuffers buffers;
   Addresses in(operands);
   buffers.x = in.Next();
-  if (config.is_quantized) buffers.scales = in.Next<const float>();
+  if (config.is_quantized) buffers.scales = in.Next();
   buffers.plan = NextPlanOperands(in);
   buffers.forwarding = NextForwardingOperands(config, in);
   if (config.has_weights) buffers.topk_weights = in.Next<const float>();
   Addresses out(results);
   buffers.rows = out.Next();
-  if (config.is_quantized) buffers.row_scales = out.Next<float>();
+  if (config.is_quantized) buffers.row_scales = out.Next();
   if (config.has_weights) buffers.row_weights = out.Next<float>();
   return buffers;
 }

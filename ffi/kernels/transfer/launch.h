@@ -55,11 +55,11 @@ struct TransferCall {
 // S scales of quantized rows are in arrays of their own.
 struct DispatchBuffers {
   const void* x = nullptr;              // [T, H]
-  const float* scales = nullptr;        // [T, S]
+  const void* scales = nullptr;         // [T, S]
   const int32_t* topk_ids = nullptr;    // [T, K]
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
-  float* row_scales = nullptr;          // [M, S]
+  void* row_scales = nullptr;           // [M, S]
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]
   PlanResults plan = {};
@@ -67,12 +67,12 @@ struct DispatchBuffers {
 };
 
 struct RedispatchBuffers {
-  const void* x = nullptr;        // [T, H]
-  const float* scales = nullptr;  // [T, S]
+  const void* x = nullptr;       // [T, H]
+  const void* scales = nullptr;  // [T, S]
   PlanOperands plan = {};
   const float* topk_weights = nullptr;  // [T, K]
   void* rows = nullptr;                 // [M, H]
-  float* row_scales = nullptr;          // [M, S]
+  void* row_scales = nullptr;           // [M, S]
   float* row_weights = nullptr;         // [M]
   uint64_t* arrivals = nullptr;         // [1 + ceil(M / kArrivalRows)]; arrivals[0] stays
   ForwardingOperands forwarding = {};   // two levels only

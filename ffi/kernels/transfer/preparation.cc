@@ -17,10 +17,18 @@ uint64_t Hash(uint64_t hash, std::initializer_list<int64_t> values) {
   return hash;
 }
 
+// Values of four bits have no NaN, but their scales have.
 uint32_t NanWord(ElementType type) {
   if (type == kF8E4M3 || type == kF8E5M2) return 0x7f7f7f7fu;
+  if (type == kF8E8M0 || type == kF4E2M1) return 0xffffffffu;
   if (type == kBF16) return 0x7fc07fc0u;
   return type == kF16 ? 0x7e007e00u : 0x7fc00000u;
+}
+
+// Returns one in a type of scales, repeated.
+uint32_t OneWord(ElementType type) {
+  if (type == kF8E4M3) return 0x38383838u;
+  return type == kF8E8M0 ? 0x7f7f7f7fu : 0x3f800000u;
 }
 
 }  // namespace
@@ -29,7 +37,7 @@ Status CheckTransfer(const TransferCall& call) {
   const TransferShape& shape = call.shape;
   if (!IsMoved(shape.format)) {
     return Unimplemented(
-        "rows are of another format; the kernels take bf16, f16, f32, and f8 with scales");
+        "rows are of another format; the kernels take bf16, f16, f32, and f8 and f4 with scales");
   }
   WorkspaceLayout layout;
   if (Status status = PlanWorkspace(shape, &layout); !status.ok()) return status;
@@ -95,7 +103,7 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.fingerprint =
       Hash(call.call_site, {static_cast<int64_t>(operation), shape.num_tokens, shape.hidden,
                             shape.top_k, shape.num_experts, shape.num_ranks, shape.num_rows,
-                            shape.format.payload, shape.num_scales()});
+                            shape.format.payload, shape.format.scales, shape.num_scales()});
   call_.fingerprint = Hash(call_.fingerprint, flags);
   call_.operation = operation;
   call_.num_tokens = static_cast<int32_t>(shape.num_tokens);
@@ -108,7 +116,8 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.operand_vectors = static_cast<int32_t>(shape.operand_bytes() / kVectorBytes);
   call_.wire_vectors = static_cast<int32_t>(shape.wire_bytes() / kVectorBytes);
   call_.result_vectors = static_cast<int32_t>(shape.result_bytes() / kVectorBytes);
-  call_.num_scales = static_cast<int32_t>(shape.num_scales());
+  call_.scale_bytes = static_cast<int32_t>(shape.scale_bytes());
+  call_.num_scale_words = static_cast<int32_t>(shape.num_scale_words());
   const int64_t domain_ranks = shape.has_domains() ? shape.domain_size : shape.num_ranks;
   call_.num_partial_sums = std::min(call_.top_k, static_cast<int32_t>(domain_ranks));
   const int64_t assignments = shape.num_tokens * shape.top_k;
@@ -123,6 +132,8 @@ Preparation::Preparation(const TransferCall& call, Operation operation,
   call_.num_prologue_items =
       static_cast<int32_t>((prologue.tiles ? tiles : 0) + (prologue.plan ? plan_ranges : 0));
   call_.nan_word = NanWord(shape.format.payload);
+  call_.scale_one = static_cast<int32_t>(OneWord(shape.format.scales));
+  call_.scale_nan = static_cast<int32_t>(NanWord(shape.format.scales));
   call_.workspace_bytes = static_cast<uint64_t>(layout.bytes);
   for (int i = 0; i < kNumBuffers; ++i) call_.buffer_offsets[i] = layout.buffers[i].offset;
   if (!shape.has_domains()) return;
@@ -159,14 +170,14 @@ RowSegments PlanSegments(const TransferCall& call) {
   const int64_t vectors = shape.operand_bytes() / kVectorBytes;
   if (!shape.has_domains()) {
     return PlanRowSegments(shape.num_ranks, shape.num_tokens, shape.top_k, vectors,
-                           shape.num_scales());
+                           shape.num_scale_words());
   }
   HierarchicalLayout layout;
   const Status status =
       PlanHierarchicalLayout(shape, call.rail_slots, call.ring_chunks, call.chunk_tokens, &layout);
   if (!status.ok()) return {};
   return PlanHierarchicalSegments(layout, shape.num_ranks, shape.num_tokens, shape.top_k, vectors,
-                                  shape.num_scales());
+                                  shape.num_scale_words());
 }
 
 Status FindRowCopySupport(RowCopySupport* support) {

@@ -45,7 +45,7 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
     expand =
         PlanCopyPipeline(params.wire_vectors, params.top_k, kDispatchWarps,
                          static_cast<int32_t>(bytes) - send.num_warps * CopyPipelineBytes(send),
-                         params.num_scales > 0);
+                         params.scale_bytes > 0);
   }
   expand.shared_offset = static_cast<int32_t>(shared_offset);
   send.shared_offset =

@@ -32,10 +32,10 @@ template <typename Buffers>
 void BindTokens(ControlBlock* control, const Buffers& buffers, TokenParams* tokens) {
   tokens->call.control = control;
   tokens->x = buffers.x;
-  if (tokens->call.num_scales > 0) tokens->scales = buffers.scales;
+  if (tokens->call.scale_bytes > 0) tokens->scales = static_cast<const uint8_t*>(buffers.scales);
   if (tokens->has_weights) tokens->topk_weights = buffers.topk_weights;
   tokens->rows = buffers.rows;
-  if (tokens->call.num_scales > 0) tokens->row_scales = buffers.row_scales;
+  if (tokens->call.scale_bytes > 0) tokens->row_scales = static_cast<uint8_t*>(buffers.row_scales);
   tokens->row_weights = buffers.row_weights;
   tokens->arrivals = buffers.arrivals;
 }

@@ -7,9 +7,9 @@ namespace jax_ep {
 namespace {
 
 constexpr std::pair<ElementType, const char*> kTypeNames[] = {
-    {kPred, "pred"},       {kS32, "s32"},       {kU32, "u32"},
-    {kF16, "f16"},         {kBF16, "bf16"},     {kF32, "f32"},
-    {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"}, {kF8E8M0, "f8e8m0fnu"},
+    {kPred, "pred"},        {kS32, "s32"},         {kU32, "u32"},         {kF16, "f16"},
+    {kBF16, "bf16"},        {kF32, "f32"},         {kF8E4M3, "f8e4m3fn"}, {kF8E5M2, "f8e5m2"},
+    {kF8E8M0, "f8e8m0fnu"}, {kF4E2M1, "f4e2m1fn"},
 };
 
 std::string Describe(Types types) {
@@ -46,22 +46,24 @@ bool Matches(const BufferView& buffer, Types types, std::initializer_list<Size*>
 
 }  // namespace
 
-int64_t ElementBytes(ElementType type) {
+int64_t ElementBits(ElementType type) {
   switch (type) {
     case kOther:
       return 0;
+    case kF4E2M1:
+      return 4;
     case kPred:
     case kF8E4M3:
     case kF8E5M2:
     case kF8E8M0:
-      return 1;
+      return 8;
     case kF16:
     case kBF16:
-      return 2;
+      return 16;
     case kS32:
     case kU32:
     case kF32:
-      return 4;
+      return 32;
   }
   return 0;
 }

@@ -25,9 +25,12 @@ enum ElementType : uint16_t {
   kF8E5M2 = 64,
   kF8E8M0 = 128,  // powers of two, of scales only
   kU32 = 256,
+  kF4E2M1 = 512,  // two in a byte
 };
 
-int64_t ElementBytes(ElementType type);
+int64_t ElementBits(ElementType type);
+// The type is one of whole bytes.
+inline int64_t ElementBytes(ElementType type) { return ElementBits(type) / 8; }
 
 // A buffer as XLA passes it, without the address.
 struct BufferView {

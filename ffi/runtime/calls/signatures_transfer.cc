@@ -9,7 +9,8 @@
 namespace jax_ep {
 namespace {
 
-constexpr uint16_t kQuantizedTypes = kF8E4M3 | kF8E5M2;
+constexpr uint16_t kQuantizedTypes = kF8E4M3 | kF8E5M2 | kF4E2M1;
+constexpr uint16_t kScaleTypes = kF32 | kF8E8M0 | kF8E4M3;
 
 // Kernels move rows in vectors.
 constexpr int64_t kRowUnit = kVectorBytes;
@@ -25,16 +26,16 @@ struct TransferSymbols {
   const TransferConfig& config;
 
   Size t{"T"}, h{"H"}, k{"K"}, m{"M"}, s{"S"}, l, l1, one{"1", 1}, three{"3", 3};
-  Types row, pred{kPred}, s32{kS32}, u32{kU32}, f32{kF32};
+  Types row, scale{kScaleTypes}, pred{kPred}, s32{kS32}, u32{kU32}, f32{kF32};
 
   void TokenOperands(BufferChecker& check) {
     check.Operand("x", row, {&t, &h});
-    if (config.is_quantized) check.Operand("scales", f32, {&t, &s});
+    if (config.is_quantized) check.Operand("scales", scale, {&t, &s});
   }
 
   void RowResults(BufferChecker& check) {
     check.Result("rows", row, {&m, &h});
-    if (config.is_quantized) check.Result("row_scales", f32, {&m, &s});
+    if (config.is_quantized) check.Result("row_scales", scale, {&m, &s});
     if (config.has_weights) check.Result("row_weights", f32, {&m});
   }
 
@@ -82,13 +83,14 @@ struct TransferSymbols {
               .domain_size = config.domain_size,
               .format = {.payload = row.type()}};
     if (config.is_quantized) {
-      const int64_t blocks = CeilDivide(h.value, kScaleBlock);
-      if (s.value != 1 && s.value != blocks) {
+      const int64_t block = ValuesPerScale(scale.type());
+      const int64_t blocks = CeilDivide(h.value, block);
+      if (s.value != blocks && !(scale.type() == kF32 && s.value == 1)) {
         return InvalidArgument(target, ": a row of ", h.value, " values has ", s.value,
-                               " scales; expected one, or ", blocks, " for blocks of ",
-                               kScaleBlock);
+                               " scales; expected ", blocks, " for blocks of ", block,
+                               ", or one in f32");
       }
-      shape->format = QuantizedRowFormat(row.type(), blocks * kScaleBlock / s.value);
+      shape->format = QuantizedRowFormat(row.type(), blocks * block / s.value, scale.type());
     }
     if (const int64_t bytes = shape->operand_bytes(); bytes % kRowUnit != 0) {
       return Unimplemented(target, ": a row of ", h.value, " elements has ", bytes,

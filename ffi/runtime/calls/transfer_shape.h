@@ -26,6 +26,8 @@ struct TransferShape {
   int64_t wire_bytes() const { return format.wire_bytes(hidden); }
   int64_t result_bytes() const { return format.payload_bytes(hidden); }
   int64_t num_scales() const { return format.num_scales(hidden); }
+  int64_t scale_bytes() const { return format.scale_bytes(hidden); }
+  int64_t num_scale_words() const { return CeilDivide(scale_bytes(), 4); }
 };
 
 }  // namespace jax_ep

@@ -48,7 +48,7 @@ Status CheckShape(const TransferShape& shape) {
       {"top_k", shape.top_k, 1, kMaxAssignments},
       {"num_experts", shape.num_experts, 1, kMaxAssignments},
       {"num_ranks", shape.num_ranks, 1, kMaxRanks},
-      {"the size of a row element in bytes", ElementBytes(shape.format.payload), 1, 4},
+      {"the size of a row element in bits", ElementBits(shape.format.payload), 4, 32},
   };
   for (const auto& limit : limits) {
     if (limit.value < limit.least || limit.value > limit.most) {

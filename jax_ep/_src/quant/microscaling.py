@@ -50,8 +50,8 @@ class MxFp8(_Microscaling):
 
     A scale is the smallest power of two by which no value of its block saturates, which is how
     NVIDIA's libraries and qwix choose it. The specification (Open Compute Project, "OCP
-    Microscaling Formats (MX)", version 1.0) rounds down instead. No kernel reads this format yet:
-    operations on it run in pure JAX, with a warning on GPUs.
+    Microscaling Formats (MX)", version 1.0) rounds down instead. Kernels send rows of this format
+    and do nothing else with it yet: the other operations run in pure JAX, with a warning on GPUs.
 
     For example::
 

@@ -19,8 +19,8 @@ class NvFp4(Format):
     magnitude times 1 / (448 * 6), unless it is given; the scale of 16 values is their largest
     magnitude times 1 / (6 * the tensor's scale), rounded to nearest even and at least 2^-9, so that
     no scale is zero. The largest values of a block saturate if its scale is rounded down. Packing
-    is as in `MxFp4`. No kernel reads this format yet: operations on it run in pure JAX, with a
-    warning on GPUs. Recipes do not take it.
+    is as in `MxFp4`. Kernels send rows of this format and do nothing else with it yet: the other
+    operations run in pure JAX, with a warning on GPUs. Recipes do not take it.
 
     For example::
 

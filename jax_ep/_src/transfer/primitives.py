@@ -21,6 +21,9 @@ from jax_ep._src.core import compat, network, primitive, runtime
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.core.make_mesh import host_of
 from jax_ep._src.core.runtime import LIMITS
+from jax_ep._src.quant.formats import Fp8Block128, Fp8Row, row_scales
+from jax_ep._src.quant.microscaling import MxFp4, MxFp8
+from jax_ep._src.quant.nvfp4 import NvFp4
 from jax_ep._src.quant.quantized import Quantized, row_bytes
 from jax_ep._src.transfer import reference
 from jax_ep._src.transfer.params import TransferParams
@@ -174,8 +177,11 @@ def _unsupported(
     num_ranks, (num_tokens, top_k) = params.axis.size, ids_shape
     rows, *scales = x
     payload_bytes, vector_bytes = row_bytes(rows), LIMITS["vector_bytes"]
-    if scales and scales[0].dtype != jnp.float32:
-        return f"scales are {scales[0].dtype}; the kernels take float32"
+    if scales and not _has_moved_scales(rows, scales[0]):
+        return (
+            f"rows of {rows.shape[1]} values in {rows.dtype} have {scales[0].shape[1]} scales in "
+            f"{scales[0].dtype}; the kernels take those of jax_ep.quant's formats"
+        )
     if num_ranks > LIMITS["num_ranks"]:
         return (
             f"the expert axis has {num_ranks} ranks; the kernels take up to {LIMITS['num_ranks']}"
@@ -195,6 +201,18 @@ def _unsupported(
     all_bytes = sum(map(row_bytes, x))
     sizes = (num_tokens, all_bytes, top_k, params.num_experts, num_ranks, params.domain_size)
     return runtime.domains_problem(*sizes)
+
+
+def _has_moved_scales(values: Aval, scales: Aval) -> bool:
+    """Whether the kernels move rows of these dtypes with as many scales."""
+    per_row, per_block = row_scales(Fp8Row(), values.shape), row_scales(Fp8Block128(), values.shape)
+    if scales.dtype == jnp.float32:
+        is_moved = values.dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2)
+        return is_moved and scales.shape in (per_row, per_block)
+    for format in MxFp8(), MxFp8(jnp.float8_e5m2), MxFp4(), NvFp4():
+        if (values.dtype, scales.dtype) == (format.dtype, format.scale_dtype):
+            return scales.shape == row_scales(format, values.shape)
+    return False
 
 
 def _dispatch_unsupported(avals: list[Aval], params: TransferParams) -> str | None:

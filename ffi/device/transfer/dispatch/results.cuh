@@ -4,6 +4,7 @@
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_RESULTS_CUH_
 
 #include "ffi/device/protocol/peer_stores.cuh"
+#include "ffi/device/transfer/dispatch/scale_words.cuh"
 #include "ffi/device/transfer/dispatch/token_params.h"
 #include "ffi/device/transfer/fill.cuh"
 #include "ffi/device/transfer/plan.h"
@@ -39,8 +40,9 @@ __device__ inline PeerPointer<uint4> RowAddress(const TokenParams& params, int r
 }
 
 // Returns the address of the scales of a row of the result.
-__device__ inline PeerPointer<float> RowScales(const TokenParams& params, int row) {
-  return PeerPointer<float>(params.row_scales) + int64_t{row} * params.call.num_scales;
+__device__ inline ScaleDestination RowScales(const TokenParams& params, int row) {
+  const int num_bytes = params.call.scale_bytes;
+  return {PeerPointer<uint8_t>(params.row_scales) + int64_t{row} * num_bytes, num_bytes};
 }
 
 // Called by any lane of the warp that has stored this row, after a __syncwarp.
@@ -74,8 +76,8 @@ __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int3
 #pragma unroll 1
       for (int i = lane; i < call.result_vectors; i += 32) to[i] = RepeatWord(0);
 #pragma unroll 1
-      for (int i = lane; i < call.num_scales; i += 32) {
-        params.row_scales[int64_t{empty} * call.num_scales + i] = 1;
+      for (int i = lane; i < call.num_scale_words; i += 32) {
+        RowScales(params, empty).Store(i, call.scale_one);
       }
     }
     if (params.arrivals != nullptr) {
@@ -90,7 +92,10 @@ __device__ inline void FillWithNan(const TokenParams& params, const ThreadGroup&
   const CallParams& call = params.call;
   Fill(threads, static_cast<uint4*>(params.rows), int64_t{call.num_rows} * call.result_vectors,
        RepeatWord(call.nan_word));
-  Fill(threads, params.row_scales, int64_t{call.num_rows} * call.num_scales, Nan());
+  const int64_t scale_bytes = int64_t{call.num_rows} * call.scale_bytes;
+  Fill(threads, reinterpret_cast<int32_t*>(params.row_scales), scale_bytes / 4, call.scale_nan);
+  Fill(threads, params.row_scales + scale_bytes / 4 * 4, scale_bytes % 4,
+       static_cast<uint8_t>(call.scale_nan));
   if (params.has_weights) Fill(threads, params.row_weights, call.num_rows, Nan());
 }
 

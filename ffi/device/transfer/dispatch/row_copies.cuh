@@ -2,7 +2,8 @@
 // Each warp copies for itself.
 //
 // Scales of quantized rows follow the payload, in flight and in shared memory. Whole vectors of
-// them go by bulk copies. The others, and those of results, are copied word by word.
+// them go by bulk copies. The others, and those of results, are copied word by word, or byte by
+// byte (scale_words.cuh).
 #ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_COPIES_CUH_
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_ROW_COPIES_CUH_
 
@@ -22,15 +23,15 @@ namespace jax_ep {
 class BulkRowCopies {
  public:
   // The pipelines are in the role's shared memory. Its warps from pipeline.num_warps on have none.
-  // Destinations take whole rows; or payloads, and row_scales[M, num_scales] takes the scales.
+  // Destinations take whole rows; or payloads, and row_scales[M, scale_bytes] takes the scales.
   __device__ BulkRowCopies(const CopyPipeline& pipeline, const RoleContext& role,
-                           const CallParams& call, float* row_scales)
+                           const CallParams& call, uint8_t* row_scales)
       : num_stages_(pipeline.num_stages),
         stage_vectors_(pipeline.stage_vectors),
         max_destinations_(pipeline.max_destinations),
         row_vectors_(call.wire_vectors),
         payload_vectors_(call.operand_vectors),
-        num_scales_(call.num_scales),
+        scale_bytes_(call.scale_bytes),
         row_scales_(row_scales) {
     if (role.Warp() >= pipeline.num_warps) return;
     uint8_t* const shared =
@@ -108,9 +109,10 @@ class BulkRowCopies {
     }
     if (from.scales != nullptr && !HasWholeScaleVectors()) {
       __syncwarp();  // the stage is free
-      const ScaleRange scales = Scales(stage, first);
-      for (int i = scales.begin + LaneIndex(); i < scales.end; i += 32) {
-        scales.in_stage[i] = LoadGlobalNoAllocate(&from.scales[i]);
+      if (HasWholeScaleWords()) {
+        LoadScales<int32_t>(from, stage, first);
+      } else {
+        LoadScales<uint8_t>(from, stage, first);
       }
       FenceProxyAsyncShared();
     }
@@ -136,7 +138,7 @@ class BulkRowCopies {
       BulkLoad(Stage(stage), from.payload + first, payload * 16, FullBarrier(stage));
     }
     if (scales > 0) {
-      BulkLoad(Stage(stage) + payload * 16, from.scales + 4 * (first + payload - payload_vectors_),
+      BulkLoad(Stage(stage) + payload * 16, from.scales + 16 * (first + payload - payload_vectors_),
                scales * 16, FullBarrier(stage));
     }
   }
@@ -155,7 +157,14 @@ class BulkRowCopies {
       }
       BulkCommitGroup();
     }
-    if (row_scales_ != nullptr) StoreScales(stage);
+    if (row_scales_ != nullptr) {
+      MbarrierWait(FullBarrier(stage), store_phase_);
+      if (HasWholeScaleWords()) {
+        StoreScales<int32_t>(stage);
+      } else {
+        StoreScales<uint8_t>(stage);
+      }
+    }
     __syncwarp();  // before other lanes write new destinations
     ++num_stored_;
     store_stage_ = NextStage(stage);
@@ -163,27 +172,49 @@ class BulkRowCopies {
   }
 
   // Whether operands have whole vectors of scales, which bulk copies need.
-  __device__ bool HasWholeScaleVectors() const { return num_scales_ % 4 == 0; }
+  __device__ bool HasWholeScaleVectors() const { return scale_bytes_ % 16 == 0; }
 
-  // The scales of a row that are in a stage.
+  // Whether a row's scales are whole words, also in operands and results, where rows are packed.
+  __device__ bool HasWholeScaleWords() const { return scale_bytes_ % 4 == 0; }
+
+  // The words or bytes of a row's scales that are in a stage.
+  template <typename Unit>
   struct ScaleRange {
     int begin;
     int end;
-    float* in_stage;  // indexed by scale of the row
+    Unit* in_stage;  // indexed by unit of the row
   };
-  __device__ ScaleRange Scales(int stage, int first_vector) const {
-    const int first = 4 * (first_vector - payload_vectors_);
-    auto* const in_stage = reinterpret_cast<float*>(shared_ + stage * stage_vectors_ * 16);
-    return {max(first, 0), min(first + 4 * stage_vectors_, num_scales_), in_stage - first};
+  template <typename Unit>
+  __device__ ScaleRange<Unit> Scales(int stage, int first_vector) const {
+    constexpr int kPerVector = 16 / sizeof(Unit);
+    const int first = kPerVector * (first_vector - payload_vectors_);
+    auto* const in_stage = reinterpret_cast<Unit*>(shared_ + stage * stage_vectors_ * 16);
+    return {max(first, 0), min(first + kPerVector * stage_vectors_, NumUnits<Unit>()),
+            in_stage - first};
+  }
+  template <typename Unit>
+  __device__ int NumUnits() const {
+    return scale_bytes_ / static_cast<int>(sizeof(Unit));
   }
 
-  __device__ void StoreScales(int stage) {
-    MbarrierWait(FullBarrier(stage), store_phase_);
-    const ScaleRange scales = Scales(stage, state_->first_vector[stage]);
+  template <typename Unit>
+  __device__ void LoadScales(const RowSource& from, int stage, int first_vector) {
+    const ScaleRange<Unit> scales = Scales<Unit>(stage, first_vector);
+    const auto* const units = reinterpret_cast<const Unit*>(from.scales);
     for (int i = scales.begin + LaneIndex(); i < scales.end; i += 32) {
-      const float scale = scales.in_stage[i];
+      scales.in_stage[i] = LoadGlobalNoAllocate(&units[i]);
+    }
+  }
+
+  template <typename Unit>
+  __device__ void StoreScales(int stage) {
+    const ScaleRange<Unit> scales = Scales<Unit>(stage, state_->first_vector[stage]);
+    auto* const units = reinterpret_cast<Unit*>(row_scales_);
+    for (int i = scales.begin + LaneIndex(); i < scales.end; i += 32) {
+      const Unit unit = scales.in_stage[i];
       for (int j = 0; j < state_->num_destinations[stage]; ++j) {
-        row_scales_[int64_t{rows_[stage * max_destinations_ + j]} * num_scales_ + i] = scale;
+        const int32_t row = rows_[stage * max_destinations_ + j];
+        units[int64_t{row} * NumUnits<Unit>() + i] = unit;
       }
     }
   }
@@ -193,8 +224,8 @@ class BulkRowCopies {
   const int max_destinations_;
   const int row_vectors_;
   const int payload_vectors_;
-  const int num_scales_;
-  float* const row_scales_;
+  const int scale_bytes_;
+  uint8_t* const row_scales_;
   uint8_t* shared_;
   uint32_t stages_;
   CopyPipelineState* state_;
@@ -211,10 +242,8 @@ class BulkRowCopies {
 class RegisterRowCopies {
  public:
   __device__ RegisterRowCopies(const CopyPipeline& /*pipeline*/, const RoleContext& /*role*/,
-                               const CallParams& call, float* row_scales)
-      : payload_vectors_(call.operand_vectors),
-        num_scales_(call.num_scales),
-        row_scales_(row_scales) {}
+                               const CallParams& call, uint8_t* row_scales)
+      : call_(call), payload_vectors_(call.operand_vectors), row_scales_(row_scales) {}
 
   __device__ void Add(const RowSource& from, uint64_t has_destination,
                       const PeerPointer<uint4> (&destinations)[2], const int32_t (&rows)[2]) {
@@ -237,7 +266,7 @@ class RegisterRowCopies {
         }
       }
     }
-    if (num_scales_ > 0) AddScales(from, has_destination, destinations, rows);
+    if (call_.num_scale_words > 0) AddScales(from, has_destination, destinations, rows);
   }
 
   __device__ void Begin() {}
@@ -252,27 +281,28 @@ class RegisterRowCopies {
 
   __device__ void AddScales(const RowSource& from, uint64_t has_destination,
                             const PeerPointer<uint4> (&destinations)[2], const int32_t (&rows)[2]) {
-    const float* const scales = from.Scales(payload_vectors_);
-    for (int first = 0; first < num_scales_; first += 32) {
+    const ScaleSource scales = from.Scales(call_);
+    for (int first = 0; first < call_.num_scale_words; first += 32) {
       const int i = first + LaneIndex();
-      const float scale = i < num_scales_ ? LoadGlobalNoAllocate(&scales[i]) : 0;
+      const int32_t word = i < call_.num_scale_words ? scales.Load(i) : 0;
       for (uint64_t left = has_destination; left != 0; left &= left - 1) {
         const int destination = __ffsll(left) - 1;
         const PeerPointer<uint4> mine = destination < 32 ? destinations[0] : destinations[1];
-        PeerPointer<float> to = (mine.Shuffle(destination % 32) + payload_vectors_).As<float>();
+        ScaleDestination to = ScalesInFlight(call_, mine.Shuffle(destination % 32));
         if (row_scales_ != nullptr) {
           const int32_t row =
               __shfl_sync(kFullWarp, destination < 32 ? rows[0] : rows[1], destination % 32);
-          to = PeerPointer<float>(row_scales_ + int64_t{row} * num_scales_);
+          to = {PeerPointer<uint8_t>(row_scales_) + int64_t{row} * call_.scale_bytes,
+                call_.scale_bytes};
         }
-        if (i < num_scales_) StoreToPeer(to + i, scale);
+        if (i < call_.num_scale_words) to.Store(i, word);
       }
     }
   }
 
+  const CallParams& call_;
   const int payload_vectors_;
-  const int num_scales_;
-  float* const row_scales_;
+  uint8_t* const row_scales_;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

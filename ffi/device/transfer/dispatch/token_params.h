@@ -22,10 +22,10 @@ struct TokenParams {
   bool zero_tail;
   bool has_weights;
   const void* x;              // rows[T]
-  const float* scales;        // [T, num_scales], or null
+  const uint8_t* scales;      // [T, scale_bytes], or null
   const float* topk_weights;  // [T, K]
   void* rows;                 // rows[M]
-  float* row_scales;          // [M, num_scales], or null
+  uint8_t* row_scales;        // [M, scale_bytes], or null
   float* row_weights;         // [M]
   uint64_t* arrivals;         // [1 + ceil(M / kArrivalRows)], or null; see launch.h
 };

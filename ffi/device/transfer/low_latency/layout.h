@@ -10,8 +10,9 @@
 
 namespace jax_ep {
 
-inline constexpr int64_t kMaxLowLatencyTopK = 32;   // a lane for each assignment
-inline constexpr int64_t kMaxSegmentVectors = 128;  // 4 in flight per lane
+inline constexpr int64_t kMaxLowLatencyTopK = 32;     // a lane for each assignment
+inline constexpr int64_t kMaxSegmentVectors = 128;    // 4 in flight per lane
+inline constexpr int64_t kMaxSegmentScaleWords = 64;  // 2 likewise
 
 // A segment of a token's row, from or to a peer.
 struct SegmentItem {
@@ -25,10 +26,10 @@ struct SegmentItem {
 class RowSegments {
  public:
   RowSegments() = default;
-  RowSegments(int32_t count, int32_t vectors, int32_t num_scales)
+  RowSegments(int32_t count, int32_t vectors, int32_t num_scale_words)
       : count_(count),
         vectors_(vectors),
-        scales_(CeilDivide(num_scales, Max(count, 1))),
+        scale_words_(CeilDivide(num_scale_words, Max(count, 1))),
         count_divmod_(Max(count, 1)) {}
 
   JAX_EP_HOST_DEVICE int32_t count() const { return count_; }  // per row; 0: not a low-latency call
@@ -36,9 +37,11 @@ class RowSegments {
   JAX_EP_HOST_DEVICE int32_t End(int32_t segment, int32_t row_vectors) const {
     return Min((segment + 1) * vectors_, row_vectors);
   }
-  JAX_EP_HOST_DEVICE int32_t FirstScale(int32_t segment) const { return segment * scales_; }
-  JAX_EP_HOST_DEVICE int32_t EndScale(int32_t segment, int32_t num_scales) const {
-    return Min((segment + 1) * scales_, num_scales);
+  JAX_EP_HOST_DEVICE int32_t FirstScaleWord(int32_t segment) const {
+    return segment * scale_words_;
+  }
+  JAX_EP_HOST_DEVICE int32_t EndScaleWord(int32_t segment, int32_t num_scale_words) const {
+    return Min((segment + 1) * scale_words_, num_scale_words);
   }
   JAX_EP_HOST_DEVICE SegmentItem Item(int32_t index, const FastDivmod& num_peers_divmod) const {
     const int32_t segments = num_peers_divmod.Quotient(index);
@@ -48,8 +51,8 @@ class RowSegments {
 
  private:
   int32_t count_ = 0;
-  int32_t vectors_ = 0;  // 16-byte vectors per segment
-  int32_t scales_ = 0;   // per segment, at most one per lane
+  int32_t vectors_ = 0;      // 16-byte vectors per segment
+  int32_t scale_words_ = 0;  // per segment, at most kMaxSegmentScaleWords
   FastDivmod count_divmod_;
 };
 
@@ -60,7 +63,7 @@ class RowSegments {
 //
 // `row_vectors` are those of the payload. Each segment has a share of the scales, too.
 inline RowSegments PlanRowSegments(int64_t num_ranks, int64_t num_tokens, int64_t top_k,
-                                   int64_t row_vectors, int64_t num_scales = 0) {
+                                   int64_t row_vectors, int64_t num_scale_words = 0) {
   constexpr int64_t kWanted = 4096;
   static_assert(kEagerRowBytes / 16 <= kWanted * kMaxSegmentVectors,
                 "a segment is at most kMaxSegmentVectors");
@@ -68,13 +71,13 @@ inline RowSegments PlanRowSegments(int64_t num_ranks, int64_t num_tokens, int64_
   const int64_t rows = num_ranks * num_tokens;
   if (rows <= 0 || row_vectors <= 0 || top_k > kMaxLowLatencyTopK ||
       rows > kMaxLowLatencySegments || rows * top_k > kMaxLowLatencyAssignments ||
-      rows * (row_vectors + CeilDivide(num_scales, 4)) * 16 > kEagerRowBytes) {
+      rows * (row_vectors + CeilDivide(num_scale_words, 4)) * 16 > kEagerRowBytes) {
     return {};
   }
   const int64_t wanted = CeilDivide(row_vectors, CeilDivide(kWanted, rows));
   const int64_t vectors = Max(wanted, Min(row_vectors, kMinVectors));
   return {static_cast<int32_t>(CeilDivide(row_vectors, vectors)), static_cast<int32_t>(vectors),
-          static_cast<int32_t>(num_scales)};
+          static_cast<int32_t>(num_scale_words)};
 }
 
 // The warps of a block that count assignments, while the others push.

@@ -49,12 +49,12 @@ __device__ inline void PushSegment(const TokenParams& params, const EagerBuffers
   const RowSource from = OperandRow(params, item.token);
   const int row = rank * call.num_tokens + item.token;
   const PeerPointer<uint4> to = eager.At(peer).rows() + int64_t{row} * call.wire_vectors;
-  SegmentCopy copy(segments, item.segment, call.operand_vectors, call.num_scales);
-  copy.Load(from.payload, from.scales);
+  SegmentCopy copy(segments, item.segment, call.operand_vectors, call.num_scale_words);
+  copy.Load(call, from);
   // After the loads, so that both latencies overlap.
   const bool is_sent = __any_sync(kFullWarp, is_for_peer);
   if (!is_sent && !flags_all) return;
-  if (is_sent) copy.Store(to, (to + call.operand_vectors).As<float>());
+  if (is_sent) copy.Store(to, ScalesInFlight(call, to));
   flags->Add(eager.At(peer).flags() + (row * segments.count() + item.segment));
 }
 

@@ -11,42 +11,50 @@
 namespace jax_ep {
 
 // Copies a segment through the registers of a warp, with all of its loads in flight at once. Its
-// scales are one word per lane.
+// scales are two words per lane at most.
 class SegmentCopy {
  public:
   // Copies nothing if both sizes are 0.
   __device__ SegmentCopy(const RowSegments& segments, int segment, int payload_vectors,
-                         int num_scales)
+                         int num_scale_words)
       : first_(segments.First(segment) + LaneIndex()),
         end_(segments.End(segment, payload_vectors)),
-        scale_(segments.FirstScale(segment) + LaneIndex()),
-        end_scale_(segments.EndScale(segment, num_scales)) {}
+        word_(segments.FirstScaleWord(segment) + LaneIndex()),
+        end_word_(segments.EndScaleWord(segment, num_scale_words)) {}
 
-  __device__ void Load(const uint4* payload, const float* scales) {
+  __device__ void Load(const CallParams& call, const RowSource& from) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (first_ + 32 * i < end_) vectors_[i] = LoadGlobalNoAllocate(&payload[first_ + 32 * i]);
+      if (first_ + 32 * i < end_) {
+        vectors_[i] = LoadGlobalNoAllocate(&from.payload[first_ + 32 * i]);
+      }
     }
-    if (scale_ < end_scale_) value_ = LoadGlobalNoAllocate(&scales[scale_]);
+    if (word_ >= end_word_) return;
+    const ScaleSource scales = from.Scales(call);
+    words_[0] = scales.Load(word_);
+    if (word_ + 32 < end_word_) words_[1] = scales.Load(word_ + 32);
   }
 
-  __device__ void Store(PeerPointer<uint4> payload, PeerPointer<float> scales) const {
+  __device__ void Store(PeerPointer<uint4> payload, const ScaleDestination& scales) const {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       if (first_ + 32 * i < end_) StoreToPeer(payload + (first_ + 32 * i), vectors_[i]);
     }
-    if (scale_ < end_scale_) StoreToPeer(scales + scale_, value_);
+    if (word_ >= end_word_) return;
+    scales.Store(word_, words_[0]);
+    if (word_ + 32 < end_word_) scales.Store(word_ + 32, words_[1]);
   }
 
  private:
   static constexpr int kLoads = kMaxSegmentVectors / 32;
+  static_assert(kMaxSegmentScaleWords == 2 * 32);
 
   const int first_;  // this lane's first vector
   const int end_;
-  const int scale_;  // this lane's scale
-  const int end_scale_;
+  const int word_;  // this lane's first word of the scales
+  const int end_word_;
   uint4 vectors_[kLoads];
-  float value_;  // the scale
+  int32_t words_[2];
 };
 
 // The flags of the segments that a warp has stored. They are delayed for some segments, because a

@@ -192,8 +192,8 @@ __device__ Outcome ExpandSegment(const HierarchicalLowLatencyDispatchParams& par
   if (outcome != Outcome::kArrived) return outcome;
   const RowSource from = received.Source();
   if (from.payload == nullptr) return Outcome::kArrived;
-  SegmentCopy copy(segments, item.segment, call.result_vectors, call.num_scales);
-  copy.Load(from.payload, from.Scales(call.operand_vectors));
+  SegmentCopy copy(segments, item.segment, call.result_vectors, call.num_scale_words);
+  copy.Load(call, from);
 #pragma unroll 1
   for (auto left = static_cast<uint32_t>(placed.found.assignments); left != 0; left &= left - 1) {
     const int32_t row = placed.found.Row(__ffs(left) - 1);

@@ -154,12 +154,12 @@ __device__ Outcome CopySegments(const HierarchicalLowLatencyRedispatchParams& pa
   const auto make_copy = [&](int j) {
     const bool is_row = from[j].payload != nullptr;
     return SegmentCopy(segments, items[j].segment, is_row ? call.result_vectors : 0,
-                       is_row ? call.num_scales : 0);
+                       is_row ? call.num_scale_words : 0);
   };
   SegmentCopy copies[] = {make_copy(0), make_copy(1)};
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    copies[j].Load(from[j].payload, from[j].Scales(call.operand_vectors));
+    copies[j].Load(call, from[j]);
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {

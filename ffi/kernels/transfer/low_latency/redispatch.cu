@@ -58,7 +58,7 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
   const auto make_copy = [&](const RowSegmentItem& item) {
     const bool is_row = item.source >= 0;
     return SegmentCopy(params.segments, item.segment, is_row ? call.result_vectors : 0,
-                       is_row ? call.num_scales : 0);
+                       is_row ? call.num_scale_words : 0);
   };
   SegmentCopy copies[] = {make_copy(items[0]), make_copy(items[1])};
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ Outcome CopySegments(const LowLatencyRedispatchParams& params, const 
         params.top_k_divmod.Quotient(item.assignment) - (is_local ? rank * call.num_tokens : 0);
     RowSource from = {local.rows() + int64_t{row} * call.wire_vectors};
     if (is_local) from = OperandRow(tokens, row);
-    copies[j].Load(from.payload, from.Scales(call.operand_vectors));
+    copies[j].Load(call, from);
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {

@@ -75,6 +75,7 @@ inline uint32_t CompareAndSwapSystem(uint32_t* address, uint32_t expected, uint3
 inline uint4 LoadGlobalNoAllocate(const uint4* address) { return *address; }
 inline int2 LoadGlobalNoAllocate(const int2* address) { return *address; }
 inline int32_t LoadGlobalNoAllocate(const int32_t* address) { return *address; }
+inline uint8_t LoadGlobalNoAllocate(const uint8_t* address) { return *address; }
 inline float LoadGlobalNoAllocate(const float* address) { return *address; }
 
 inline void LoadGlobal(const void* address, uint32_t (&words)[4]) {

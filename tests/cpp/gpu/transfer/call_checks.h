@@ -75,7 +75,8 @@ void CheckRows(const char* what, Group* group, int r, const Shape& shape, const 
   std::vector<float> want_weights;
   DispatchRows(shape.routing, plan, shape.row_bytes(), tokens.x, tokens.weights, &want,
                &want_weights);
-  DispatchScales(shape.routing, plan, shape.num_scales, tokens.scales, &want_scales);
+  DispatchScales(shape.routing, plan, shape.num_scales, shape.scale_type, tokens.scales,
+                 &want_scales);
   if (!shape.zero_tail) {
     want.resize(plan.row_offsets.back() * shape.row_bytes());
     want_scales.resize(plan.row_offsets.back() * shape.scale_bytes());

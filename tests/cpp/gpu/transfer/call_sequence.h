@@ -100,7 +100,7 @@ class Sequence {
       const RedispatchCall& call = (*calls)[r];
       const Bytes got = group_.Download<uint8_t>(r, call.rows, rows * shape.row_bytes());
       const Bytes scales = group_.Download<uint8_t>(r, call.row_scales, rows * shape.scale_bytes());
-      if (AllNan(got, shape.type) && AllNan(scales, jax_ep::kF32)) return false;
+      if (AllNan(got, shape.type) && AllNan(scales, shape.scale_type)) return false;
       expect(r);
       return true;
     });
@@ -227,10 +227,10 @@ class Sequence {
     const Routing& sizes = shape.routing;
     const int64_t tokens = sizes.tokens, rows = sizes.rows;
     call->x = group_.Allocate<uint8_t>(r, tokens * shape.row_bytes());
-    call->scales = group_.Allocate<float>(r, tokens * shape.num_scales);
+    call->scales = group_.Allocate<uint8_t>(r, tokens * shape.scale_bytes());
     call->topk_weights = group_.Allocate<float>(r, tokens * sizes.top_k);
     call->rows = group_.Allocate<uint8_t>(r, rows * shape.row_bytes());
-    call->row_scales = group_.Allocate<float>(r, rows * shape.num_scales);
+    call->row_scales = group_.Allocate<uint8_t>(r, rows * shape.scale_bytes());
     call->row_weights = group_.Allocate<float>(r, rows);
     if (!shape.counts_arrivals) return;
     call->arrivals = group_.Upload(r, std::vector<uint64_t>(shape.num_arrivals()));
@@ -245,7 +245,7 @@ class Sequence {
       result.weights.push_back(RandomFloats(random_, tokens * shape.routing.top_k));
       result.scales.push_back(RandomBytes(random_, tokens * shape.scale_bytes()));
       group_.Refill(r, static_cast<const uint8_t*>(calls[r].x), result.x[r]);
-      group_.Refill(r, reinterpret_cast<const uint8_t*>(calls[r].scales), result.scales[r]);
+      group_.Refill(r, static_cast<const uint8_t*>(calls[r].scales), result.scales[r]);
       group_.Refill(r, calls[r].topk_weights, result.weights[r]);
     }
     if (!shape.has_weights) result.weights.clear();

@@ -17,7 +17,9 @@ using jax_ep::ElementType;
 using Bytes = std::vector<uint8_t>;
 
 inline float ReadElement(const Bytes& data, int64_t i, ElementType type) {
-  // An eight-bit value is only asked whether it is NaN.
+  // An eight-bit value is only asked whether it is NaN, and so are two of four bits, which have
+  // none but should have all bits then.
+  if (type == jax_ep::kF8E8M0 || type == jax_ep::kF4E2M1) return data[i] == 0xff ? NAN : 0;
   if (jax_ep::ElementBytes(type) == 1) return (data[i] & 0x7f) == 0x7f ? NAN : 0;
   if (type == jax_ep::kF32) {
     float value;
@@ -34,6 +36,9 @@ inline float RoundTo(float value, ElementType type) {
   if (type == jax_ep::kF16) return FromFloat16(ToFloat16(value));
   return FromBFloat16(ToBFloat16(value));
 }
+
+// The bits of one.
+inline uint8_t EightBitOne(ElementType type) { return type == jax_ep::kF8E8M0 ? 0x7f : 0x38; }
 
 inline void WriteElement(Bytes& data, int64_t i, ElementType type, float value) {
   if (type == jax_ep::kF32) {
@@ -210,12 +215,17 @@ inline void DispatchRows(const Routing& routing, const HostPlan& plan, int64_t r
 
 // row_scales[M, num_scales] of one rank; padding and the tail have ones.
 inline void DispatchScales(const Routing& routing, const HostPlan& plan, int num_scales,
-                           const std::vector<Bytes>& scales, Bytes* row_scales) {
-  const int64_t bytes = num_scales * int64_t{sizeof(float)};
+                           ElementType type, const std::vector<Bytes>& scales, Bytes* row_scales) {
+  const int64_t bytes = num_scales * jax_ep::ElementBytes(type);
   std::vector<float> unused;
   DispatchRows(routing, plan, bytes, scales, {}, row_scales, &unused);
   for (int64_t i = 0; i < int64_t{routing.rows} * num_scales; ++i) {
-    if (plan.row_source[3 * (i / num_scales)] < 0) WriteElement(*row_scales, i, jax_ep::kF32, 1);
+    if (plan.row_source[3 * (i / num_scales)] >= 0) continue;
+    if (type == jax_ep::kF32) {
+      WriteElement(*row_scales, i, type, 1);
+    } else {
+      (*row_scales)[i] = EightBitOne(type);
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #ifndef JAX_EP_TESTS_CPP_GPU_TRANSFER_RANDOM_INPUTS_H_
 #define JAX_EP_TESTS_CPP_GPU_TRANSFER_RANDOM_INPUTS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +14,7 @@
 
 #include "ffi/device/transfer/dispatch/token_params.h"
 #include "tests/cpp/gpu/transfer/contract.h"
+#include "tests/cpp/gpu/transfer/transfer_options.h"
 
 namespace harness {
 
@@ -42,7 +44,8 @@ void Expect(const char* what, int rank, const std::vector<T>& got, const std::ve
 }
 
 inline bool AllNan(const Bytes& data, ElementType type) {
-  for (size_t i = 0; i < data.size() / jax_ep::ElementBytes(type); ++i) {
+  const size_t bytes = std::max<int64_t>(jax_ep::ElementBytes(type), 1);
+  for (size_t i = 0; i < data.size() / bytes; ++i) {
     if (!std::isnan(ReadElement(data, i, type))) return false;
   }
   return true;
@@ -62,19 +65,28 @@ struct Shape {
   int64_t rail_slots = 0;        // as TransferCall's; the same in all calls of a group
   int64_t chunk_tokens = 0;      // as TransferCall's: with few, calls have many chunks
   bool counts_arrivals = false;  // dispatches
-  int num_scales = 0;            // eight-bit rows have them
+  int num_scales = 0;            // quantized rows have them
+  ElementType scale_type = jax_ep::kF32;
 
   int64_t num_arrivals() const {
     return 1 + jax_ep::CeilDivide(int64_t{routing.rows}, jax_ep::kArrivalRows);
   }
-  int64_t row_bytes() const { return hidden * jax_ep::ElementBytes(type); }
-  int64_t scale_bytes() const { return num_scales * int64_t{sizeof(float)}; }
+  int64_t row_bytes() const { return format().payload_bytes(hidden); }
+  int64_t scale_bytes() const { return num_scales * jax_ep::ElementBytes(scale_type); }
 
   jax_ep::RowFormat format() const {
     if (num_scales == 0) return {.payload = type};
-    constexpr int64_t kBlock = jax_ep::kMinValuesPerScale;
-    return jax_ep::QuantizedRowFormat(type,
-                                      jax_ep::CeilDivide(hidden, kBlock) * kBlock / num_scales);
+    const int64_t block = jax_ep::ValuesPerScale(scale_type);
+    const int64_t blocks = jax_ep::CeilDivide(int64_t{hidden}, block);
+    return jax_ep::QuantizedRowFormat(type, blocks * block / num_scales, scale_type);
+  }
+
+  // Makes rows quantized.
+  void Quantize(const QuantizedFormat& format) {
+    type = format.values;
+    scale_type = format.scales;
+    const int64_t block = format.has_blocks ? jax_ep::ValuesPerScale(scale_type) : hidden;
+    num_scales = static_cast<int>(jax_ep::CeilDivide(int64_t{hidden}, block));
   }
 };
 

@@ -14,7 +14,8 @@ namespace harness {
 
 inline void ExpectNan(const char* what, Group* group, int r, const void* address, int64_t count,
                       ElementType type) {
-  if (!AllNan(group->Download<uint8_t>(r, address, count * jax_ep::ElementBytes(type)), type)) {
+  const int64_t bytes = count * jax_ep::ElementBits(type) / 8;
+  if (!AllNan(group->Download<uint8_t>(r, address, bytes), type)) {
     Fail(jax_ep::Concatenate(what, " of rank ", r, " is not all NaN"));
   }
 }
@@ -48,14 +49,14 @@ inline void ExpectSafe(Group* group, const Dispatched& state, int r, int status)
   ExpectNan("rows", group, r, state.calls[r].rows, int64_t{sizes.rows} * state.shape.hidden,
             state.shape.type);
   ExpectNan("row_scales", group, r, state.calls[r].row_scales,
-            int64_t{sizes.rows} * state.shape.num_scales, jax_ep::kF32);
+            int64_t{sizes.rows} * state.shape.num_scales, state.shape.scale_type);
   ExpectNan("row_weights", group, r, state.calls[r].row_weights, sizes.rows, jax_ep::kF32);
 }
 
-inline Shape Quantized(Shape shape) {
-  shape.type = jax_ep::kF8E5M2;
-  shape.hidden = 272;
-  shape.num_scales = 3;
+// A row of the first format has 3 words of scales, one of MXFP4 9 bytes.
+inline Shape Quantized(Shape shape, const QuantizedFormat& format = kQuantizedFormats[0]) {
+  shape.hidden = 288;
+  shape.Quantize(format);
   return shape;
 }
 
@@ -261,13 +262,16 @@ inline void TestNoWorkspace(Group* group, const Options& options, bool allow_low
   Sequence calls(group, &random);
   const Shape shape = FaultShape(group->size(), options, allow_low_latency);
   const auto dispatched = calls.AddDispatch(shape);
-  const auto quantized = calls.AddDispatch(Quantized(shape));
+  std::vector<std::shared_ptr<Dispatched>> quantized;
+  for (const QuantizedFormat& format : kQuantizedFormats) {
+    quantized.push_back(calls.AddDispatch(Quantized(shape, format)));
+  }
   calls.Fill();
   calls.LaunchAll();
   group->Synchronize();
   for (int r = 0; r < group->size(); ++r) {
     ExpectSafe(group, *dispatched, r, 3);
-    ExpectSafe(group, *quantized, r, 3);
+    for (const auto& call : quantized) ExpectSafe(group, *call, r, 3);
   }
   group->NewGeneration();
   std::printf("%s released workspace\n", failures == before ? "PASS" : "FAIL");

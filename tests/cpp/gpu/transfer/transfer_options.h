@@ -8,8 +8,24 @@
 #include <vector>
 
 #include "ffi/device/transfer/hierarchical/low_latency/layout.h"
+#include "ffi/runtime/calls/row_format.h"
 
 namespace harness {
+
+// Formats of quantized rows, with a scale per block or one per row.
+struct QuantizedFormat {
+  const char* name;
+  jax_ep::ElementType values, scales;
+  bool has_blocks;
+};
+inline constexpr QuantizedFormat kQuantizedFormats[] = {
+    {"block128", jax_ep::kF8E4M3, jax_ep::kF32, true},
+    {"row", jax_ep::kF8E5M2, jax_ep::kF32, false},
+    {"mxfp8", jax_ep::kF8E4M3, jax_ep::kF8E8M0, true},
+    {"mxfp8_e5m2", jax_ep::kF8E5M2, jax_ep::kF8E8M0, true},
+    {"mxfp4", jax_ep::kF4E2M1, jax_ep::kF8E8M0, true},
+    {"nvfp4", jax_ep::kF4E2M1, jax_ep::kF8E4M3, true},
+};
 
 // Uniform routing of T tokens of every rank.
 struct TimedShape {
@@ -29,7 +45,7 @@ struct Options {
   bool tiny = false;
   bool allow_low_latency = true;
   bool counts_arrivals = false;
-  bool quantized = false;
+  const QuantizedFormat* format = nullptr;  // times rows in it; null: bfloat16
   double seconds = 30;
   uint64_t seed = 1;
   std::string only;

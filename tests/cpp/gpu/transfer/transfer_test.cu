@@ -1,8 +1,8 @@
 // Runs the transfer kernels on N GPUs, or on N ranks that share one, against loops on the host.
 //
 //   transfer_test [--ranks N] [--shared] [--tiny] [--seconds S] [--seed X] [--only NAME]
-//                 [--domain-size N] [--rail-slots N] [--general] [--arrivals] [--quantized]
-//                 [--shape T,H,E,K,SMS]...
+//                 [--domain-size N] [--rail-slots N] [--general] [--arrivals]
+//                 [--format NAME] [--shape T,H,E,K,SMS]...
 //
 //   --ranks N     default: all GPUs
 //   --shared      all ranks on GPU 0, with few blocks each so that they all fit
@@ -12,7 +12,7 @@
 //   --only NAME   random, quantized, arrivals, graph, faults, many or timing
 //   --general     times without the low-latency kernels
 //   --arrivals    times dispatches that count arrivals
-//   --quantized   times rows of eight bits with a scale per 128 values
+//   --format NAME times quantized rows: block128, row, mxfp8, mxfp8_e5m2, mxfp4 or nvfp4
 //   --domain-size N   ranks per NVLink domain, of several. Times one level, too
 //   --network         joins domains by a slow network, on which messages overtake each other
 //   --rail-slots N    bounds the rings of rails, by a power of two
@@ -30,6 +30,15 @@
 namespace harness {
 namespace {
 
+const QuantizedFormat* FormatNamed(std::string_view name) {
+  for (const QuantizedFormat& format : kQuantizedFormats) {
+    if (name == format.name) return &format;
+  }
+  std::printf("FAIL --format %s: expected one of\n", std::string(name).c_str());
+  for (const QuantizedFormat& format : kQuantizedFormats) std::printf("  %s\n", format.name);
+  std::exit(1);
+}
+
 Options Parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
@@ -43,7 +52,7 @@ Options Parse(int argc, char** argv) {
     if (name == "--tiny") options.tiny = true;
     if (name == "--general") options.allow_low_latency = false;
     if (name == "--arrivals") options.counts_arrivals = true;
-    if (name == "--quantized") options.quantized = true;
+    if (name == "--format") options.format = FormatNamed(value());
     if (name == "--seconds") options.seconds = std::atof(value());
     if (name == "--seed") options.seed = std::strtoull(value(), nullptr, 10);
     if (name == "--only") options.only = value();

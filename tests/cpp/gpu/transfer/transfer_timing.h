@@ -78,10 +78,7 @@ inline TimedCalls MakeTimedCalls(Group* group, const Options& options,
                    .domain_size = options.domain_size,
                    .ids = {}};
   shape.hidden = timed_shape.hidden;
-  if (options.quantized) {
-    shape.type = jax_ep::kF8E4M3;
-    shape.num_scales = (shape.hidden + 127) / 128;
-  }
+  if (options.format != nullptr) shape.Quantize(*options.format);
   shape.allow_low_latency = options.allow_low_latency;
   shape.counts_arrivals = options.counts_arrivals;
   shape.num_sms = options.shared ? std::max(1, 64 / n) : timed_shape.num_sms;
@@ -221,7 +218,7 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
   }
   time("dispatch", LaunchDispatch, timed.dispatch);
   time("redispatch", LaunchRedispatch, timed.redispatched);
-  if (!options.quantized) time("combine", LaunchCombine, timed.combine);
+  if (options.format == nullptr) time("combine", LaunchCombine, timed.combine);
   for (const Rank& rank : group.ranks) {
     if (rank.record->posted) Fail("a wait ended in the timing");
   }
@@ -230,8 +227,9 @@ inline void TimeShape(const Options& options, const TimedShape& shape) {
 inline void Timing(const Options& options) {
   cudaDeviceProp properties;
   CUDA_OK(cudaGetDeviceProperties(&properties, 0));
-  std::printf("TIME %s, %d ranks%s of %s\n", options.quantized ? "f8 with scales" : "bf16",
-              options.ranks, options.shared ? " sharing one" : "", properties.name);
+  std::printf("TIME %s, %d ranks%s of %s\n",
+              options.format != nullptr ? options.format->name : "bf16", options.ranks,
+              options.shared ? " sharing one" : "", properties.name);
   Options one_level = options;
   one_level.domain_size = 0;
   for (const TimedShape& shape : options.shapes) {

@@ -58,12 +58,33 @@ void TestQuantizedRows() {
   CHECK(sizes.operand_bytes() == 272 && sizes.wire_bytes() == 288 && sizes.result_bytes() == 272);
   CHECK_OK(dispatch(tokens, 1, 1));
   CHECK(IsQuantized(sizes.format) && sizes.num_scales() == 1);
-  CHECK_FAILS(dispatch(tokens, 2, 2), "a row of 272 values has 2 scales; expected one, or 3 for");
+  CHECK_FAILS(dispatch(tokens, 2, 2),
+              "a row of 272 values has 2 scales; expected 3 for blocks of 128, or one");
   CHECK_FAILS(dispatch(tokens, 3, 1), "(row_scales) is f32[40,1]; expected f32[M=40,S=3]");
-  CHECK_FAILS(dispatch(kTokens, 1, 1), "(x) is bf16[16,64]; expected f8e4m3fn|f8e5m2[T,H]");
+  CHECK_FAILS(dispatch(kTokens, 1, 1),
+              "(x) is bf16[16,64]; expected f8e4m3fn|f8e5m2|f4e2m1fn[T,H]");
   CHECK_OK(Run(CheckRedispatch, config, List{tokens, {kF32, {16, 3}}} + kPlan + List{kChoiceValues},
                {rows, {kF32, {40, 3}}, kRowValues}, &sizes));
   CHECK(sizes.num_scales() == 3 && sizes.top_k == 3);
+}
+
+void TestMicroscaledRows() {
+  TransferConfig config = Config(false);
+  config.is_quantized = true;
+  TransferShape sizes;
+  const auto dispatch = [&](ElementType values, ElementType type, int64_t scales) {
+    return Run(CheckDispatch, config, {{values, {16, 96}}, {type, {16, scales}}, kIds},
+               List{{values, {40, 96}}, {type, {40, scales}}} + kPlan, &sizes);
+  };
+  CHECK_OK(dispatch(kF8E5M2, kF8E8M0, 3));
+  CHECK(sizes.format == QuantizedRowFormat(kF8E5M2, 32, kF8E8M0) && sizes.scale_bytes() == 3);
+  CHECK_OK(dispatch(kF4E2M1, kF8E8M0, 3));
+  CHECK(sizes.operand_bytes() == 48 && sizes.wire_bytes() == 64 && sizes.num_scale_words() == 1);
+  CHECK_OK(dispatch(kF4E2M1, kF8E4M3, 6));
+  CHECK(sizes.format == QuantizedRowFormat(kF4E2M1, 16, kF8E4M3) && sizes.num_scale_words() == 2);
+  CHECK_FAILS(dispatch(kF4E2M1, kF8E4M3, 1), "a row of 96 values has 1 scales; expected 6 for");
+  CHECK_FAILS(dispatch(kF4E2M1, kF8E8M0, 6), "a row of 96 values has 6 scales; expected 3 for");
+  CHECK_FAILS(dispatch(kF4E2M1, kF8E5M2, 3), "expected f32|f8e4m3fn|f8e8m0fnu[T=16,S]");
 }
 
 void TestDispatchRefused() {
@@ -183,6 +204,7 @@ void TestTransferDone() {
 int main() {
   jax_ep::TestDispatch();
   jax_ep::TestQuantizedRows();
+  jax_ep::TestMicroscaledRows();
   jax_ep::TestDispatchRefused();
   jax_ep::TestRedispatch();
   jax_ep::TestCombine();

@@ -175,15 +175,22 @@ void TestRowFormat() {
   CHECK(BytesOf(one_rank, "received_rows") == 4096 * (14336 + 224));
 }
 
-// MXFP8 rows: a scale of one byte for every 32 values. No kernel moves them yet.
+// MXFP8 rows: a scale of one byte for every 32 values. Two values of four bits share a byte.
 void TestScalesOfOtherTypes() {
   constexpr RowFormat kMx = QuantizedRowFormat(kF8E4M3, 32, kF8E8M0);
-  static_assert(IsQuantized(kMx) && !IsMoved(kMx));
+  constexpr RowFormat kNv = QuantizedRowFormat(kF4E2M1, 16, kF8E4M3);
+  static_assert(IsMoved(kMx) && IsMoved(kNv) && IsMoved(QuantizedRowFormat(kF4E2M1, 32, kF8E8M0)));
+  static_assert(!IsMoved(QuantizedRowFormat(kF8E4M3, 16, kF8E4M3)));
+  static_assert(!IsMoved(QuantizedRowFormat(kF4E2M1, 32, kF8E4M3)));
+  static_assert(!IsMoved(QuantizedRowFormat(kF8E4M3, 16, kF8E8M0)));
+  static_assert(!IsMoved(QuantizedRowFormat(kF4E2M1, 128)));
   static_assert(IsMoved(QuantizedRowFormat(kF8E4M3, 128)) && IsMoved(kBFloat16Rows));
   static_assert(!IsMoved(QuantizedRowFormat(kF8E4M3, 32)) && !IsMoved(RowFormat{}));
   CHECK(kMx.num_scales(7168) == 224 && kMx.scale_bytes(7168) == 224);
   CHECK(kMx.payload_bytes(7168) == 7168 && kMx.wire_bytes(7168) == 7168 + 224);
   CHECK(kMx.wire_bytes(2880) == 2976);  // 2880 + 90 rounded up to 16
+  CHECK(kNv.payload_bytes(7168) == 3584 && kNv.scale_bytes(7168) == 448);
+  CHECK(kNv.wire_bytes(7168) == 3584 + 448 && kNv.wire_bytes(2880) == 1632);  // 1440 + 180
 }
 
 void TestRefused() {

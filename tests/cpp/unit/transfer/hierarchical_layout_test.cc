@@ -126,7 +126,7 @@ void TestSegmentsFit() {
       for (int64_t tokens : {1, 7, 64, 128}) {
         for (int64_t top_k : {1, 8, 32}) {
           for (int64_t vectors : {1, 63, 64, 65, 256, 896, 1024}) {
-            for (int64_t scales : {0, 8, 64}) {
+            for (int64_t scales : {0, 8, 64, 512}) {
               const RowSegments segments =
                   Segments(ranks, domain_size, tokens, top_k, vectors, scales);
               if (segments.count() == 0) continue;
@@ -134,8 +134,8 @@ void TestSegmentsFit() {
               const int last = segments.count() - 1;
               CHECK(segments.First(last) < vectors && segments.End(last, vectors) == vectors);
               CHECK(segments.End(0, vectors) <= kMaxSegmentVectors);
-              CHECK(segments.EndScale(last, scales) == scales);
-              CHECK(segments.EndScale(0, scales) <= 32);
+              CHECK(segments.EndScaleWord(last, scales) == scales);
+              CHECK(segments.EndScaleWord(0, scales) <= kMaxSegmentScaleWords);
               CHECK(tokens * segments.count() <= kMaxDomainEagerSegments);
               CHECK(tokens * (vectors + scales / 4) * 16 <= kDomainEagerRowBytes);
             }

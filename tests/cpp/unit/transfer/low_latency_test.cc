@@ -1,6 +1,7 @@
 #include <cstdint>
 
 #include "ffi/device/transfer/low_latency/layout.h"
+#include "ffi/runtime/calls/transfer_shape.h"
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {
@@ -27,21 +28,28 @@ void TestSegmentsCoverARowOnce() {
 }
 
 void TestSegmentsShareScales() {
-  for (const int64_t tokens : {1, 7, 128}) {
-    for (const int64_t hidden : {16, 144, 768, 7168, 16384}) {
-      for (const int64_t scales : {int64_t{1}, CeilDivide(hidden, 128)}) {
-        const RowSegments segments = PlanRowSegments(4, tokens, 8, hidden / 16, scales);
+  constexpr RowFormat kFormats[] = {
+      QuantizedRowFormat(kF8E4M3, 128), QuantizedRowFormat(kF8E4M3, 16384),
+      QuantizedRowFormat(kF8E4M3, 32, kF8E8M0), QuantizedRowFormat(kF4E2M1, 32, kF8E8M0),
+      QuantizedRowFormat(kF4E2M1, 16, kF8E4M3)};
+  for (const int64_t tokens : {1, 7, 128, 512, 2048}) {
+    for (const int64_t hidden : {32, 288, 768, 2880, 2912, 4096, 7168, 16384}) {
+      for (const RowFormat& format : kFormats) {
+        const TransferShape shape = {.hidden = hidden, .format = format};
+        const auto words = static_cast<int32_t>(shape.num_scale_words());
+        const RowSegments segments =
+            PlanRowSegments(4, tokens, 1, shape.operand_bytes() / kVectorBytes, words);
         if (segments.count() == 0) continue;
         int32_t end = 0;
         for (int32_t segment = 0; segment < segments.count(); ++segment) {
-          const int32_t first = segments.FirstScale(segment);
-          const int32_t segment_end = segments.EndScale(segment, static_cast<int32_t>(scales));
-          CHECK(segment_end - first <= 32);
+          const int32_t first = segments.FirstScaleWord(segment);
+          const int32_t segment_end = segments.EndScaleWord(segment, words);
+          CHECK(segment_end - first <= kMaxSegmentScaleWords);
           if (segment_end <= first) continue;
           CHECK(first == end);
           end = segment_end;
         }
-        CHECK(end == scales);
+        CHECK(end == words);
       }
     }
   }

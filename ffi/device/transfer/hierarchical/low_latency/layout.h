@@ -89,10 +89,10 @@ static_assert(kHeaderBytes + CountPairs(kMaxExperts) * 8 + kMaxDomainEagerAssign
 // calls; and their credits are returned when the call ends.
 inline RowSegments PlanHierarchicalSegments(const HierarchicalLayout& layout, int64_t num_ranks,
                                             int64_t num_tokens, int64_t top_k, int64_t row_vectors,
-                                            int64_t num_scales) {
+                                            int64_t num_scale_words) {
   constexpr int64_t kWanted = 4096;
   constexpr int64_t kMinVectors = 64;
-  const int64_t wire_vectors = row_vectors + CeilDivide(num_scales, 4);
+  const int64_t wire_vectors = row_vectors + CeilDivide(num_scale_words, 4);
   if (num_ranks > kMaxLowLatencyRanks || num_tokens < 1 || num_tokens > kMaxLowLatencyTokens ||
       row_vectors < 1 || top_k > kMaxLowLatencyTopK ||
       num_tokens * top_k > kMaxDomainEagerAssignments ||
@@ -106,10 +106,9 @@ inline RowSegments PlanHierarchicalSegments(const HierarchicalLayout& layout, in
   const int64_t vectors = Min(Max(wanted, Min(row_vectors, kMinVectors)), kMaxSegmentVectors);
   const int64_t count = CeilDivide(row_vectors, vectors);
   if (num_tokens * count > kMaxDomainEagerSegments) return {};
-  // Each lane has one scale of a segment.
-  if (CeilDivide(num_scales, count) > 32) return {};
+  if (CeilDivide(num_scale_words, count) > kMaxSegmentScaleWords) return {};
   return {static_cast<int32_t>(count), static_cast<int32_t>(vectors),
-          static_cast<int32_t>(num_scales)};
+          static_cast<int32_t>(num_scale_words)};
 }
 
 }  // namespace jax_ep

@@ -74,10 +74,9 @@ class RowSender {
       if (outcome != Outcome::kArrived) return outcome;
     }
     const ReceivedRow from(sizes_, rail, item.token);
-    const uint4* const vectors = from.Vectors(call_, kHeaderBytes);
     SegmentCopy copy(sizes_.segments, item.segment, from.is_there ? call_.operand_vectors : 0,
-                     from.is_there ? call_.num_scales : 0);
-    copy.Load(vectors, reinterpret_cast<const float*>(vectors + call_.operand_vectors));
+                     from.is_there ? call_.num_scale_words : 0);
+    copy.Load(call_, {from.Vectors(call_, kHeaderBytes)});
     const auto routes = routing_.Forwarded(rail, item.token);
 #pragma unroll 1
     for (int i = 1; i < domains_.size; ++i) {
@@ -109,8 +108,8 @@ class RowSender {
     const int chunk = sizes_.Chunk(item.token);
     const int message = HierarchicalSegments::MessageOf(chunk);
     const RowSource from = OperandRow(params_, item.token);
-    SegmentCopy copy(sizes_.segments, item.segment, call_.operand_vectors, call_.num_scales);
-    copy.Load(from.payload, from.scales);
+    SegmentCopy copy(sizes_.segments, item.segment, call_.operand_vectors, call_.num_scale_words);
+    copy.Load(call_, from);
     // After the loads, so that the latencies overlap.
     const uint64_t tokens = TokensTo(rail.domain(), chunk);
     const Outcome outcome = WaitForCredit(call_, layout_, sequence_, rail, message);
@@ -119,7 +118,7 @@ class RowSender {
     if (IsIn(tokens, index)) {
       const PeerPointer<uint4> to = (rail.Packed(message) + kHeaderBytes).template As<uint4>() +
                                     int64_t{RowIn(tokens, index)} * call_.wire_vectors;
-      copy.Store(to, (to + call_.operand_vectors).template As<float>());
+      copy.Store(to, ScalesInFlight(call_, to));
     }
     packed_.Add(item.peer, chunk, tokens);
     return Outcome::kArrived;
@@ -131,8 +130,8 @@ class RowSender {
     const bool goes =
         routing_.to_all || (k < call_.top_k && routing_.Own(item.token * call_.top_k + k) == to);
     const RowSource from = OperandRow(params_, item.token);
-    SegmentCopy copy(sizes_.segments, item.segment, call_.operand_vectors, call_.num_scales);
-    copy.Load(from.payload, from.scales);
+    SegmentCopy copy(sizes_.segments, item.segment, call_.operand_vectors, call_.num_scale_words);
+    copy.Load(call_, from);
     Store(copy, to, rank_, item, __any_sync(kFullWarp, goes));
   }
 
@@ -143,7 +142,7 @@ class RowSender {
     const int row = source * call_.num_tokens + item.token;
     if (goes) {
       const PeerPointer<uint4> vectors = eager_.At(to).rows() + int64_t{row} * call_.wire_vectors;
-      copy.Store(vectors, (vectors + call_.operand_vectors).template As<float>());
+      copy.Store(vectors, ScalesInFlight(call_, vectors));
     }
     flags_.Add(eager_.At(to).flags() + (row * sizes_.segments.count() + item.segment));
   }
