@@ -6,18 +6,30 @@ so that GB/s compare. Rows are quantized before they are timed, or in the call.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from jax_ep import quant
 from jax_ep.bench.common.benchmark import Provider
 from jax_ep.bench.common.programs import sharded
 from jax_ep.bench.common.report import OURS
-from jax_ep.bench.matmul.fp8 import BFLOAT16, FORMATS
+from jax_ep.bench.matmul import fp8 as matmul_fp8
+from jax_ep.bench.matmul.fp8 import BFLOAT16
 from jax_ep.bench.transfer.problem import Problem
 from jax_ep.bench.transfer.providers import Ours, Transfer
+
+FORMATS: dict[str, quant.Format] = {
+    **matmul_fp8.FORMATS,
+    "mxfp8": quant.MxFp8(),
+    "mxfp4": quant.MxFp4(),
+    "nvfp4": quant.NvFp4(),
+}
+TENSOR_SCALE = 6 / (448 * 6)
+"""Of formats that have one: normal numbers seldom exceed 6."""
 
 OPERATIONS: tuple[str, ...] = tuple(
     f"{operation}_{name}" for name in FORMATS for operation in ("dispatch", "redispatch")
@@ -44,14 +56,16 @@ class Quantized(Ours):
         """Returns the functions of one rank's arrays that are compiled."""
         transfers = super().transfers(problem, implementation)
 
-        def quantizing(transfer: Transfer, format: quant.Format, x: Any, *others: Any) -> Any:
-            return transfer(quant.quantize(x, format), *others)
+        def of_rows(transfer: Transfer, format: quant.Format, x: Any, *others: Any) -> Any:
+            rows = quantize(x, format) if self.quantizes == "in the call" else x
+            sent = transfer(with_tensor_scale(rows), *others)
+            return dataclasses.replace(sent, rows=without_tensor_scale(sent.rows))
 
         found: dict[str, Transfer] = {}
         for operation in OPERATIONS:
             transfer = transfers[transfer_of(operation)]
-            if self.quantizes == "in the call":
-                transfer = functools.partial(quantizing, transfer, format_of(operation))
+            if self.quantizes != "never":
+                transfer = functools.partial(of_rows, transfer, format_of(operation))
             found[operation] = transfer
         return found
 
@@ -60,9 +74,26 @@ class Quantized(Ours):
         found = super().arguments(transfer_of(operation), problem)
         if self.quantizes != "before":
             return found
-        quantize = functools.partial(quant.quantize, format=format_of(operation))
-        on_ranks = jax.jit(sharded(quantize, problem.mesh))
+        of_rank = functools.partial(quantize, format=format_of(operation))
+        on_ranks = jax.jit(sharded(of_rank, problem.mesh))
         return [(jax.block_until_ready(on_ranks(x)), *others) for x, *others in found]
+
+
+def quantize(x: jax.Array, format: quant.Format) -> quant.Quantized:
+    """Quantizes rows by one scale on all ranks, where the format has one, and leaves it out."""
+    scale = TENSOR_SCALE if format.has_tensor_scale else None
+    return without_tensor_scale(quant.quantize(x, format, tensor_scale=scale))
+
+
+def with_tensor_scale(rows: quant.Quantized) -> quant.Quantized:
+    """Returns rows as `quantize` made them before it left out the scale."""
+    scale = jnp.float32(TENSOR_SCALE) if rows.format.has_tensor_scale else None
+    return dataclasses.replace(rows, tensor_scale=scale)
+
+
+def without_tensor_scale(rows: quant.Quantized) -> quant.Quantized:
+    """Returns the arrays that `shard_map` splits over the ranks."""
+    return dataclasses.replace(rows, tensor_scale=None)
 
 
 def transfer_of(operation: str) -> str:

@@ -110,7 +110,7 @@ def wrong_elements(transfer: Transfer, expected: Transfer, *arguments: Any) -> j
             rows = jax.tree.map(lambda a: jax_ep.mask_tail(a, sizes), result.rows)
             result = [rows, jax_ep.mask_tail(result.row_weights, sizes), sizes]
         return [
-            jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
+            jax.lax.bitcast_convert_type(a, f"uint{jax.dtypes.itemsize_bits(a.dtype)}")
             for a in jax.tree.leaves(result)
         ]
 
