@@ -260,7 +260,8 @@ class ApiTest(absltest.TestCase):
             "Mapping",
             "Path",
             "dtype",
-            "R",  # the result of a function that is given
+            "I",
+            "R",
             "Sequence",
             "AxisType",
             "Mesh",

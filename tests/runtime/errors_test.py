@@ -128,6 +128,7 @@ PRODUCERS = {
         lambda: redispatch(change=lambda x: x[:2]),
         lambda: redispatch(topk_weights=jnp.ones((4, 1))),
         lambda: start(lane=4),
+        lambda: moe_mlp(overlap=True),
         lambda: start(use=jax_ep.combine_done),
         lambda: combine(lambda y, plan, w: (y[:-1], plan, w)),
         lambda: combine(lambda y, plan, w: (y, plan, jnp.ones(3))),

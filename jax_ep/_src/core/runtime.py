@@ -75,6 +75,12 @@ def build_info() -> dict[str, Any]:
     return _ffi.build_info()
 
 
+def num_sms() -> int:
+    """Returns the SMs of this process's GPUs, 0 without one."""
+    device = jax.devices()[0]
+    return getattr(device, "core_count", 0) or 0 if device.platform == "gpu" else 0
+
+
 def has_cuda() -> bool:
     """Whether this build has CUDA handlers."""
     return bool(_ffi.build_info()["cuda"])

@@ -259,6 +259,7 @@ def _experts(
         quantization=config.quantization,
         quantized_weights=quantized_experts.gather(axes, arrays.quantized),
         nvlink_domain_size=config.nvlink_domain_size if axes.expert else None,
+        overlap=config.overlap,
         num_comm_sms=config.num_comm_sms,
         implementation=config.implementation,
     )

@@ -91,6 +91,7 @@ class Options:
         for inference from a checkpoint in eight or four bits.
       nvlink_domain_size: as in `moe_mlp`. None takes the ranks that each host of the mesh has, if
         the devices of the mesh are known.
+      overlap: as in `moe_mlp`.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
       dtype: the dtype that experts compute in and return; None takes x's. Routing is float32.
@@ -130,6 +131,7 @@ class Options:
     quantization: Recipe | WeightsOnly | None = None
     quantized_only: bool = False
     nvlink_domain_size: int | None = None
+    overlap: bool | None = None
     num_comm_sms: int | None = None
     implementation: str | None = None
     dtype: DTypeLike | None = None

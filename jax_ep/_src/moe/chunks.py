@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +16,39 @@ from jax_ep._src.moe.params import MoeMlpParams
 from jax_ep._src.moe.stats import Stats, stats_of, sum_of
 
 
+class Chain:
+    """The experts and parameters of each chunk's call.
+
+    Each call adds its gradients of the matrices to those of later ones.
+    """
+
+    def __init__(self, experts: Experts | None, params: MoeMlpParams, num_chunks: int) -> None:
+        self._params = params
+        self._calls_left = num_chunks
+        self._is_given = experts is not None and experts.accumulators.w_up is not None
+        self._is_chain = self._is_given or num_chunks > 1
+        if self._is_given:
+            experts = _constant(experts)
+        elif num_chunks > 1 and experts is not None and experts.w_up is not None:
+            stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
+            experts = _constant(experts._replace(accumulators=stand_ins))
+        self._experts = experts
+
+    def next(self) -> tuple[Any, MoeMlpParams]:
+        """Returns those of the next call."""
+        self._calls_left -= 1
+        if not self._is_chain:
+            return self._experts, self._params
+        is_first_sum = self._calls_left == 0 and not self._is_given  # in the backward pass
+        accumulation = Accumulation.FIRST if is_first_sum else Accumulation.NEXT
+        return self._experts, self._params.accumulating(accumulation)
+
+    def add(self, accumulators: Accumulators) -> None:
+        """Takes the accumulators that a call returned, for the next one."""
+        if self._experts is not None and self._is_chain:
+            self._experts = self._experts._replace(accumulators=accumulators)
+
+
 def in_chunks(
     compute: Callable[..., Outputs],
     tokens: tuple[Any, ...],
@@ -24,31 +57,17 @@ def in_chunks(
     num_chunks: int,
 ) -> tuple[jax.Array, Stats, Accumulators]:
     """Runs dispatch, experts and combine for each chunk of the tokens."""
-
-    def one(chunk: tuple[Any, ...], experts: Experts | None, params: MoeMlpParams) -> Any:
-        y, plan, accumulators = compute(*chunk, experts=experts, params=params)
-        return y, stats_of(plan), accumulators
-
-    in_chain = experts is not None and experts.accumulators.w_up is not None
-    if in_chain:
-        experts = _constant(experts)
-    if num_chunks == 1:
-        return one(tokens, experts, params.accumulating(Accumulation.NEXT) if in_chain else params)
-    # The chunks are a chain: each adds its gradients of the matrices to those of later ones.
-    if experts is not None and experts.w_up is not None and not in_chain:
-        stand_ins = Accumulators(stand_in(experts.w_up), stand_in(experts.w_down))
-        experts = _constant(experts._replace(accumulators=stand_ins))
+    chain = Chain(experts, params, num_chunks)
     outs: list[jax.Array] = []
     all_stats: list[Stats] = []
-    for chunk in zip(*(_split(a, num_chunks) for a in tokens), strict=True):
-        is_last = len(outs) + 1 == num_chunks
-        is_first_sum = is_last and not in_chain  # in the backward pass
-        of_chunk = params.accumulating(Accumulation.FIRST if is_first_sum else Accumulation.NEXT)
-        out, stats, accumulators = one(chunk, experts, of_chunk)
-        if experts is not None:
-            experts = experts._replace(accumulators=accumulators)
+    for chunk in split(tokens, num_chunks):
+        experts, of_chunk = chain.next()
+        out, plan, accumulators = compute(*chunk, experts=experts, params=of_chunk)
+        chain.add(accumulators)
         outs.append(out)
-        all_stats.append(stats)
+        all_stats.append(stats_of(plan))
+    if num_chunks == 1:
+        return outs[0], all_stats[0], accumulators
     return jnp.concatenate(outs), sum_of(all_stats), accumulators
 
 
@@ -60,5 +79,9 @@ def _constant(experts: Experts | None) -> Experts | None:
     return experts._replace(w_up=w_up, w_down=w_down)
 
 
-def _split(a: jax.Array | None, num_chunks: int) -> Sequence[jax.Array | None]:
-    return [None] * num_chunks if a is None else jnp.split(a, num_chunks)
+def split(tokens: tuple[Any, ...], num_chunks: int) -> list[tuple[Any, ...]]:
+    """Returns the arrays of each chunk."""
+    if num_chunks == 1:
+        return [tokens]
+    parts = [[None] * num_chunks if a is None else jnp.split(a, num_chunks) for a in tokens]
+    return list(zip(*parts, strict=True))

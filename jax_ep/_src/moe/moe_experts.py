@@ -66,11 +66,20 @@ def named_experts(
         if not params.sends_quantized_cotangents:
             y = checked_combine(y, plan, None, params.transfer)
         return y, plan, accumulators
-    rows, row_weights, plan = send(x, topk_ids, topk_weights, params)
-    mlp = epilogue_mlp if recipe is None else quantized_mlp
-    group_sizes = experts.group_sizes(plan.group_sizes)
-    y, accumulators = mlp(rows, experts, group_sizes, row_weights, params.mlp)
+    dispatched = checked_dispatch(as_bits(x), topk_ids, topk_weights, params.transfer)
+    y, accumulators = computed(dispatched, experts, params)
+    plan = dispatched.plan
     return checked_combine(y, plan, None, params.transfer), plan, accumulators
+
+
+def computed(
+    dispatched: Dispatched, experts: Experts, params: MoeMlpParams
+) -> tuple[jax.Array, Accumulators]:
+    """Returns what the experts make of their rows, multiplied by the routing weights."""
+    rows, row_weights = _weighed(dispatched, params)
+    mlp = epilogue_mlp if params.mlp.quantization is None else quantized_mlp
+    group_sizes = experts.group_sizes(dispatched.plan.group_sizes)
+    return mlp(rows, experts, group_sizes, row_weights, params.mlp)
 
 
 def function_experts(

@@ -24,6 +24,7 @@ from jax_ep._src.mlp.quantized_experts import (
     with_quantized,
 )
 from jax_ep._src.moe.chunks import in_chunks
+from jax_ep._src.moe.in_flight import check_overlap, chunks_in_flight
 from jax_ep._src.moe.local_only import only_own_experts
 from jax_ep._src.moe.moe_experts import function_experts, named_experts
 from jax_ep._src.moe.params import MoeMlpParams, Remat, check_weights_on_input
@@ -69,6 +70,7 @@ def moe_mlp(
     quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     nvlink_domain_size: int | None = None,
+    overlap: bool | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats]: ...
@@ -102,6 +104,7 @@ def moe_mlp(
     quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     nvlink_domain_size: int | None = None,
+    overlap: bool | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats, Accumulators]: ...
@@ -134,6 +137,7 @@ def moe_mlp(
     quantization: Recipe | WeightsOnly | None = None,
     quantized_weights: QuantizedExperts | None = None,
     nvlink_domain_size: int | None = None,
+    overlap: bool | None = None,
     num_comm_sms: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Stats] | tuple[jax.Array, Stats, Accumulators]:
@@ -207,6 +211,10 @@ def moe_mlp(
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. Either way w_up and w_down get the gradients.
       nvlink_domain_size: the ranks per NVLink domain, as in `dispatch`.
+      overlap: whether the shared expert runs beside dispatch, and the experts of a chunk beside the
+        dispatch of the next and the combine of the one before (`dispatch_start`), while matmuls
+        leave them SMs. It takes remat=None. None is False, because on one host no shape that was
+        measured gains by it.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -285,6 +293,13 @@ def moe_mlp(
         ),
         weights_on_input=weights_on_input,
     )
+    is_in_flight = check_overlap(
+        operation,
+        overlap,
+        is_named=experts is not None and isinstance(of_rows, str),
+        remat=remat,
+        params=params,
+    )
     if recv_capacity is None and capacity_factor is None:
         warn_of_dropless_rows(operation, params.transfer, x)
     if experts is not None:
@@ -306,21 +321,29 @@ def moe_mlp(
         if x.shape[0] == 0:  # on all ranks alike, so that none of them calls a collective
             stats = no_stats(num_experts // axis.size, x)
             return (x, stats) if accumulators is None else (x, stats, accumulators)
-        shared = None
-        if shared_expert is not None:
-            shared = shared_expert_output(
+
+        def shared_output(x: jax.Array, sms: int = 0) -> jax.Array:
+            assert shared_expert is not None
+            out = shared_expert_output(
                 x,
                 shared_expert,
                 shared_gate,
                 activation,
                 remat=remat,
                 implementation=implementation,
+                num_sms=sms,
             )
-            if local_only:  # so that the caller's sum has it once
-                shared = jnp.where(lax.axis_index(axis.name) == 0, shared, 0)
-        y, stats, sums = in_chunks(
-            compute, (x, topk_ids, topk_weights), experts, params, num_chunks
-        )
+            # The caller's sum then has it once.
+            return jnp.where(lax.axis_index(axis.name) == 0, out, 0) if local_only else out
+
+        tokens = x, topk_ids, topk_weights
+        beside = None if shared_expert is None else shared_output
+        if is_in_flight:
+            assert experts is not None
+            y, stats, sums, shared = chunks_in_flight(tokens, experts, params, num_chunks, beside)
+        else:
+            shared = None if beside is None else beside(x)
+            y, stats, sums = in_chunks(compute, tokens, experts, params, num_chunks)
         y = y.astype(x.dtype)  # as an experts_fn may return another
         if shared is not None:
             checks.shape(operation, "experts_fn's result beside a shared expert", y, shared.shape)

@@ -37,6 +37,7 @@ def shared_expert_output(
     *,
     remat: Remat,
     implementation: str | None,
+    num_sms: int = 0,
 ) -> jax.Array:
     """Returns [T, H]: one group of the grouped matmuls, which nothing routes.
 
@@ -56,7 +57,11 @@ def shared_expert_output(
     w_up, w_down = jax.tree.map(lambda matrix: matrix[None], tuple(weights))
     num_tokens = jnp.full(1, x.shape[0], jnp.int32)
     compute: Callable[..., jax.Array] = functools.partial(
-        grouped_mlp, activation=activation, zero_tail=False, implementation=implementation
+        grouped_mlp,
+        activation=activation,
+        zero_tail=False,
+        num_sms=num_sms or None,
+        implementation=implementation,
     )
     if remat == "experts":
         compute = compat.checkpoint(compute)

@@ -60,9 +60,9 @@ class InFlight:
     link: Any = dataclasses.field(metadata=_STATIC)  # Link
 
 
-def overlap[R](
-    in_flight: InFlight, function: Callable[..., R], *arguments: Any
-) -> tuple[InFlight, R]:
+def overlap[I: InFlight | tuple[InFlight, ...], R](
+    in_flight: I, function: Callable[..., R], *arguments: Any
+) -> tuple[I, R]:
     """Calls a function between the start and the done of a transfer, so that both run at once.
 
     XLA may compute anything that depends on neither before the one or after the other. This puts
@@ -85,7 +85,7 @@ def overlap[R](
         out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights) + shared
 
     Args:
-      in_flight: what start returned; use the returned one in its place.
+      in_flight: what start returned, or a tuple of these; use the returned one in its place.
       function: any function of arrays. It must not call done for this transfer. It may start
         others, in other lanes.
       *arguments: pytrees of arrays, for the function.
@@ -96,7 +96,8 @@ def overlap[R](
     Raises:
       DtypeError (a TypeError): in_flight is something else.
     """
-    check_in_flight("overlap", in_flight)
+    for each in in_flight if isinstance(in_flight, tuple) else (in_flight,):
+        check_in_flight("overlap", each)
     arguments, in_flight = lax.optimization_barrier((arguments, in_flight))
     result = function(*arguments)
     result, in_flight = lax.optimization_barrier((result, in_flight))
