@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import testing  # isort: skip
 
 import jax
@@ -57,6 +59,18 @@ class CallsTest(parameterized.TestCase):
         for name, value in {"lane": 2, "num_lanes": 4, "num_sms": 16}.items():
             self.assertEqual(start.attributes[name], ("i64", value))
         self.assertEqual(program.call("combine_start").attributes["lane"], ("i64", 1))
+
+    def test_few_sms_over_domains(self):
+        def f(ids, x, weights, num_sms=None):
+            sending = jax_ep.dispatch_start(
+                x, ids, weights, num_experts=2 * RANKS, axis_name="expert",
+                nvlink_domain_size=RANKS // 2, num_sms=num_sms,
+            )  # fmt: skip
+            return jax_ep.dispatch_done(sending).row_weights
+
+        for given, expected in ((None, 16), (8, 8), (32, 16)):
+            start = lower(functools.partial(f, num_sms=given)).call("dispatch_start")
+            self.assertEqual(start.attributes["num_sms"], ("i64", expected))
 
     def test_done_has_all_arrays_of_its_start(self):
         """In the order of results and operands, of which the handlers compare the addresses."""

@@ -38,7 +38,7 @@ def combine_start(
       plan: as in `combine`.
       row_weights: [M] or None, as in `combine`.
       lane: 1 to 3, as in `dispatch_start`.
-      num_sms: the most SMs that the transfer uses on CUDA, of a quarter; None chooses.
+      num_sms: as in `dispatch_start`.
       implementation: as in `combine`.
 
     Returns:

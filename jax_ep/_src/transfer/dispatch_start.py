@@ -64,7 +64,8 @@ def dispatch_start(
       lane: 1 to 3. Transfers in flight in one lane run one after another, those of different lanes
         at the same time. All ranks start the transfers of a lane in the same order. Each lane has
         buffers of its own, as large as those of other transfers.
-      num_sms: the most SMs that the transfer uses on CUDA, of a quarter; None chooses.
+      num_sms: the most SMs that the transfer uses on CUDA; None chooses. They are a quarter of all
+        at most, and 16 over NVLink domains.
       implementation: as in `dispatch`.
 
     Returns:

@@ -7,6 +7,9 @@ import dataclasses
 from jax_ep._src.core import compat
 from jax_ep._src.core.expert_axis import ExpertAxis
 
+SMS_OVER_DOMAINS = 16
+"""The most SMs of a transfer in flight over NVLink domains."""
+
 NUM_LANES = 4
 """Lane 0, of calls that nothing runs beside, and those of calls in flight."""
 
@@ -30,9 +33,12 @@ class TransferParams:
         """Returns those of a transfer that runs beside others.
 
         Those of lane 0 take every SM that is free. The others together leave some to it, so that a
-        block of it is always resident, and all lanes go on.
+        block of it is always resident, and all lanes go on. Over NVLink domains they take few,
+        because they hold them while the network is what they wait for.
         """
-        return dataclasses.replace(self, lane=lane, num_lanes=NUM_LANES)
+        most = None if self.domain_size is None else SMS_OVER_DOMAINS
+        num_sms = self.num_sms if most is None else min(self.num_sms or most, most)
+        return dataclasses.replace(self, lane=lane, num_lanes=NUM_LANES, num_sms=num_sms)
 
     def __post_init__(self) -> None:
         if compat.looks_for_nan():
