@@ -23,7 +23,7 @@ from jax_ep import checkpoints, quant
 MODULES = jax_ep, checkpoints, jax_ep.linen, jax_ep.nnx, quant, jax_ep.routing
 # Calls return these, and nobody makes them by hand.
 RESULTS = {
-    "jax_ep.Accumulators", "jax_ep.Dispatched", "jax_ep.Memory", "jax_ep.Plan", "jax_ep.Stats", "jax_ep.linen.MoEStats",
+    "jax_ep.Accumulators", "jax_ep.Dispatched", "jax_ep.InFlight", "jax_ep.Memory", "jax_ep.Plan", "jax_ep.Stats", "jax_ep.linen.MoEStats",
     "jax_ep.nnx.MoEStats", "jax_ep.nnx.SelectionBias", "jax_ep.checkpoints.Checkpoint", "jax_ep.quant.Format",
     "jax_ep.quant.QuantizedWeights", "jax_ep.routing.Routing",
 }  # fmt: skip
@@ -37,7 +37,10 @@ EXCERPTS = {
     "jax_ep.checkpoints.linen_variables": "tests/checkpoints/parity_test.py",
     "jax_ep.checkpoints.from_maxtext": "tests/checkpoints/maxtext_test.py",
 }
-IN_SHARD_MAP = {"jax_ep.dispatch", "jax_ep.combine", "jax_ep.redispatch", "jax_ep.moe_mlp"}
+IN_SHARD_MAP = {
+    "jax_ep.dispatch", "jax_ep.combine", "jax_ep.redispatch", "jax_ep.moe_mlp", "jax_ep.dispatch_start", "jax_ep.dispatch_done",
+    "jax_ep.combine_start", "jax_ep.combine_done", "jax_ep.overlap",
+}  # fmt: skip
 EXAMPLE = re.compile(r"::\n\n((?:    .*\n|\n)+)")
 
 
@@ -97,7 +100,8 @@ class ExamplesTest(parameterized.TestCase):
 
         def run(given):
             exec(compile(source, name, "exec"), found := local | given)
-            return found["squares" if name == "jax_ep.redispatch" else "y"]
+            results = [found[result] for result in ("squares", "out", "y") if result in found]
+            return results[0]
 
         mapped = jax.shard_map(
             run, mesh=testing.expert_mesh(8), in_specs=P("expert"), out_specs=P("expert")

@@ -49,6 +49,7 @@ def dispatch_start(
             x, topk_ids, topk_weights, axis_name="expert", num_experts=16
         )
         sent = jax_ep.dispatch_done(sending)
+        out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights)
 
     Args:
       x: [T, H], as in `dispatch`, but not quantized.
@@ -119,6 +120,7 @@ def dispatch_done(in_flight: InFlight) -> Dispatched:
             x, topk_ids, topk_weights, axis_name="expert", num_experts=16
         )
         sent = jax_ep.dispatch_done(sending)
+        out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights)
 
     Args:
       in_flight: what `dispatch_start` or `overlap` returned.
