@@ -65,6 +65,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/grouped_matmul_activation.cc
     ffi/kernels/matmul/grouped_matmul_fp8.cc
     ffi/kernels/matmul/grouped_matmul_fp8_rhs_gradient.cc
+    ffi/kernels/matmul/grouped_matmul_mxfp4.cc
     ffi/kernels/matmul/launch.cc
     ffi/kernels/matmul/portable/activation_gradient.cu
     ffi/kernels/matmul/portable/family.cc
@@ -72,10 +73,12 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/grouped_matmul_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8_rhs_gradient.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_mxfp4.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/matmul/sm90/matmul_16bit.cc
     ffi/kernels/matmul/sm90/matmul_fp8.cc
+    ffi/kernels/matmul/sm90/matmul_mxfp4.cc
     ffi/kernels/nvshmem/cubin.cc
     ffi/kernels/nvshmem/use_nvshmem.cc
     ffi/kernels/probe.cu

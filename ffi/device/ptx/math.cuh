@@ -2,6 +2,8 @@
 #ifndef JAX_EP_DEVICE_PTX_MATH_CUH_
 #define JAX_EP_DEVICE_PTX_MATH_CUH_
 
+#include "ffi/device/common/integers.h"
+
 namespace jax_ep {
 
 __device__ inline float Exp2Approx(float x) {
@@ -21,6 +23,13 @@ __device__ inline float MaxNan(float x, float y) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
   return larger;
+}
+
+// Multiplies pairs of bfloat16 (sm_90). Subnormal numbers are not flushed.
+__device__ inline uint32_t MultiplyBFloat16Pairs(uint32_t x, uint32_t y) {
+  uint32_t products;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(products) : "r"(x), "r"(y));
+  return products;
 }
 
 }  // namespace jax_ep

@@ -45,6 +45,13 @@ __device__ inline uint4 LoadShared(uint32_t from) {
   return vector;
 }
 
+__device__ inline void LoadSharedPair(uint32_t from, uint32_t (&words)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words[0]), "=r"(words[1])
+               : "r"(from)
+               : "memory");
+}
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_PTX_SHARED_MEMORY_CUH_

@@ -27,13 +27,19 @@ struct Fp8Operands {
   bool power_of_two_scales = false;  // rounds them up
 };
 
+// b has MXFP4 values and is [n, k].
+struct MxFp4Weights {
+  const uint8_t* scales;  // E8M0 [groups, n, k / 32]
+};
+
 struct MatmulCall {
   MatmulKind kind;   // 8-bit operands: kForwardTransposed or kActivation, both with b as [n, k], or
                      // kRhsGradient with both in row blocks (fp8_params.h)
   ElementType type;  // the kernel's: a's
   ElementType out_type;
-  int64_t num_sms = 0;                  // 0: all
-  std::optional<Fp8Operands> fp8 = {};  // for 8-bit operands
+  int64_t num_sms = 0;                     // 0: all
+  std::optional<Fp8Operands> fp8 = {};     // for 8-bit operands
+  std::optional<MxFp4Weights> mxfp4 = {};  // for MXFP4 weights: kForwardTransposed
   // The operands, the shape in elements, the groups, the epilogue and the tile counter. A family
   // fills in the rest.
   MatmulParams params = {};
@@ -41,6 +47,10 @@ struct MatmulCall {
 
 inline bool IsAligned(const void* address, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+inline bool IsQuantized(const MatmulCall& call) {
+  return call.fp8.has_value() || call.mxfp4.has_value();
 }
 
 // Returns whether the asynchronous copies, cp.async and TMA, can load an operand: they do not

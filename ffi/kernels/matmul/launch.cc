@@ -8,8 +8,9 @@
 namespace jax_ep {
 namespace {
 
-// In the order in which they are asked. The last one refuses 8-bit operands only.
-constexpr const MatmulFamily& (*kFamilies[])() = {Sm90Matmuls, Sm90Fp8Matmuls, PortableMatmuls};
+// In the order in which they are asked. The last one refuses quantized operands only.
+constexpr const MatmulFamily& (*kFamilies[])() = {Sm90Matmuls, Sm90Fp8Matmuls, Sm90MxFp4Matmuls,
+                                                  PortableMatmuls};
 
 Status FindFamily(const MatmulCall& call, const MatmulFamily** family) {
   ComputeCapability device;
@@ -18,8 +19,9 @@ Status FindFamily(const MatmulCall& call, const MatmulFamily** family) {
     *family = &make();
     if ((*family)->RunsOn(device) && (*family)->Supports(call)) return {};
   }
+  const char* const operands = call.mxfp4 ? "MXFP4 weights" : "8-bit operands";
   return FailedPrecondition(
-      "8-bit operands need a GPU of compute capability ", kEightBitCapability / 10, ".",
+      operands, " need a GPU of compute capability ", kEightBitCapability / 10, ".",
       kEightBitCapability % 10,
       "; this one has another. Lower the program on a machine with this GPU, or use "
       "implementation=\"xla\"");

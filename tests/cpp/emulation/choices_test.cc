@@ -15,6 +15,7 @@
 #include "ffi/kernels/matmul/grouped_matmul.h"
 #include "ffi/kernels/matmul/grouped_matmul_activation.h"
 #include "ffi/kernels/matmul/grouped_matmul_fp8.h"
+#include "ffi/kernels/matmul/grouped_matmul_mxfp4.h"
 #include "ffi/kernels/matmul/portable/kernels.h"
 #include "ffi/kernels/matmul/sm90/kernels.h"
 #include "ffi/kernels/transfer/launch.h"
@@ -88,7 +89,11 @@ constexpr const char* kKinds[] = {"forward", "transposed", "rhs gradient", "acti
 std::string NameOf(MatmulKind kind) { return kKinds[static_cast<int>(kind)]; }
 
 std::string NameOf(ElementType type) {
-  return type == kBF16 ? "bf16" : type == kF16 ? "f16" : type == kF32 ? "f32" : "f8";
+  return type == kBF16     ? "bf16"
+         : type == kF16    ? "f16"
+         : type == kF32    ? "f32"
+         : type == kF4E2M1 ? "f4"
+                           : "f8";
 }
 
 Sm90Kernel MakeSm90(const std::string& name, int tile_m, int tile_n) {
@@ -121,6 +126,12 @@ Sm90Kernel Fp8MatmulKernel(Fp8Kind kind, bool is_short) {
   return MakeSm90(Concatenate(kNames[static_cast<int>(kind)], is_short ? ", short" : ""), 128, 256);
 }
 Sm90Kernel Fp8ActivationKernel() { return MakeSm90("f8 activation", 128, 256); }
+Sm90Kernel Sm90MxFp4MatmulKernel() {
+  Sm90Kernel kernel = MakeSm90("mxfp4", 256, 128);
+  kernel.a_narrow_box_rows = 16;
+  kernel.b_narrow_box_rows = 64;
+  return kernel;
+}
 Sm90Kernel Fp8RhsGradientKernel(bool is_short) {
   return MakeSm90(Concatenate("f8 gradient", is_short ? ", short" : ""), 128, 256);
 }
@@ -254,6 +265,19 @@ void Fp8Matmuls(const Shape& shape) {
       call, {.activation = Activation::kSwiglu, .out_scales = floats(7)}, sizes, 0, nullptr));
 }
 
+// `offset`: of the scales, in bytes.
+void MxFp4Matmuls(const Shape& shape, uintptr_t offset = 0) {
+  GroupedMatmulSizes sizes = SizesOf(shape, kBF16);
+  sizes.rhs_type = kF4E2M1;
+  Begin("transposed", kF4E2M1, shape);
+  End(LaunchGroupedMatmulMxFp4({.lhs = At(1),
+                                .rhs = At(2),
+                                .rhs_scales = static_cast<uint8_t*>(At(3, offset)),
+                                .group_sizes = static_cast<int32_t*>(At(4)),
+                                .out = At(5)},
+                               sizes, 0, nullptr));
+}
+
 template <typename Params>
 void Describe(const char* what, const TransferCall& call, const PreparedCall<Params>& prepared,
               const Status& status) {
@@ -299,13 +323,18 @@ void AllCalls() {
     const bool is_hopper = one.major == 9;
     for (size_t i = 0; i < std::size(kShapes); i += is_hopper ? 1 : 2) {
       Matmuls(kShapes[i], kBF16);
-      if (is_hopper && one.bus_bits == 5120) Fp8Matmuls(kShapes[i]);
+      if (is_hopper && one.bus_bits == 5120) {
+        Fp8Matmuls(kShapes[i]);
+        MxFp4Matmuls(kShapes[i]);
+      }
     }
     Matmuls(kShapes[0], kF16);
     Matmuls(kShapes[0], kF32);
     Matmuls(kShapes[0], kBF16, 20);
     Matmuls(kShapes[0], kBF16, 0, 4);
     Fp8Matmuls(kShapes[0]);
+    MxFp4Matmuls(kShapes[0]);
+    MxFp4Matmuls(kShapes[0], 2);
     if (one.bus_bits > 5120) continue;  // transfers do not ask
     for (int64_t num_tokens : {1, 128, 4096}) {
       for (int64_t num_ranks : {1, 8, 64}) {

@@ -44,7 +44,7 @@ class Portable final : public MatmulFamily {
     return kernels;
   }
 
-  bool Supports(const MatmulCall& call) const override { return !call.fp8.has_value(); }
+  bool Supports(const MatmulCall& call) const override { return !IsQuantized(call); }
 
   Status Plan(const MatmulCall& call, MatmulPlan* plan) const override {
     if (call.kind == MatmulKind::kActivationGradient) {

@@ -51,8 +51,12 @@ Sm90Kernel Fp8ActivationKernel();
 // (fp8_params.h). It takes Fp8Scales last. Both forms compute the same bits.
 Sm90Kernel Fp8RhsGradientKernel(bool is_short);
 
+// Returns the kernel of bfloat16 rows and MXFP4 weights. It takes MxFp4Scales last.
+Sm90Kernel Sm90MxFp4MatmulKernel();
+
 const MatmulFamily& Sm90Matmuls();
 const MatmulFamily& Sm90Fp8Matmuls();
+const MatmulFamily& Sm90MxFp4Matmuls();
 
 inline constexpr ComputeCapability kSm90 = {9, 0};
 

@@ -4,6 +4,21 @@
 
 namespace jax_ep {
 
+constexpr int kTmaAlignment = 16;  // bytes
+
+Status CheckTmaAddress(const char* name, const void* address) {
+  if (reinterpret_cast<uintptr_t>(address) % kTmaAlignment == 0) return {};
+  return FailedPrecondition(name, " begins at an address that is no multiple of ", kTmaAlignment,
+                            "; TMA needs that. Copy the array first");
+}
+
+// Returns the swizzle of boxes whose lines have so many bytes.
+static CUtensorMapSwizzle SwizzleOf(int64_t bytes) {
+  return bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+         : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
 // The dimensions of a map, innermost first, are the members of TmaCoordinates: column, row, column
 // block, matrix, and the one that corrects the addresses of prefixes.
 Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map) {
@@ -41,8 +56,7 @@ Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMa
       : type == kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
       5, const_cast<void*>(tensor.base), sizes, strides, box_sizes, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box.columns > 0 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, SwizzleOf(box_columns * element_bytes),
       box.is_narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};

@@ -41,9 +41,13 @@ struct MappedTensor {
 struct BoxShape {
   int rows;
   int column_blocks = 1;
-  int columns = 0;         // 64 bytes of columns, with the 64-byte swizzle; 0: whole column blocks
+  int columns = 0;  // 64 bytes of columns, with the 64-byte swizzle, or 32 bytes without one;
+                    // 0: whole column blocks
   bool is_narrow = false;  // L2 reads what a box of one column block needs, and no more
 };
+
+// Checks that TMA can copy from or to an array, whose name the error gives.
+Status CheckTmaAddress(const char* name, const void* address);
 
 Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map);
 

@@ -78,12 +78,9 @@ Status ChooseTiles(const MatmulCall& call, const Sm90Kernel& kernel, MatmulParam
     if (Status status = FindMemoryBusBits(&bus_bits); !status.ok()) return status;
     if (swapped.TakesWidePairs(bus_bits)) chosen->address = kernel.wide_address;
   }
-  // With many waves of tiles the last one matters little. With few rows per group reading memory
-  // bounds all tiles alike.
-  constexpr int64_t kFewWaves = 16;
-  params->has_few_pairs = kernel.a_narrow_box_rows > 0 && !swapped.HasFewRows() &&
-                          MaxTiles(call.kind, *chosen, *params) <=
-                              kFewWaves * std::min<int64_t>(call.num_sms, kMaxItems);
+  params->has_few_pairs = kernel.a_narrow_box_rows > 0 &&
+                          swapped.HasFewPairs(MaxTiles(call.kind, *chosen, *params),
+                                              std::min<int64_t>(call.num_sms, kMaxItems));
   return {};
 }
 
@@ -111,7 +108,7 @@ class Sm90 final : public MatmulFamily {
     constexpr int64_t kMaxColumns = kMaxItems / 2;  // gated pre-activations have twice as many
     const MatmulParams& params = call.params;
     const EpilogueParams& epilogue = params.epilogue;
-    return !call.fp8.has_value() && call.type != kF32 && IsCopyable(params.a) &&
+    return !IsQuantized(call) && call.type != kF32 && IsCopyable(params.a) &&
            IsCopyable(params.b) && params.shape_n % 8 == 0 && params.shape_n <= kMaxColumns &&
            IsAligned(params.out, 16) && IsAligned(epilogue.pre_activation, 16) &&
            IsAligned(epilogue.pre_activation_gradient, 16) && IsAligned(epilogue.bias, 8) &&

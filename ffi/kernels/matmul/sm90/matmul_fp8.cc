@@ -12,8 +12,6 @@ namespace {
 // Two 8-bit values are one 16-bit element for TMA, which only moves them.
 constexpr int kPacked = 2;
 
-constexpr int kTmaAlignment = 16;  // bytes
-
 static_assert(kFp8Block == kScaleBlock, "host and device agree");
 
 Status CheckAddresses(const MatmulParams& params) {
@@ -25,9 +23,7 @@ Status CheckAddresses(const MatmulParams& params) {
                {"out", params.out},
                {"pre_activation", params.epilogue.pre_activation}};
   for (const auto& [name, address] : named) {
-    if (IsAligned(address, kTmaAlignment)) continue;
-    return FailedPrecondition(name, " begins at an address that is no multiple of ", kTmaAlignment,
-                              "; TMA needs that. Copy the array first");
+    if (Status status = CheckTmaAddress(name, address); !status.ok()) return status;
   }
   return {};
 }

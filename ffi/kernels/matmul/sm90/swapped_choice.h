@@ -31,6 +31,14 @@ struct SwappedCall {
     return HasFewTiles() || (memory_bus_bits > kH100BusBits && 2 * Waves(4) <= Waves(2));
   }
 
+  // Returns whether a call has few pairs of so many tiles, see RunScheduler. With many waves of
+  // tiles the last one matters little. With few rows per group reading memory bounds all tiles
+  // alike.
+  bool HasFewPairs(int64_t tiles, int64_t num_sms) const {
+    constexpr int64_t kFewWaves = 16;
+    return !HasFewRows() && tiles <= kFewWaves * num_sms;
+  }
+
  private:
   int64_t Waves(int64_t tiles_per_pair) const {
     return CeilDivide(num_groups * CeilDivide(tiles_n, tiles_per_pair), clusters);

@@ -17,7 +17,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   *map = {};
   map->base = reinterpret_cast<uint64_t>(base);
   map->element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-  map->swizzle_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
+  const bool swizzles = swizzle != CU_TENSOR_MAP_SWIZZLE_NONE;
+  map->swizzle_bytes = !swizzles ? 16 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
   bool is_valid = rank == 5 && map->base % 16 == 0;
   for (cuuint32_t i = 0; is_valid && i < rank; ++i) {
     map->strides[i] = i == 0 ? map->element_bytes : strides[i - 1];
@@ -27,7 +28,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                (i == 0 || (map->strides[i] % 16 == 0 && map->strides[i] < kMaxStride));
   }
   const int box_bytes = map->box[0] * map->element_bytes;
-  is_valid = is_valid && box_bytes % 16 == 0 && box_bytes <= map->swizzle_bytes;
+  is_valid = is_valid && box_bytes % 16 == 0 && (!swizzles || box_bytes <= map->swizzle_bytes);
   return is_valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

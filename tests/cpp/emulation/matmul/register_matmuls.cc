@@ -14,6 +14,7 @@ MatmulKernel PortableFloat32MatmulKernel(MatmulKind) { return {}; }
 MatmulKernel PortableActivationGradientKernel(ElementType) { return {}; }
 Sm90Kernel Fp8MatmulKernel(Fp8Kind, bool) { return {}; }
 Sm90Kernel Fp8ActivationKernel() { return {}; }
+Sm90Kernel Sm90MxFp4MatmulKernel() { return {}; }
 Sm90Kernel Fp8RhsGradientKernel(bool) { return {}; }
 
 namespace {

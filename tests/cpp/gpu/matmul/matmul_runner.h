@@ -76,7 +76,8 @@ class Runner {
     FillAccumulators();
   }
 
-  jax_ep::Status Launch(cudaStream_t stream = nullptr) const {
+  // `other_sizes`: on the device, instead of the case's.
+  jax_ep::Status Launch(cudaStream_t stream = nullptr, const int32_t* other_sizes = nullptr) const {
     const Kind& kind = case_.kind;
     jax_ep::GroupedMatmulConfig config;
     config.transpose_rhs = kind.transpose;
@@ -92,7 +93,7 @@ class Runner {
     // The names are the forward call's: the gradient's result has rhs's type.
     sizes.rhs_type = kind.is_gradient ? kind.out : kind.right;
     sizes.result_type = kind.is_gradient ? kind.right : kind.out;
-    const auto* group_sizes = sizes_.As<int32_t>();
+    const int32_t* const group_sizes = other_sizes != nullptr ? other_sizes : sizes_.As<int32_t>();
     return (kind.is_gradient ? jax_ep::LaunchGroupedMatmulRhsGradient
                              : jax_ep::LaunchGroupedMatmul)(config, sizes, lhs_.data(),
                                                             right_.data(), group_sizes, out_.data(),

@@ -1,0 +1,104 @@
+// The family of bfloat16 rows and MXFP4 weights for sm_90a.
+#include <algorithm>
+
+#include "ffi/device/common/integers.h"
+#include "ffi/device/common/limits.h"
+#include "ffi/device/matmul/sm90/mxfp4_params.h"
+#include "ffi/kernels/matmul/sm90/kernels.h"
+#include "ffi/kernels/matmul/sm90/make_tensor_map.h"
+#include "ffi/kernels/matmul/sm90/swapped_choice.h"
+
+namespace jax_ep {
+namespace {
+
+// Four values are one 16-bit element for TMA, which only moves them.
+constexpr int kPacked = 4;
+
+// 32 bytes of a column, a k-block.
+constexpr int kLineElements = 16;
+
+// Lanes read scales in words.
+constexpr int kWordBytes = 4;
+
+Status CheckAddresses(const MatmulParams& params, const uint8_t* scales) {
+  const struct {
+    const char* name;
+    const void* address;
+  } named[] = {{"lhs", params.a.data}, {"rhs", params.b.data}, {"out", params.out}};
+  for (const auto& [name, address] : named) {
+    if (Status status = CheckTmaAddress(name, address); !status.ok()) return status;
+  }
+  if (IsAligned(scales, kWordBytes)) return {};
+  return FailedPrecondition("rhs_scales begin at an address that is no multiple of ", kWordBytes,
+                            "; the MXFP4 kernel reads words. Copy the array first");
+}
+
+Status MakeTensorMaps(const MatmulCall& call, const Sm90Kernel& kernel, MatmulTensorMaps* maps) {
+  const MatmulParams& params = call.params;
+  const auto prefixes = [&](const void* base, ElementType type, int64_t columns) {
+    return MappedTensor::Prefixes(base, type, columns, columns, params.groups.num_rows);
+  };
+  const MappedTensor rows = prefixes(params.a.data, kBF16, params.shape_k);
+  const MappedTensor weights = MappedTensor::Stack(params.b.data, kBF16, params.shape_k / kPacked,
+                                                   params.shape_n, params.groups.num_groups);
+  const BoxShape out_box = call.out_type == kF32 ? BoxShape{.rows = kernel.float32_box_rows,
+                                                            .columns = kernel.float32_box_columns}
+                                                 : BoxShape{kSm90OutBoxRows};
+  const struct {
+    MappedTensor tensor;
+    BoxShape box;
+    CUtensorMap* map;
+  } all[] = {{rows, {kernel.a_box_rows}, &maps->a},
+             {rows, {kernel.a_narrow_box_rows}, &maps->a_narrow},
+             {weights, {.rows = kernel.b_box_rows, .columns = kLineElements}, &maps->b},
+             {weights, {.rows = kernel.b_narrow_box_rows, .is_narrow = true}, &maps->b_narrow},
+             {prefixes(params.out, call.out_type, params.shape_n), out_box, &maps->out}};
+  for (const auto& [tensor, box, map] : all) {
+    if (Status status = MakeTensorMap(tensor, box, map); !status.ok()) return status;
+  }
+  return {};
+}
+
+class Sm90MxFp4 final : public MatmulFamily {
+  bool RunsOn(ComputeCapability device) const override { return device == kSm90; }
+
+  std::vector<MatmulKernel> Kernels() const override { return {Sm90MxFp4MatmulKernel().kernel}; }
+
+  bool Supports(const MatmulCall& call) const override { return call.mxfp4.has_value(); }
+
+  Status Plan(const MatmulCall& call, MatmulPlan* plan) const override {
+    MatmulParams params = call.params;
+    Status status = CheckAddresses(params, call.mxfp4->scales);
+    if (!status.ok() || params.groups.num_rows == 0 || params.groups.num_groups == 0) {
+      return status;
+    }
+    const Sm90Kernel kernel = Sm90MxFp4MatmulKernel();
+    MatmulTensorMaps maps;
+    status = MakeTensorMaps(call, kernel, &maps);
+    if (!status.ok()) return status;
+    params.b_column_blocks = 1;
+    params.out_tile_n = OutTileColumns(call, kernel.kernel);
+    params.out_is_float32 = call.out_type == kF32;
+    params.out_is_aligned = true;
+    const int64_t tiles = MaxTiles(call.kind, kernel.kernel, params);
+    const SwappedCall swapped = {
+        .num_groups = params.groups.num_groups,
+        .num_rows = params.groups.num_rows,
+        .tiles_n = CeilDivide(int64_t{params.shape_n}, params.out_tile_n),
+        .clusters = std::max<int64_t>(call.num_sms / kernel.kernel.cluster_blocks, 1)};
+    params.has_few_pairs = swapped.HasFewPairs(tiles, std::min<int64_t>(call.num_sms, kMaxItems));
+    if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
+    const MxFp4Scales scales = {.b = call.mxfp4->scales, .k_blocks = params.shape_k / kMxFp4Block};
+    plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, scales);
+    return {};
+  }
+};
+
+}  // namespace
+
+const MatmulFamily& Sm90MxFp4Matmuls() {
+  static const Sm90MxFp4 family;
+  return family;
+}
+
+}  // namespace jax_ep
