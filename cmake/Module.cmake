@@ -46,6 +46,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/call.cc
     ffi/handlers/matmul/grouped_matmul.cc
     ffi/handlers/matmul/grouped_matmul_activation.cc
+    ffi/handlers/matmul/grouped_matmul_mxfp4.cc
     ffi/handlers/matmul/grouped_matmul_quantized.cc
     ffi/handlers/matmul/grouped_matmul_quantized_activation.cc
     ffi/handlers/matmul/grouped_matmul_quantized_rhs_gradient.cc

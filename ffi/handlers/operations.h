@@ -27,6 +27,7 @@ Handlers BulkCopyCeilingHandlers();
 Handlers GroupedMatmulHandlers();
 Handlers GroupedMatmulRhsGradientHandlers();
 Handlers GroupedMatmulQuantizedHandlers();
+Handlers GroupedMatmulMxFp4Handlers();
 Handlers GroupedMatmulQuantizedActivationHandlers();
 Handlers GroupedMatmulQuantizedRhsGradientHandlers();
 Handlers GroupedMatmulActivationHandlers();
@@ -47,6 +48,7 @@ inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  GroupedMatmulHandlers,
                                                  GroupedMatmulRhsGradientHandlers,
                                                  GroupedMatmulQuantizedHandlers,
+                                                 GroupedMatmulMxFp4Handlers,
                                                  GroupedMatmulQuantizedActivationHandlers,
                                                  GroupedMatmulQuantizedRhsGradientHandlers,
                                                  GroupedMatmulActivationHandlers,

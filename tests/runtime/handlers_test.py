@@ -106,6 +106,14 @@ CALLS = {
         [jnp.zeros((40, 136), jnp.bfloat16)],
         {"scale_block": np.int64(128), "zero_tail": np.bool_(True), "num_sms": np.int64(0)},
     ),
+    "jax_ep.grouped_matmul_mxfp4.v1": (
+        [
+            *(ROWS, jnp.zeros((2, 136, 64), jnp.float4_e2m1fn)),
+            *(jnp.ones((2, 136, 2), jnp.float8_e8m0fnu), jnp.zeros(2, jnp.int32)),
+        ],
+        [jnp.zeros((40, 136), jnp.bfloat16)],
+        {"zero_tail": np.bool_(True), "num_sms": np.int64(0)},
+    ),
     "jax_ep.grouped_matmul_quantized_activation.v1": (
         [
             *(jnp.zeros((40, 144), jnp.float8_e4m3fn), jnp.zeros((40, 2))),

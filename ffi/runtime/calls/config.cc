@@ -119,6 +119,10 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& 
   return status.ok() ? CheckNumSms(target, config.num_sms) : status;
 }
 
+Status CheckConfig(std::string_view target, const GroupedMatmulMxFp4Config& config) {
+  return CheckNumSms(target, config.num_sms);
+}
+
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedRhsGradientConfig& config) {
   return CheckNumSms(target, config.num_sms);
 }

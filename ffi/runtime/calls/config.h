@@ -58,6 +58,12 @@ struct GroupedMatmulQuantizedConfig {
   int64_t num_sms = 0;  // 0: the launch code chooses
 };
 
+// Attributes of grouped_matmul_mxfp4.
+struct GroupedMatmulMxFp4Config {
+  bool zero_tail = true;
+  int64_t num_sms = 0;  // 0: the launch code chooses
+};
+
 // Attributes of grouped_matmul_quantized_rhs_gradient.
 struct GroupedMatmulQuantizedRhsGradientConfig {
   bool has_accumulator = false;  // adds to a float32 operand
@@ -122,6 +128,7 @@ Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const TransferDoneConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulMxFp4Config& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedRhsGradientConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config);

@@ -59,6 +59,23 @@ Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, B
   return {};
 }
 
+Status CheckGroupedMatmulMxFp4(const GroupedMatmulMxFp4Config& /*config*/, Buffers operands,
+                               Buffers results, GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulMxFp4Target, operands, results);
+  constexpr int64_t kBlock = 32;  // values that share a scale
+  Size m{"M"}, k{"K"}, n{"N"}, l{"L"}, blocks{"K/32"};
+  Types bf16{kBF16}, values{kF4E2M1}, scales{kF8E8M0}, s32{kS32}, out{kBF16 | kF32};
+  check.Operand("lhs", bf16, {&m, &k});
+  check.Operand("rhs", values, {&l, &n, &k});
+  blocks.value = CeilDivide(k.value, kBlock);
+  check.Operand("rhs_scales", scales, {&l, &n, &blocks});
+  check.Operand("group_sizes", s32, {&l});
+  check.Result("out", out, {&m, &n});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value, m.value, k.value, n.value, bf16.type(), values.type(), out.type()};
+  return {};
+}
+
 Status CheckGroupedMatmulQuantizedRhsGradient(const GroupedMatmulQuantizedRhsGradientConfig& config,
                                               Buffers operands, Buffers results,
                                               GroupedMatmulSizes* sizes) {

@@ -93,6 +93,30 @@ void TestGroupedMatmulQuantized() {
               "(out) is f16[40,136]; expected bf16|f32");
 }
 
+void TestGroupedMatmulMxFp4() {
+  const GroupedMatmulMxFp4Config config;
+  GroupedMatmulSizes sizes;
+  const List given = {
+      {kBF16, {40, 96}}, {kF4E2M1, {3, 136, 96}}, {kF8E8M0, {3, 136, 3}}, {kS32, {3}}};
+  const List results = {{kBF16, {40, 136}}};
+  CHECK_OK(Run(CheckGroupedMatmulMxFp4, config, given, results, &sizes));
+  CHECK(sizes.num_groups == 3 && sizes.num_rows == 40);
+  CHECK(sizes.contracted == 96 && sizes.columns == 136 && sizes.result_type == kBF16);
+  CHECK_OK(Run(CheckGroupedMatmulMxFp4, config, given, {{kF32, {40, 136}}}, &sizes));
+  CHECK(sizes.result_type == kF32);
+  const auto refused = [&](size_t index, const OwnedBuffer& operand, const char* message) {
+    List operands = given;
+    operands[index] = operand;
+    CHECK_FAILS(Run(CheckGroupedMatmulMxFp4, config, operands, results, &sizes), message);
+  };
+  refused(0, {kF16, {40, 96}}, "(lhs) is f16[40,96]; expected bf16[M,K]");
+  refused(1, {kF8E4M3, {3, 136, 96}}, "(rhs) is f8e4m3fn[3,136,96]; expected f4e2m1fn[L,N,K=96]");
+  refused(2, {kF8E8M0, {3, 136, 4}}, "expected f8e8m0fnu[L=3,N=136,K/32=3]");
+  refused(3, {kS32, {2}}, "(group_sizes) is s32[2]; expected s32[L=3]");
+  CHECK_FAILS(Run(CheckGroupedMatmulMxFp4, config, given, {{kF16, {40, 136}}}, &sizes),
+              "(out) is f16[40,136]; expected bf16|f32");
+}
+
 void TestGroupedMatmulQuantizedRhsGradient() {
   GroupedMatmulQuantizedRhsGradientConfig config;
   const List operands = {{kF8E4M3, {4, 144, 128}},
@@ -185,6 +209,7 @@ int main() {
   jax_ep::TestGroupedMatmulRhsGradient();
   jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulQuantized();
+  jax_ep::TestGroupedMatmulMxFp4();
   jax_ep::TestGroupedMatmulQuantizedRhsGradient();
   jax_ep::TestGroupedMatmulQuantizedActivation();
   jax_ep::TestGroupedMatmulActivation();
