@@ -29,6 +29,8 @@ import jax_ep.nnx
 from jax_ep import quant
 from jax_ep._src.core import extension
 from jax_ep._src.layer import domains
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.params import GroupedMatmulParams
 
 MESH = testing.expert_mesh()
 RANKS = testing.NUM_DEVICES
@@ -225,6 +227,22 @@ def each_quantized_fallback():
         jax_ep._src.core.runtime, "compute_capabilities", lambda: {"8.0"}
     ):
         lower(rows, weights)
+        lower_four_bits()
+    lower_four_bits(dtype=np.float16)
+    lower_four_bits(format=quant.MxFp8())
+    lower_four_bits(columns=12)
+    lower_four_bits(num_scales=1)
+
+
+def lower_four_bits(dtype=jnp.bfloat16, format=quant.MxFp4(), columns=8, num_scales=None):
+    weights = quant.quantize(np.ones((2, columns, 64), np.float32), format)
+    weights = quant.Quantized(weights.values, weights.scales[:, :num_scales], format)
+    params = GroupedMatmulParams(
+        transpose_rhs=True, out_dtype=dtype, zero_tail=True, num_sms=0, implementation=None
+    )
+    rows = jnp.ones((4, 64), dtype)
+    sizes = np.ones(2, np.int32)
+    programs.lower_for_cuda(lambda: weights_only_matmul(rows, weights, sizes, params))
 
 
 def rhs_gradient(accumulator=np.float32, shape=(2, 8, 6), out_gradient=(4, 6), **options):

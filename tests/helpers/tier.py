@@ -24,8 +24,9 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1]
 # Suites of the CPU tier that run on GPUs as well. Suites in tests/gpu_only/ run on GPUs only.
 ON_BOTH = (
     "combine", "dispatch", "doctor", "domains", "export", "gradients", "grouped_matmul", "grouped_matmul_activation",
-    "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe", "grouped_matmul_rhs_gradient",
-    "grouped_mlp", "in_flight", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients", "moe_mlp_in_flight", "moe_mlp_parts", "quantized_dispatch",
+    "grouped_matmul_mxfp4", "grouped_matmul_quantized", "grouped_matmul_quantized_activation", "grouped_matmul_recipe",
+    "grouped_matmul_rhs_gradient", "grouped_mlp", "in_flight", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients",
+    "moe_mlp_in_flight", "moe_mlp_parts", "quantized_dispatch",
     "quantized_mlp", "quantized_modules", "quantized_weight_gradients", "nnx", "nnx_options", "nnx_tokens", "padded_experts",
     "parity", "plan", "property", "quant", "quantize_weights", "reference", "transformations", "weights_only",
 )  # fmt: skip

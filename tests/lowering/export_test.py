@@ -17,6 +17,8 @@ from programs import struct
 import jax_ep
 import jax_ep.nnx
 from jax_ep import quant
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.params import GroupedMatmulParams
 
 TARGETS = (
     "jax_ep.dispatch.v1",
@@ -36,6 +38,7 @@ TARGETS = (
     "jax_ep.quantize_weights.v1",
     "jax_ep.quantize_transposed.v1",
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1",
+    "jax_ep.grouped_matmul_mxfp4.v1",
 )
 
 
@@ -62,6 +65,19 @@ def quantized_gradient():
         ).sum()
 
     return jax.grad(multiply)(jnp.ones((2, 16, 8)))
+
+
+def four_bit_matmul():
+    weights = quant.quantize(jnp.ones((2, 8, 32)), quant.MxFp4())
+    params = GroupedMatmulParams(
+        transpose_rhs=True,
+        out_dtype=jnp.dtype(jnp.float32),
+        zero_tail=True,
+        num_sms=0,
+        implementation=None,
+    )
+    rows = jnp.ones((8, 32), jnp.bfloat16)
+    return weights_only_matmul(rows, weights, jnp.array([3, 5]), params)
 
 
 def in_flight(ids, x, topk_weights):
@@ -91,7 +107,7 @@ def loss_and_gradients(*arguments):
     )
     loss = lambda *arguments: (
         jnp.sum(jnp.sin(layer(*arguments)))
-        + jnp.sum(quantized_matmul() + jnp.sum(quantized_gradient()))
+        + jnp.sum(quantized_matmul() + four_bit_matmul() + jnp.sum(quantized_gradient()))
     )
     return jax.value_and_grad(loss, (1, 2, 3))(*arguments)
 

@@ -156,13 +156,13 @@ def unsupported_operands(avals: list[Aval], formats: Formats) -> str | None:
     )
 
 
-def unsupported_gpus() -> str | None:
-    """Returns why the GPUs of this machine do not multiply eight-bit operands, or None."""
+def unsupported_gpus(operands: str = "eight-bit operands") -> str | None:
+    """Returns why the GPUs of this machine do not multiply such operands, or None."""
     others = [c for c in runtime.compute_capabilities() if c != KERNEL_CAPABILITY]
     if not others:
         return None
     return (
-        f"eight-bit operands need GPUs of compute capability {KERNEL_CAPABILITY}, and there is "
+        f"{operands} need GPUs of compute capability {KERNEL_CAPABILITY}, and there is "
         f"one of {others[0]}"
     )
 

@@ -1,0 +1,130 @@
+"""Products of float rows and MXFP4 weights against numpy in float64 over the dequantized weights."""
+
+from __future__ import annotations
+
+import functools
+import unittest.mock
+
+import testing  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_moe
+import programs
+import tier
+from absl.testing import absltest, parameterized
+from grouped import GROUP_SIZES
+
+import jax_ep
+from jax_ep import quant
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.params import GroupedMatmulParams
+
+FORMAT = quant.MxFp4()
+
+
+def params(**options):
+    given = dict(out_dtype=jnp.dtype(jnp.bfloat16), zero_tail=True, num_sms=0, implementation=None)
+    return GroupedMatmulParams(transpose_rhs=True, **given | options)
+
+
+@functools.cache
+def matmul(**options):
+    return jax.jit(functools.partial(weights_only_matmul, params=params(**options)))
+
+
+def problem(sizes, *, num_rows=32, k=224, n=136, dtype=jnp.bfloat16, format=FORMAT):
+    """Rows, weights [G, N, K], sizes, and where the tail begins; the tail of rows is NaN."""
+    rng = np.random.default_rng(0)
+    sizes = np.array(sizes, np.int32)
+    lhs = testing.random_values(rng, (num_rows, k))
+    rhs = testing.random_values(rng, (len(sizes), n, k))
+    end = list(numpy_moe.group_slices(sizes, num_rows))[-1].stop
+    lhs[end:] = np.nan
+    return jnp.asarray(lhs, dtype), quant.quantize(rhs, format), sizes, end
+
+
+def exact(weights):
+    return np.asarray(quant.dequantize(weights, jnp.float32), np.float64)
+
+
+class MxFp4MatmulTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)
+    )
+    def test_every_kind_of_group_sizes(self, row_dtype, dtype):
+        for kind, sizes in GROUP_SIZES.items():
+            lhs, rhs, sizes, end = problem(sizes, dtype=row_dtype)
+            out = matmul(out_dtype=jnp.dtype(dtype))(lhs, rhs, sizes)
+            self.assertEqual(out.dtype, dtype)
+            a, b = np.asarray(lhs, np.float64), exact(rhs)
+            expected = numpy_moe.grouped_matmul(a, b, sizes, transpose_rhs=True)
+            magnitudes = numpy_moe.grouped_matmul(np.abs(a), np.abs(b), sizes, transpose_rhs=True)
+            unit = 2**-8 if dtype == jnp.bfloat16 else 2**-24
+            bound = 1.01 * unit * np.abs(expected) + 2**-22 * (4 + 224**0.5) * magnitudes
+            error = np.abs(np.asarray(out, np.float64) - expected)[:end]
+            self.assertTrue((error <= bound[:end]).all(), kind)
+            testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), kind)
+
+    @parameterized.product(row_dtype=[jnp.bfloat16, jnp.float32], wide=[False, True])
+    def test_bits_are_those_of_dequantized_weights(self, row_dtype, wide):
+        dtype = jnp.dtype(jnp.float32 if wide else row_dtype)
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3], dtype=row_dtype)
+        weights = quant.dequantize(rhs, row_dtype)
+        expected = jax_ep.grouped_matmul(
+            lhs, weights, sizes, transpose_rhs=True, preferred_element_type=dtype
+        )
+        testing.assert_bitwise(matmul(out_dtype=dtype)(lhs, rhs, sizes), expected)
+
+    def test_gradient_of_rows(self):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
+        weights = quant.dequantize(rhs, jnp.bfloat16)
+        cotangent = jnp.asarray(np.random.default_rng(1).standard_normal((32, 136)), jnp.bfloat16)
+        float_matmul = functools.partial(jax_ep.grouped_matmul, transpose_rhs=True)
+        _, pull = jax.vjp(lambda lhs: matmul()(lhs, rhs, sizes), lhs)
+        _, expected = jax.vjp(lambda lhs: float_matmul(lhs, weights, sizes), lhs)
+        testing.assert_bitwise(pull(cotangent)[0], expected(cotangent)[0])
+
+    @tier.only_on_cpu
+    def test_on_cuda_it_is_one_kernel(self):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
+        program = lower_for_cuda(lhs, rhs, sizes, num_sms=8, zero_tail=False)
+        call = program.call("grouped_matmul_mxfp4")
+        self.assertEqual(call.operands[0], "32x224xbf16")
+        self.assertEqual(call.operands[1], "4x136x224xf4E2M1FN")
+        self.assertEqual(call.operands[2], "4x136x7xf8E8M0FNU")
+        self.assertEqual(call.attributes["num_sms"], ("i64", 8))
+        self.assertEqual(call.attributes["zero_tail"], ("bool", False))
+        self.assertEqual(program.targets, {"grouped_matmul_mxfp4": 1})
+
+    @parameterized.named_parameters(
+        ("another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"),
+        ("another_format", dict(format=quant.MxFp8()), [], "no kernel multiplies float rows by"),
+        ("rows", dict(dtype=jnp.float16), [], "rows are float16; the MXFP4 kernel takes bfloat16"),
+        ("k", dict(k=200), [], "K is 200; the MXFP4 kernel takes positive multiples of 32"),
+        ("n", dict(n=140), [], "N is 140; the MXFP4 kernel takes positive multiples of 8"),
+    )
+    @tier.only_on_cpu
+    def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3], **shape)
+        other_gpu = unittest.mock.patch.object(
+            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
+        )
+        with other_gpu, programs.fallback_warnings() as messages:
+            program = lower_for_cuda(lhs, rhs, sizes)
+        self.assertLen(messages, 1)
+        self.assertIn("dequantizes its weights", messages[0])
+        self.assertIn(reason, messages[0])
+        self.assertEqual(program.targets, {"grouped_matmul": 1})
+        with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
+            lower_for_cuda(lhs, rhs, sizes, implementation="cuda")
+
+
+def lower_for_cuda(lhs, rhs, sizes, **options):
+    call = functools.partial(weights_only_matmul, params=params(**options))
+    return programs.lower_for_cuda(call, lhs, rhs, sizes)
+
+
+if __name__ == "__main__":
+    absltest.main()
