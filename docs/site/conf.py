@@ -86,8 +86,8 @@ CONTENTS = {
         "CHANGELOG",
     ],
     "Design": [
-        *_pages("design", "README", "plan", "transfer", "protocol", "matmul", "numerics"),
-        *_pages("design", "runtime", "testing", "glossary"),
+        *_pages("design", "README", "plan", "transfer", "protocol", "matmul"),
+        *_pages("design", "quantized_matmul", "numerics", "runtime", "testing", "glossary"),
         "CONTRIBUTING",
     ],
     "Performance": _pages("performance", "README", "layer_times", "eight_bits", "hosts", "overlap"),
@@ -95,7 +95,7 @@ CONTENTS = {
         *_pages(
             "lab_notes", "README", "transfer", "domains", "matmul", "swapped_operands", "few_rows"
         ),
-        *_pages("lab_notes", "fp8", "layer", "quantize"),
+        *_pages("lab_notes", "fp8", "mxfp4", "layer", "quantize"),
     ],
 }
 
