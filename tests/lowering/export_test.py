@@ -17,8 +17,6 @@ from programs import struct
 import jax_ep
 import jax_ep.nnx
 from jax_ep import quant
-from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
-from jax_ep._src.matmul.params import GroupedMatmulParams
 
 TARGETS = (
     "jax_ep.dispatch.v1",
@@ -67,17 +65,13 @@ def quantized_gradient():
     return jax.grad(multiply)(jnp.ones((2, 16, 8)))
 
 
-def four_bit_matmul():
-    weights = quant.quantize(jnp.ones((2, 8, 32)), quant.MxFp4())
-    params = GroupedMatmulParams(
-        transpose_rhs=True,
-        out_dtype=jnp.dtype(jnp.float32),
-        zero_tail=True,
-        num_sms=0,
-        implementation=None,
-    )
+def four_bit_mlp():
+    recipe = quant.WeightsOnly(quant.MxFp4())
+    quantized = quant.quantize_experts(jnp.ones((2, 32, 2, 32)), jnp.ones((2, 32, 32)), recipe)
     rows = jnp.ones((8, 32), jnp.bfloat16)
-    return weights_only_matmul(rows, weights, jnp.array([3, 5]), params)
+    return jax_ep.grouped_mlp(
+        rows, None, None, jnp.array([3, 5]), quantization=recipe, quantized_weights=quantized
+    )
 
 
 def in_flight(ids, x, topk_weights):
@@ -107,7 +101,7 @@ def loss_and_gradients(*arguments):
     )
     loss = lambda *arguments: (
         jnp.sum(jnp.sin(layer(*arguments)))
-        + jnp.sum(quantized_matmul() + four_bit_matmul() + jnp.sum(quantized_gradient()))
+        + jnp.sum(quantized_matmul() + jnp.sum(four_bit_mlp()) + jnp.sum(quantized_gradient()))
     )
     return jax.value_and_grad(loss, (1, 2, 3))(*arguments)
 

@@ -42,7 +42,8 @@ def problem(sizes, *, num_rows=32, k=224, n=136, dtype=jnp.bfloat16, format=FORM
     rhs = testing.random_values(rng, (len(sizes), n, k))
     end = list(numpy_moe.group_slices(sizes, num_rows))[-1].stop
     lhs[end:] = np.nan
-    return jnp.asarray(lhs, dtype), quant.quantize(rhs, format), sizes, end
+    rhs = quant.quantize(rhs, format, implementation="xla")  # no kernel does
+    return jnp.asarray(lhs, dtype), rhs, sizes, end
 
 
 def exact(weights):
@@ -68,6 +69,7 @@ class MxFp4MatmulTest(parameterized.TestCase):
             testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), kind)
 
     @parameterized.product(row_dtype=[jnp.bfloat16, jnp.float32], wide=[False, True])
+    @tier.only_on_cpu  # the kernel adds in an order of its own
     def test_bits_are_those_of_dequantized_weights(self, row_dtype, wide):
         dtype = jnp.dtype(jnp.float32 if wide else row_dtype)
         lhs, rhs, sizes, _ = problem([5, 0, 7, 3], dtype=row_dtype)

@@ -78,17 +78,39 @@ def grouped_matmul_activation(
     keep_pre_activation: bool,
 ) -> tuple[jax.Array, ...]:
     """Matmul, bias, activation and row weight; and the pre-activation, if it is kept."""
-    accumulators = _products(lhs, rhs, group_sizes, False, jnp.float32)
+    return activation_epilogue(
+        _products(lhs, rhs, group_sizes, False, jnp.float32),
+        group_sizes,
+        *optional,
+        dtype=lhs.dtype,
+        params=params,
+        has_bias=has_bias,
+        has_row_weights=has_row_weights,
+        keep_pre_activation=keep_pre_activation,
+    )
+
+
+def activation_epilogue(
+    accumulators: jax.Array,
+    group_sizes: jax.Array,
+    *optional: jax.Array,
+    dtype: Any,
+    params: GroupedMatmulActivationParams,
+    has_bias: bool,
+    has_row_weights: bool,
+    keep_pre_activation: bool,
+) -> tuple[jax.Array, ...]:
+    """Does what follows the matmul in `grouped_matmul_activation`; results are in `dtype`."""
     if has_bias:
-        accumulators = accumulators + optional[0][_group_of_rows(group_sizes, lhs.shape[0])]
-    pre_activation = _round(accumulators, lhs.dtype)
+        accumulators = accumulators + optional[0][_group_of_rows(group_sizes, len(accumulators))]
+    pre_activation = _round(accumulators, dtype)
     if params.activation == "none":
         out = accumulators
     else:
         out = activate(params.activation, pre_activation.astype(jnp.float32))
     if has_row_weights:
         out = out * optional[-1][:, None]
-    results = (out.astype(lhs.dtype), pre_activation)[: 1 + keep_pre_activation]
+    results = (out.astype(dtype), pre_activation)[: 1 + keep_pre_activation]
     tail = 0 if params.zero_tail else jnp.nan
     return tuple(_fill_tail(result, group_sizes, tail) for result in results)
 

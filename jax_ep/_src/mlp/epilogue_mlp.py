@@ -17,11 +17,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_ep._src.core import compat
 from jax_ep._src.core.runtime import LIMITS
 from jax_ep._src.matmul.accumulation import Accumulators
-from jax_ep._src.matmul.grouped_matmul_activation import bind_activation, bind_activation_gradient
+from jax_ep._src.matmul.grouped_matmul_activation import bind_activation_gradient
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.primitives import bind_matmul, bind_rhs_gradient
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.mlp.weights_only import multiply, multiply_and_activate
 
 BIAS_COLUMNS = LIMITS["vector_bytes"] // 2
 """Columns of the narrow matmuls that sum for biases: the fewest that fill a vector."""
@@ -50,22 +51,17 @@ def epilogue_mlp_forward(
     keep: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the result, and the pre-activation if it is to be kept."""
-    w_up, w_down, b_up, b_down = experts.parameters
-    activations, pre_activation = bind_activation(
-        rows,
-        w_up,
-        group_sizes,
-        b_up,
-        None,
-        params.epilogue(params.activation),
-        keep_pre_activation=keep,
+    w_up, w_down = experts.multiplied
+    b_up, b_down = experts.b_up, experts.b_down
+    activations, pre_activation = multiply_and_activate(
+        rows, w_up, group_sizes, b_up, None, params, params.activation, keep_pre_activation=keep
     )
     pre_activation = checkpoint_name(pre_activation, "jax_ep.pre_activation")
     if b_down is None and row_weights is None:
         to_y = params.matmul(rows.dtype, zero_tail=params.zero_tail)
-        return bind_matmul(activations, w_down, group_sizes, to_y), pre_activation
-    y, _ = bind_activation(
-        activations, w_down, group_sizes, b_down, row_weights, params.epilogue("none")
+        return multiply(activations, w_down, group_sizes, to_y), pre_activation
+    y, _ = multiply_and_activate(
+        activations, w_down, group_sizes, b_down, row_weights, params, "none"
     )
     if params.zero_tail:  # the epilogue leaves it unspecified
         y = jnp.where(rows_in_groups(group_sizes, y.shape[0])[:, None], y, 0)
@@ -76,10 +72,11 @@ def repeat_pre_activation(
     rows: jax.Array, experts: Experts, group_sizes: jax.Array, params: GroupedMlpParams
 ) -> jax.Array:
     """Returns the pre-activation that `epilogue_mlp_forward` keeps, by a matmul of its own."""
+    w_up, _ = experts.multiplied
     if experts.b_up is None:
-        return bind_matmul(rows, experts.w_up, group_sizes, params.matmul(rows.dtype))
-    pre_activation, _ = bind_activation(
-        rows, experts.w_up, group_sizes, experts.b_up, None, params.epilogue("none")
+        return multiply(rows, w_up, group_sizes, params.matmul(rows.dtype))
+    pre_activation, _ = multiply_and_activate(
+        rows, w_up, group_sizes, experts.b_up, None, params, "none"
     )
     return pre_activation
 
@@ -128,7 +125,8 @@ def _forward(
     y, pre_activation = epilogue_mlp_forward(
         rows, experts, group_sizes, row_weights, params, keep=True
     )
-    residuals = rows, experts.without_accumulators(), group_sizes, row_weights, pre_activation
+    experts_kept = experts.without_accumulators()._replace(quantized=None)
+    residuals = rows, experts_kept, group_sizes, row_weights, pre_activation
     return (y, experts.passed_on(params.accumulation, y)), residuals
 
 

@@ -29,6 +29,7 @@ from jax_ep._src.mlp.expert_forms import (
     flatten_forms,
     kind_of,
 )
+from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedExperts
 
 
@@ -40,13 +41,21 @@ class Experts(NamedTuple):
     b_up: jax.Array | None  # float32[L, N]
     b_down: jax.Array | None  # float32[L, H]
     accumulators: Accumulators = NO_ACCUMULATORS
-    quantized: QuantizedExperts | None = None  # constants, by the layer's recipe
+    quantized: QuantizedExperts | None = None  # constants, by the layer's recipe or WeightsOnly
     layer: jax.Array | None = None  # int32[]: then the L groups are those of all layers
 
     @property
     def parameters(self) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
         """The arrays that have gradients."""
         return self.w_up, self.w_down, self.b_up, self.b_down
+
+    @property
+    def multiplied(self) -> tuple[jax.Array | Quantized, jax.Array | Quantized]:
+        """Returns what forward matmuls without a recipe read, quantized matrices if possible."""
+        if self.quantized is None:
+            return self.w_up, self.w_down
+        up, down = self.quantized
+        return up.forward, down.forward
 
     def group_sizes(self, of_layer: jax.Array) -> jax.Array:
         """Returns the sizes of all L groups, from those of the layer's."""

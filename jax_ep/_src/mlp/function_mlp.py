@@ -14,11 +14,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src.core import compat
 from jax_ep._src.matmul.grouped_matmul import grouped_matmul
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import chained_matmul, matmul_backward
 from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.quant.quantized import Quantized
 
 
 def function_mlp_up(
@@ -26,7 +28,7 @@ def function_mlp_up(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the pre-activation [M, N], without the bias, and the accumulator for a later call."""
     pre_activation, accumulator = _matmul(
-        rows, experts.w_up, group_sizes, experts.accumulators.w_up, rows.dtype, params
+        rows, experts.multiplied[0], group_sizes, experts.accumulators.w_up, rows.dtype, params
     )
     return checkpoint_name(pre_activation, "jax_ep.pre_activation"), accumulator
 
@@ -82,7 +84,7 @@ def function_mlp_down(
     activations = activate(pre_activation, scale, experts.b_up)
     y, accumulator = _matmul(
         activations,
-        experts.w_down,
+        experts.multiplied[1],
         group_sizes,
         experts.accumulators.w_down,
         dtype if experts.b_down is None else jnp.float32,
@@ -95,15 +97,20 @@ def function_mlp_down(
 
 def _matmul(
     lhs: jax.Array,
-    rhs: jax.Array,
+    rhs: jax.Array | Quantized,
     group_sizes: jax.Array,
     accumulator: jax.Array | None,
     out_dtype: Any,
     params: GroupedMlpParams,
 ) -> tuple[jax.Array, jax.Array | None]:
     # The function may have made lhs vary over more axes.
-    arrays = compat.vary_together((lhs, rhs, group_sizes, accumulator))
-    return chained_matmul(*arrays, _to_out(out_dtype, params), params.accumulation)
+    to_out = _to_out(out_dtype, params)
+    arrays: Any = compat.vary_together((lhs, rhs, group_sizes, accumulator))
+    if isinstance(rhs, Quantized):
+        assert accumulator is None
+        lhs, quantized, group_sizes, _ = arrays
+        return weights_only_matmul(lhs, quantized, group_sizes, to_out), None
+    return chained_matmul(*arrays, to_out, params.accumulation)
 
 
 def _to_out(dtype: Any, params: GroupedMlpParams) -> GroupedMatmulParams:

@@ -21,6 +21,7 @@ from jax_ep._src.mlp.quantized_experts import (
     with_quantized,
 )
 from jax_ep._src.mlp.quantized_mlp import quantized_mlp
+from jax_ep._src.mlp.weights_only import kernel_weights
 from jax_ep._src.quant.recipe import QuantizedExperts, Recipe, WeightsOnly
 from jax_ep._src.transfer import weighted
 
@@ -79,8 +80,8 @@ def grouped_mlp(
         weights. The tails of the arguments and of the cotangent are never read.
       quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
         cotangents. It needs a named activation, no biases, and rows in bfloat16 or float32. Or a
-        `jax_ep.quant.WeightsOnly`, with `quantized_weights` and None as w_up and w_down: the call
-        dequantizes the matrices, which get no gradients.
+        `jax_ep.quant.WeightsOnly`, with `quantized_weights` and None as w_up and w_down: a kernel
+        reads them, or the call dequantizes them. They get no gradients.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. Either way w_up and w_down get the gradients.
       num_sms: the most SMs that each matmul uses on CUDA; None chooses. GPUs of compute capability
@@ -98,10 +99,12 @@ def grouped_mlp(
     """
     operation = "grouped_mlp"
     checks.rows(operation, "rows", rows, ("rows", "hidden"))
+    in_four_bits: QuantizedExperts | None = None
     if isinstance(quantization, WeightsOnly):
         w_up, w_down = dequantized_experts(
             operation, rows, (w_up, w_down), quantization, quantized_weights, layer
         )
+        in_four_bits = kernel_weights(rows, quantized_weights)
         quantization = quantized_weights = None
     up: Any = w_up
     down: Any = w_down
@@ -117,7 +120,7 @@ def grouped_mlp(
     )
     num_layers = 1 if layer is None else down.shape[0]
     num_local = experts.w_up.shape[0] // num_layers
-    experts = with_quantized(operation, experts, quantized_weights)
+    experts = with_quantized(operation, experts, quantized_weights or in_four_bits)
     group_sizes = experts.group_sizes(checks.group_sizes(operation, group_sizes, num_local))
     if row_weights is not None:
         row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))

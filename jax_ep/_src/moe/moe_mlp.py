@@ -23,6 +23,7 @@ from jax_ep._src.mlp.quantized_experts import (
     shapes_of_quantized,
     with_quantized,
 )
+from jax_ep._src.mlp.weights_only import kernel_weights
 from jax_ep._src.moe.chunks import in_chunks
 from jax_ep._src.moe.in_flight import check_overlap, chunks_in_flight
 from jax_ep._src.moe.local_only import only_own_experts
@@ -206,8 +207,8 @@ def moe_mlp(
         `experts_fn`, ``"experts"`` repeats everything; the others keep what its derivative needs.
       quantization: a `jax_ep.quant.Recipe`, by which the matmuls quantize rows, weights and
         cotangents. It needs a named activation, no biases, and x in bfloat16 or float32. Or a
-        `jax_ep.quant.WeightsOnly`, with `quantized_weights` and None as w_up and w_down: the call
-        dequantizes the matrices, which get no gradients.
+        `jax_ep.quant.WeightsOnly`, with `quantized_weights` and None as w_up and w_down: a kernel
+        reads them, or the call dequantizes them. They get no gradients.
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. Either way w_up and w_down get the gradients.
       nvlink_domain_size: the ranks per NVLink domain, as in `dispatch`.
@@ -234,10 +235,13 @@ def moe_mlp(
     checks.topk_ids(operation, topk_ids, x.shape[0])
     if topk_weights is not None:
         topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
+    in_four_bits: QuantizedExperts | None = None
     if isinstance(quantization, WeightsOnly):
         w_up, w_down = dequantized_experts(
             operation, x, (w_up, w_down), quantization, quantized_weights, layer
         )
+        if accumulators is None:
+            in_four_bits = kernel_weights(x, quantized_weights)
         quantization = quantized_weights = None
     experts: Experts | None = None
     of_rows: Activation = "none"
@@ -303,7 +307,7 @@ def moe_mlp(
     if recv_capacity is None and capacity_factor is None:
         warn_of_dropless_rows(operation, params.transfer, x)
     if experts is not None:
-        experts = with_quantized(operation, experts, quantized_weights)
+        experts = with_quantized(operation, experts, quantized_weights or in_four_bits)
     x, topk_ids, topk_weights, experts = compat.vary_together(
         (x, topk_ids, topk_weights, experts), axis.names
     )

@@ -76,8 +76,9 @@ class MxFp4(_Microscaling):
     """MXFP4: E2M1 values (0, 0.5, 1, 1.5, 2, 3, 4, 6) with a scale in E8M0 per 32 of a row.
 
     This is the format of gpt-oss's experts. Values are an array of float4_e2m1fn;
-    `Quantized.packed` and `Quantized.from_packed` have two in a byte, as files do. Scales and
-    kernels are as in `MxFp8`.
+    `Quantized.packed` and `Quantized.from_packed` have two in a byte, as files do. Scales are as in
+    `MxFp8`. Kernels send rows of this format, and multiply bfloat16 rows by weights in it
+    (`WeightsOnly`); the other operations run in pure JAX, with a warning on GPUs.
 
     For example::
 

@@ -92,10 +92,10 @@ class Recipe:
 class WeightsOnly:
     """The format of weights that are quantized in memory only, compared and hashed by value.
 
-    A layer holds its experts' matrices in this format and dequantizes them in every call, to the
-    dtype of its rows. So rows, biases and activations are those of a layer with float matrices, and
-    a layer takes a quarter of bfloat16's memory with `MxFp4`. While it runs, its matrices are in
-    memory in the rows' dtype as well, those of one layer at a time.
+    Rows, biases and activations are those of a layer with float matrices, and the experts take a
+    quarter of bfloat16's memory with `MxFp4`. A kernel for compute capability 9.0 multiplies
+    bfloat16 rows by matrices in `MxFp4`. In other calls, and for gradients, a layer dequantizes its
+    matrices to the dtype of its rows. They are then in memory in both, one layer's at a time.
 
     For example::
 

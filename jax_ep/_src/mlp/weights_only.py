@@ -1,0 +1,82 @@
+"""Forward matmuls of experts whose matrices are quantized in memory only.
+
+The kernel reads them in four bits. Float matrices stand beside them for what it does not compute;
+XLA removes the dequantization of those that nothing reads.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jax_ep._src.matmul import reference
+from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.params import GroupedMatmulParams
+from jax_ep._src.matmul.primitives import bind_matmul
+from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.quant.microscaling import MxFp4
+from jax_ep._src.quant.quantized import Quantized
+from jax_ep._src.quant.recipe import QuantizedExperts
+
+
+def kernel_weights(rows: jax.Array, quantized: QuantizedExperts | None) -> QuantizedExperts | None:
+    """Returns matrices that a kernel multiplies by such rows, or None: dequantized ones are.
+
+    A call that the kernel does not take for another reason warns of it.
+    """
+    if quantized is None or rows.dtype != jnp.bfloat16:
+        return None
+    is_mxfp4 = all(isinstance(one.forward.format, MxFp4) for one in quantized)
+    return quantized if is_mxfp4 else None
+
+
+def multiply(
+    lhs: jax.Array,
+    rhs: jax.Array | Quantized,
+    group_sizes: jax.Array,
+    params: GroupedMatmulParams,
+) -> jax.Array:
+    """Binds the matmul of float matrices [L, K, N], or of quantized ones [L, N, K]."""
+    if isinstance(rhs, Quantized):
+        return weights_only_matmul(lhs, rhs, group_sizes, params)
+    return bind_matmul(lhs, rhs, group_sizes, params)
+
+
+def multiply_and_activate(
+    lhs: jax.Array,
+    rhs: jax.Array | Quantized,
+    group_sizes: jax.Array,
+    bias: jax.Array | None,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+    activation: str,
+    *,
+    keep_pre_activation: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Does `bind_activation`, also with quantized matrices [L, N, K].
+
+    Their kernel has no epilogue yet: XLA's loops follow it, with the same bits.
+    """
+    epilogue = params.epilogue(activation)
+    if not isinstance(rhs, Quantized):
+        return bind_activation(
+            lhs,
+            rhs,
+            group_sizes,
+            bias,
+            row_weights,
+            epilogue,
+            keep_pre_activation=keep_pre_activation,
+        )
+    out, *kept = reference.activation_epilogue(
+        weights_only_matmul(lhs, rhs, group_sizes, params.matmul(jnp.float32)),
+        group_sizes,
+        *(array for array in (bias, row_weights) if array is not None),
+        dtype=lhs.dtype,
+        params=epilogue,
+        has_bias=bias is not None,
+        has_row_weights=row_weights is not None,
+        keep_pre_activation=keep_pre_activation,
+    )
+    return out, kept[0] if kept else None
