@@ -10,7 +10,7 @@ from jax_ep._src.transfer.combine import check_combine, cotangents_of_rows
 from jax_ep._src.transfer.in_flight import InFlight, Link, check_in_flight, check_lane
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import Plan, PlanArrays
-from jax_ep._src.transfer.start_primitives import bind_done, bind_start
+from jax_ep._src.transfer.start_primitives import as_buffers, bind_done, bind_start
 
 
 def combine_start(
@@ -104,7 +104,7 @@ def _run_start(
     params: TransferParams,
     _: Link,
 ) -> tuple[_Operands, jax.Array]:
-    operands = y, plan, row_weights
+    operands = as_buffers((y, plan, row_weights))
     (out,) = bind_start("combine", jax.tree.leaves(operands), params, **_flags(row_weights))
     return operands, out
 
@@ -141,6 +141,7 @@ def _done_forward(operands: _Operands, out: jax.Array, params: TransferParams, l
 
 
 def _done_backward(params: TransferParams, link: Link, plan: PlanArrays, out_bar: jax.Array) -> Any:
+    out_bar, plan = as_buffers((out_bar, plan))
     (rows_bar,) = bind_start("redispatch", jax.tree.leaves((out_bar, link.give(plan))), params)
     return (rows_bar, None, None), out_bar
 

@@ -15,7 +15,7 @@ from jax_ep._src.transfer.dispatch import check_dispatch, dispatched
 from jax_ep._src.transfer.in_flight import InFlight, Link, check_in_flight, check_lane
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import Dispatched, PlanArrays
-from jax_ep._src.transfer.start_primitives import bind_done, bind_start
+from jax_ep._src.transfer.start_primitives import as_buffers, bind_done, bind_start
 
 
 def dispatch_start(
@@ -152,7 +152,7 @@ def _run_start(
     params: TransferParams,
     _: Link,
 ) -> tuple[_Operands, _Results]:
-    operands = x, topk_ids, topk_weights
+    operands = as_buffers((x, topk_ids, topk_weights))
     rows, *others = bind_start("dispatch", jax.tree.leaves(operands), params)
     row_weights = None if topk_weights is None else others.pop(0)
     return operands, (rows, row_weights, PlanArrays.split(others, params)[0])
@@ -194,6 +194,7 @@ def _done_forward(*arguments: Any) -> Any:
 
 def _done_backward(params: TransferParams, link: Link, plan: PlanArrays, cotangents: Any) -> Any:
     rows_bar, row_weights_bar, _ = cotangents
+    rows_bar, row_weights_bar, plan = as_buffers((rows_bar, row_weights_bar, plan))
     x_bar, *weights_bar = bind_start(
         "combine",
         jax.tree.leaves((rows_bar, link.give(plan), row_weights_bar)),

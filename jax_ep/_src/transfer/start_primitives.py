@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
@@ -27,6 +28,16 @@ _TRANSFERS = {
     "redispatch": primitives.REDISPATCH,
     "combine": primitives.COMBINE,
 }
+
+
+def as_buffers[T](operands: T) -> T:
+    """Returns the operands of a start as arrays of their own, for the start and for done.
+
+    XLA would fuse a slice into the start, which then reads a part of another array, and done, with
+    a copy of that part, would not keep the other array alive.
+    """
+    buffers: T = lax.optimization_barrier(operands)
+    return buffers
 
 
 def bind_start(
