@@ -90,7 +90,7 @@ class QuantizedDispatchTest(parameterized.TestCase):
         testing.assert_bitwise(bits(quantized.rows.values), bits(expected.values))
         is_row = np.asarray(plain.plan.row_source)[:, 0] >= 0
         testing.assert_bitwise(
-            quantized.rows.scales.astype(jnp.float32),
+            np.asarray(quantized.rows.scales, np.float32),  # as `scales`: a GPU makes another NaN
             np.where(is_row[:, None], scales, np.float32(1)),
         )
 
