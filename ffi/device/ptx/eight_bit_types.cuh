@@ -87,6 +87,15 @@ struct E5M2 {
   }
 };
 
+// Returns two E4M3 values, the first in the low byte. For compute capability 8.9 and newer.
+__device__ inline uint16_t PackE4M3([[maybe_unused]] float low, [[maybe_unused]] float high) {
+  uint16_t pair = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+#endif
+  return pair;
+}
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_PTX_EIGHT_BIT_TYPES_CUH_

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "ffi/runtime/calls/config.h"
-#include "tests/cpp/gpu/matmul/intervals.h"
+#include "tests/cpp/gpu/intervals.h"
 
 namespace harness {
 

@@ -8,8 +8,8 @@
 #include "ffi/device/matmul/sm90/epilogue/row_weights.cuh"
 #include "ffi/device/matmul/sm90/epilogue/staging.cuh"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
+#include "ffi/device/ptx/eight_bit_types.cuh"
 #include "ffi/device/ptx/element_types.cuh"
-#include "ffi/device/ptx/float8.cuh"
 #include "ffi/device/ptx/math.cuh"
 #include "ffi/device/ptx/tma.cuh"
 

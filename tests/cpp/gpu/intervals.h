@@ -1,6 +1,6 @@
 // Compares results with the bounds of float32 arithmetic, rounded as results are.
-#ifndef JAX_EP_TESTS_CPP_GPU_MATMUL_INTERVALS_H_
-#define JAX_EP_TESTS_CPP_GPU_MATMUL_INTERVALS_H_
+#ifndef JAX_EP_TESTS_CPP_GPU_INTERVALS_H_
+#define JAX_EP_TESTS_CPP_GPU_INTERVALS_H_
 
 #include <algorithm>
 #include <cmath>
@@ -92,4 +92,4 @@ Tally ForEachRow(int64_t rows, const Function& check) {
 
 }  // namespace harness
 
-#endif  // JAX_EP_TESTS_CPP_GPU_MATMUL_INTERVALS_H_
+#endif  // JAX_EP_TESTS_CPP_GPU_INTERVALS_H_
