@@ -34,17 +34,8 @@ Status CheckGroupedMatmulFp8Launch(int64_t num_sms, const GroupedMatmulSizes& si
   Status status = CheckMatmulLaunch(num_sms, as_bfloat16);
   if (status.ok()) status = CheckMatmulType("out", sizes.result_type, kBF16);
   if (!status.ok()) return status;
-  const struct {
-    const char* name;
-    int64_t value;
-    int64_t multiple;
-  } named[] = {{"K", sizes.contracted, 16}, {"N", sizes.columns, 8}};
-  for (const auto& [name, value, multiple] : named) {
-    if (value % multiple == 0 && value > 0) continue;
-    return Unimplemented(name, " is ", value, "; the FP8 kernels take positive multiples of ",
-                         multiple);
-  }
-  return {};
+  return CheckMultiples("the FP8 kernels take",
+                        {{"K", sizes.contracted, 16}, {"N", sizes.columns, 8}});
 }
 
 Status LaunchGroupedMatmulFp8(const Fp8Matmul& call, const GroupedMatmulSizes& sizes,

@@ -15,17 +15,9 @@ Status CheckGroupedMatmulFp8RhsGradientLaunch(const GroupedMatmulQuantizedRhsGra
   if (config.has_accumulator && sizes.rhs_type != kF32) {
     return Unimplemented("rhs_gradient is not f32; the kernels accumulate in no other type");
   }
-  const struct {
-    const char* name;
-    int64_t value;
-    int64_t multiple;  // TMA stores rows of N elements that begin at multiples of 16 bytes
-  } named[] = {{"M", sizes.num_rows, kScaleBlock}, {"N", sizes.columns, 8}};
-  for (const auto& [name, value, multiple] : named) {
-    if (value % multiple == 0 && value > 0) continue;
-    return Unimplemented(name, " is ", value, "; the FP8 kernels take positive multiples of ",
-                         multiple);
-  }
-  return {};
+  // TMA stores rows of N elements that begin at multiples of 16 bytes.
+  return CheckMultiples("the FP8 kernels take",
+                        {{"M", sizes.num_rows, kScaleBlock}, {"N", sizes.columns, 8}});
 }
 
 Status LaunchGroupedMatmulFp8RhsGradient(const GroupedMatmulQuantizedRhsGradientConfig& config,

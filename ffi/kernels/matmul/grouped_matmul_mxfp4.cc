@@ -8,17 +8,8 @@ Status CheckGroupedMatmulMxFp4Launch(int64_t num_sms, const GroupedMatmulSizes& 
   Status status = CheckMatmulLaunch(num_sms, sizes);
   if (status.ok()) status = CheckMatmulType("out", sizes.result_type, kBF16);
   if (!status.ok()) return status;
-  const struct {
-    const char* name;
-    int64_t value;
-    int64_t multiple;
-  } named[] = {{"K", sizes.contracted, 32}, {"N", sizes.columns, 8}};
-  for (const auto& [name, value, multiple] : named) {
-    if (value % multiple == 0 && value > 0) continue;
-    return Unimplemented(name, " is ", value, "; the MXFP4 kernel takes positive multiples of ",
-                         multiple);
-  }
-  return {};
+  return CheckMultiples("the MXFP4 kernel takes",
+                        {{"K", sizes.contracted, 32}, {"N", sizes.columns, 8}});
 }
 
 Status LaunchGroupedMatmulMxFp4(const MxFp4Matmul& call, const GroupedMatmulSizes& sizes,

@@ -78,6 +78,15 @@ Status CheckMatmulType(const char* name, ElementType type, ElementType lhs) {
   return Unimplemented(name, " is not of lhs's type; the kernels take that or f32");
 }
 
+Status CheckMultiples(const char* kernels_take, std::initializer_list<SizeMultiple> sizes) {
+  for (const auto& [name, value, multiple] : sizes) {
+    if (value % multiple == 0 && value > 0) continue;
+    return Unimplemented(name, " is ", value, "; ", kernels_take, " positive multiples of ",
+                         multiple);
+  }
+  return {};
+}
+
 MatmulOperand MakeOperand(const void* data, ElementType type, int64_t row_stride) {
   return {.data = data,
           .row_stride = row_stride,

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "ffi/device/matmul/params.h"
 #include "ffi/kernels/matmul/call.h"
@@ -23,6 +24,16 @@ Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes);
 
 // Checks that a type is lhs's or float32.
 Status CheckMatmulType(const char* name, ElementType type, ElementType lhs);
+
+// A size, and the number that the kernels take multiples of.
+struct SizeMultiple {
+  const char* name;
+  int64_t value;
+  int64_t multiple;
+};
+
+// Checks that sizes are positive multiples. `kernels_take` is as "the FP8 kernels take".
+Status CheckMultiples(const char* kernels_take, std::initializer_list<SizeMultiple> sizes);
 
 MatmulOperand MakeOperand(const void* data, ElementType type, int64_t row_stride);
 RowGroups MakeRowGroups(const GroupedMatmulSizes& sizes, const int32_t* group_sizes,
