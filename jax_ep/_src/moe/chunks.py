@@ -66,9 +66,7 @@ def in_chunks(
         chain.add(accumulators)
         outs.append(out)
         all_stats.append(stats_of(plan))
-    if num_chunks == 1:
-        return outs[0], all_stats[0], accumulators
-    return jnp.concatenate(outs), sum_of(all_stats), accumulators
+    return *joined(outs, all_stats), accumulators
 
 
 def _constant(experts: Experts | None) -> Experts | None:
@@ -77,6 +75,13 @@ def _constant(experts: Experts | None) -> Experts | None:
         return None
     w_up, w_down = compat.without_gradients((experts.w_up, experts.w_down))
     return experts._replace(w_up=w_up, w_down=w_down)
+
+
+def joined(outs: list[jax.Array], all_stats: list[Stats]) -> tuple[jax.Array, Stats]:
+    """Returns the result and the counts of all chunks."""
+    if len(outs) == 1:
+        return outs[0], all_stats[0]
+    return jnp.concatenate(outs), sum_of(all_stats)
 
 
 def split(tokens: tuple[Any, ...], num_chunks: int) -> list[tuple[Any, ...]]:

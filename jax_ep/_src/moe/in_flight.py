@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jax_ep._src.core.errors import ArgumentError
 from jax_ep._src.core.runtime import num_sms
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.mlp.experts import Experts
-from jax_ep._src.moe.chunks import Chain, split
+from jax_ep._src.moe.chunks import Chain, joined, split
 from jax_ep._src.moe.moe_experts import computed
 from jax_ep._src.moe.params import MoeMlpParams
-from jax_ep._src.moe.stats import Stats, stats_of, sum_of
+from jax_ep._src.moe.stats import Stats, stats_of
 from jax_ep._src.transfer.combine import checked_combine
 from jax_ep._src.transfer.combine_start import checked_combine_start, combine_done
 from jax_ep._src.transfer.dispatch_start import checked_dispatch_start, dispatch_done
@@ -78,8 +77,7 @@ def chunks_in_flight(
         else:
             outs.append(checked_combine(y, sent.plan, None, params.transfer))
         all_stats.append(stats_of(sent.plan))
-    out = outs[0] if num_chunks == 1 else jnp.concatenate(outs)
-    return out, sum_of(all_stats), accumulators, shared_out
+    return *joined(outs, all_stats), accumulators, shared_out
 
 
 def _beside(
@@ -109,16 +107,14 @@ def check_overlap(
     """Returns whether transfers are in flight, or raises."""
     if not overlap:  # measurements let None be False for all shapes
         return False
-    sends_quantized = params.sends_quantized_rows or params.sends_quantized_cotangents
-    if is_named and remat is None and not sends_quantized:
+    if remat is not None:
+        given = f"remat={remat!r}"
+    elif params.sends_quantized_rows or params.sends_quantized_cotangents:
+        given = "quantized transfers"
+    elif not is_named:
+        given = "a function of yours"
+    else:
         return True
-    given = (
-        f"remat={remat!r}"
-        if remat is not None
-        else "quantized transfers"
-        if sends_quantized
-        else "a function of yours"
-    )
     raise ArgumentError(
         f"jax_ep.{operation}: overlap=True is given with {given}; expected remat=None, rows that "
         "are sent as floats, and an activation that has a name. Leave overlap out, or give these."

@@ -104,8 +104,8 @@ def overlap[I: InFlight | tuple[InFlight, ...], R](
     return in_flight, result
 
 
-def check_in_flight(operation: str, in_flight: InFlight, started: str | None = None) -> InFlight:
-    """Returns it. Raises unless it is a transfer in flight, and the one of this name."""
+def check_in_flight(operation: str, in_flight: InFlight, started: str | None = None) -> None:
+    """Raises unless it is a transfer in flight, and the one of this name."""
     expected = "dispatch_start or combine_start" if started is None else f"{started}_start"
     if not isinstance(in_flight, InFlight):
         raise DtypeError(
@@ -117,7 +117,6 @@ def check_in_flight(operation: str, in_flight: InFlight, started: str | None = N
             f"jax_ep.{operation}: in_flight is a {in_flight.operation}; expected a {started}. Use "
             f"jax_ep.{in_flight.operation}_done."
         )
-    return in_flight
 
 
 def check_lane(operation: str, lane: int) -> int:

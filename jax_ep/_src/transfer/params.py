@@ -36,8 +36,9 @@ class TransferParams:
         block of it is always resident, and all lanes go on. Over NVLink domains they take few,
         because they hold them while the network is what they wait for.
         """
-        most = None if self.domain_size is None else SMS_OVER_DOMAINS
-        num_sms = self.num_sms if most is None else min(self.num_sms or most, most)
+        num_sms = self.num_sms
+        if self.domain_size is not None:
+            num_sms = min(num_sms or SMS_OVER_DOMAINS, SMS_OVER_DOMAINS)
         return dataclasses.replace(self, lane=lane, num_lanes=NUM_LANES, num_sms=num_sms)
 
     def __post_init__(self) -> None:
