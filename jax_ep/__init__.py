@@ -18,6 +18,7 @@ from jax_ep._src.core.make_mesh import make_mesh
 from jax_ep._src.core.primitive import export_checks
 from jax_ep._src.core.runtime import build_info, check, release
 from jax_ep._src.matmul.accumulation import Accumulators, accumulators
+from jax_ep._src.matmul.activations import ClampedSwiGlu
 from jax_ep._src.matmul.grouped_matmul import grouped_matmul
 from jax_ep._src.matmul.grouped_matmul_rhs_gradient import grouped_matmul_rhs_gradient
 from jax_ep._src.matmul.groups import mask_tail
@@ -45,6 +46,7 @@ __all__ = [
     "REMAT_NAMES",
     "Accumulators",
     "ArgumentError",
+    "ClampedSwiGlu",
     "Dispatched",
     "DtypeError",
     "Error",

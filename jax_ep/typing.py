@@ -1,7 +1,7 @@
 """The types in jax_ep's signatures, for annotations in other code.
 
 AxisName: a mesh axis, or a tuple of axes that form one together.
-Activation: the name of an activation, or a function of (gate, up) or of one array.
+Activation: a name, a `jax_ep.ClampedSwiGlu`, or a function of (gate, up) or of one array.
 UpWeights, UpBiases: w_up and b_up, each one array or a (gate, up) pair.
 SharedExpert: (w_up, w_down) of an MLP that every token goes through.
 ExpertsFunction: computes the experts' outputs from rows, group_sizes, w_up, w_down and adapters.

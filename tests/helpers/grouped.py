@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy_moe
 
+import jax_ep
+
 GROUP_SIZES = {
     "usual": [5, 0, 7, 3],
     "full": [20, 4, 6, 2],
@@ -18,7 +20,8 @@ GROUP_SIZES = {
     "past_the_end": [20, 20, 5, 1],
     "far_past_the_end": [2**31 - 1, 2**31 - 1, 2**31 - 1, 5],
 }
-GATED = {"swiglu": "silu", "geglu": "gelu"}
+CLAMPED = jax_ep.ClampedSwiGlu(limit=1.3, alpha=1.6)
+GATED = {"swiglu": "silu", "geglu": "gelu", CLAMPED: "clamped"}
 ACTIVATIONS = ("relu", "relu2", "silu", "gelu", "swiglu", "geglu")
 
 
@@ -55,6 +58,9 @@ def activate(name, pre):
     if name not in GATED:
         return function(name, pre)
     gate, up = np.split(pre, 2, axis=1)
+    if name == CLAMPED:
+        gate, up = np.minimum(gate, 1.3), np.clip(up, -1.3, 1.3)
+        return gate / (1 + np.exp(-1.6 * gate)) * (up + 1)
     return function(GATED[name], gate) * up
 
 
@@ -64,6 +70,12 @@ def activate_gradient(name, pre, hidden_bar):
     if name not in GATED:
         return hidden_bar * slope(name, pre)
     gate, up = np.split(pre, 2, axis=1)
+    if name == CLAMPED:
+        clipped, factor = np.minimum(gate, 1.3), np.clip(up, -1.3, 1.3) + 1
+        sigmoid = 1 / (1 + np.exp(-1.6 * clipped))
+        of_gate = (gate < 1.3) * factor * sigmoid * (1 + 1.6 * clipped * (1 - sigmoid))
+        of_up = (np.abs(up) < 1.3) * clipped * sigmoid
+        return np.concatenate([hidden_bar * of_gate, hidden_bar * of_up], axis=1)
     of_gate = hidden_bar * up * slope(GATED[name], gate)
     return np.concatenate([of_gate, hidden_bar * function(GATED[name], gate)], axis=1)
 

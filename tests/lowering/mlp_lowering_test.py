@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
-from programs import lower_for_cuda, struct
+from programs import fallback_warnings, lower_for_cuda, struct
 
 import jax_ep
 
@@ -153,6 +153,18 @@ class GroupedMlpTest(parameterized.TestCase):
             functools.partial(mlp, activation=function), *shapes(weights=False, biases=False)
         )
         self.assertEqual(program.targets, {"grouped_matmul": 2})
+
+    def test_an_activation_with_parameters_follows_the_matmul(self):
+        """Biases and row weights stay in epilogues; without a warning, as there is nothing to change."""
+        f = functools.partial(mlp, activation=jax_ep.ClampedSwiGlu())
+        with fallback_warnings() as messages:
+            program = lower_for_cuda(f, *shapes())
+            self.assertEqual(program.targets, {"grouped_matmul_activation": 2})
+            self.assertEqual(program.calls[0].attributes["activation"], "none")
+            program = lower_for_cuda(value_and_gradients(f), *shapes(weights=False, biases=False))
+        expected = {"grouped_matmul_activation": 1, "grouped_matmul": 3}
+        self.assertEqual(program.targets, expected | {"grouped_matmul_rhs_gradient": 2})
+        self.assertEmpty(messages)
 
 
 class MoeMlpTest(parameterized.TestCase):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from grouped import ACTIVATIONS, GATED, GROUP_SIZES
+from grouped import ACTIVATIONS, CLAMPED, GATED, GROUP_SIZES
 
 from jax_ep._src.core import checks
 from jax_ep._src.matmul import grouped_matmul_activation
@@ -88,7 +88,7 @@ def check_gradient(activation, arguments, end, message="", *, steps):
 
 
 class ActivationTest(parameterized.TestCase):
-    @parameterized.product(activation=("none", *ACTIVATIONS), dtype=testing.ROW_DTYPES)
+    @parameterized.product(activation=("none", *ACTIVATIONS, CLAMPED), dtype=testing.ROW_DTYPES)
     def test_every_kind_of_group_sizes(self, activation, dtype):
         for kind, sizes in GROUP_SIZES.items():
             arguments, _, end = problem(sizes, activation, dtype=dtype)
@@ -102,7 +102,9 @@ class ActivationTest(parameterized.TestCase):
                 if jax.default_backend() == "cpu":  # the reference marks what nobody may read
                     self.assertTrue(np.isnan(np.asarray(got[end:], np.float32)).all())
 
-    @parameterized.product(given=[(0, 0), (0, 1), (1, 0)], activation=("none", "relu2", "swiglu"))
+    @parameterized.product(
+        given=[(0, 0), (0, 1), (1, 0)], activation=("none", "relu2", "swiglu", CLAMPED)
+    )
     def test_optional_operands(self, given, activation):
         arguments, _, end = problem(GROUP_SIZES["usual"], activation, given=given)
         out, pre = forward(activation)(*arguments)
@@ -111,7 +113,9 @@ class ActivationTest(parameterized.TestCase):
         if pre is not None:
             testing.assert_close(pre[:end], expected[1][:end])
 
-    @parameterized.product(dtype=[jnp.bfloat16, jnp.float16], activation=["relu2", "swiglu"])
+    @parameterized.product(
+        dtype=[jnp.bfloat16, jnp.float16], activation=["relu2", "swiglu", CLAMPED]
+    )
     def test_reads_the_rounded_pre_activation(self, dtype, activation):
         """The output is the kept pre-activation's, rounded once: half a step, and float32's errors."""
         arguments, _, end = problem(GROUP_SIZES["full"], activation, dtype=dtype)
@@ -165,7 +169,7 @@ class ActivationTest(parameterized.TestCase):
 
 
 class GradientTest(parameterized.TestCase):
-    @parameterized.product(activation=ACTIVATIONS, dtype=testing.ROW_DTYPES)
+    @parameterized.product(activation=(*ACTIVATIONS, CLAMPED), dtype=testing.ROW_DTYPES)
     def test_every_kind_of_group_sizes(self, activation, dtype):
         for kind, sizes in GROUP_SIZES.items():
             _, arguments, end = problem(sizes, activation, dtype=dtype)
@@ -175,7 +179,7 @@ class GradientTest(parameterized.TestCase):
                 if jax.default_backend() == "cpu":
                     self.assertTrue(np.isnan(np.asarray(got[end:], np.float32)).all())
 
-    @parameterized.parameters("relu", "geglu")
+    @parameterized.parameters("relu", "geglu", CLAMPED)
     def test_without_weights(self, activation):
         _, arguments, end = problem(GROUP_SIZES["usual"], activation, given=(0, 0))
         check_gradient(activation, arguments, end, steps=16)

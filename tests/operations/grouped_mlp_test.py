@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 
 import testing  # isort: skip
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from grouped import ACTIVATIONS, GATED, GROUP_SIZES
+from grouped import ACTIVATIONS, CLAMPED, GATED, GROUP_SIZES
 from jax.sharding import PartitionSpec as P
 
 import jax_ep
@@ -90,7 +91,7 @@ def without_tail(floats, end):
 
 
 class ValuesTest(parameterized.TestCase):
-    @parameterized.product(activation=ACTIVATIONS, dtype=testing.ROW_DTYPES)
+    @parameterized.product(activation=(*ACTIVATIONS, CLAMPED), dtype=testing.ROW_DTYPES)
     def test_every_kind_of_group_sizes(self, activation, dtype):
         for kind, sizes in GROUP_SIZES.items():
             floats, sizes, _, end = problem(sizes, activation, dtype=dtype)
@@ -128,7 +129,7 @@ class GradientsTest(parameterized.TestCase):
                 a = np.asarray(a[: len(b)], np.float32)
                 testing.assert_close(a, b, f"{message} {name}", dtype=y_bar.dtype, steps=steps)
 
-    @parameterized.parameters(*ACTIVATIONS)
+    @parameterized.parameters(*ACTIVATIONS, CLAMPED)
     def test_agree_with_the_dense_layer(self, activation):
         for kind, sizes in GROUP_SIZES.items():
             self.check(activation, *problem(sizes, activation), kind)
@@ -162,6 +163,27 @@ class GradientsTest(parameterized.TestCase):
         group = np.searchsorted(ends, np.arange(end), side="right")
         expected = (floats[5].astype(np.float64)[group] * y_bar[:end].astype(np.float64)).sum(1)
         testing.assert_close(weights_bar[:end], expected, steps=16)
+
+
+class ClampedSwiGluTest(parameterized.TestCase):
+    def test_is_a_value(self):
+        same = pickle.loads(pickle.dumps(CLAMPED))
+        self.assertEqual(hash(same), hash(CLAMPED))
+        self.assertEqual(jax_ep.ClampedSwiGlu(7, np.float32(1.5)), jax_ep.ClampedSwiGlu(7.0, 1.5))
+        self.assertNotEqual(jax_ep.ClampedSwiGlu(), CLAMPED)
+
+    @parameterized.product(weights=[False, True], biases=[False, True])
+    def test_agrees_with_a_function(self, weights, biases):
+        """Which limits gate and up itself."""
+
+        def clamped(gate, up):
+            gate, up = jnp.minimum(gate, 1.3), jnp.clip(up, -1.3, 1.3)
+            return (up + 1) * gate * jax.nn.sigmoid(1.6 * gate)
+
+        arguments = problem(GROUP_SIZES["full"], CLAMPED, weights=weights, biases=biases)[:3]
+        got, expected = (gradients(activation)(*arguments) for activation in (CLAMPED, clamped))
+        for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            testing.assert_close(one, np.asarray(other, np.float64), steps=64)
 
 
 class FunctionTest(parameterized.TestCase):

@@ -23,7 +23,7 @@ RANKS = testing.NUM_DEVICES
 def residuals(dtype=jnp.bfloat16, activation="swiglu", **options) -> int:
     """The bytes of what `jax.vjp` keeps on one rank, without the weights."""
     found = []
-    columns = 2 * INTERMEDIATE if activation == "swiglu" else INTERMEDIATE
+    columns = INTERMEDIATE if activation == "relu" else 2 * INTERMEDIATE
 
     def layer(x, ids, topk_weights, w_up, w_down):
         def f(x, topk_weights, w_up, w_down):
@@ -66,6 +66,7 @@ class ResidualsTest(parameterized.TestCase):
         {"num_chunks": 2},
         {"num_chunks": 3, "remat": None, "dtype": jnp.float32},
         {"activation": "relu"},
+        {"activation": jax_ep.ClampedSwiGlu()},
         {"nvlink_domain_size": 1, "num_chunks": 2},
     )
     def test_are_those_of_the_derivative(self, **options):

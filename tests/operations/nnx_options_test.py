@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import jax_ep
 from jax_ep import routing
 from jax_ep.nnx import MoE, MoEStats
 
@@ -48,6 +49,9 @@ def tokens(*shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(1), (*shape, HIDDEN))
 
 
+CLAMPED = jax_ep.ClampedSwiGlu(limit=2)
+
+
 def gpt_oss(gate: jax.Array, up: jax.Array) -> jax.Array:
     """Its activation, with a limit that some values reach."""
     gate, up = jnp.minimum(gate, 2), jnp.clip(up, -2, 2)
@@ -72,7 +76,8 @@ def dense(layer: MoE, x: jax.Array, token_mask: jax.Array | None = None) -> Any:
         logits += layer.logits_bias[...]
     routed = routing.softmax_topk(logits, TOP_K, token_mask=mask)
     y = jnp.zeros_like(flat)
-    activation = swiglu if layer.config.activation == "swiglu" else layer.config.activation
+    functions = {"swiglu": swiglu, CLAMPED: gpt_oss}
+    activation = functions.get(layer.config.activation, layer.config.activation)
     if layer.shared_w_up is not None:
         hidden = jnp.einsum("th,hcf->tcf", flat, layer.shared_w_up[...])
         y = activation(hidden[:, 0], hidden[:, 1]) @ layer.shared_w_down[...]
@@ -130,13 +135,13 @@ class BiasTest(parameterized.TestCase):
     OPTIONS: dict[str, Any] = {
         "use_bias": True,
         "logits_bias": True,
-        "activation": gpt_oss,
+        "activation": CLAMPED,
         "bias_init": nnx.initializers.normal(),
     }
 
     @parameterized.parameters(None, "expert", "all")
     def test_gpt_oss(self, mesh: str | None):
-        """Biases of the router and of both matmuls; a function of gate and up."""
+        """Biases of the router and of both matmuls, and its activation by name."""
         x = tokens(8, 3)
         reference = make_layer(**self.OPTIONS)
         expected = results(reference, x, call=lambda layer, x: dense(layer, x))

@@ -78,7 +78,7 @@ def problem(activation, seed=0):
     """rows, row weights, w_up, w_down and the cotangent, in float32; tails are NaN."""
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    up = normal(4, H, 2, F) if activation == "swiglu" else normal(4, H, F)
+    up = normal(4, H, F) if activation == "relu2" else normal(4, H, 2, F)
     arrays = (
         normal(M, H),
         rng.random(M, np.float32),
@@ -102,7 +102,9 @@ def with_gradients(mlp):
 
 
 class GroupedMlpTest(parameterized.TestCase):
-    @parameterized.parameters((BLOCKS, "swiglu"), (BLOCKS, "relu2"), (ROWS, "swiglu"))
+    @parameterized.parameters(
+        (BLOCKS, "swiglu"), (BLOCKS, "relu2"), (ROWS, "swiglu"), (BLOCKS, jax_ep.ClampedSwiGlu(1.3))
+    )
     def test_agrees_with_the_reference(self, recipe, activation):
         *arrays, y_bar = problem(activation)
         ours = lambda rows, weights, up, down: jax_ep.grouped_mlp(

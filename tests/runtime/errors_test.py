@@ -143,6 +143,8 @@ PRODUCERS = {
         lambda: grouped_mlp(activation="mish"),
         lambda: grouped_mlp(activation=None),
         lambda: grouped_mlp(activation=jax.nn.silu),
+        lambda: grouped_mlp(activation=jax_ep.ClampedSwiGlu),
+        lambda: jax_ep.ClampedSwiGlu(limit=0),
         lambda: grouped_mlp(down=(1, 8, 4)),
         lambda: grouped_mlp(up=(1, 8, 5)),
         lambda: grouped_mlp(up=(2, 1, 8, 2, 4), down=(2, 1, 4, 8)),

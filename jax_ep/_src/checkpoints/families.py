@@ -7,11 +7,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-
 from jax_ep._src.checkpoints.config import entry
 from jax_ep._src.core.errors import ArgumentError
+from jax_ep._src.matmul.activations import ClampedSwiGlu
 from jax_ep._src.routing.routers import sigmoid_topk, softmax_topk
 
 Config = Mapping[str, Any]
@@ -57,14 +55,6 @@ class Family:
 
 
 # ---- routing
-
-
-def clamped_swiglu(
-    gate: jax.Array, up: jax.Array, *, limit: float = 7.0, alpha: float = 1.702
-) -> jax.Array:
-    """The activation of gpt-oss."""
-    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    return (up + 1) * gate * jax.nn.sigmoid(alpha * gate)
 
 
 def _always_normalized(config: Config) -> Options:
@@ -128,11 +118,9 @@ def _minimax_m2(config: Config) -> Options:
 
 
 def _gpt_oss(config: Config) -> Options:
-    limits: dict[str, Any] = {
-        "limit": float(config.get("swiglu_limit", 7.0)),
-        "alpha": float(config.get("swiglu_alpha", 1.702)),
-    }
-    activation = functools.partial(clamped_swiglu, **limits)
+    activation = ClampedSwiGlu(
+        limit=config.get("swiglu_limit", 7.0), alpha=config.get("swiglu_alpha", 1.702)
+    )
     return {"activation": activation, "use_bias": True, "logits_bias": True}
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import numbers
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+
+from jax_ep._src.core.errors import ArgumentError
 
 GATED_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swiglu": lambda gate: jax.nn.silu(gate),
@@ -21,8 +25,43 @@ PLAIN_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": lambda up: jax.nn.silu(up),
 }
 
-Activation = str | Callable[..., jax.Array]
-"""A name, or a function: of (gate, up), or of one array."""
+
+@dataclasses.dataclass(frozen=True)
+class ClampedSwiGlu:
+    """The gated activation of gpt-oss, compared and hashed by value.
+
+    ``gate * sigmoid(alpha * gate) * (up + 1)``, in which gate is at most `limit`, and up between
+    -limit and limit.
+
+    For example::
+
+        options = {"activation": jax_ep.ClampedSwiGlu(), "use_bias": True, "logits_bias": True}
+        layer = jax_ep.nnx.MoE(128, 128, 8, 2, **options, rngs=nnx.Rngs(0))
+
+    Attributes:
+      limit: a positive number.
+      alpha: a positive number.
+    """
+
+    limit: float = 7.0
+    alpha: float = 1.702
+
+    def __post_init__(self) -> None:
+        for name in "limit", "alpha":
+            value = getattr(self, name)
+            if not (isinstance(value, numbers.Real) and float(value) > 0):
+                raise ArgumentError(
+                    f"jax_ep.ClampedSwiGlu: {name}={value!r}; expected a positive number. "
+                    "Activations are static: give a Python float such as 7.0."
+                )
+            object.__setattr__(self, name, float(value))
+
+
+NamedActivation = str | ClampedSwiGlu
+"""Hashed by value, so that static parameters may have it."""
+
+Activation = NamedActivation | Callable[..., jax.Array]
+"""A name, a `ClampedSwiGlu`, or a function: of (gate, up), or of one array."""
 
 
 def takes_gate_and_up(function: Callable[..., jax.Array]) -> bool:
@@ -36,14 +75,24 @@ def takes_gate_and_up(function: Callable[..., jax.Array]) -> bool:
     return len(required) == 2
 
 
-def num_outputs(activation: str, num_columns: int) -> int:
+def has_gate(activation: NamedActivation) -> bool:
+    """Whether it has a gate."""
+    return isinstance(activation, ClampedSwiGlu) or activation in GATED_ACTIVATIONS
+
+
+def num_outputs(activation: NamedActivation, num_columns: int) -> int:
     """F, the columns of the activations of a pre-activation with N columns."""
-    return num_columns // 2 if activation in GATED_ACTIVATIONS else num_columns
+    return num_columns // 2 if has_gate(activation) else num_columns
 
 
-def activate(activation: str, pre_activation: jax.Array) -> jax.Array:
+def activate(activation: NamedActivation, pre_activation: jax.Array) -> jax.Array:
     """[M, N] -> [M, F]. For a gated activation, the first F columns are the gate."""
-    if activation in GATED_ACTIVATIONS:
-        gate, up = jnp.split(pre_activation, 2, axis=1)
+    if not has_gate(activation):
+        assert isinstance(activation, str)
+        return PLAIN_ACTIVATIONS[activation](pre_activation)
+    gate, up = jnp.split(pre_activation, 2, axis=1)
+    if isinstance(activation, str):
         return GATED_ACTIVATIONS[activation](gate) * up
-    return PLAIN_ACTIVATIONS[activation](pre_activation)
+    gate = jnp.minimum(gate, activation.limit)
+    up = jnp.clip(up, -activation.limit, activation.limit)
+    return gate * jax.nn.sigmoid(activation.alpha * gate) * (up + 1)

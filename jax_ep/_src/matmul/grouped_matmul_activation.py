@@ -7,18 +7,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.matmul import reference
-from jax_ep._src.matmul.activations import num_outputs
-from jax_ep._src.matmul.params import GroupedMatmulActivationParams
-from jax_ep._src.matmul.primitives import kernel_rhs
+from jax_ep._src.matmul.activations import activate, num_outputs
+from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
+from jax_ep._src.matmul.primitives import bind_matmul, kernel_rhs
 
 
 def bind_activation(
@@ -35,8 +37,18 @@ def bind_activation(
 
     lhs [M, K], rhs [L, K, N] in lhs's dtype or float32, bias float32[L, N], row_weights float32[M];
     results are in lhs's dtype. The activation reads the rounded pre-activation [M, N], so that a
-    backward pass that begins with the kept one computes the same bits. Tails are unspecified.
+    backward pass that begins with the kept one computes the same bits. Tails are unspecified. An
+    activation with parameters is in no epilogue: a loop of XLA's follows the matmul.
     """
+    if not isinstance(params.activation, str):
+        without = dataclasses.replace(params, activation="none")
+        pre_activation, _ = bind_activation(lhs, rhs, group_sizes, bias, None, without)
+        # XLA may remove the cast to lhs's dtype and back, but not this.
+        pre_activation = lax.optimization_barrier(pre_activation)
+        activations = activate(params.activation, pre_activation.astype(jnp.float32))
+        if row_weights is not None:
+            activations = activations * row_weights[:, None]
+        return activations.astype(lhs.dtype), pre_activation if keep_pre_activation else None
     optional = [array for array in (bias, row_weights) if array is not None]
     out, *kept = grouped_matmul_activation_p.bind(
         lhs,
@@ -69,6 +81,23 @@ def bind_activation_gradient(
       gradients of the row weights. Tails are unspecified.
     """
     weights = () if row_weights is None else (row_weights,)
+    if not isinstance(params.activation, str):
+        to_activations = GroupedMatmulParams(
+            transpose_rhs=True,
+            out_dtype=out_bar.dtype,
+            zero_tail=False,
+            num_sms=params.num_sms,
+            implementation=params.implementation,
+        )
+        gradient, activations, row_dots = reference.activation_gradient_epilogue(
+            bind_matmul(out_bar, rhs, group_sizes, to_activations),
+            group_sizes,
+            pre_activation,
+            *weights,
+            params=params,
+            has_row_weights=row_weights is not None,
+        )
+        return gradient, activations, row_dots
     pre_activation_bar, activations, row_dots = grouped_matmul_activation_gradient_p.bind(
         out_bar,
         kernel_rhs(out_bar, rhs),

@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
-from jax_ep._src.matmul.activations import GATED_ACTIVATIONS, activate
+from jax_ep._src.matmul.activations import GATED_ACTIVATIONS, NamedActivation, activate
 from jax_ep._src.matmul.grouped_matmul_quantized import (
     Formats,
     bind_quantized,
@@ -30,7 +30,9 @@ MIN_AMAX = 1e-4
 """The least magnitude of a block for which the epilogue makes a scale."""
 
 
-def has_quantized_activation(lhs: Quantized, rhs: Quantized, activation: str, dtype: Any) -> bool:
+def has_quantized_activation(
+    lhs: Quantized, rhs: Quantized, activation: NamedActivation, dtype: Any
+) -> bool:
     """Whether `bind_quantized_activation` takes these: gate and up in whole blocks, in bfloat16."""
     return (
         activation in GATED_ACTIVATIONS

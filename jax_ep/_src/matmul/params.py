@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from jax_ep._src.core import compat
+from jax_ep._src.matmul.activations import NamedActivation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class GroupedMatmulParams:
 class GroupedMatmulActivationParams:
     """Parameters of grouped_matmul_activation and grouped_matmul_activation_gradient."""
 
-    activation: str  # its name, or "none"
+    activation: NamedActivation  # or "none"
     num_sms: int
     implementation: str | None
     zero_tail: bool = dataclasses.field(default_factory=compat.looks_for_nan)  # in pure JAX only

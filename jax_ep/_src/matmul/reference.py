@@ -126,7 +126,27 @@ def grouped_matmul_activation_gradient(
 ) -> tuple[jax.Array, ...]:
     """Gradient of the pre-activation, the weighted activations, and the row dots by block."""
     accumulators = _products(out_gradient, rhs, group_sizes, True, jnp.float32)
-    activations_bar = _round(accumulators, out_gradient.dtype).astype(jnp.float32)
+    return activation_gradient_epilogue(
+        _round(accumulators, out_gradient.dtype),
+        group_sizes,
+        pre_activation,
+        *row_weights,
+        params=params,
+        has_row_weights=has_row_weights,
+    )
+
+
+def activation_gradient_epilogue(
+    activations_bar: jax.Array,
+    group_sizes: jax.Array,
+    pre_activation: jax.Array,
+    *row_weights: jax.Array,
+    params: GroupedMatmulActivationParams,
+    has_row_weights: bool,
+) -> tuple[jax.Array, ...]:
+    """Does what follows the rounded matmul in `grouped_matmul_activation_gradient`."""
+    dtype = activations_bar.dtype
+    activations_bar = activations_bar.astype(jnp.float32)
     activations, backward = jax.vjp(
         functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
     )
@@ -141,7 +161,6 @@ def grouped_matmul_activation_gradient(
             a * weights[:, None] for a in (activations, activations_bar)
         )
     (gradient,) = backward(activations_bar)
-    dtype = out_gradient.dtype
     results = gradient.astype(dtype), activations.astype(dtype), row_dots
     tail = 0 if params.zero_tail else jnp.nan
     return tuple(_fill_tail(result, group_sizes, tail) for result in results)

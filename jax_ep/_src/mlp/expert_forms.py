@@ -13,6 +13,8 @@ from jax_ep._src.matmul.activations import (
     GATED_ACTIVATIONS,
     PLAIN_ACTIVATIONS,
     Activation,
+    NamedActivation,
+    has_gate,
     takes_gate_and_up,
 )
 
@@ -25,25 +27,26 @@ UpBiases = jax.Array | tuple[jax.Array, jax.Array] | None
 
 def check_activation(operation: str, activation: Activation) -> bool | None:
     """Returns whether it is gated; None for a function of one array, which may be either."""
-    if isinstance(activation, str):
-        if activation in GATED_ACTIVATIONS:
+    if isinstance(activation, NamedActivation):
+        if has_gate(activation):
             return True
         if activation in PLAIN_ACTIVATIONS:
             return False
-    elif callable(activation):
+    elif callable(activation) and not isinstance(activation, type):
         return True if takes_gate_and_up(activation) else None
     raise ArgumentError(
         f"jax_ep.{operation}: activation={activation!r} is not known; expected one of "
-        f"{tuple(GATED_ACTIVATIONS)} (gated), one of {tuple(PLAIN_ACTIVATIONS)} (plain), or a "
-        "function from float32 [M, 2, F], [M, F], or gate and up [M, F], to [M, F]."
+        f"{tuple(GATED_ACTIVATIONS)} (gated), one of {tuple(PLAIN_ACTIVATIONS)} (plain), a "
+        "jax_ep.ClampedSwiGlu(), or a function from float32 [M, 2, F], [M, F], or gate and up "
+        "[M, F], to [M, F]."
     )
 
 
 def kind_of(activation: Activation) -> str:
-    if not isinstance(activation, str):
+    if not isinstance(activation, NamedActivation):
         arguments = " of (gate, up)" if takes_gate_and_up(activation) else ""
         return f"a function{arguments} as the activation"
-    kind = "gated" if activation in GATED_ACTIVATIONS else "plain"
+    kind = "gated" if has_gate(activation) else "plain"
     return f"activation={activation!r}, which is {kind}"
 
 

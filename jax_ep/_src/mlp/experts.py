@@ -11,7 +11,7 @@ from jax_ep._src.core import checks, compat
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.core.expert_axis import ExpertAxis
 from jax_ep._src.matmul.accumulation import NO_ACCUMULATORS, Accumulation, Accumulators, pass_on
-from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.matmul.activations import Activation, NamedActivation
 from jax_ep._src.matmul.layer_stack import (
     LayerIndex,
     check_index,
@@ -122,7 +122,7 @@ def check_experts(
     if b_down is not None:
         b_down = checks.weights(operation, "b_down", b_down, (num_local, hidden))
     experts = Experts(up, w_down, b_up, b_down, layer=index)
-    if isinstance(activation, str):
+    if isinstance(activation, NamedActivation):
         return experts, activation
     return experts, flat_function(operation, activation, size, is_gated)
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jax_ep._src.core import checks, compat
-from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.matmul.activations import Activation, NamedActivation
 from jax_ep._src.matmul.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.mlp.epilogue_mlp import epilogue_mlp
 from jax_ep._src.mlp.expert_forms import UpBiases, UpWeights
@@ -67,9 +67,10 @@ def grouped_mlp(
         None, for inference or for gradients of other arrays.
       group_sizes: integer[L], as in `grouped_matmul`.
       row_weights: [M] of any float dtype, or None for weights of 1. If given, give `combine` None.
-      activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
-        ``"relu2"``, ``"silu"``; or a function, which runs between the matmuls and returns float32
-        [M, F] from gate and up [M, F] (two arguments), or from [M, 2, F] (gated weights) or [M, F].
+      activation: gated ``"swiglu"``, ``"geglu"``, `ClampedSwiGlu`; plain ``"gelu"`` (tanh form),
+        ``"relu"``, ``"relu2"``, ``"silu"``; or a function, which runs between the matmuls and
+        returns float32 [M, F] from gate and up [M, F] (two arguments), or from [M, 2, F] (gated
+        weights) or [M, F].
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]. Of any float
         dtype, or None.
       b_down: [L, H] of any float dtype, or None.
@@ -125,7 +126,7 @@ def grouped_mlp(
     if row_weights is not None:
         row_weights = checks.weights(operation, "row_weights", row_weights, (rows.shape[0],))
     params = GroupedMlpParams(
-        activation=activation if isinstance(activation, str) else "none",
+        activation=activation if isinstance(activation, NamedActivation) else "none",
         zero_tail=zero_tail,
         num_sms=checks.num_sms(operation, num_sms),
         implementation=checks.implementation(operation, implementation),
@@ -135,7 +136,7 @@ def grouped_mlp(
         (rows, experts, group_sizes, row_weights)
     )
     with jax.named_scope("jax_ep.grouped_mlp"):
-        if isinstance(activation, str):
+        if isinstance(activation, NamedActivation):
             mlp = epilogue_mlp if quantization is None else quantized_mlp
             y, _ = mlp(rows, experts, group_sizes, row_weights, params)
         else:

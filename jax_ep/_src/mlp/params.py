@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_ep._src.core import compat
 from jax_ep._src.matmul.accumulation import Accumulation
+from jax_ep._src.matmul.activations import NamedActivation
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
 from jax_ep._src.quant.recipe import Recipe
 
@@ -17,7 +18,7 @@ from jax_ep._src.quant.recipe import Recipe
 class GroupedMlpParams:
     """Parameters of grouped_mlp, and of the matmuls that it is made of."""
 
-    activation: str  # its name; "none" if a function runs between the matmuls
+    activation: NamedActivation  # "none" if a function runs between the matmuls
     zero_tail: bool  # for the result and for the gradients of the rows and of their weights
     num_sms: int
     implementation: str | None
@@ -29,7 +30,7 @@ class GroupedMlpParams:
         if compat.looks_for_nan():
             object.__setattr__(self, "zero_tail", True)
 
-    def epilogue(self, activation: str) -> GroupedMatmulActivationParams:
+    def epilogue(self, activation: NamedActivation) -> GroupedMatmulActivationParams:
         """Returns the parameters of a matmul with that activation in its epilogue."""
         return GroupedMatmulActivationParams(activation, self.num_sms, self.implementation)
 

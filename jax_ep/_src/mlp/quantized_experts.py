@@ -11,6 +11,7 @@ import numpy as np
 
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.errors import ArgumentError, DtypeError
+from jax_ep._src.matmul.activations import NamedActivation
 from jax_ep._src.matmul.layer_stack import check_no_layer
 from jax_ep._src.mlp.expert_forms import UpWeights, check_forms
 from jax_ep._src.mlp.experts import Experts
@@ -239,7 +240,7 @@ def check_quantization(
     check_row_dtype(operation, rows_name, rows)
     if experts is None:
         other = "experts_fn"
-    elif not isinstance(activation, str):
+    elif not isinstance(activation, NamedActivation):
         other = "a function as the activation"
     elif experts.b_up is not None or experts.b_down is not None:
         other = "biases"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_ep._src.matmul import reference
+from jax_ep._src.matmul.activations import NamedActivation
 from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
 from jax_ep._src.matmul.params import GroupedMatmulParams
@@ -50,7 +51,7 @@ def multiply_and_activate(
     bias: jax.Array | None,
     row_weights: jax.Array | None,
     params: GroupedMlpParams,
-    activation: str,
+    activation: NamedActivation,
     *,
     keep_pre_activation: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:

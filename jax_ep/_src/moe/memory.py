@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jax_ep._src.core import checks, runtime
 from jax_ep._src.core.errors import ArgumentError, DtypeError
+from jax_ep._src.matmul.activations import ClampedSwiGlu, NamedActivation
 from jax_ep._src.mlp.expert_forms import check_activation
 from jax_ep._src.moe.params import Remat
 from jax_ep._src.transfer.domains import check_domain_size
@@ -46,7 +47,7 @@ def memory(
     num_ranks: int,
     *,
     dtype: Any = jnp.bfloat16,
-    activation: str = "swiglu",
+    activation: str | ClampedSwiGlu = "swiglu",
     shared_intermediate_size: int = 0,
     capacity_factor: float | None = None,
     recv_capacity: int | None = None,
@@ -73,7 +74,7 @@ def memory(
       top_k: K, experts per token.
       num_ranks: R, the ranks of the expert axis.
       dtype: the dtype of the tokens.
-      activation: as in `moe_mlp`, by name.
+      activation: as in `moe_mlp`, but no function.
       shared_intermediate_size: the F of a shared expert without a gate, 0 without one.
       capacity_factor: as in `moe_mlp`.
       recv_capacity: as in `moe_mlp`.
@@ -100,7 +101,7 @@ def memory(
         ("num_ranks", num_ranks),
     ):
         checks.integer(operation, name, size)
-    if not isinstance(activation, str):
+    if not isinstance(activation, NamedActivation):
         raise DtypeError(
             f"jax_ep.{operation}: activation is a {type(activation).__name__}; expected the name "
             "of one. For a function give that of one with as many arguments: 'swiglu' or 'relu'."

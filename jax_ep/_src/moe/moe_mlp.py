@@ -12,7 +12,7 @@ from jax import lax
 from jax_ep._src.core import checks, compat
 from jax_ep._src.core.expert_axis import AxisName, ExpertAxis
 from jax_ep._src.matmul.accumulation import Accumulators
-from jax_ep._src.matmul.activations import Activation
+from jax_ep._src.matmul.activations import Activation, NamedActivation
 from jax_ep._src.matmul.layer_stack import LayerIndex, check_no_layer
 from jax_ep._src.mlp.expert_forms import UpBiases, UpWeights
 from jax_ep._src.mlp.experts import Experts, check_experts, check_num_experts, with_accumulators
@@ -171,8 +171,8 @@ def moe_mlp(
       num_experts: E, the experts of all ranks; the weights must hold L = E/R of them. None takes
         E = L*R, and refuses weights that are the same on all ranks, as far as `shard_map` can tell.
         With ``check_vma=False`` it cannot, so num_experts has to be given.
-      activation: gated ``"swiglu"``, ``"geglu"``; plain ``"gelu"`` (tanh form), ``"relu"``,
-        ``"relu2"``, ``"silu"``; or a function, as in `grouped_mlp`.
+      activation: gated ``"swiglu"``, ``"geglu"``, `ClampedSwiGlu`; plain ``"gelu"`` (tanh form),
+        ``"relu"``, ``"relu2"``, ``"silu"``; or a function, as in `grouped_mlp`.
       b_up: [L, 2, F], [L, 2F] or a pair of [L, F]; for a plain activation [L, F]. Of any float
         dtype, or None.
       b_down: [L, H] of any float dtype, or None.
@@ -288,7 +288,7 @@ def moe_mlp(
             implementation=implementation,
         ),
         mlp=GroupedMlpParams(
-            activation=of_rows if isinstance(of_rows, str) else "none",
+            activation=of_rows if isinstance(of_rows, NamedActivation) else "none",
             zero_tail=False,
             num_sms=0,
             implementation=implementation,
@@ -300,7 +300,7 @@ def moe_mlp(
     is_in_flight = check_overlap(
         operation,
         overlap,
-        is_named=experts is not None and isinstance(of_rows, str),
+        is_named=experts is not None and isinstance(of_rows, NamedActivation),
         remat=remat,
         params=params,
     )
@@ -316,7 +316,7 @@ def moe_mlp(
     if experts_fn is not None:
         arguments = (w_up, w_down) if adapters is None else (w_up, w_down, adapters)
         compute = functools.partial(users_experts, experts_fn, arguments, remat=remat)
-    elif isinstance(of_rows, str):
+    elif isinstance(of_rows, NamedActivation):
         compute = functools.partial(named_experts, remat=remat)
     else:
         compute = functools.partial(function_experts, of_rows, remat=remat)
