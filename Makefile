@@ -7,6 +7,7 @@ TESTS ?= tests
 JOBS ?= 2
 GPUS ?= $(shell nvidia-smi -L 2>/dev/null | wc -l)
 ARGS ?=
+CC_ARGS ?=
 CC_FILES = find ffi tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .DEFAULT_GOAL := help
@@ -25,7 +26,7 @@ test: environment $(if $(whole),cc_test)  ## run the tests (TESTS=one/file.py, J
 	.venv/bin/pytest $(TESTS) -n $(JOBS) --dist worksteal $(if $(whole),-m "not slow") $(ARGS)
 
 slow_test: environment cc_build  ## run the tests that `make test` leaves to CI, twice as long
-	.venv/bin/ctest --test-dir build/cc_test -L slow -j $(JOBS) --output-on-failure
+	.venv/bin/ctest --test-dir build/cc_test -L slow $(CC_ARGS) -j $(JOBS) --output-on-failure
 	.venv/bin/pytest tests -n $(JOBS) --dist worksteal -m slow $(ARGS)
 
 cc_test: environment cc_build  ## run the C++ tests alone

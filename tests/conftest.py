@@ -29,10 +29,10 @@ collect_ignore = [str(path) for path in tier.FOLDER.glob("*/*_test.py") if path 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test is a failure")
     parser.addoption(
-        "--tenth-of-cases",
+        "--twentieth-of-cases",
         type=int,
-        choices=range(10),
-        help="of the slow tests in `tier.REPETITIONS`, runs this tenth only",
+        choices=range(20),
+        help="of the slow tests in `tier.REPETITIONS`, runs this twentieth only",
     )
 
 
@@ -40,12 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out tests that `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers. Marks slow tests.
 
-    Nodes' names choose tenths, so that every worker of pytest-xdist chooses the same.
+    Nodes' names choose twentieths, so that every worker of pytest-xdist chooses the same.
     """
     if [config.invocation_params.dir / argument for argument in config.args] == [tier.FOLDER]:
         tier.all_tests = [item.nodeid.removeprefix("tests/") for item in items]
     of_tier, others = [], []
-    tenth = config.option.tenth_of_cases
+    twentieth = config.option.twentieth_of_cases
     # The longest tests come first, so that no worker waits for one at the end.
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/processes/", "tests/tools/")))
     for item in items:
@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_chosen = tier.is_collected(*parts)
         if tier.slow_pattern(name):
             item.add_marker("slow")
-            if tenth is not None and name.startswith(tier.REPETITIONS):
-                is_chosen = is_chosen and zlib.crc32(name.encode()) % 10 == tenth
+            if twentieth is not None and name.startswith(tier.REPETITIONS):
+                is_chosen = is_chosen and zlib.crc32(name.encode()) % 20 == twentieth
         (of_tier if is_chosen else others).append(item)
     if others:
         items[:] = of_tier

@@ -175,17 +175,20 @@ SLOW = {
 all_tests: list[str] | None = None
 
 # Where slow tests repeat quick ones with other parameters, train whole models, or check models of the protocol. CI runs a
-# tenth of these.
+# twentieth of these.
 REPETITIONS = (
+    "checkpoints/",
     "lowering/mlp_lowering_test",
     "operations/",
     "transformations/",
     "tools/olmoe_test",
     "tools/train_fp8_test",
     "tools/train_test",
+    "tools/bench_layer_test.py::Layers",
     "tools/bench_programs_test",
     "tools/bench_quantize_test.py::Transfer",
     "tools/bench_transfer_test.py::Providers",
+    "tools/mutation_test",
     "tools/protocol_test",
 )
 
