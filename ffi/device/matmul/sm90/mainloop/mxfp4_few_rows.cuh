@@ -32,32 +32,67 @@ class MxFp4FewRows {
                                                 int k_blocks) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) exponents_[i / 2][i % 2] = scales.Exponents(i / 2, i % 2);
+    if (k_blocks >= kMxFp4NarrowKBlocks && !scales.HasLarge()) {
+      // Without branches one k-block's loads and expansion overlap the MMAs of another.
+      Operands operands[2];
+      Load(stage, 0, operands[0]);
 #pragma unroll
-    for (int k_block = 0; k_block < kMxFp4NarrowKBlocks; ++k_block) {
-      if (k_block < k_blocks) MultiplyKBlock(scales, stage, k_block);
+      for (int k_block = 0; k_block < kMxFp4NarrowKBlocks; ++k_block) {
+        if (k_block + 1 < kMxFp4NarrowKBlocks) {
+          Load(stage, k_block + 1, operands[(k_block + 1) % 2]);
+        }
+        Multiply<false>(scales, k_block, operands[k_block % 2]);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int k_block = 0; k_block < min(k_blocks, kMxFp4NarrowKBlocks); ++k_block) {
+      Operands operands;
+      Load(stage, k_block, operands);
+      Multiply<true>(scales, k_block, operands);
     }
   }
 
   __device__ void Get(float (&accumulators)[kAccumulators]) const {
 #pragma unroll
-    for (int i = 0; i < 4 * kUnits; ++i) accumulators[i] = accumulators_[i / 4][i % 4];
+    for (int i = 0; i < 4 * kUnits; ++i) {
+      accumulators[i] = accumulators_[0][i / 4][i % 4];
+      if constexpr (kSets > 1) accumulators[i] += accumulators_[1][i / 4][i % 4];
+    }
   }
 
  private:
-  __device__ __forceinline__ void MultiplyKBlock(const MxFp4WarpScales& scales, uint32_t stage,
-                                                 int k_block) {
+  // Eight rows have two sets of accumulators, so that fewer MMAs wait for each other.
+  static constexpr int kSets = kUnits == 1 ? 2 : 1;
+
+  // A lane's operands of a k-block.
+  struct Operands {
+    uint32_t words[2][2];  // weights: [column][word]
+    uint4 rows[kUnits][2];
+  };
+
+  __device__ __forceinline__ void Load(uint32_t stage, int k_block, Operands& operands) const {
     const uint32_t from = (lines_.At(stage, k_block * 2) ^ weights_) + threadIdx.x % 2 * 8;
-    uint32_t words[2][2];  // [column][word]
-    LoadSharedPair(from, words[0]);
-    LoadSharedPair(from + MxFp4Lines<true>::kSecond, words[1]);
-    uint32_t rows[kUnits][2][4];
+    LoadSharedPair(from, operands.words[0]);
+    LoadSharedPair(from + MxFp4Lines<true>::kSecond, operands.words[1]);
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       const uint32_t at =
           stage + k_block * kSwappedNarrowRowsBytes + unit * 8 * kSwizzleBytes + rows_;
 #pragma unroll
+      for (int word = 0; word < 2; ++word) operands.rows[unit][word] = LoadShared(at ^ word * 16);
+    }
+  }
+
+  template <bool kMayBeLarge>
+  __device__ __forceinline__ void Multiply(const MxFp4WarpScales& scales, int k_block,
+                                           const Operands& operands) {
+    uint32_t rows[kUnits][2][4];
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
       for (int word = 0; word < 2; ++word) {
-        const uint4 vector = LoadShared(at ^ word * 16);
+        const uint4& vector = operands.rows[unit][word];
         rows[unit][word][0] = __byte_perm(vector.x, vector.z, 0x5410);
         rows[unit][word][1] = __byte_perm(vector.x, vector.z, 0x7632);
         rows[unit][word][2] = __byte_perm(vector.y, vector.w, 0x5410);
@@ -68,14 +103,15 @@ class MxFp4FewRows {
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
       const uint32_t factor =
-          MxFp4Factor(__byte_perm(exponents_[column][k_block / 2], 0, selector_ + k_block % 2 * 2));
+          MxFp4Factor(__byte_perm(k_block < 2 ? exponents_[column][0] : exponents_[column][1], 0,
+                                  selector_ + k_block % 2 * 2));
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         weights[i / 4][column][i % 4] =
-            MultiplyBFloat16Pairs(ExpandMxFp4(words[column][i / 4], i % 4), factor);
+            MultiplyBFloat16Pairs(ExpandMxFp4(operands.words[column][i / 4], i % 4), factor);
       }
     }
-    if (scales.HasLarge()) {
+    if (kMayBeLarge && scales.HasLarge()) {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const uint32_t factor =
@@ -95,7 +131,7 @@ class MxFp4FewRows {
                                weights[word][1][i + 1]};
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit) {
-          Mma<BFloat16>(accumulators_[unit], a, &rows[unit][word][i]);
+          Mma<BFloat16>(accumulators_[word % kSets][unit], a, &rows[unit][word][i]);
         }
       }
     }
@@ -106,7 +142,7 @@ class MxFp4FewRows {
   uint32_t weights_;          // its vector of a k-block
   uint32_t selector_;         // its block of a k-block
   uint32_t exponents_[2][2];  // [column][half of the stage]
-  float accumulators_[kUnits][4] = {};
+  float accumulators_[kSets][kUnits][4] = {};
 };
 
 }  // namespace jax_ep::sm90
