@@ -1,14 +1,15 @@
-"""Trains OLMoE-1B-7B, all 6.9 billion parameters, with three layers of experts, on one H200.
+"""Trains OLMoE-1B-7B, all 6.9 billion parameters, with five layers of experts, on one H200.
 
-The layers are jax_ep's, and a sort with tokamax's and with JAX's own ragged_dot. All start from the
-same parameters and read the same batches, so their losses coincide, and their step times compare.
+The layers are jax_ep's in bfloat16 and by two recipes of eight bits, and a sort with tokamax's and
+with JAX's own ragged_dot. All start from the same parameters and read the same batches, so their
+losses coincide, also on text that was held out, and their step times compare.
 Parameters and gradients are bfloat16, and the optimizer is Adafactor (see olmoe_optimizer.py). The
 text is the source of Python's library, a token per byte; the vocabulary keeps its full size. The
 folder of results keeps the runs of earlier commands, and the picture shows all of them.
 
     python examples/olmoe.py                             # on one H200
     python examples/olmoe.py --expert-parallel 4         # experts over four GPUs
-    python examples/olmoe.py --layers jax_ep --steps 500
+    python examples/olmoe.py --layers jax_ep fp8 fp8_throughout --decay 100
     python examples/olmoe.py --small                     # a small model, also on a CPU
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import olmoe_model as model
 import olmoe_optimizer as optimizer
 import olmoe_report as report
@@ -37,9 +39,10 @@ from training_report import progress_bar
 
 import jax_ep
 
-SMALL = model.Sizes(64, 2, 4, 8, 2, 32, 256)
+SMALL = model.Sizes(128, 2, 4, 8, 2, 128, 256)
 REST_STEPS = 8  # times the step without experts
-STEPS = {"jax_ep": 300, "tokamax": 300, "ragged_dot": 40}
+HELD_OUT_BATCHES = 8
+STEPS = {"jax_ep": 300, "fp8": 300, "fp8_throughout": 300, "tokamax": 300, "ragged_dot": 40}
 # Larger updates in the first hundred steps amplify what two layers round differently.
 LEARNING_RATE, WARM_UP_STEPS = 2e-5, 150
 SEED = 0
@@ -59,6 +62,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, metavar="X")
     warm_up = f"steps to the full rate (default {WARM_UP_STEPS})"
     parser.add_argument("--warm-up", type=int, default=WARM_UP_STEPS, metavar="N", help=warm_up)
+    decay = "last steps, in which the rate falls to zero (default 0)"
+    parser.add_argument("--decay", type=int, default=0, metavar="N", help=decay)
     small = "a small model in float32"
     parser.add_argument("--small", action="store_true", help=small)
     output = pathlib.Path("runs/olmoe")
@@ -77,19 +82,29 @@ class Training:
         self.dtype = jnp.float32 if arguments.small else jnp.bfloat16
         self.length = arguments.length
         self.learning_rate, self.warm_up = arguments.learning_rate, arguments.warm_up
+        self.decay = arguments.decay
         num_devices = arguments.expert_parallel
         self.batch_size = arguments.batch_size * num_devices
         self.mesh = jax_ep.make_mesh((num_devices,), ("expert",), axis_types=(AxisType.Auto,))
-        self.text = text_data.standard_library().training
+        self.corpus = text_data.standard_library()
 
     def windows(self, step: int) -> jax.Array:
         """The batch of a step, split over the GPUs."""
         rows = text_data.batch(
-            self.text, step, seed=SEED, batch_size=self.batch_size, length=self.length
+            self.corpus.training, step, seed=SEED, batch_size=self.batch_size, length=self.length
         )
+        return self._split(rows)
+
+    def held_out(self) -> list[jax.Array]:
+        """Batches of text that no step reads."""
+        count = HELD_OUT_BATCHES * self.batch_size
+        rows = text_data.windows(self.corpus.held_out, count, self.length)
+        return [self._split(batch) for batch in np.split(rows, HELD_OUT_BATCHES)]
+
+    def _split(self, rows: np.ndarray) -> jax.Array:
         return jax.device_put(rows, NamedSharding(self.mesh, P("expert")))
 
-    def start(self, layer: model.Experts) -> tuple[Any, Any]:
+    def start(self, layer: model.Experts, num_steps: int) -> tuple[Any, Any]:
         """Returns the first state, and the compiled step."""
         params = model.initialize(self.sizes, self.mesh, self.dtype, SEED)
         state = params, jax.jit(optimizer.initialize)(params), jnp.int32(0)
@@ -104,16 +119,31 @@ class Training:
                 return losses.total(), losses.cross_entropy
 
             gradients, cross_entropy = jax.grad(loss, has_aux=True)(params)
-            rate = self.learning_rate * jnp.minimum(1.0, (count + 1) / self.warm_up)
+            rate = self.learning_rate * self.relative_rate(count, num_steps)
             params, moments = optimizer.update(params, gradients, moments, count, rate)
             return (params, moments, count + 1), cross_entropy
 
         return state, step
 
+    def relative_rate(self, step: jax.Array, num_steps: int) -> jax.Array:
+        """The learning rate of a step over that after warming up."""
+        left = (num_steps - step) / self.decay if self.decay else 1.0
+        return jnp.minimum(jnp.minimum(1.0, (step + 1) / self.warm_up), left)
+
+    def held_out_loss(self, layer: model.Experts, params: model.Params) -> float:
+        """The mean cross-entropy of the text that was held out, in nats per token."""
+        experts = sharded(layer, self.mesh)
+
+        @jax.jit
+        def cross_entropy(params: model.Params, windows: jax.Array) -> jax.Array:
+            return model.losses(params, windows, self.sizes, experts).cross_entropy
+
+        return statistics.fmean(float(cross_entropy(params, rows)) for rows in self.held_out())
+
 
 def rest_seconds(training: Training) -> float:
     """The median seconds of a step without experts."""
-    state, step = training.start(nothing)
+    state, step = training.start(nothing, REST_STEPS)
     seconds = []
     for index in range(REST_STEPS):
         windows = training.windows(index)
@@ -126,7 +156,8 @@ def rest_seconds(training: Training) -> float:
 
 def train(training: Training, run: report.Run, num_steps: int, folder: pathlib.Path) -> None:
     """Trains with one layer; the record is written as it grows."""
-    state, step = training.start(LAYERS[run.layer]())
+    layer = LAYERS[run.layer]()
+    state, step = training.start(layer, num_steps)
     with progress_bar() as bar:
         task = bar.add_task(run.layer, total=num_steps, info="compiling")
         for index in range(num_steps):
@@ -139,6 +170,7 @@ def train(training: Training, run: report.Run, num_steps: int, folder: pathlib.P
             bar.update(task, advance=1, info=info)
             if index % 10 == 9:
                 run.write(folder)
+    run.held_out = training.held_out_loss(layer, state[0])
     run.write(folder)
 
 

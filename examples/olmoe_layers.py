@@ -6,6 +6,7 @@ nothing on one rank; on several, a rank has room for `CAPACITY_FACTOR` times its
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Callable
@@ -19,18 +20,28 @@ from jax.sharding import PartitionSpec as P
 from olmoe_model import Experts
 
 import jax_ep
+from jax_ep import quant
 
 CAPACITY_FACTOR = 2.0
 
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def ours(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
-    """jax_ep's layer."""
-    y, _ = jax_ep.moe_mlp(
-        x, ids, weights, w_up, w_down, axis_name="expert", capacity_factor=CAPACITY_FACTOR
-    )
-    return y
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """jax_ep's layer, by a recipe of eight bits if there is one."""
+
+    quantization: quant.Recipe | None = None
+
+    def __call__(self, x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array:
+        """Returns y [T, H]."""
+        y, _ = jax_ep.moe_mlp(
+            *(x, ids, weights, w_up, w_down),
+            axis_name="expert",
+            capacity_factor=CAPACITY_FACTOR,
+            quantization=self.quantization,
+        )
+        return y
 
 
 def plain(matmul: GroupedMatmul) -> Experts:
@@ -78,7 +89,13 @@ def nothing(x: Any, ids: Any, weights: Any, w_up: Any, w_down: Any) -> jax.Array
 
 
 LAYERS: dict[str, Callable[[], Experts]] = {
-    "jax_ep": lambda: ours,
+    "jax_ep": Ours,
+    "fp8": lambda: Ours(quant.Recipe()),
+    "fp8_throughout": lambda: Ours(
+        quant.Recipe(
+            quantized_dispatch=True, quantized_cotangents=True, quantized_weight_gradients=True
+        )
+    ),
     "tokamax": tokamax,
     "ragged_dot": lambda: plain(lax.ragged_dot),
 }
@@ -86,6 +103,5 @@ LAYERS: dict[str, Callable[[], Experts]] = {
 
 def sharded(layer: Experts, mesh: Mesh) -> Experts:
     """Maps a layer over the ranks; tokens and experts are split over them."""
-    return jax.shard_map(
-        layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=layer is ours
-    )
+    spec, check_vma = P("expert"), isinstance(layer, Ours)
+    return jax.shard_map(layer, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)

@@ -30,6 +30,7 @@ class Run:
       losses: nats per token of each step.
       seconds: of each step.
       rest: the median seconds of a step without experts.
+      held_out: nats per token of held-out text after the last step, once that is known.
     """
 
     layer: str
@@ -38,6 +39,7 @@ class Run:
     rest: float
     losses: list[float] = dataclasses.field(default_factory=list[float])
     seconds: list[float] = dataclasses.field(default_factory=list[float])
+    held_out: float | None = None
 
     @property
     def step_seconds(self) -> float:
@@ -104,6 +106,7 @@ def show(runs: list[Run], console: Console) -> None:
         "layer",
         "steps",
         "last loss",
+        "held out",
         "ms per step",
         "experts",
         "tokens/s",
@@ -116,6 +119,7 @@ def show(runs: list[Run], console: Console) -> None:
             run.layer,
             str(len(run.losses)),
             f"{run.losses[-1]:.3f}",
+            f"{run.held_out:.4f}" if run.held_out is not None else "",
             f"{run.step_seconds * 1e3:.1f}",
             f"{(run.step_seconds - run.rest) * 1e3:.1f}",
             f"{run.tokens / run.step_seconds:,.0f}",

@@ -46,7 +46,7 @@ class ModelTest(absltest.TestCase):
         results = [
             jax.jit(olmoe_layers.sharded(layer, testing.expert_mesh(ranks)))(*problem())
             for ranks in (1, 2, 4)
-            for layer in (olmoe_layers.ours, olmoe_layers.plain(jax.lax.ragged_dot))
+            for layer in (olmoe_layers.Ours(), olmoe_layers.plain(jax.lax.ragged_dot))
         ]
         for result in results[1:]:
             np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-4)
@@ -64,7 +64,7 @@ class ModelTest(absltest.TestCase):
             return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(x, weights, w_up, w_down)
 
         layer = olmoe_layers.plain(unspecified_rows.ragged_dot)
-        for found, expected in zip(gradients(layer), gradients(olmoe_layers.ours), strict=True):
+        for found, expected in zip(gradients(layer), gradients(olmoe_layers.Ours()), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
