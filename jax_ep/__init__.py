@@ -34,6 +34,8 @@ from jax_ep._src.transfer.dispatch_start import dispatch_done, dispatch_start
 from jax_ep._src.transfer.in_flight import InFlight, overlap
 from jax_ep._src.transfer.plan import REMAT_NAMES, Dispatched, Plan
 from jax_ep._src.transfer.redispatch import redispatch
+from jax_ep._src.transfer.tune import tune
+from jax_ep._src.transfer.tuning import use_tuning
 
 if TYPE_CHECKING:
     from jax_ep import checkpoints, linen, nnx
@@ -82,7 +84,9 @@ __all__ = [
     "redispatch",
     "release",
     "routing",
+    "tune",
     "typing",
+    "use_tuning",
 ]
 
 

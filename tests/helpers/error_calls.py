@@ -305,6 +305,12 @@ def linen_layer(logical_axes, rules=(("embed", "data"),), **options):
         jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((8, 8)))
 
 
+def tune_on(gpu="a GPU", top_k=2, **options):
+    """Calls tune as on a machine of that GPU; none if the name is empty."""
+    with unittest.mock.patch.object(jax_ep._src.core.runtime, "gpu_kind", lambda: gpu):
+        jax_ep.tune("unwritten.json", 8, 8, num_experts=RANKS, top_k=top_k, **options)
+
+
 def stack(**options):
     """Prepares nnx.MoE of one layer for a loop over layers."""
     mesh = AbstractMesh((2, 4), ("data", "expert"), axis_types=(AxisType.Auto,) * 2)

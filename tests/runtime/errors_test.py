@@ -71,6 +71,7 @@ from error_calls import (
     start,
     symbolic_row_size,
     symbolic_rows,
+    tune_on,
     unpickle_without_devices,
     weighted_twice,
 )
@@ -128,6 +129,9 @@ PRODUCERS = {
         lambda: redispatch(change=lambda x: x[:2]),
         lambda: redispatch(topk_weights=jnp.ones((4, 1))),
         lambda: start(lane=4),
+        lambda: tune_on(mesh=testing.mesh_of((2, 2), ("data", "expert"))),
+        lambda: tune_on(top_k=RANKS + 1),
+        lambda: jax_ep.use_tuning("/no/such/file"),
         lambda: moe_mlp(overlap=True),
         lambda: start(use=jax_ep.combine_done),
         lambda: combine(lambda y, plan, w: (y[:-1], plan, w)),
@@ -330,6 +334,7 @@ PRODUCERS = {
         lambda: grouped_mlp(quantization=quant.Recipe(), quantized_weights=(*EXPERTS, None)),
     ],
     "UnavailableError": [
+        lambda: tune_on(gpu=""),
         lambda: lower("cpu"),
         lambda: lower("cuda", patches=[testing.pretend_build_without_cuda]),
         lambda: lower("cuda", patches=[testing.pretend_cuda_build], x=X[:, :3]),

@@ -81,6 +81,14 @@ def num_sms() -> int:
     return getattr(device, "core_count", 0) or 0 if device.platform == "gpu" else 0
 
 
+def gpu_kind() -> str:
+    """Returns what JAX calls this process's GPUs, such as "NVIDIA H200"; empty without one."""
+    try:
+        return str(jax.local_devices(backend="cuda")[0].device_kind)
+    except RuntimeError:
+        return ""
+
+
 def has_cuda() -> bool:
     """Whether this build has CUDA handlers."""
     return bool(_ffi.build_info()["cuda"])

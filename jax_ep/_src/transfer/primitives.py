@@ -28,6 +28,7 @@ from jax_ep._src.quant.quantized import Quantized, row_bytes
 from jax_ep._src.transfer import reference
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import PlanArrays, plan_shapes
+from jax_ep._src.transfer.tuning import Call, tuned_sms
 
 Rows = jax.Array | Quantized
 """The rows that a transfer takes, and returns."""
@@ -126,14 +127,17 @@ def _combine_avals(
 # ---- lowering
 
 
-def _attributes(avals: list[Aval], params: TransferParams, **flags: bool) -> dict[str, Any]:
+def _attributes(call: Call, params: TransferParams, **flags: bool) -> dict[str, Any]:
+    num_sms = params.num_sms
+    if not num_sms and params.num_lanes == 1:
+        num_sms = tuned_sms(call)
     return {
         "replica_groups": params.axis.replica_groups().reshape(-1),
         "group_size": np.int64(params.axis.size),
         "num_experts": np.int64(params.num_experts),
         "row_align": np.int64(params.row_align),
         "zero_tail": np.bool_(params.zero_tail),
-        "num_sms": np.int64(params.num_sms),
+        "num_sms": np.int64(num_sms),
         **_lane_attributes(params),
         **_domain_attributes(params),
         **{name: np.bool_(flag) for name, flag in flags.items()},
@@ -152,23 +156,39 @@ def _domain_attributes(params: TransferParams) -> dict[str, Any]:
 
 
 def _dispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
-    x, (_, *weights) = reference.split_rows(avals)
-    return _row_attributes(avals, x, weights, params)
+    x, (topk_ids, *weights) = reference.split_rows(avals)
+    call = _call("dispatch", x, topk_ids.shape, params)
+    return _row_attributes(call, x, weights, params)
 
 
 def _redispatch_attributes(avals: list[Aval], params: TransferParams) -> dict[str, Any]:
     x, operands = reference.split_rows(avals)
-    _, weights = PlanArrays.split(operands, params)
-    return _row_attributes(avals, x, weights, params)
+    plan, weights = PlanArrays.split(operands, params)
+    call = _call("redispatch", x, plan.kept.shape, params)
+    return _row_attributes(call, x, weights, params)
+
+
+def _combine_attributes(avals: list[Aval], params: TransferParams, **flags: bool) -> dict[str, Any]:
+    y, *operands = avals
+    plan, _ = PlanArrays.split(operands, params)
+    return _attributes(_call("combine", [y], plan.kept.shape, params), params, **flags)
 
 
 def _row_attributes(
-    avals: list[Aval], x: Sequence[Aval], weights: Sequence[Aval], params: TransferParams
+    call: Call, x: Sequence[Aval], weights: Sequence[Aval], params: TransferParams
 ) -> dict[str, Any]:
     flags = {"has_weights": len(weights) > 0}
     if len(x) > 1:  # absent for float rows, as for one lane
         flags["is_quantized"] = True
-    return _attributes(avals, params, **flags)
+    return _attributes(call, params, **flags)
+
+
+def _call(
+    operation: str, rows: Sequence[Aval], ids_shape: tuple[int, int], params: TransferParams
+) -> Call:
+    num_tokens, top_k = ids_shape
+    sizes = (params.axis.size, num_tokens, sum(map(row_bytes, rows)), top_k, params.num_experts)
+    return Call(operation, *sizes, params.domain_size)
 
 
 def _unsupported(
@@ -270,7 +290,7 @@ COMBINE = _define(
     "combine",
     abstract_eval=_combine_avals,
     reference=reference.combine,
-    attributes=_attributes,
+    attributes=_combine_attributes,
     unsupported=_plan_unsupported,
 )
 
