@@ -16,6 +16,7 @@ MAX_FILES = 20
 LAYERS = (
     "ffi/device/common",
     "ffi/device/ptx",
+    "ffi/device/profile",
     "ffi/device/matmul",
     "ffi/device/quantize",
     "ffi/device/protocol",
@@ -26,6 +27,7 @@ LAYERS = (
     "ffi/device/transfer/hierarchical",
     "ffi/runtime",  # settings and status
     "ffi/runtime/cuda",
+    "ffi/runtime/profile",
     "ffi/runtime/calls",
     "ffi/runtime/transport",
     "ffi/runtime/transport/local",

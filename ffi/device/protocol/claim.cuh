@@ -11,6 +11,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_CLAIM_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_CLAIM_CUH_
 
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/protocol/abort.cuh"
 
 namespace jax_ep {
@@ -51,6 +52,7 @@ class ClaimRequest {
   // Called by all threads. Returns the call's sequence number. 0: another call runs; this one must
   // neither wait nor store to anything but its results, which all blocks make safe together.
   __device__ uint64_t Await() {
+    const ProfileSpan span(SpanKind::kWaitClaim);
     if (role_.Thread() == 0) role_.scratch->sequence = Sequence();
     role_.Sync();
     const uint64_t sequence = role_.scratch->sequence;

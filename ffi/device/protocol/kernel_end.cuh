@@ -16,6 +16,7 @@ struct BlockEnd {
 // to peers are performed. `outcome` is the outcome of this thread's work. Block counts fit 16 bits.
 __device__ inline BlockEnd FinishBlock(const CallParams& call, const RoleContext& role,
                                        Outcome outcome) {
+  const ProfileSpan span(SpanKind::kWaitBlock);
   const bool has_failed = __syncthreads_or(outcome != Outcome::kArrived);
   uint32_t* const finished = &role.scratch->blocks_finished;
   if (role.Thread() == 0) {

@@ -11,6 +11,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_WAIT_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WAIT_CUH_
 
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/protocol/deadline.cuh"
 #include "ffi/device/protocol/role_context.cuh"
 
@@ -90,6 +91,7 @@ __device__ inline Outcome WaitForEntryFlags(const CallParams& call, uint64_t seq
 // and checks that it is the same call on all of them. What each lane has acquired happens before
 // what any lane does next.
 __device__ inline Outcome WaitForEntry(const CallParams& call, uint64_t sequence) {
+  const ProfileSpan span(SpanKind::kWaitEntry);
   const Outcome outcome = WaitForEntryFlags(call, sequence);
   if (outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, outcome);
   __syncwarp();
@@ -122,6 +124,8 @@ __device__ inline Outcome WaitForEntry(const CallParams& call, uint64_t sequence
 // (kChunk), or has returned the credit for this rank's `chunk` (kCredit).
 __device__ inline Outcome WaitForChunk(const CallParams& call, WaitPoint wait_point, int chunk,
                                        uint64_t sequence) {
+  const ProfileSpan span(wait_point == WaitPoint::kCredit ? SpanKind::kWaitCredit
+                                                          : SpanKind::kWaitChunk);
   const ChunkFlags& flags = ChunkFlagsAt(call.control->inbox, wait_point);
   const auto flag = [&](int peer) { return &flags[peer][chunk]; };
   const Outcome outcome = WaitForFlags(call, wait_point, sequence, flag, [] {});

@@ -6,6 +6,7 @@
 #ifndef JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 #define JAX_EP_DEVICE_PROTOCOL_WORK_ITEMS_CUH_
 
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/protocol/role_context.cuh"
 #include "ffi/device/ptx/memory.cuh"
 
@@ -39,8 +40,10 @@ __device__ inline bool AreItemsFinished(const uint32_t* finished, uint32_t total
   return LoadAcquireDevice(finished) >= total;
 }
 
-// Called by one thread. Waits until `total` items are finished, which lower tickets hold.
+// Called by the first lane of a warp. Waits until `total` items are finished, which lower tickets
+// hold.
 __device__ inline void WaitForItems(const uint32_t* finished, uint32_t total) {
+  const ProfileSpan span(SpanKind::kWaitItems);
   while (!AreItemsFinished(finished, total)) __nanosleep(20);  // WAIT_LOCAL
 }
 

@@ -33,6 +33,7 @@ __device__ inline bool FindAssignment(const CallParams& call, const PlanOperands
 // Assignments without a row keep the previous contents; CheckRows detects them.
 __device__ inline void InvertRows(const CallParams& call, const PlanOperands& plan, int64_t item,
                                   int64_t num_items, const ThreadGroup& threads) {
+  const ProfileSpan span(SpanKind::kInvertPlan);
   int32_t* const assignment_rows = call.LocalBuffer<int32_t>(kAssignmentRows);
   const int64_t end = EndOfRows(call, plan);
   const int last = static_cast<int>(end * (item + 1) / num_items);

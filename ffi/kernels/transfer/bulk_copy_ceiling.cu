@@ -14,6 +14,7 @@ namespace {
 __device__ void SendRows(const BulkCopyCeilingParams& params, const RoleContext& role) {
   const CallParams& call = params.call;
   if (role.Warp() >= params.pipeline.num_warps) return;
+  const ProfileSpan span(SpanKind::kSend);
   const int num_peers = max(call.num_ranks - 1, 1);
   const int stride = params.pipeline.num_warps * role.num_blocks;
   RowCopies copies(params.pipeline, role, call, nullptr);
@@ -47,6 +48,7 @@ __device__ Outcome WaitForRows(const CallParams& call, const RoleContext& role, 
 
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     BulkCopyCeilingKernel(const __grid_constant__ BulkCopyCeilingParams params) {
+  const ProfileKernel profile(ProfiledKernel::kBulkCopyCeiling);
   const CallParams& call = params.call;
   __shared__ RoleScratch scratch;
   const RoleContext role = RoleContext::WholeBlock(&scratch);

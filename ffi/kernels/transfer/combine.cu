@@ -76,12 +76,17 @@ __device__ Outcome CombineTokens(const CombineParams& params, const RoleContext&
       const KeptAssignments<2> kept(params, item.token);
       // WAIT_LOCAL: lower tickets of this device.
       const uint64_t* const mine = &call.control->inbox->chunks_sent[item.rank][item.chunk];
-      while (LoadAcquireDevice(mine) < sequence) __nanosleep(20);
+      {
+        const ProfileSpan span(SpanKind::kWaitItems);
+        while (LoadAcquireDevice(mine) < sequence) __nanosleep(20);
+      }
       // WAIT_CHUNK
       const Outcome outcome = WaitForChunk(call, WaitPoint::kChunk, item.chunk, sequence);
       if (outcome != Outcome::kArrived) return outcome;
+      const ProfileSpan span(SpanKind::kReduce);
       ReduceItem(params, item, kept, sum);
     } else {
+      const ProfileSpan span(SpanKind::kSendSums);
       SendItem(params, end, item, sum);
       FinishSend(params, item, sequence);
     }
@@ -94,6 +99,7 @@ __device__ Outcome CombineTokens(const CombineParams& params, const RoleContext&
 template <typename Type>
 __global__ void __launch_bounds__(kCombineThreads, 2)
     CombineKernel(const __grid_constant__ CombineParams params) {
+  const ProfileKernel profile(ProfiledKernel::kCombine);
   const CallParams& call = params.call;
   Progress& progress = call.control->progress;
   __shared__ RoleScratch scratch;

@@ -40,6 +40,7 @@ __device__ Outcome ExpandAndFill(const DispatchParams& params, const DispatchRol
       AssignmentTile<kDispatchThreads / 32> tile(call, role, params.topk_ids, ticket);
       tile.Count(eager, sequence);
       if (WaitForEntry(call, sequence, role) == Outcome::kArrived) {
+        const ProfileSpan span(SpanKind::kSendRoutes);
         tile.SendRoutes();
         SendWeights(tokens, ticket, call.num_prologue_items, threads);
       }
@@ -54,10 +55,13 @@ __device__ Outcome ExpandAndFill(const DispatchParams& params, const DispatchRol
   if (has_workspace) counts.Collect(&quotas);
   const Outcome outcome = WaitForFirstChunks(tokens, role, sequence);
   if (outcome != Outcome::kArrived) return outcome;
-  counts.Collect(&quotas);
-  role.Sync();
-  quotas.Compute(threads, [&](int source, int expert) { return counts.Count(source, expert); });
-  role.Sync();
+  {
+    const ProfileSpan span(SpanKind::kPlan);
+    counts.Collect(&quotas);
+    role.Sync();
+    quotas.Compute(threads, [&](int source, int expert) { return counts.Count(source, expert); });
+    role.Sync();
+  }
   if (role.block == 0) {
     quotas.WriteGroups(params.plan, threads);
     if (tokens.arrivals != nullptr) {
@@ -82,6 +86,7 @@ __device__ Outcome ExpandAndFill(const DispatchParams& params, const DispatchRol
 
 __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     DispatchKernel(const __grid_constant__ DispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kDispatch, 1u | 1u << kDispatchThreads / 32);
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
   __shared__ RoleScratch scratch;

@@ -32,6 +32,7 @@ __device__ Outcome ExpandAndFill(const RedispatchParams& params, const DispatchR
   if (has_workspace) SignalEntryOnFirstTicket(call, sequence, ticket, false, role);
   for (; ticket < params.num_weight_items; ticket = NextTicket(&progress.block_tickets, role)) {
     if (has_workspace && WaitForEntry(call, sequence, role) == Outcome::kArrived) {
+      const ProfileSpan span(SpanKind::kSendRoutes);
       SendWeights(tokens, ticket, params.num_weight_items, threads);
     }
     FinishItem(&progress.items_finished, true, role);
@@ -62,6 +63,7 @@ __device__ Outcome ExpandAndFill(const RedispatchParams& params, const DispatchR
 
 __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     RedispatchKernel(const __grid_constant__ RedispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kRedispatch, 1u | 1u << kDispatchThreads / 32);
   const TokenParams& tokens = params.tokens;
   const CallParams& call = tokens.call;
   __shared__ RoleScratch scratch;

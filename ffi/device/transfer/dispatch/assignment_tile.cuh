@@ -5,6 +5,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_ASSIGNMENT_TILE_CUH_
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_ASSIGNMENT_TILE_CUH_
 
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/protocol/abort.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 #include "ffi/device/transfer/dispatch/expert_bins.cuh"
@@ -35,6 +36,7 @@ class AssignmentTile {
   // Counts the tile. The last tile sends this rank's totals to all receivers.
   template <typename Eager>
   __device__ void Count(const Eager& eager, uint64_t sequence) {
+    const ProfileSpan span(SpanKind::kCountAssignments);
     const bool sends_totals = tile_ == call_.num_tiles - 1 && MayStoreToPeers(call_);
     CountRange();
     role_.Sync();

@@ -3,6 +3,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_DISPATCH_RESULTS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_DISPATCH_RESULTS_CUH_
 
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/protocol/peer_stores.cuh"
 #include "ffi/device/transfer/dispatch/scale_words.cuh"
 #include "ffi/device/transfer/dispatch/token_params.h"
@@ -60,6 +61,7 @@ __device__ inline void CountArrival(const TokenParams& params, uint64_t sequence
 template <typename Next, typename IsEmpty>
 __device__ void FillEmptyRows(const TokenParams& params, uint64_t sequence, int32_t end, Next next,
                               IsEmpty is_empty) {
+  const ProfileSpan span(SpanKind::kFill);
   const CallParams& call = params.call;
   const int lane = LaneIndex();
   const int num_items = CeilDivide(call.num_rows, 32);

@@ -54,6 +54,7 @@ class TokenExpansion {
   // row is in flight, and the rest when all rows are.
   template <typename Finder, typename Fill>
   __device__ Outcome Run(uint64_t sequence, const Finder& finder, Fill fill) {
+    const ProfileSpan span(SpanKind::kExpand);
     const CallParams& call = params_.call;
     const int lane = LaneIndex();
     const int rank = call.control->rank;

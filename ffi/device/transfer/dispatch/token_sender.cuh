@@ -20,7 +20,10 @@ struct DispatchRoles {
 
   // Called once by all threads. The send warps wait here until the expand warps have finished their
   // prologue items: the fence of such an item would wait for all stores in flight from this SM.
-  __device__ void ReleaseSenders() const { all.Sync(); }
+  __device__ void ReleaseSenders() const {
+    const ProfileSpan span(SpanKind::kWaitRole);
+    all.Sync();
+  }
 };
 
 // Returns the roles in a kernel that has no others: num_expand_threads threads of each block
@@ -87,6 +90,7 @@ class TokenSender {
     const int num_peers = call.num_ranks - 1;
     const int lane = LaneIndex();
     if (num_peers == 0) return Outcome::kArrived;
+    const ProfileSpan span(SpanKind::kSend);
     WarpTicketPrefetch tickets(&call.control->progress.send_tickets);
     Destinations next_destinations;
     const auto load = [&](int position) {

@@ -33,6 +33,7 @@ class BlockPlan {
   // Called by the counting warps; all lanes of a warp return the same. Counts the assignments as
   // they arrive.
   __device__ Outcome Collect(const EagerBuffers& eager, uint64_t sequence) {
+    const ProfileSpan span(SpanKind::kCountAssignments);
     const int counter = role_.Warp() - (kThreads / 32 - kCountingWarps);
     const int num_ranges = call_.num_ranks * ranges_.count;
 #pragma unroll 1
@@ -45,6 +46,7 @@ class BlockPlan {
 
   // Called by all threads, between barriers. Computes the quotas from the counts.
   __device__ void Compute() {
+    const ProfileSpan span(SpanKind::kPlan);
     ScanRanges();
     role_.Sync();
     quotas_.Compute(role_.BlockThreads(),

@@ -78,14 +78,17 @@ __device__ inline Outcome CopyPlannedRows(const TokenParams& tokens, const PlanO
   const int32_t end = EndOfRows(tokens.call, plan);
   const int warp = role.GridWarp();
   RowSegmentItems items(tokens.call, plan, segments, end, warp, num_warps);
+  {
+    const ProfileSpan span(SpanKind::kExpand);
 #pragma unroll 1
-  while (!items.IsEnd()) {
-    const RowSegmentItem mine = items.Next();
-    uint32_t lanes = __ballot_sync(kFullWarp, mine.source >= 0);
+    while (!items.IsEnd()) {
+      const RowSegmentItem mine = items.Next();
+      uint32_t lanes = __ballot_sync(kFullWarp, mine.source >= 0);
 #pragma unroll 1
-    while (lanes != 0) {
-      const Outcome outcome = copy(mine, &lanes);
-      if (outcome != Outcome::kArrived) return outcome;
+      while (lanes != 0) {
+        const Outcome outcome = copy(mine, &lanes);
+        if (outcome != Outcome::kArrived) return outcome;
+      }
     }
   }
   int item = warp - num_warps;

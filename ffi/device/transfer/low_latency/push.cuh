@@ -64,6 +64,7 @@ template <typename Params, typename ExpertOf, typename IsFor>
 __device__ inline void Push(const Params& params, const EagerBuffers& eager, uint64_t sequence,
                             SenderStart& start, int num_packet_items, ExpertOf expert_of,
                             IsFor is_for, bool flags_all) {
+  const ProfileSpan span(SpanKind::kSend);
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   const int num_segment_items = (call.num_ranks - 1) * call.num_tokens * params.segments.count();

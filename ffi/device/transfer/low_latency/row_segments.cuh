@@ -152,6 +152,7 @@ class SegmentWait {
 // acquired happens before what any lane does next. `wait` is a SegmentWait, or like it.
 template <typename Wait, typename Missing>
 __device__ inline Outcome WaitForSegments(const CallParams& call, Wait wait, Missing missing) {
+  const ProfileSpan span(SpanKind::kWaitSegment);
   constexpr int kPolls = 16;  // before deadlines and the abort word are checked
   while (true) {
     uint32_t peer = kMaxRanks;

@@ -45,6 +45,7 @@ __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const 
 template <typename Type>
 __global__ void __launch_bounds__(kCombineThreads, 2)
     HierarchicalCombineKernel(const __grid_constant__ HierarchicalCombineParams params) {
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalCombine);
   const CombineParams& combine = params.combine;
   const CallParams& call = combine.call;
   const Domains& domains = params.layout.domains;

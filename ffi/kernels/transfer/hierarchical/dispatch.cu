@@ -141,6 +141,8 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
 
 __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     HierarchicalDispatchKernel(const __grid_constant__ HierarchicalDispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalDispatch,
+                              1u | 1u << kDispatchThreads / 32);
   const DispatchParams& dispatch = params.dispatch;
   const TokenParams& tokens = dispatch.tokens;
   const CallParams& call = tokens.call;

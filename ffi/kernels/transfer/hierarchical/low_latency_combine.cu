@@ -357,6 +357,7 @@ __device__ Outcome CombineTokens(const HierarchicalLowLatencyCombineParams& para
 template <typename Type>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1) HierarchicalLowLatencyCombineKernel(
     const __grid_constant__ HierarchicalLowLatencyCombineParams params) {
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalLowLatencyCombine);
   const CombineParams& combine = params.combine;
   const CallParams& call = combine.call;
   Progress& progress = call.control->progress;

@@ -238,6 +238,8 @@ __device__ Outcome ExpandAndFill(const HierarchicalLowLatencyDispatchParams& par
 
 __global__ void __launch_bounds__(kLowLatencyThreads, 1) HierarchicalLowLatencyDispatchKernel(
     const __grid_constant__ HierarchicalLowLatencyDispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalLowLatencyDispatch,
+                              1u | 1u << (kLowLatencyThreads - kCountingThreads) / 32);
   constexpr int kSendThreads = kLowLatencyThreads - kCountingThreads;
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;

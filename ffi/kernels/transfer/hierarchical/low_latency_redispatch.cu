@@ -185,6 +185,7 @@ __device__ Outcome CopyAndFill(const HierarchicalLowLatencyRedispatchParams& par
 
 __global__ void __launch_bounds__(kLowLatencyThreads, 1) HierarchicalLowLatencyRedispatchKernel(
     const __grid_constant__ HierarchicalLowLatencyRedispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalLowLatencyRedispatch);
   const TokenParams& tokens = params.redispatch.tokens;
   const CallParams& call = tokens.call;
   __shared__ RoleScratch scratch;

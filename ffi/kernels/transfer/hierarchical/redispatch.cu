@@ -119,6 +119,8 @@ __device__ Outcome ExpandAndFill(const HierarchicalRedispatchParams& params,
 
 __global__ void __launch_bounds__(kMaxDispatchThreads, 1)
     HierarchicalRedispatchKernel(const __grid_constant__ HierarchicalRedispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalRedispatch,
+                              1u | 1u << kDispatchThreads / 32);
   const RedispatchParams& redispatch = params.redispatch;
   const TokenParams& tokens = redispatch.tokens;
   const CallParams& call = tokens.call;

@@ -32,6 +32,7 @@ __device__ __noinline__ void SumSegment(SumPipeline<kLowLatencySumStages> pipeli
 // [R][T][K] in shared memory after the warps' pipelines.
 __device__ const int32_t* InvertPlan(const LowLatencyCombineParams& params,
                                      const RoleContext& role) {
+  const ProfileSpan span(SpanKind::kInvertPlan);
   const CallParams& call = params.combine.call;
   int32_t* const rows = reinterpret_cast<int32_t*>(role.shared + kLowLatencyThreads / 32 *
                                                                      kLowLatencySumPipelineBytes);
@@ -86,6 +87,7 @@ template <typename Sum>
 __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffers& eager,
                          uint64_t sequence, SenderStart& start, const int32_t* rows, bool poisoned,
                          Sum sum) {
+  const ProfileSpan span(SpanKind::kSendSums);
   const CallParams& call = params.combine.call;
   const int num_items = call.num_all_tokens() * params.segments.count();
   SegmentFlags flags(eager);
@@ -104,6 +106,7 @@ __device__ void SendSums(const LowLatencyCombineParams& params, const EagerBuffe
 template <typename Sum>
 __device__ Outcome ReduceTokens(const LowLatencyCombineParams& params, const RoleContext& role,
                                 const EagerBuffers& eager, uint64_t sequence, Sum sum) {
+  const ProfileSpan span(SpanKind::kReduce);
   const CallParams& call = params.combine.call;
   const int num_items = call.num_tokens * params.segments.count();
   const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
@@ -134,6 +137,7 @@ __device__ Outcome ReduceTokens(const LowLatencyCombineParams& params, const Rol
 template <typename Type>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyCombineKernel(const __grid_constant__ LowLatencyCombineParams params) {
+  const ProfileKernel profile(ProfiledKernel::kLowLatencyCombine);
   const CallParams& call = params.combine.call;
   __shared__ RoleScratch scratch;
   const RoleContext role = RoleContext::WholeBlock(&scratch);

@@ -88,10 +88,13 @@ __device__ Outcome ExpandAndFill(const LowLatencyDispatchParams& params, const R
   const int num_items = call.num_all_tokens() * params.segments.count();
   const int num_warps = role.num_blocks * (kLowLatencyThreads / 32);
   int index = role.GridWarp();
+  {
+    const ProfileSpan span(SpanKind::kExpand);
 #pragma unroll 1
-  for (; index < num_items; index += num_warps) {
-    const Outcome outcome = ExpandSegment(params, eager, sequence, block_plan, placement, index);
-    if (outcome != Outcome::kArrived) return outcome;
+    for (; index < num_items; index += num_warps) {
+      const Outcome outcome = ExpandSegment(params, eager, sequence, block_plan, placement, index);
+      if (outcome != Outcome::kArrived) return outcome;
+    }
   }
   const auto next_item = [&] {
     const int item = index - num_items;
@@ -111,6 +114,8 @@ __device__ Outcome ExpandAndFill(const LowLatencyDispatchParams& params, const R
 
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyDispatchKernel(const __grid_constant__ LowLatencyDispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kLowLatencyDispatch,
+                              1u | 1u << kLowLatencyThreads / 32 - kCountingWarps);
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   __shared__ RoleScratch scratch;

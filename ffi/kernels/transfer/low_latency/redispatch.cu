@@ -95,6 +95,7 @@ __device__ Outcome CopyAndFill(const LowLatencyRedispatchParams& params, const R
 
 __global__ void __launch_bounds__(kLowLatencyThreads, 1)
     LowLatencyRedispatchKernel(const __grid_constant__ LowLatencyRedispatchParams params) {
+  const ProfileKernel profile(ProfiledKernel::kLowLatencyRedispatch);
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   __shared__ RoleScratch scratch;

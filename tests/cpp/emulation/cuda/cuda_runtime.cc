@@ -303,6 +303,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 
+// All devices have one such variable.
+cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
+  *address = const_cast<void*>(symbol);
+  return cudaSuccess;
+}
+
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
 

@@ -25,6 +25,7 @@
 #define __CUDACC__ 1
 #define __global__
 #define __device__
+#define __constant__
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -256,6 +257,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 
 #include "tests/cpp/emulation/ptx/barrier.cuh"
 #include "tests/cpp/emulation/ptx/bulk_copy.cuh"
+#include "tests/cpp/emulation/ptx/clock.cuh"
 #include "tests/cpp/emulation/ptx/cluster.cuh"
 #include "tests/cpp/emulation/ptx/cp_async.cuh"
 #include "tests/cpp/emulation/ptx/element_types.cuh"
