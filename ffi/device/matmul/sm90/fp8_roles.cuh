@@ -27,6 +27,8 @@ __device__ void RunFp8Roles(const MatmulTensorMaps& maps, const MatmulParams& pa
   static_assert(kFewRegisters >= 24, "setmaxnreg takes 24 to 256");
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   RunWarpRoles<kFewRegisters, kRegisters>(
+      kIsRhsGradient<kKind> ? ProfiledKernel::kGroupedMatmulFp8RhsGradient
+                            : ProfiledKernel::kGroupedMatmulFp8,
       pipeline,
       [&] {
         PrefetchTensorMap(&maps.a);

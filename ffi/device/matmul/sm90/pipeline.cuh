@@ -30,6 +30,7 @@
 #include "ffi/device/matmul/sm90/schedule/swapped_tile_pairs.h"
 #include "ffi/device/matmul/sm90/schedule/tile_pairs.h"
 #include "ffi/device/matmul/sm90/shapes.h"
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/ptx/cluster.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
@@ -84,7 +85,9 @@ struct SharedLayout {
   static constexpr int kBarriers = kStaging + kConsumerWarps * kWarpStagingBytes;
   static constexpr int kTiles = kBarriers + CeilDivide(kNumBarriers * kBarrierBytes, 16) * 16;
   static constexpr int kRowWeights = kTiles + kTileSlots * kTileBytes;
-  static constexpr int kBytes = kRowWeights + kRowWeightsBuffers * kRowWeightsBytes;
+  // Static shared memory would move all that is aligned.
+  static constexpr int kRecorders = kRowWeights + kRowWeightsBuffers * kRowWeightsBytes;
+  static constexpr int kBytes = kRecorders + kThreads / 32 * kRecorderBytes;
   static_assert(kStaging % 1024 == 0 && kWarpStagingBytes % 1024 == 0,
                 "swizzle atoms begin at multiples of 1024 bytes");
   static_assert(kBytes <= 227 * 1024, "the limit per block of sm_90");
@@ -211,7 +214,10 @@ class TileReader {
 
   // Called by whole warps. Waits for the next tile, loads it and releases its slot.
   __device__ Tile Next() {
-    MbarrierWait(pipeline_.TileFullBarrier(slot_.index), slot_.parity);
+    {
+      const ProfileSpan span(SpanKind::kWaitTile, SharedLayout::kRecorders);
+      MbarrierWait(pipeline_.TileFullBarrier(slot_.index), slot_.parity);
+    }
     Tile tile = {};
     bool is_loaded = false;
     if (threadIdx.x % 32 == 0) {

@@ -15,10 +15,14 @@ namespace jax_ep::sm90 {
 // thread of the producer's warpgroup has kProducer registers, and one of a consumer's kConsumer.
 template <int kProducer, int kConsumer, typename Prefetch, typename FindFirst, typename Produce,
           typename Schedule, typename Consume>
-__device__ __forceinline__ void RunWarpRoles(const Pipeline& pipeline, const Prefetch& prefetch,
+__device__ __forceinline__ void RunWarpRoles(ProfiledKernel kernel, const Pipeline& pipeline,
+                                             const Prefetch& prefetch,
                                              const FindFirst& find_first_tile,
                                              const Produce& produce, const Schedule& schedule,
                                              const Consume& consume) {
+  constexpr uint32_t kFirstWarps = 1u | 1u << kWarpgroupWarps | 1u << 2 * kWarpgroupWarps;
+  static_assert(kConsumerWarpgroups == 2);
+  const ProfileKernel profile(kernel, kFirstWarps, SharedLayout::kRecorders);
   if (threadIdx.x == 0) {
     pipeline.InitializeBarriers();
     prefetch();

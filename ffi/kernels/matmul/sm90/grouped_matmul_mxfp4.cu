@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr MatmulKind kKind = MatmulKind::kForwardTransposed;
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
-      pipeline,
+      ProfiledKernel::kGroupedMatmulMxFp4, pipeline,
       [&] {
         PrefetchTensorMap(&maps.a);
         PrefetchTensorMap(&maps.b);

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr MatmulKind kKind = MatmulKind::kRhsGradient;
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
-      pipeline,
+      ProfiledKernel::kGroupedMatmulRhsGradient, pipeline,
       [&] {
         PrefetchTensorMap(&maps.a);
         PrefetchTensorMap(&maps.b);

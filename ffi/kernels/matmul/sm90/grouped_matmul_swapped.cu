@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
-      pipeline,
+      ProfiledKernel::kGroupedMatmulSwapped, pipeline,
       [&] {
         PrefetchTensorMap(&maps.a);
         PrefetchTensorMap(&maps.b);

@@ -22,9 +22,13 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
       // Requests the next pair as late as possible: a pair that waits here would start after its
       // neighbors, which read the same operands.
       const int request_at = max((tile.num_k - 1) / stage_k - kStages, 0) * stage_k;
+      const ProfileLoop loop(SpanKind::kLoad, SharedLayout::kRecorders);
 #pragma unroll 1
       for (int k = 0; k < tile.num_k; k += stage_k) {
-        pipeline.ProducerAcquire(state);
+        {
+          const ProfileWait wait(SharedLayout::kRecorders);
+          pipeline.ProducerAcquire(state);
+        }
         if (ElectOne()) {
           load_stage(k, pipeline.Stage(state.index), pipeline.FullBarrier(state.index));
           if (requests_tiles && k == request_at) MbarrierArrive(pipeline.TileRequestBarrier());

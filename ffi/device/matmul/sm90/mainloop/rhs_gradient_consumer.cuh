@@ -66,37 +66,44 @@ __device__ void RunRhsGradientConsumer(const MatmulTensorMaps& maps, const Matmu
   for (Tile tile = tiles.Next(); tile.num_k > 0; tile = next) {
     // Rows past the end of the group are padding; often a warpgroup has no others.
     const bool has_rows = warpgroup * kWarpgroupM < tile.num_m;
-    int previous_stage = -1;
-    for (int k = 0; k < tile.num_k; k += kTileK) {
-      const uint32_t stage = pipeline.Stage(state.index);
-      if (!is_full) pipeline.ConsumerWait(state);
-      const int num_k = tile.num_k - k;
-      const int current_stage = state.index;
-      state.Advance();
-      if (has_rows) {
-        MultiplyKBlock<T>(accumulators, stage, warpgroup, k > 0, num_k);
-        is_full = pipeline.ConsumerTest(state);
-        WgmmaWaitGroup<1>();
-      } else {
-        is_full = false;
+    {
+      const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
+      int previous_stage = -1;
+      for (int k = 0; k < tile.num_k; k += kTileK) {
+        const uint32_t stage = pipeline.Stage(state.index);
+        if (!is_full) {
+          const ProfileWait wait(SharedLayout::kRecorders);
+          pipeline.ConsumerWait(state);
+        }
+        const int num_k = tile.num_k - k;
+        const int current_stage = state.index;
+        state.Advance();
+        if (has_rows) {
+          MultiplyKBlock<T>(accumulators, stage, warpgroup, k > 0, num_k);
+          is_full = pipeline.ConsumerTest(state);
+          WgmmaWaitGroup<1>();
+        } else {
+          is_full = false;
+        }
+        // The MMAs of the previous k-block are complete, so its stage has been read.
+        __syncwarp();
+        if (previous_stage >= 0) consumer_release(previous_stage);
+        // The MMAs just issued keep the tensor cores busy meanwhile.
+        if (has_rows) epilogue.RunSlice(k / kTileK);
+        previous_stage = current_stage;
       }
-      // The MMAs of the previous k-block are complete, so its stage has been read.
+      if (has_rows) epilogue.Finish();
+      next = tiles.Next();
+      WgmmaWaitGroup<0>();
+      FenceAccumulators(accumulators);
       __syncwarp();
-      if (previous_stage >= 0) consumer_release(previous_stage);
-      // The MMAs just issued keep the tensor cores busy meanwhile.
-      if (has_rows) epilogue.RunSlice(k / kTileK);
-      previous_stage = current_stage;
+      consumer_release(previous_stage);
     }
-    if (has_rows) epilogue.Finish();
-    next = tiles.Next();
-    WgmmaWaitGroup<0>();
-    FenceAccumulators(accumulators);
-    __syncwarp();
-    consumer_release(previous_stage);
     if (!has_rows) continue;
     const int m = warp * kWarpM;
     const EpilogueCoordinates at = {
         .group = tile.group, .m = tile.m + m, .n = tile.n, .num_m = tile.num_m - m};
+    const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
     epilogue.Store(params, at, accumulators);
     FenceAccumulators(accumulators);
   }

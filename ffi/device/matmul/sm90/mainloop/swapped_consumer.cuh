@@ -48,28 +48,32 @@ class SwappedConsumer {
       const bool is_narrow = tile.shared == SharedOperand::kANarrow || IsHalfOfRows(tile);
       const bool is_wide = kHasWideTiles<Raster> && tile.shared == SharedOperand::kAWide;
       const int num_warpgroups = is_narrow && IsHalfOfColumns(tile) ? 1 : kConsumerWarpgroups;
-      previous_stage_ = -1;
-      epilogue_.BeginTile(tile);
-      if (warp_ / kWarpgroupWarps >= num_warpgroups) {
-        PassTile(tile);
-      } else if (is_narrow) {
-        MultiplyTile<true>(accumulators, tile);
-      } else if (is_wide) {
-        MultiplyTile<false, true>(accumulators, tile);
-      } else {
-        MultiplyTile<false>(accumulators, tile);
+      {
+        const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
+        previous_stage_ = -1;
+        epilogue_.BeginTile(tile);
+        if (warp_ / kWarpgroupWarps >= num_warpgroups) {
+          PassTile(tile);
+        } else if (is_narrow) {
+          MultiplyTile<true>(accumulators, tile);
+        } else if (is_wide) {
+          MultiplyTile<false, true>(accumulators, tile);
+        } else {
+          MultiplyTile<false>(accumulators, tile);
+        }
+        epilogue_.Finish();
+        next = tiles.Next();
+        WgmmaWaitGroup<0>();
+        FenceAccumulators(accumulators);
+        __syncwarp();
+        if (previous_stage_ >= 0) Release(previous_stage_);
       }
-      epilogue_.Finish();
-      next = tiles.Next();
-      WgmmaWaitGroup<0>();
-      FenceAccumulators(accumulators);
-      __syncwarp();
-      if (previous_stage_ >= 0) Release(previous_stage_);
       const EpilogueCoordinates at = {.group = tile.group,
                                       .m = tile.m,
                                       .n = tile.n,
                                       .num_m = tile.num_m,
                                       .second_half_columns = is_wide ? params_.out_tile_n : 0};
+      const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
       epilogue_.Store(params_, at, num_warpgroups, accumulators);
       FenceAccumulators(accumulators);
     }
@@ -113,7 +117,10 @@ class SwappedConsumer {
     for (int k_block = 0; k_block < stages; ++k_block) {
       const uint32_t stage = pipeline_.Stage(state_.index);
       epilogue_.LoadSlice(k_block);
-      if (!is_full_) pipeline_.ConsumerWait(state_);
+      if (!is_full_) {
+        const ProfileWait wait(SharedLayout::kRecorders);
+        pipeline_.ConsumerWait(state_);
+      }
       const int current_stage = state_.index;
       state_.Advance();
       const uint32_t columns = SharedMemoryDescriptor(stage + columns_at, kSquareBytes);
@@ -170,7 +177,10 @@ class SwappedConsumer {
 #pragma unroll 1
     for (int k_block = 0; k_block < stages; ++k_block) {
       epilogue_.LoadSlice(k_block);
-      if (!is_full_) pipeline_.ConsumerWait(state_);
+      if (!is_full_) {
+        const ProfileWait wait(SharedLayout::kRecorders);
+        pipeline_.ConsumerWait(state_);
+      }
       is_full_ = false;
       __syncwarp();
       Release(state_.index);
