@@ -121,6 +121,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/runtime/groups/groups_cuda.cc
     ffi/runtime/groups/share_generation_cuda.cc
     ffi/runtime/network/ucx/use_ucx_cuda.cc
+    ffi/runtime/profile/profile_cuda.cc
     ffi/runtime/transport/local/driver_memory_cuda.cc
     ffi/runtime/transport/local/ipc_memory_cuda.cc
     ffi/runtime/transport/local/nccl_exchange_cuda.cc
@@ -130,6 +131,9 @@ if(JAX_EP_WITH_CUDA)
   target_link_libraries(jax_ep_cuda PUBLIC jax_ep_runtime)
   target_compile_definitions(jax_ep_cuda
                              PRIVATE JAX_EP_CUDA_ARCHITECTURES="${JAX_EP_CUDA_ARCHITECTURES}")
+  if(JAX_EP_PROFILE)
+    target_compile_definitions(jax_ep_cuda PRIVATE JAX_EP_PROFILE)
+  endif()
   include(cmake/Nvshmem.cmake)
   target_link_libraries(_ffi PRIVATE jax_ep_cuda)
   target_compile_definitions(_ffi PRIVATE JAX_EP_CUDA_VERSION="${JAX_EP_CUDA_VERSION}"

@@ -17,6 +17,8 @@
 #include "ffi/runtime/groups/mailbox.h"
 #include "ffi/runtime/network/nvshmem/nvshmem.h"
 #include "ffi/runtime/network/ucx/ucx.h"
+#include "ffi/runtime/profile/names.h"
+#include "ffi/runtime/profile/profile.h"
 #include "ffi/runtime/transport/local/mesh_processes.h"
 
 // Set by the build: JAX_EP_VERSION, JAX_EP_COMPILER, and in builds with CUDA also
@@ -69,6 +71,7 @@ nb::dict BuildInfo() {
       cuda_version.empty() ? nb::none() : nb::object(nb::str(cuda_version.c_str()));
   info["cuda_architectures"] = architectures;
   info["compiler"] = JAX_EP_COMPILER;
+  info["profile"] = RecordsProfiles();
   return info;
 }
 
@@ -183,6 +186,44 @@ std::string UseNvshmemForPython(const std::string& folder) {
   return UseNvshmem(folder).message;
 }
 
+// The names are indexed by the numbers in records.
+nb::dict ProfileNames() {
+  nb::list kernels, spans, waits;
+  for (const char* name : kProfiledKernelNames) kernels.append(name);
+  for (const SpanName& span : kSpanNames) {
+    spans.append(span.name);
+    waits.append(span.waits_for == nullptr ? "" : span.waits_for);
+  }
+  nb::dict names;
+  names["kernels"] = kernels;
+  names["spans"] = spans;
+  names["waits"] = waits;
+  return names;
+}
+
+std::string StartProfileForPython(const std::vector<int>& ordinals, int64_t max_records,
+                                  bool all_warps) {
+  const nb::gil_scoped_release release;  // it waits for the devices
+  return StartProfile(ordinals, max_records, all_warps).message;
+}
+
+nb::tuple StopProfileForPython() {
+  std::vector<DeviceProfile> profiles;
+  Status status;
+  {
+    const nb::gil_scoped_release release;  // it waits for the devices
+    status = StopProfile(&profiles);
+  }
+  nb::list devices;
+  for (const DeviceProfile& profile : profiles) {
+    devices.append(nb::make_tuple(
+        profile.ordinal,
+        nb::bytes(profile.records.data(), profile.records.size() * sizeof(ProfileRecord)),
+        profile.num_lost));
+  }
+  return nb::make_tuple(status.message, devices);
+}
+
 NB_MODULE(_ffi, module) {
   module.doc() = "The compiled half of jax_ep. Private: use the functions of jax_ep.";
   module.def("registrations", &Registrations,
@@ -192,7 +233,7 @@ NB_MODULE(_ffi, module) {
              nb::sig("def type_registrations() -> dict[str, typing.Any]"),
              "Capsules of the handlers' state types, to be registered before the targets.");
   module.def("build_info", &BuildInfo, nb::sig("def build_info() -> dict[str, typing.Any]"),
-             "version, cuda, cuda_version or None, cuda_architectures, compiler.");
+             "version, cuda, cuda_version or None, cuda_architectures, compiler, profile.");
   module.def("limits", &Limits, nb::sig("def limits() -> dict[str, int]"),
              "The kernels' limits. Rows are multiples of vector_bytes.");
   module.def("workspace_buffers", &WorkspaceBuffers, "num_tokens"_a, "hidden"_a, "top_k"_a,
@@ -217,6 +258,15 @@ NB_MODULE(_ffi, module) {
   module.def("use_nvshmem", &UseNvshmemForPython, "folder"_a,
              "Joins NVLink domains by NVSHMEM, before there are groups. Returns what is wrong, or "
              "\"\".");
+  module.def("profile_names", &ProfileNames, nb::sig("def profile_names() -> dict[str, list[str]]"),
+             "kernels, spans, and the waits that spans add up, by the numbers in records.");
+  module.def(
+      "start_profile", &StartProfileForPython, "ordinals"_a, "max_records"_a, "all_warps"_a,
+      "Begins to record on devices, after waiting for them. Returns what is wrong, or \"\".");
+  module.def(
+      "stop_profile", &StopProfileForPython,
+      nb::sig("def stop_profile() -> tuple[str, list[tuple[int, bytes, int]]]"),
+      "Ends. Returns what is wrong, or \"\", and devices' ordinals, records and lost spans.");
   module.def("take_reports", &TakeReports,
              "Takes the reports of failed calls: (rank, peer, phase, sequence_number, message).");
   module.def("post_report", &PostReport, "rank"_a, "peer"_a, "phase"_a, "sequence_number"_a,

@@ -3,6 +3,7 @@
 #include "ffi/kernels/probe.h"
 #include "ffi/runtime/network/nvshmem/nvshmem.h"
 #include "ffi/runtime/network/ucx/ucx.h"
+#include "ffi/runtime/profile/profile.h"
 
 namespace jax_ep {
 
@@ -26,5 +27,14 @@ Status UseNvshmem(const std::string& /*folder*/) {
 }
 
 std::vector<ProbedDevice> ProbeDevices() { return {}; }
+
+bool RecordsProfiles() { return false; }
+
+Status StartProfile(const std::vector<int>& /*ordinals*/, int64_t /*max_records*/,
+                    bool /*all_warps*/) {
+  return FailedPrecondition("this build has no CUDA kernels");
+}
+
+Status StopProfile(std::vector<DeviceProfile>* /*profiles*/) { return {}; }
 
 }  // namespace jax_ep

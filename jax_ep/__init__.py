@@ -26,6 +26,7 @@ from jax_ep._src.mlp.grouped_mlp import grouped_mlp
 from jax_ep._src.moe.memory import Memory, memory
 from jax_ep._src.moe.moe_mlp import moe_mlp
 from jax_ep._src.moe.stats import Stats
+from jax_ep._src.profile.profile import Profile, profile
 from jax_ep._src.serialization import register as _register_serialization
 from jax_ep._src.transfer.combine import combine
 from jax_ep._src.transfer.combine_start import combine_done, combine_start
@@ -57,6 +58,7 @@ __all__ = [
     "MissingExtensionError",
     "PeerTimeoutError",
     "Plan",
+    "Profile",
     "Stats",
     "UnavailableError",
     "accumulators",
@@ -80,6 +82,7 @@ __all__ = [
     "moe_mlp",
     "nnx",
     "overlap",
+    "profile",
     "quant",
     "redispatch",
     "release",

@@ -1,5 +1,6 @@
 """The compiled half of jax_ep. Private: use the functions of jax_ep."""
 
+from collections.abc import Sequence
 from typing import Any
 
 def registrations() -> dict[str, dict[str, Any]]:
@@ -13,7 +14,9 @@ def type_registrations() -> dict[str, Any]:
     """
 
 def build_info() -> dict[str, Any]:
-    """version, cuda, cuda_version or None, cuda_architectures, compiler."""
+    """
+    version, cuda, cuda_version or None, cuda_architectures, compiler, profile.
+    """
 
 def limits() -> dict[str, int]:
     """The kernels' limits. Rows are multiples of vector_bytes."""
@@ -56,6 +59,21 @@ def use_ucx(folder: str) -> str:
 def use_nvshmem(folder: str) -> str:
     """
     Joins NVLink domains by NVSHMEM, before there are groups. Returns what is wrong, or "".
+    """
+
+def profile_names() -> dict[str, list[str]]:
+    """
+    kernels, spans, and the waits that spans add up, by the numbers in records.
+    """
+
+def start_profile(ordinals: Sequence[int], max_records: int, all_warps: bool) -> str:
+    """
+    Begins to record on devices, after waiting for them. Returns what is wrong, or "".
+    """
+
+def stop_profile() -> tuple[str, list[tuple[int, bytes, int]]]:
+    """
+    Ends. Returns what is wrong, or "", and devices' ordinals, records and lost spans.
     """
 
 def take_reports() -> list[tuple[int, int, str, int, str]]:

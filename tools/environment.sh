@@ -9,6 +9,7 @@
 #   EXTRAS=...           the wheel's extras (default: flax,examples,docs,dev and, with a GPU, cuda13 or cuda12)
 #   JAX_EP_CUDA=ON|OFF   insist on CUDA kernels, or leave them out (default: ON with a GPU; without one
 #                        `make wheel` compiles them if there is a compiler, and .venv does without)
+#   JAX_EP_PROFILE=ON    build kernels that can record what they do, for jax_ep.profile
 #   PIP_CONSTRAINT=...   pip's own: versions to use
 set -eu
 # A folder that bytecode is written into would look like a changed source.
@@ -104,6 +105,9 @@ if [ -z "${JAX_EP_CUDA:-}" ]; then
   fi
 fi
 mode=${JAX_EP_CUDA:-AUTO}
+if [ "${JAX_EP_PROFILE:-OFF}" != OFF ]; then
+  mode=$mode-profile
+fi
 build_wheel
 if [ "${1:-}" = wheel ]; then
   exit

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import types
 import unittest.mock
 
@@ -31,6 +32,7 @@ from jax_ep._src.core import extension
 from jax_ep._src.layer import domains
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
 from jax_ep._src.matmul.params import GroupedMatmulParams
+from jax_ep._src.profile import profile as profile_module
 
 MESH = testing.expert_mesh()
 RANKS = testing.NUM_DEVICES
@@ -73,6 +75,37 @@ def symbolic_row_size():
 def quantize_weights(variables):
     """A call of linen.MoE.quantize_weights with one thing wrong."""
     jax_ep.linen.MoE(8, 4, 8, 2, quantization=quant.Recipe()).quantize_weights(variables)
+
+
+def profile(devices=("cuda",), problem="", **options):
+    """A profile by a build whose kernels record, on devices that are not there."""
+    recording = {
+        "build_info": lambda: {"profile": True},
+        "start_profile": lambda *arguments: problem,
+        "stop_profile": lambda: ("", []),
+        "profile_names": lambda: {},
+    }
+    local_devices = [types.SimpleNamespace(local_hardware_id=i) for i, _ in enumerate(devices)]
+    with (
+        unittest.mock.patch.object(profile_module, "_ffi", types.SimpleNamespace(**recording)),
+        unittest.mock.patch.object(jax, "local_devices", lambda backend: local_devices),
+        tempfile.TemporaryDirectory() as folder,
+        jax_ep.profile(folder, **options) as recorded,
+    ):
+        pass
+    return recorded
+
+
+def profile_without_gpu():
+    build = types.SimpleNamespace(build_info=lambda: {"profile": True})
+    no_backend = unittest.mock.patch.object(jax, "local_devices", side_effect=RuntimeError)
+    with unittest.mock.patch.object(profile_module, "_ffi", build), no_backend:
+        jax_ep.profile("folder").__enter__()
+
+
+def picture_without_matplotlib():
+    with unittest.mock.patch.dict(sys.modules, {"jax_ep._src.profile.picture": None}):
+        _ = profile().picture
 
 
 def dispatch(**options):

@@ -267,6 +267,7 @@ class ApiTest(absltest.TestCase):
             "Mesh",
             "AbstractMesh",
             "Initializer",
+            "Iterator",
             "DTypeLike",
         }
         known |= {"int", "float", "bool", "str", "tuple", "list", "dict"}

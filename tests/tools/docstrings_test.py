@@ -23,7 +23,7 @@ from jax_ep import checkpoints, quant
 MODULES = jax_ep, checkpoints, jax_ep.linen, jax_ep.nnx, quant, jax_ep.routing
 # Calls return these, and nobody makes them by hand.
 RESULTS = {
-    "jax_ep.Accumulators", "jax_ep.Dispatched", "jax_ep.InFlight", "jax_ep.Memory", "jax_ep.Plan", "jax_ep.Stats", "jax_ep.linen.MoEStats",
+    "jax_ep.Accumulators", "jax_ep.Dispatched", "jax_ep.InFlight", "jax_ep.Memory", "jax_ep.Plan", "jax_ep.Profile", "jax_ep.Stats", "jax_ep.linen.MoEStats",
     "jax_ep.nnx.MoEStats", "jax_ep.nnx.SelectionBias", "jax_ep.checkpoints.Checkpoint", "jax_ep.quant.Format",
     "jax_ep.quant.QuantizedWeights", "jax_ep.routing.Routing",
 }  # fmt: skip

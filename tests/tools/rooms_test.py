@@ -12,7 +12,18 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = REPOSITORY / "jax_ep" / "_src"
 
 # Each imports only from those before it. `serialization` stands beside them, above all.
-PACKAGES = ("core", "quant", "transfer", "matmul", "mlp", "routing", "moe", "layer", "checkpoints")
+PACKAGES = (
+    "core",
+    "profile",
+    "quant",
+    "transfer",
+    "matmul",
+    "mlp",
+    "routing",
+    "moe",
+    "layer",
+    "checkpoints",
+)
 MAX_FILES = 20
 
 

@@ -69,8 +69,8 @@ def build_info() -> dict[str, Any]:
 
     Returns:
       A dict with at least ``version``, ``cuda`` (whether CUDA kernels are in this build),
-      ``cuda_version`` (of the toolkit, or None) and ``cuda_architectures`` (e.g. ``["sm_80",
-      "sm_90a", "compute_90"]``).
+      ``cuda_version`` (of the toolkit, or None), ``cuda_architectures`` (e.g. ``["sm_80",
+      "sm_90a", "compute_90"]``) and ``profile`` (whether kernels can record for `profile`).
     """
     return _ffi.build_info()
 

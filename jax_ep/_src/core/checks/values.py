@@ -20,6 +20,7 @@ ADVICE = {
     "row_align": "Use 1 for no padding.",
     "recv_capacity": "Use None to drop nothing, or capacity_factor for a multiple of T * K rows.",
     "num_chunks": "Use 1 for a single call.",
+    "max_records": "Each takes 16 bytes of device memory.",
     "num_experts": "Give E, the experts of all ranks.",
 }
 

@@ -1,0 +1,1 @@
+"""Profiles: what blocks of kernels did and waited for."""
