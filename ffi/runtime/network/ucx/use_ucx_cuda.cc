@@ -4,10 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "ffi/runtime/cuda/device_cuda.h"
+#include "ffi/runtime/debug.h"
 #include "ffi/runtime/network/networks.h"
+#include "ffi/runtime/network/thread_cpus.h"
 #include "ffi/runtime/network/ucx/ucx.h"
 
 namespace jax_ep {
@@ -40,16 +43,29 @@ Status MakeNetwork(const std::string& folder, int device, std::unique_ptr<Networ
   return MakeUcxNetwork(options, network);
 }
 
+// Begins the thread of a GPU's network: it polls, and reads and writes what the GPU does.
+void BeginThread(const NetworkCpus& cpus, int device) {
+  static_cast<void>(cudaSetDevice(device));
+  const std::string address = FindPciAddress(device);
+  const bool is_bound = BindThread(cpus.are_near_the_gpu ? CpusNear(address) : cpus.given);
+  Debug("the network thread of GPU ", device, " (", address, ") runs on ",
+        !is_bound               ? "any CPU"
+        : cpus.are_near_the_gpu ? "the CPUs next to it"
+                                : "the CPUs of JAX_EP_NETWORK_CPUS");
+}
+
 }  // namespace
 
 Status UseUcx(const std::string& folder) {
   if (Status status = CheckQueues(); !status.ok()) return status;
   if (Status status = CheckUcx(folder); !status.ok()) return status;
+  NetworkCpus cpus;
+  if (Status status = ReadNetworkCpus(&cpus); !status.ok()) return status;
   Networks::OfProcess().Use(
       [folder](int device, std::unique_ptr<Network>* network) {
         return MakeNetwork(folder, device, network);
       },
-      [](int device) { static_cast<void>(cudaSetDevice(device)); });
+      [cpus](int device) { BeginThread(cpus, device); });
   return {};
 }
 
