@@ -19,7 +19,9 @@ struct QuantizeTransposedParams {
   int32_t columns;
   int32_t column_blocks;
   ScaleParams scale;
-  bool zero_tail;  // writes zeros, with scales of their own, past the last group
+  bool zero_tail;       // writes zeros, with scales of their own, past the last group
+  uint8_t* row_values;  // [rows, columns], if rows are quantized as they are, too
+  float* row_scales;    // [rows, column blocks]
 };
 
 }  // namespace jax_ep

@@ -21,8 +21,9 @@ bool IsMultiple(const void* address, int64_t bytes) {
 
 Status LoadQuantizeTransposedKernels() {
   for (ElementType type : {kBF16, kF16, kF32, kF8E4M3}) {
-    for (int form = 0; form < 4; ++form) {
-      const void* const kernel = QuantizeTransposedKernelAddress(type, form / 2 == 1, form % 2);
+    for (int form = 0; form < (type == kF8E4M3 ? 4 : 8); ++form) {
+      const void* const kernel =
+          QuantizeTransposedKernelAddress(type, form & 1, form & 2, form & 4);
       cudaFuncAttributes attributes;  // reading them loads the code
       Status status =
           FromCuda(cudaFuncGetAttributes(&attributes, kernel), "loading quantize_transposed");
@@ -60,9 +61,11 @@ Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t str
     return FailedPrecondition(kName, " begins at an address that is no multiple of ", kVectorBytes,
                               "; TMA needs that. Copy the array first");
   }
+  const bool with_rows = call.row_values != nullptr;
   const int64_t loaded = call.type == kF8E4M3 ? kVectorBytes / 2 : kVectorBytes;
-  const bool is_aligned =
-      call.columns * ElementBytes(call.type) % loaded == 0 && IsMultiple(call.x, loaded);
+  const bool is_aligned = call.columns * ElementBytes(call.type) % loaded == 0 &&
+                          IsMultiple(call.x, loaded) &&
+                          IsMultiple(call.row_values, kVectorBytes / ElementBytes(call.type));
   QuantizeTransposedParams params = {
       .x = call.x,
       .x_scales = call.x_scales,
@@ -77,9 +80,11 @@ Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t str
       .scale = {.min_amax = call.min_amax,
                 .inverse_largest = kInverseLargestE4M3,
                 .power_of_two_scales = call.power_of_two_scales},
-      .zero_tail = call.zero_tail};
+      .zero_tail = call.zero_tail,
+      .row_values = call.row_values,
+      .row_scales = call.row_scales};
   const void* const kernel =
-      QuantizeTransposedKernelAddress(call.type, call.per_column, is_aligned);
+      QuantizeTransposedKernelAddress(call.type, call.per_column, is_aligned, with_rows);
   const auto threads = static_cast<unsigned>(QuantizeTransposedThreads(call.type));
   void* arguments[] = {&params};
   return FromCuda(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream),

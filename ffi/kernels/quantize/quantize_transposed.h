@@ -28,6 +28,10 @@ struct QuantizeTransposed {
   const int32_t* block_rows = nullptr;  // [row_blocks]
   uint8_t* values = nullptr;            // [row_blocks, columns, 128]
   float* scales = nullptr;              // [row_blocks, columns], or [row_blocks, columns / 128]
+  // The rows of groups as they are, with a scale per row and 128 columns. Null: they are not
+  // written.
+  uint8_t* row_values = nullptr;  // [num_rows, columns]
+  float* row_scales = nullptr;    // [num_rows, columns / 128]
 };
 
 // Loads the kernels on the current device, see LoadMatmulKernels.

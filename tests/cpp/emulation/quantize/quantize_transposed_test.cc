@@ -11,28 +11,34 @@
 
 namespace {
 
-template <typename Rows, bool kPerColumn>
+template <typename Rows, bool kPerColumn, bool kWithRows>
 void RegisterKernelsOf(jax_ep::ElementType type) {
   using namespace jax_ep;
-  emulation::Register(QuantizeTransposedKernelAddress(type, kPerColumn, true),
-                      QuantizeTransposedKernel<Rows, kPerColumn, true>);
-  emulation::Register(QuantizeTransposedKernelAddress(type, kPerColumn, false),
-                      QuantizeTransposedKernel<Rows, kPerColumn, false>);
+  emulation::Register(QuantizeTransposedKernelAddress(type, kPerColumn, true, kWithRows),
+                      QuantizeTransposedKernel<Rows, kPerColumn, true, kWithRows>);
+  emulation::Register(QuantizeTransposedKernelAddress(type, kPerColumn, false, kWithRows),
+                      QuantizeTransposedKernel<Rows, kPerColumn, false, kWithRows>);
 }
 
-template <typename Rows>
+template <typename Rows, bool kWithRows>
 void RegisterKernelsOf(jax_ep::ElementType type) {
-  RegisterKernelsOf<Rows, false>(type);
-  RegisterKernelsOf<Rows, true>(type);
+  RegisterKernelsOf<Rows, false, kWithRows>(type);
+  RegisterKernelsOf<Rows, true, kWithRows>(type);
+}
+
+template <typename Type>
+void RegisterKernelsOf(jax_ep::ElementType type) {
+  RegisterKernelsOf<jax_ep::transpose::FloatRows<Type>, false>(type);
+  RegisterKernelsOf<jax_ep::transpose::FloatRows<Type>, true>(type);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace jax_ep;
-  RegisterKernelsOf<FloatRows<BFloat16>>(kBF16);
-  RegisterKernelsOf<FloatRows<Float16>>(kF16);
-  RegisterKernelsOf<FloatRows<Float32>>(kF32);
-  RegisterKernelsOf<EightBitRows>(kF8E4M3);
+  RegisterKernelsOf<BFloat16>(kBF16);
+  RegisterKernelsOf<Float16>(kF16);
+  RegisterKernelsOf<Float32>(kF32);
+  RegisterKernelsOf<EightBitRows, false>(kF8E4M3);
   return main_of_quantize_transposed_test(argc, argv);
 }
