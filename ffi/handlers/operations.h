@@ -35,6 +35,7 @@ Handlers GroupedMatmulActivationGradientHandlers();
 Handlers QuantizeHandlers();
 Handlers QuantizeWeightsHandlers();
 Handlers QuantizeTransposedHandlers();
+Handlers QuantizeBothHandlers();
 
 // All operations of this build.
 inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
@@ -55,7 +56,8 @@ inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  GroupedMatmulActivationGradientHandlers,
                                                  QuantizeHandlers,
                                                  QuantizeWeightsHandlers,
-                                                 QuantizeTransposedHandlers};
+                                                 QuantizeTransposedHandlers,
+                                                 QuantizeBothHandlers};
 
 // Loads the kernels of all operations that do not communicate on a device. Later calls return at
 // once: loading at every execution would cost as much as a small matmul.

@@ -28,7 +28,7 @@ ON_BOTH = (
     "grouped_matmul_rhs_gradient", "grouped_mlp", "in_flight", "layer_stack", "meshes", "moe_mlp", "moe_mlp_gradients",
     "moe_mlp_in_flight", "moe_mlp_parts", "quantized_dispatch",
     "quantized_mlp", "quantized_modules", "quantized_weight_gradients", "nnx", "nnx_options", "nnx_tokens", "padded_experts",
-    "parity", "plan", "property", "quant", "quantize_weights", "reference", "transformations", "weights_only",
+    "parity", "plan", "property", "quant", "quantize_both", "quantize_weights", "reference", "transformations", "weights_only",
 )  # fmt: skip
 
 # Suites of the CPU tier alone, each with the reason. A suite that neither list has is an error.

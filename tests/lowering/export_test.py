@@ -35,6 +35,7 @@ TARGETS = (
     "jax_ep.quantize.v1",
     "jax_ep.quantize_weights.v1",
     "jax_ep.quantize_transposed.v1",
+    "jax_ep.quantize_both.v1",
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1",
     "jax_ep.grouped_matmul_mxfp4.v1",
 )

@@ -169,6 +169,21 @@ CALLS = {
             "power_of_two_scales": np.bool_(False),
         },
     ),
+    "jax_ep.quantize_both.v1": (
+        [
+            jnp.zeros((300, 144), jnp.bfloat16),
+            *(jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32)),
+        ],
+        [
+            *(jnp.zeros((300, 144), jnp.float8_e4m3fn), jnp.zeros((300, 2))),
+            *(jnp.zeros((4, 144, 128), jnp.float8_e4m3fn), jnp.zeros((4, 2))),
+        ],
+        {
+            "per_column": np.bool_(False),
+            "min_amax": np.float32(1e-4),
+            "power_of_two_scales": np.bool_(False),
+        },
+    ),
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1": (
         [
             *(jnp.zeros((4, 144, 128), jnp.float8_e4m3fn), jnp.zeros((4, 144))),

@@ -162,6 +162,10 @@ Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& conf
   return CheckMinAmax(target, config.min_amax);
 }
 
+Status CheckConfig(std::string_view target, const QuantizeBothConfig& config) {
+  return CheckMinAmax(target, config.min_amax);
+}
+
 bool ParseActivation(std::string_view name, Activation* activation) {
   static constexpr struct {
     std::string_view name;

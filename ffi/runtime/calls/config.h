@@ -95,6 +95,13 @@ struct QuantizeTransposedConfig {
   bool power_of_two_scales = false;  // scales are rounded up to powers of two
 };
 
+// Attributes of quantize_both.
+struct QuantizeBothConfig {
+  bool per_column = false;           // a scale per column of a row block; else one per 128 columns
+  float min_amax = 0;                // the least magnitude that a scale is made for
+  bool power_of_two_scales = false;  // scales are rounded up to powers of two
+};
+
 enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kSwiglu, kGeglu };
 
 // Whether the second half of the columns multiplies the activation of the first half.
@@ -135,6 +142,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivati
 Status CheckConfig(std::string_view target, const QuantizeConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& config);
+Status CheckConfig(std::string_view target, const QuantizeBothConfig& config);
 
 }  // namespace jax_ep
 

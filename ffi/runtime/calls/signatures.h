@@ -36,6 +36,7 @@ inline constexpr char kGroupedMatmulActivationGradientTarget[] =
 inline constexpr char kQuantizeTarget[] = "jax_ep.quantize.v1";
 inline constexpr char kQuantizeWeightsTarget[] = "jax_ep.quantize_weights.v1";
 inline constexpr char kQuantizeTransposedTarget[] = "jax_ep.quantize_transposed.v1";
+inline constexpr char kQuantizeBothTarget[] = "jax_ep.quantize_both.v1";
 
 // The sizes that a launch needs, read from the shapes.
 struct GroupedMatmulSizes {
@@ -62,11 +63,12 @@ struct QuantizeWeightsSizes {
   ElementType type = kOther;
 };
 
+// Sizes of quantize_transposed and quantize_both.
 struct QuantizeTransposedSizes {
   int64_t num_rows = 0;
   int64_t columns = 0;
   int64_t row_blocks = 0;
-  int64_t x_scales = 0;  // per row of x
+  int64_t x_scales = 0;  // per row of quantized x
   ElementType type = kOther;
 };
 
@@ -162,6 +164,12 @@ Status CheckQuantizeWeights(const QuantizeWeightsConfig& config, Buffers operand
 // S is C, or the blocks of C. X is 1, or the blocks of C.
 Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers operands,
                                Buffers results, QuantizeTransposedSizes* sizes);
+
+// x[M,C], first_rows[B], num_rows[B] -> row_values[M,C], row_scales[M,C/128], values[B,C,128],
+// scales[B,S]
+// S is C, or the blocks of C.
+Status CheckQuantizeBoth(const QuantizeBothConfig& config, Buffers operands, Buffers results,
+                         QuantizeTransposedSizes* sizes);
 
 }  // namespace jax_ep
 

@@ -106,4 +106,23 @@ Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers o
   return {};
 }
 
+Status CheckQuantizeBoth(const QuantizeBothConfig& config, Buffers operands, Buffers results,
+                         QuantizeTransposedSizes* sizes) {
+  BufferChecker check(kQuantizeBothTarget, operands, results);
+  Size m{"M"}, c{"C"}, b{"B"}, rows{"128", kScaleBlock}, c_blocks{"C/128"}, s{"S"};
+  Types x{kRowTypes}, s32{kS32}, f32{kF32}, e4m3{kF8E4M3};
+  check.Operand("x", x, {&m, &c});
+  check.Operand("first_rows", s32, {&b});
+  check.Operand("num_rows", s32, {&b});
+  c_blocks.value = CeilDivide(c.value, kScaleBlock);
+  s.value = config.per_column ? c.value : c_blocks.value;
+  check.Result("row_values", e4m3, {&m, &c});
+  check.Result("row_scales", f32, {&m, &c_blocks});
+  check.Result("values", e4m3, {&b, &c, &rows});
+  check.Result("scales", f32, {&b, &s});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {.num_rows = m.value, .columns = c.value, .row_blocks = b.value, .type = x.type()};
+  return {};
+}
+
 }  // namespace jax_ep

@@ -7,7 +7,6 @@ products of a row block by one factor per row of the result.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -23,16 +22,49 @@ from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_rhs_gradient
 from jax_ep._src.matmul.row_blocks import row_blocks
 from jax_ep._src.quant import reference
-from jax_ep._src.quant.formats import BLOCK
-from jax_ep._src.quant.quantize import dequantize
-from jax_ep._src.quant.quantize_transposed import bind_quantize_transposed, transposed_format
+from jax_ep._src.quant.formats import BLOCK, Format
+from jax_ep._src.quant.quantize import dequantize, quantize
+from jax_ep._src.quant.quantize_both import bind_quantize_both, can_quantize_both
+from jax_ep._src.quant.quantize_transposed import (
+    Transposed,
+    bind_quantize_transposed,
+    transposed_format,
+)
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import Recipe
 
 
+def quantize_cotangents(
+    out_bar: jax.Array, group_sizes: jax.Array, recipe: Recipe, params: GroupedMatmulParams
+) -> tuple[Quantized, jax.Array | Transposed]:
+    """Quantizes cotangents [M, N] by a recipe, in a derivative rule.
+
+    Returns what the gradient of rows reads, and what `bind_weight_gradient` takes, both from one
+    pass over the cotangents where they are quantized for both.
+    """
+    format, implementation = recipe.cotangents, params.implementation
+    if not (_is_quantized(recipe, out_bar, group_sizes) and can_quantize_both(format)):
+        return quantize(out_bar, format, implementation=implementation), out_bar
+    blocks = row_blocks(group_sizes, out_bar.shape[0])
+    return bind_quantize_both(
+        out_bar,
+        blocks.first_rows,
+        blocks.num_rows,
+        format,
+        per_column=params.transpose_rhs,
+        implementation=implementation,
+    )
+
+
+def _is_quantized(recipe: Recipe, rows: Any, group_sizes: jax.Array) -> bool:
+    """Whether gradients of weights are multiplied in eight bits."""
+    has_rows = rows.shape[0] > 0 and group_sizes.shape[0] > 0
+    return recipe.quantized_weight_gradients and has_rows
+
+
 def bind_weight_gradient(
     lhs: jax.Array | Quantized,
-    out_bar: jax.Array | Quantized,
+    out_bar: jax.Array | Quantized | Transposed,
     group_sizes: jax.Array,
     recipe: Recipe,
     params: GroupedMatmulParams,
@@ -41,29 +73,37 @@ def bind_weight_gradient(
 ) -> jax.Array:
     """Binds the gradient of weights by a recipe, in a derivative rule.
 
-    lhs [M, K] and out_bar [M, N] may be quantized. `dtype` is the one in which they are multiplied
-    without `quantized_weight_gradients`. An accumulator requires a float32 result.
+    lhs [M, K] and out_bar [M, N] may be quantized, and out_bar transposed since
+    `quantize_cotangents`. `dtype` is the one in which they are multiplied without
+    `quantized_weight_gradients`. An accumulator requires a float32 result.
     """
-    has_rows = lhs.shape[0] > 0 and group_sizes.shape[0] > 0
-    if not (recipe.quantized_weight_gradients and has_rows):
+    if not _is_quantized(recipe, lhs, group_sizes):
+        assert not isinstance(out_bar, Transposed)
         lhs, out_bar = (
             dequantize(x, dtype) if isinstance(x, Quantized) else x.astype(dtype)
             for x in (lhs, out_bar)
         )
         return bind_rhs_gradient(lhs, out_bar, group_sizes, params, accumulator)
     blocks = row_blocks(group_sizes, lhs.shape[0])
-    quantize = functools.partial(
-        bind_quantize_transposed,
-        first_rows=blocks.first_rows,
-        num_rows=blocks.num_rows,
-        implementation=params.implementation,
-    )
+
+    def transposed(x: jax.Array | Quantized | Transposed, format: Format, per_column: bool) -> Any:
+        if isinstance(x, Transposed):
+            return x
+        return bind_quantize_transposed(
+            x,
+            blocks.first_rows,
+            blocks.num_rows,
+            transposed_format(format),
+            per_column=per_column,
+            implementation=params.implementation,
+        )
+
     # Swapping the operands transposes the gradient.
-    operands = [(lhs, recipe.rows), (out_bar, recipe.cotangents)]
+    operands: list[Any] = [(lhs, recipe.rows), (out_bar, recipe.cotangents)]
     (a, of_a), (b, of_b) = operands[::-1] if params.transpose_rhs else operands
     (rhs_bar,) = grouped_matmul_quantized_rhs_gradient_p.bind(
-        *quantize(a, format=transposed_format(of_a), per_column=True),
-        *quantize(b, format=transposed_format(of_b), per_column=False),
+        *transposed(a, of_a, per_column=True),
+        *transposed(b, of_b, per_column=False),
         blocks.group_sizes,
         *(() if accumulator is None else (accumulator,)),
         params=params,

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 
 from jax_ep._src.core import compat
 from jax_ep._src.matmul.grouped_matmul_quantized import bind_quantized
-from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import bind_weight_gradient
+from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import (
+    bind_weight_gradient,
+    quantize_cotangents,
+)
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
@@ -95,13 +98,13 @@ def _backward(
     rows, kept, group_sizes = from_bits(residuals)
     of_lhs, _ = dtypes
     to_lhs, to_rhs = (dataclasses.replace(params, out_dtype=dtype) for dtype in dtypes)
-    cotangents = quantize(out_bar, recipe.cotangents, implementation=params.implementation)
+    cotangents, for_weights = quantize_cotangents(out_bar, group_sizes, recipe, params)
     matrices = kept
     if not isinstance(kept, Quantized):
         quantized = kept if isinstance(kept, QuantizedWeights) else None
         matrices = _layout("backward", kept, quantized, recipe, params)
     lhs_bar = bind_quantized(cotangents, matrices, group_sizes, to_lhs)
-    rhs_bar = bind_weight_gradient(rows, out_bar, group_sizes, recipe, to_rhs, of_lhs)
+    rhs_bar = bind_weight_gradient(rows, for_weights, group_sizes, recipe, to_rhs, of_lhs)
     return lhs_bar, rhs_bar, None, None
 
 

@@ -20,12 +20,16 @@ from jax_ep._src.matmul.grouped_matmul_quantized_activation import (
     bind_quantized_activation,
     has_quantized_activation,
 )
-from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import bind_weight_gradient
+from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import (
+    bind_weight_gradient,
+    quantize_cotangents,
+)
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
+from jax_ep._src.quant.quantize_transposed import Transposed
 from jax_ep._src.quant.quantized import Quantized, as_bits, from_bits
 from jax_ep._src.quant.recipe import Recipe
 
@@ -130,10 +134,12 @@ def quantized_mlp_backward(
     """
     rows, experts, group_sizes, row_weights, pre_activation = residuals
     dtype: Any
+    y_bar_for_weights: jax.Array | Quantized | Transposed
     if isinstance(y_bar, Quantized):
-        quantized_bar, dtype = y_bar, params.row_dtype
+        quantized_bar, y_bar_for_weights, dtype = y_bar, y_bar, params.row_dtype
     else:
-        quantized_bar, dtype = quantized_cotangents(y_bar, params), y_bar.dtype
+        dtype = y_bar.dtype
+        quantized_bar, y_bar_for_weights = _cotangents(y_bar, group_sizes, params)
     up, down = _up("backward", experts, params), _down("backward", experts, params)
     activations_bar = bind_quantized(quantized_bar, down, group_sizes, params.matmul(dtype)).astype(
         jnp.float32
@@ -151,8 +157,9 @@ def quantized_mlp_backward(
             in_groups = rows_in_groups(group_sizes, y_bar.shape[0])
             row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
     pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
+    quantized_bar, up_bar_for_weights = _cotangents(pre_activation_bar, group_sizes, params)
     rows_bar = bind_quantized(
-        quantized_cotangents(pre_activation_bar, params),
+        quantized_bar,
         up,
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
@@ -167,13 +174,22 @@ def quantized_mlp_backward(
         bind_weight_gradient, group_sizes=group_sizes, recipe=_recipe(params), dtype=dtype
     )
     w_up_bar = weight_gradient(
-        rows, pre_activation_bar, params=to_up, accumulator=accumulators.w_up
+        rows, up_bar_for_weights, params=to_up, accumulator=accumulators.w_up
     )
     w_down_bar = weight_gradient(
-        activations.astype(dtype), y_bar, params=to_down, accumulator=accumulators.w_down
+        activations.astype(dtype),
+        y_bar_for_weights,
+        params=to_down,
+        accumulator=accumulators.w_down,
     )
     experts_bar = gradient_of_experts(params.accumulation, w_up_bar, w_down_bar, None, None)
     return rows_bar, experts_bar, row_weights_bar
+
+
+def _cotangents(
+    out_bar: jax.Array, group_sizes: jax.Array, params: GroupedMlpParams
+) -> tuple[Quantized, jax.Array | Transposed]:
+    return quantize_cotangents(out_bar, group_sizes, _recipe(params), params.matmul(out_bar.dtype))
 
 
 def _recipe(params: GroupedMlpParams) -> Recipe:

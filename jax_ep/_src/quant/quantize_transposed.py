@@ -7,7 +7,8 @@ group's rows. A row block has up to 128 rows of one group; rows that it lacks ar
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,13 @@ class QuantizeTransposedParams:
     zero_tail: bool = dataclasses.field(default_factory=compat.looks_for_nan)
 
 
+class Transposed(NamedTuple):
+    """The rows of groups as gradients of weights read them, in row blocks."""
+
+    values: jax.Array  # [B, C, 128]
+    scales: jax.Array  # [B, C], or [B, ceil(C / 128)]
+
+
 def transposed_format(format: Format) -> Format:
     """Returns the format of row blocks: E4M3 in blocks, with the other properties of `format`."""
     return Fp8Block128(format.scale_rounding, format.min_amax)
@@ -42,7 +50,7 @@ def bind_quantize_transposed(
     *,
     per_column: bool,
     implementation: str | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> Transposed:
     """Binds the primitive, in a derivative rule.
 
     Args:
@@ -60,7 +68,7 @@ def bind_quantize_transposed(
     if isinstance(x, Quantized) and x.format.dtype != format.dtype:
         x = dequantize(x, jnp.float32)
     rows = (x.values, x.scales) if isinstance(x, Quantized) else (x,)
-    values, scales = quantize_transposed_p.bind(
+    transposed = quantize_transposed_p.bind(
         *rows,
         first_rows,
         num_rows,
@@ -68,7 +76,15 @@ def bind_quantize_transposed(
         format=format,
         per_column=per_column,
     )
-    return values, scales
+    return Transposed(*transposed)
+
+
+def transposed_shapes(
+    row_blocks: int, columns: int, per_column: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of values and scales."""
+    scales = columns if per_column else num_blocks(columns, BLOCK)
+    return (row_blocks, columns, BLOCK), (row_blocks, scales)
 
 
 def _avals(
@@ -78,11 +94,10 @@ def _avals(
     format: Format,
     per_column: bool,
 ) -> list[Aval]:
-    blocks, columns = others[-1].shape[0], x.shape[1]
-    scales = columns if per_column else num_blocks(columns, BLOCK)
+    values, scales = transposed_shapes(others[-1].shape[0], x.shape[1], per_column)
     return [
-        compat.aval_like(x, (blocks, columns, BLOCK), format.dtype),
-        compat.aval_like(x, (blocks, scales), format.scale_dtype),
+        compat.aval_like(x, values, format.dtype),
+        compat.aval_like(x, scales, format.scale_dtype),
     ]
 
 
@@ -94,6 +109,18 @@ def _reference(
     per_column: bool,
 ) -> tuple[jax.Array, ...]:
     *x_scales, first_rows, num_rows = others
+    return transposed_reference(x, x_scales, first_rows, num_rows, format, per_column)
+
+
+def transposed_reference(
+    x: jax.Array,
+    x_scales: Sequence[jax.Array],
+    first_rows: jax.Array,
+    num_rows: jax.Array,
+    format: Format,
+    per_column: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """The same in plain JAX, of x with its scales if it is quantized."""
     index = jnp.arange(BLOCK)
 
     def of_blocks(rows: jax.Array) -> jax.Array:

@@ -94,6 +94,9 @@ void TestQuantizedGradients() {
   const char transposed[] = "jax_ep.quantize_transposed.v1";
   CHECK_OK(CheckConfig(transposed, QuantizeTransposedConfig{.min_amax = 1e-4f}));
   CHECK_FAILS(CheckConfig(transposed, QuantizeTransposedConfig{}), "min_amax is 0");
+  const char both[] = "jax_ep.quantize_both.v1";
+  CHECK_OK(CheckConfig(both, QuantizeBothConfig{.min_amax = 1e-4f}));
+  CHECK_FAILS(CheckConfig(both, QuantizeBothConfig{}), "min_amax is 0");
   const char target[] = "jax_ep.grouped_matmul_quantized_rhs_gradient.v1";
   CHECK_OK(CheckConfig(target, GroupedMatmulQuantizedRhsGradientConfig{}));
   CHECK_FAILS(CheckConfig(target, GroupedMatmulQuantizedRhsGradientConfig{.num_sms = -1}),

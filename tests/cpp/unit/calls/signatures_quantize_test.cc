@@ -87,6 +87,29 @@ void TestQuantizeTransposed() {
   CHECK_FAILS(check(operands, results), "(x) is bf16[300,144]; expected f8e4m3fn[M,C]");
 }
 
+void TestQuantizeBoth() {
+  QuantizeBothConfig config;
+  const OwnedBuffer blocks{kS32, {4}}, rows{kF8E4M3, {300, 144}}, row_scales{kF32, {300, 2}};
+  const OwnedBuffer values{kF8E4M3, {4, 144, 128}}, scales{kF32, {4, 2}};
+  const List operands = {{kF32, {300, 144}}, blocks, blocks};
+  QuantizeTransposedSizes sizes;
+  const auto check = [&](const List& operands, const List& results) {
+    return Run(CheckQuantizeBoth, config, operands, results, &sizes);
+  };
+  CHECK_OK(check(operands, {rows, row_scales, values, scales}));
+  CHECK(sizes.num_rows == 300 && sizes.columns == 144 && sizes.row_blocks == 4);
+  CHECK(sizes.type == kF32);
+  CHECK_FAILS(check(operands, {rows, {kF32, {300, 1}}, values, scales}),
+              "(row_scales) is f32[300,1]; expected f32[M=300,C/128=2]");
+  CHECK_FAILS(check(operands, {values, row_scales, rows, scales}),
+              "(row_values) is f8e4m3fn[4,144,128]; expected f8e4m3fn[M=300,C=144]");
+  CHECK_FAILS(check({rows, blocks, blocks}, {}),
+              "(x) is f8e4m3fn[300,144]; expected f16|bf16|f32[M,C]");
+  config.per_column = true;
+  CHECK_OK(check(operands, {rows, row_scales, values, {kF32, {4, 144}}}));
+  CHECK_FAILS(check(operands, {rows, row_scales, values, scales}), "expected f32[B=4,S=144]");
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -94,5 +117,6 @@ int main() {
   jax_ep::TestQuantize();
   jax_ep::TestQuantizeWeights();
   jax_ep::TestQuantizeTransposed();
+  jax_ep::TestQuantizeBoth();
   return jax_ep::testing::Finish();
 }
