@@ -86,6 +86,8 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/probe.cu
     ffi/kernels/quantize/quantize.cc
     ffi/kernels/quantize/quantize.cu
+    ffi/kernels/quantize/quantize_activation_gradient.cc
+    ffi/kernels/quantize/quantize_activation_gradient.cu
     ffi/kernels/quantize/quantize_transposed.cc
     ffi/kernels/quantize/quantize_transposed.cu
     ffi/kernels/quantize/quantize_weights.cc

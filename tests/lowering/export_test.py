@@ -58,12 +58,11 @@ def quantized_mlp():
 def quantized_gradient():
     recipe = quant.Recipe(quantized_weight_gradients=True)
 
-    def multiply(rhs):
-        return jax_ep.grouped_matmul(
-            jnp.ones((8, 16)), rhs, jnp.array([3, 5]), quantization=recipe
-        ).sum()
+    def multiply(lhs, rhs):
+        return jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 5]), quantization=recipe).sum()
 
-    return jax.grad(multiply)(jnp.ones((2, 16, 8)))
+    gradients = jax.grad(multiply, (0, 1))(jnp.ones((8, 16)), jnp.ones((2, 16, 8)))
+    return sum(map(jnp.sum, gradients))
 
 
 def four_bit_mlp():

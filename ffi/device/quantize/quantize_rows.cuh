@@ -7,42 +7,49 @@
 
 namespace jax_ep::transpose {
 
-// Returns the bits of the largest magnitude of the thread's row threadIdx.x % 8, among all lanes
-// that have the row. Lanes halve their rows in each step, which takes fewer shuffles than a maximum
-// per row.
-template <typename Type>
-__device__ uint32_t AmaxOfRow(const FloatRows<Type>& rows) {
-  uint32_t amax[kThreadRows];
-#pragma unroll
-  for (int i = 0; i < kThreadRows; ++i) amax[i] = AmaxBits<Type>(rows.vectors[i]);
+// Returns the reduction of values[threadIdx.x % 8] among all lanes that have the row. Lanes halve
+// their rows in each step, which takes fewer shuffles than a reduction per row.
+template <typename Type, typename T, typename Function>
+__device__ T ReduceRows(T (&values)[kThreadRows], Function reduce) {
 #pragma unroll
   for (int half = kThreadRows / 2; half > 0; half /= 2) {
     const bool is_upper = (threadIdx.x & half) != 0;
 #pragma unroll
     for (int i = 0; i < half; ++i) {
-      const uint32_t kept = is_upper ? amax[i + half] : amax[i];
-      const uint32_t given = is_upper ? amax[i] : amax[i + half];
-      amax[i] = max(kept, __shfl_xor_sync(0xffffffffu, given, half));
+      const T kept = is_upper ? values[i + half] : values[i];
+      const T given = is_upper ? values[i] : values[i + half];
+      values[i] = reduce(kept, __shfl_xor_sync(0xffffffffu, given, half));
     }
   }
-  uint32_t largest = amax[0];
+  T reduced = values[0];
 #pragma unroll
   for (int lanes = kThreadRows; lanes < kVectorsPerBlockRow<Type>; lanes *= 2) {
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    reduced = reduce(reduced, __shfl_xor_sync(0xffffffffu, reduced, lanes));
   }
-  return largest;
+  return reduced;
+}
+
+// Returns whether the thread is the one of those with row threadIdx.x % 8 that stores its
+// reduction.
+template <typename Type>
+__device__ bool StoresRow() {
+  return ThreadColumn<Type>() < kThreadRows * kPerVector<Type>;
 }
 
 // Every thread of the block calls this once.
 template <bool kIsAligned, typename Type>
 __device__ void QuantizeRows(const QuantizeTransposedParams& params, const Place& place,
                              const FloatRows<Type>& rows) {
-  const float scale = ScaleOf(params.scale, AmaxOfRow(rows));
+  uint32_t amax[kThreadRows];
+#pragma unroll
+  for (int i = 0; i < kThreadRows; ++i) amax[i] = AmaxBits<Type>(rows.vectors[i]);
+  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
+  const float scale = ScaleOf(params.scale, ReduceRows<Type>(amax, larger));
   const float factor = __frcp_rn(scale);
   const int own_row = static_cast<int>(threadIdx.x) % kThreadRows;
-  // Eight of the lanes with the same rows store their scales. The first of these has columns of x.
+  // Of the lanes with the same rows the first has columns of x.
   const int num_rows = __shfl_sync(0xffffffffu, place.num_rows, 0, kVectorsPerBlockRow<Type>);
-  if (ThreadColumn<Type>() < kThreadRows * kPerVector<Type> && own_row < num_rows) {
+  if (StoresRow<Type>() && own_row < num_rows) {
     params.row_scales[(place.row + own_row) * params.column_blocks + place.column_block] = scale;
   }
 #pragma unroll

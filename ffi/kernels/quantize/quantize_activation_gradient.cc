@@ -1,0 +1,109 @@
+#include "ffi/kernels/quantize/quantize_activation_gradient.h"
+
+#include <limits>
+
+#include "ffi/device/common/limits.h"
+#include "ffi/device/quantize/activation_gradient_params.h"
+#include "ffi/kernels/matmul/activation_function.h"
+#include "ffi/kernels/quantize/activation_gradient_kernels.h"
+#include "ffi/runtime/cuda/device_cuda.h"
+
+namespace jax_ep {
+namespace {
+
+static_assert(kValuesPerScale == kScaleBlock && kColumnsPerDot == kScaleBlock,
+              "host and device agree");
+
+ScaleParams Scale(const ScaleOptions& options) {
+  return {.min_amax = options.min_amax,
+          .inverse_largest = kInverseLargestE4M3,
+          .power_of_two_scales = options.power_of_two_scales};
+}
+
+}  // namespace
+
+Status LoadQuantizeActivationGradientKernels() {
+  const void* const kernel = ActivationGradientKernelAddress();
+  constexpr const char* kWhat = "loading quantize_activation_gradient";
+  Status status = FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                kActivationGradientSharedBytes),
+                           kWhat);
+  if (!status.ok()) return status;
+  cudaFuncAttributes attributes;  // setting an attribute may not load the code; reading does
+  return FromCuda(cudaFuncGetAttributes(&attributes, kernel), kWhat);
+}
+
+Status CheckQuantizeActivationGradientLaunch(int64_t num_rows, int64_t columns,
+                                             int64_t row_blocks) {
+  const struct {
+    const char* name;
+    int64_t value;
+  } named[] = {{"M", num_rows}, {"F", columns}, {"B", row_blocks}};
+  for (const auto& [name, value] : named) {
+    if (value < 0 || value > kMaxItems / 2) {
+      return Unimplemented(name, " is ", value, "; the kernel takes up to ", kMaxItems / 2);
+    }
+  }
+  if (columns % kScaleBlock != 0) {
+    return Unimplemented("F is ", columns, "; the kernel takes multiples of ", kScaleBlock);
+  }
+  const double blocks = static_cast<double>(row_blocks) * (columns / kScaleBlock);
+  if (blocks > std::numeric_limits<int32_t>::max()) {
+    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernel takes up to ",
+                         std::numeric_limits<int32_t>::max());
+  }
+  return {};
+}
+
+Status LaunchQuantizeActivationGradient(const QuantizeActivationGradient& call,
+                                        cudaStream_t stream) {
+  Status status =
+      CheckQuantizeActivationGradientLaunch(call.num_rows, call.columns, call.row_blocks);
+  const int64_t column_blocks = call.columns / kScaleBlock;
+  const auto blocks = static_cast<unsigned>(call.row_blocks * column_blocks);
+  if (!status.ok() || blocks == 0) return status;
+  const struct {
+    const char* name;
+    const void* array;
+  } aligned[] = {{"activations_gradient", call.activations_gradient},
+                 {"pre_activation", call.pre_activation},
+                 {"row_values", call.row_values},
+                 {"values", call.values},
+                 {"activation_values", call.activation_values}};
+  for (const auto& [name, array] : aligned) {
+    if (reinterpret_cast<uintptr_t>(array) % kVectorBytes == 0) continue;
+    return FailedPrecondition(name, " begins at an address that is no multiple of ", kVectorBytes,
+                              "; vectors of rows are whole. Copy the array first");
+  }
+  const auto transposed = [&](int64_t columns, const ScaleOptions& options, uint8_t* values,
+                              float* scales) {
+    return QuantizeTransposedParams{.first_rows = call.first_rows,
+                                    .num_rows = call.block_rows,
+                                    .values = values,
+                                    .scales = scales,
+                                    .rows = static_cast<int32_t>(call.num_rows),
+                                    .columns = static_cast<int32_t>(columns),
+                                    .column_blocks = static_cast<int32_t>(columns / kScaleBlock),
+                                    .scale = Scale(options),
+                                    .zero_tail = call.zero_tail};
+  };
+  ActivationGradientParams params = {
+      .activations_gradient = call.activations_gradient,
+      .pre_activation = call.pre_activation,
+      .row_weights = call.row_weights,
+      .row_dots = call.row_dots,
+      .activation = MakeActivationFunction(call.activation),
+      .activations = transposed(call.columns, call.of_activations, call.activation_values,
+                                call.activation_scales),
+      .pre_activation_gradient =
+          transposed(2 * call.columns, call.of_gradient, call.values, call.scales)};
+  params.pre_activation_gradient.row_values = call.row_values;
+  params.pre_activation_gradient.row_scales = call.row_scales;
+  void* arguments[] = {&params};
+  return FromCuda(cudaLaunchKernel(ActivationGradientKernelAddress(), dim3(blocks),
+                                   dim3(kActivationGradientThreads), arguments,
+                                   static_cast<size_t>(kActivationGradientSharedBytes), stream),
+                  "quantize_activation_gradient");
+}
+
+}  // namespace jax_ep
