@@ -54,6 +54,7 @@ checks() {
   run quantize 60 "$programs/quantize_test" check
   run quantize_weights 60 "$programs/quantize_weights_test" check
   run quantize_transposed 60 "$programs/quantize_transposed_test" check
+  run activation_gradient 60 "$programs/quantize_activation_gradient_test" check
   run fp8_gradient 120 "$programs/grouped_matmul_fp8_rhs_gradient_test" check
   local tool
   for tool in memcheck racecheck synccheck; do
@@ -63,6 +64,7 @@ checks() {
     sanitized "quantize_$tool" 60 $tool "$programs/quantize_test" small
     sanitized "quantize_weights_$tool" 60 $tool "$programs/quantize_weights_test" small
     sanitized "quantize_transposed_$tool" 60 $tool "$programs/quantize_transposed_test" small
+    sanitized "activation_gradient_$tool" 60 $tool "$programs/quantize_activation_gradient_test" small
     sanitized "fp8_gradient_$tool" 100 $tool "$programs/grouped_matmul_fp8_rhs_gradient_test" small
   done
 }

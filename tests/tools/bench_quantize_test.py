@@ -28,11 +28,12 @@ class QuantizeTest(parameterized.TestCase):
         ("quantize_block128", 1, 384 * 56),
         ("quantize_row", 1, 384),
         ("quantize_weights", 2, 2 * 3 * 56),
+        ("quantize_updated_weights", 2, 2 * 3 * 56, 4),
     )
-    def test_bytes_of_a_pass(self, operation, written, num_scales):
+    def test_bytes_of_a_pass(self, operation, written, num_scales, read=2):
         case = Case(operation, Shape(384, 7168), "normal")
-        expected = (2 + written) * 384 * 7168 + 4 * num_scales
-        self.assertEqual(quantize.pass_bytes(case), expected)
+        expected = (read + written) * 384 * 7168 + 4 * num_scales
+        self.assertEqual(quantize.pass_bytes(case, quantize.computation(operation)), expected)
 
     def test_kernels_of_a_program(self):
         text = """HloModule jit_f
@@ -54,7 +55,9 @@ ENTRY %main (x: bf16[2]) -> f32[2] {
         self.assertEqual(status, 0, output)
         self.assertEqual([c["operation"] for c in results["cases"]], list(quantize.OPERATIONS))
         for record in results["cases"]:
-            self.assertEqual(list(record["measurements"]), [OURS, quantize.PURE_JAX])
+            updated = record["operation"] == quantize.UPDATED_WEIGHTS
+            cast = [quantize.CAST] if updated else []
+            self.assertEqual(list(record["measurements"]), [OURS, quantize.PURE_JAX, *cast])
             for measurement in record["measurements"].values():
                 rate = measurement["facts"]["bytes"] / measurement["seconds"]
                 self.assertAlmostEqual(measurement["gigabytes_per_second"], rate / 1e9)

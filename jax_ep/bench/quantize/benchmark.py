@@ -1,8 +1,9 @@
 """Quantizing rows and weights beside a copy, on one device.
 
-T rows of H elements of bfloat16; for weights a T x H matrix, in the layouts of both passes. GB/s
-are of the bytes that one pass moves: elements read once, values and scales written once. "/ copy"
-is that rate over a copy's. The record has the number of kernels in each program.
+T rows of H elements of bfloat16; for weights a T x H matrix, in the layouts of both passes.
+Updated weights are float32, as an optimizer leaves them, and beside them is their cast to bfloat16.
+GB/s are of the bytes that one pass moves: elements read once, values and scales written once.
+"/ copy" is that rate over a copy's. The record has the number of kernels in each program.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from jax_ep.bench.matmul.benchmark import COPIED_BYTES, copy_bytes_per_second
 from jax_ep.bench.matmul.fp8 import FORMATS
 
 WEIGHTS = "quantize_weights"
-OPERATIONS: tuple[str, ...] = (*(f"quantize_{name}" for name in FORMATS), WEIGHTS)
+UPDATED_WEIGHTS = "quantize_updated_weights"
+OPERATIONS: tuple[str, ...] = (*(f"quantize_{name}" for name in FORMATS), WEIGHTS, UPDATED_WEIGHTS)
 PURE_JAX = "jax_ep, pure JAX"
+CAST = "cast to bfloat16"
 MAX_SETS = 16
 
 
@@ -46,7 +49,7 @@ SHAPES = tuple(Shape(rows, hidden) for hidden in (7168, 2048) for rows in (4096,
 
 def computation(operation: str, implementation: str | None = None) -> Callable[[jax.Array], Any]:
     """Returns the function that is compiled."""
-    if operation == WEIGHTS:
+    if operation in (WEIGHTS, UPDATED_WEIGHTS):
         return functools.partial(
             quant.quantize_for_training, quantization=quant.Recipe(), implementation=implementation
         )
@@ -58,10 +61,22 @@ def computation(operation: str, implementation: str | None = None) -> Callable[[
     return quantize
 
 
-def pass_bytes(case: Case) -> int:
+def dtype_of(operation: str) -> Any:
+    """Returns the dtype of what is quantized."""
+    return jnp.float32 if operation == UPDATED_WEIGHTS else jnp.bfloat16
+
+
+def start(case: Case, function: Callable[[jax.Array], Any], problem: list[jax.Array]) -> Started:
+    """Compiles a function of the case's array."""
+    started = start_jax(function, [x.astype(dtype_of(case.operation)) for x in problem])
+    started.facts["bytes"] = pass_bytes(case, function)
+    return started
+
+
+def pass_bytes(case: Case, function: Callable[[jax.Array], Any]) -> int:
     """Returns the bytes of one pass."""
-    x = jax.ShapeDtypeStruct((case.shape.rows, case.shape.hidden), jnp.bfloat16)
-    written = jax.tree.leaves(jax.eval_shape(computation(case.operation), x))
+    x = jax.ShapeDtypeStruct((case.shape.rows, case.shape.hidden), dtype_of(case.operation))
+    written = jax.tree.leaves(jax.eval_shape(function, x))
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in (x, *written))
 
 
@@ -75,12 +90,21 @@ class Ours:
 
     def start(self, case: Case, problem: list[jax.Array]) -> Started:
         """Compiles one operation."""
-        started = start_jax(computation(case.operation, self.implementation), problem)
-        started.facts["bytes"] = pass_bytes(case)
-        return started
+        return start(case, computation(case.operation, self.implementation), problem)
 
 
-PROVIDERS: tuple[Provider, ...] = (Ours(), Ours(PURE_JAX, "xla"))
+class Cast:
+    """What a layer in bfloat16 does to updated weights."""
+
+    name = CAST
+    operations: tuple[str, ...] = (UPDATED_WEIGHTS,)
+
+    def start(self, case: Case, problem: list[jax.Array]) -> Started:
+        """Compiles it by itself."""
+        return start(case, lambda x: x.astype(jnp.bfloat16), problem)
+
+
+PROVIDERS: tuple[Provider, ...] = (Ours(), Ours(PURE_JAX, "xla"), Cast())
 
 
 class QuantizeBenchmark(Benchmark):

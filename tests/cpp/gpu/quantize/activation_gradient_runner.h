@@ -105,15 +105,12 @@ struct GradientFunction {
   uint16_t* gradient;     // [rows, 2F]
   unsigned long long* errors;
 
-  HARNESS_FUNCTION void CheckValue(uint16_t bits, double expected, double slack) const {
+  __device__ void CheckValue(uint16_t bits, double expected, double slack) const {
     const double error = fabs(double{FromBFloat16(bits)} - expected);
     if (!(error <= 0x1.02p-8 * fabs(expected) + slack)) MaxInto(errors, 1);
   }
 
-#ifdef __CUDACC__
-  __device__
-#endif
-      void operator()(int64_t i) const {
+  __device__ void operator()(int64_t i) const {
     const int64_t row = i / call.columns, gate_at = 2 * row * call.columns + i % call.columns;
     const auto* const pre = static_cast<const uint16_t*>(call.pre_activation);
     const float d = FromBFloat16(static_cast<const uint16_t*>(call.activations_gradient)[i]);
@@ -139,10 +136,7 @@ struct GradientFunction {
 struct DotFunction {
   GradientFunction of;
 
-#ifdef __CUDACC__
-  __device__
-#endif
-      void operator()(int64_t i) const {
+  __device__ void operator()(int64_t i) const {
     const int64_t blocks = of.call.columns / 128, row = i / blocks;
     const auto* const pre = static_cast<const uint16_t*>(of.call.pre_activation);
     double sum = 0, magnitudes = 0;
