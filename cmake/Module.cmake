@@ -52,6 +52,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/matmul/grouped_matmul_quantized_rhs_gradient.cc
     ffi/handlers/operations.cc
     ffi/handlers/quantize/quantize.cc
+    ffi/handlers/quantize/quantize_activation_gradient.cc
     ffi/handlers/quantize/quantize_both.cc
     ffi/handlers/quantize/quantize_transposed.cc
     ffi/handlers/quantize/quantize_weights.cc

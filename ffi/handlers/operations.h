@@ -36,6 +36,7 @@ Handlers QuantizeHandlers();
 Handlers QuantizeWeightsHandlers();
 Handlers QuantizeTransposedHandlers();
 Handlers QuantizeBothHandlers();
+Handlers QuantizeActivationGradientHandlers();
 
 // All operations of this build.
 inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
@@ -57,7 +58,8 @@ inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  QuantizeHandlers,
                                                  QuantizeWeightsHandlers,
                                                  QuantizeTransposedHandlers,
-                                                 QuantizeBothHandlers};
+                                                 QuantizeBothHandlers,
+                                                 QuantizeActivationGradientHandlers};
 
 // Loads the kernels of all operations that do not communicate on a device. Later calls return at
 // once: loading at every execution would cost as much as a small matmul.

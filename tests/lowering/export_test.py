@@ -36,6 +36,7 @@ TARGETS = (
     "jax_ep.quantize_weights.v1",
     "jax_ep.quantize_transposed.v1",
     "jax_ep.quantize_both.v1",
+    "jax_ep.quantize_activation_gradient.v1",
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1",
     "jax_ep.grouped_matmul_mxfp4.v1",
 )
@@ -47,11 +48,11 @@ def quantized_matmul():
     return jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 5]), preferred_element_type=jnp.float32)
 
 
-def quantized_mlp():
-    rows, up, down = jnp.ones((8, 16)), jnp.ones((2, 16, 2, 128)), jnp.ones((2, 128, 16))
+def quantized_mlp(rows, recipe):
+    up, down = jnp.ones((2, 16, 2, 128)), jnp.ones((2, 128, 16))
     rows, up, down = (a.astype(jnp.bfloat16) for a in (rows, up, down))
     return jax_ep.grouped_mlp(
-        rows, up, down, jnp.array([3, 5]), activation="swiglu", quantization=quant.Recipe()
+        rows, up, down, jnp.array([3, 5]), activation="swiglu", quantization=recipe
     )
 
 
@@ -62,7 +63,8 @@ def quantized_gradient():
         return jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 5]), quantization=recipe).sum()
 
     gradients = jax.grad(multiply, (0, 1))(jnp.ones((8, 16)), jnp.ones((2, 16, 8)))
-    return sum(map(jnp.sum, gradients))
+    of_mlp = jax.grad(lambda *arguments: jnp.sum(quantized_mlp(*arguments, recipe)))
+    return sum(map(jnp.sum, (*gradients, of_mlp(jnp.ones((8, 16))))))
 
 
 def four_bit_mlp():
@@ -88,7 +90,9 @@ def loss_and_gradients(*arguments):
     def two_layers(ids, x, topk_weights, matrices):
         x = testing.expert_layer(ids, x, topk_weights, matrices)
         x += in_flight(ids, x, topk_weights)
-        x += quant.fake_quantize(x, quant.Fp8Block128()) + jnp.mean(quantized_mlp()).astype(x.dtype)
+        x += quant.fake_quantize(x, quant.Fp8Block128()) + jnp.mean(
+            quantized_mlp(jnp.ones((8, 16)), quant.Recipe())
+        ).astype(x.dtype)
         return jax_ep.moe_mlp(
             x, ids, topk_weights, matrices, matrices, axis_name="expert", activation="silu"
         )[0]

@@ -172,7 +172,9 @@ def problem(seed=0, sizes=SIZES):
 @functools.partial(jax.jit, static_argnames=("recipe", "dtype", "transpose_rhs"))
 def gradient(lhs, out_bar, sizes, accumulator=None, *, recipe, dtype, transpose_rhs=False):
     params = GroupedMatmulParams(transpose_rhs, jnp.dtype(dtype), True, 0, None)
-    return bind_weight_gradient(lhs, out_bar, sizes, recipe, params, jnp.bfloat16, accumulator)
+    return bind_weight_gradient(
+        lhs, out_bar, sizes, recipe, params, jnp.bfloat16, lhs.shape[0], accumulator
+    )
 
 
 def exact_gradient(lhs, out_bar, sizes, recipe, transpose_rhs=False):

@@ -184,6 +184,26 @@ CALLS = {
             "power_of_two_scales": np.bool_(False),
         },
     ),
+    "jax_ep.quantize_activation_gradient.v1": (
+        [
+            *(jnp.zeros((300, 128), jnp.bfloat16), jnp.zeros((300, 256), jnp.bfloat16)),
+            *(jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32), jnp.zeros(300)),
+        ],
+        [
+            *(jnp.zeros((300, 256), jnp.float8_e4m3fn), jnp.zeros((300, 2))),
+            *(jnp.zeros((4, 256, 128), jnp.float8_e4m3fn), jnp.zeros((4, 2))),
+            *(jnp.zeros((4, 128, 128), jnp.float8_e4m3fn), jnp.zeros((4, 128))),
+            jnp.zeros((300, 1)),
+        ],
+        {
+            "activation": "swiglu",
+            "has_row_weights": np.bool_(True),
+            "min_amax": np.float32(1e-30),
+            "power_of_two_scales": np.bool_(False),
+            "activation_min_amax": np.float32(1e-4),
+            "activation_power_of_two_scales": np.bool_(False),
+        },
+    ),
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1": (
         [
             *(jnp.zeros((4, 144, 128), jnp.float8_e4m3fn), jnp.zeros((4, 144))),

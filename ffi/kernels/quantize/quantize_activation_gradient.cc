@@ -84,8 +84,7 @@ Status LaunchQuantizeActivationGradient(const QuantizeActivationGradient& call,
                                     .rows = static_cast<int32_t>(call.num_rows),
                                     .columns = static_cast<int32_t>(columns),
                                     .column_blocks = static_cast<int32_t>(columns / kScaleBlock),
-                                    .scale = Scale(options),
-                                    .zero_tail = call.zero_tail};
+                                    .scale = Scale(options)};
   };
   ActivationGradientParams params = {
       .activations_gradient = call.activations_gradient,

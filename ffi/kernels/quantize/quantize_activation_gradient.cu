@@ -113,7 +113,7 @@ __device__ void ReplaceByGradients(const ActivationGradientParams& params, const
 __global__ void __launch_bounds__(kBlockThreads, 2)
     QuantizeActivationGradientKernel(const __grid_constant__ ActivationGradientParams params) {
   Place place = FindPlace<Type>(params.activations);
-  if (!params.activations.zero_tail && params.activations.num_rows[place.row_block] <= 0) return;
+  if (params.activations.num_rows[place.row_block] <= 0) return;
   auto* const shared = reinterpret_cast<uint4*>(DynamicSharedMemory());
   const Vectors vectors = {shared + threadIdx.x};
   LoadOperands(params, place, vectors);

@@ -24,7 +24,6 @@ struct QuantizeActivationGradient {
   int64_t num_rows = 0;
   int64_t columns = 0;  // F, a multiple of 128
   int64_t row_blocks = 0;
-  bool zero_tail = false;                      // also writes the row blocks without rows
   ScaleOptions of_activations = {};            // of the activations
   ScaleOptions of_gradient = {};               // of the pre-activation's gradient
   const void* activations_gradient = nullptr;  // [num_rows, F]

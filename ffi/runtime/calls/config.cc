@@ -43,6 +43,11 @@ Status CheckScaleBlock(std::string_view target, int64_t scale_block) {
                          ", or 0 for one scale per row or column");
 }
 
+Status CheckGated(std::string_view target, Activation activation) {
+  if (IsGated(activation)) return {};
+  return InvalidArgument(target, ": the activation is not gated; expected a gated one");
+}
+
 Status CheckMinAmax(std::string_view target, float min_amax) {
   if (min_amax > 0) return {};
   return InvalidArgument(target, ": min_amax is ", min_amax,
@@ -135,10 +140,8 @@ Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig&
 }
 
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config) {
-  if (!IsGated(config.activation)) {
-    return InvalidArgument(target, ": the activation is not gated; expected a gated one");
-  }
-  return CheckNumSms(target, config.num_sms);
+  Status status = CheckGated(target, config.activation);
+  return status.ok() ? CheckNumSms(target, config.num_sms) : status;
 }
 
 Status CheckConfig(std::string_view target, const QuantizeConfig& config) {
@@ -164,6 +167,12 @@ Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& conf
 
 Status CheckConfig(std::string_view target, const QuantizeBothConfig& config) {
   return CheckMinAmax(target, config.min_amax);
+}
+
+Status CheckConfig(std::string_view target, const QuantizeActivationGradientConfig& config) {
+  Status status = CheckGated(target, config.activation);
+  if (status.ok()) status = CheckMinAmax(target, config.min_amax);
+  return status.ok() ? CheckMinAmax(target, config.activation_min_amax) : status;
 }
 
 bool ParseActivation(std::string_view name, Activation* activation) {

@@ -112,6 +112,16 @@ constexpr bool IsGated(Activation activation) {
 // Returns false if no activation has that name.
 bool ParseActivation(std::string_view name, Activation* activation);
 
+// Attributes of quantize_activation_gradient.
+struct QuantizeActivationGradientConfig {
+  Activation activation = Activation::kNone;    // gated
+  bool has_row_weights = false;                 // with a row_weights operand
+  float min_amax = 0;                           // the least magnitude that a scale is made for
+  bool power_of_two_scales = false;             // scales are rounded up to powers of two
+  float activation_min_amax = 0;                // the same of the activations
+  bool activation_power_of_two_scales = false;  // likewise
+};
+
 // Attributes of grouped_matmul_activation and grouped_matmul_activation_gradient.
 struct GroupedMatmulActivationConfig {
   Activation activation = Activation::kNone;
@@ -143,6 +153,7 @@ Status CheckConfig(std::string_view target, const QuantizeConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeBothConfig& config);
+Status CheckConfig(std::string_view target, const QuantizeActivationGradientConfig& config);
 
 }  // namespace jax_ep
 

@@ -37,6 +37,8 @@ inline constexpr char kQuantizeTarget[] = "jax_ep.quantize.v1";
 inline constexpr char kQuantizeWeightsTarget[] = "jax_ep.quantize_weights.v1";
 inline constexpr char kQuantizeTransposedTarget[] = "jax_ep.quantize_transposed.v1";
 inline constexpr char kQuantizeBothTarget[] = "jax_ep.quantize_both.v1";
+inline constexpr char kQuantizeActivationGradientTarget[] =
+    "jax_ep.quantize_activation_gradient.v1";
 
 // The sizes that a launch needs, read from the shapes.
 struct GroupedMatmulSizes {
@@ -63,7 +65,7 @@ struct QuantizeWeightsSizes {
   ElementType type = kOther;
 };
 
-// Sizes of quantize_transposed and quantize_both.
+// Sizes of quantize_transposed, quantize_both and quantize_activation_gradient.
 struct QuantizeTransposedSizes {
   int64_t num_rows = 0;
   int64_t columns = 0;
@@ -170,6 +172,14 @@ Status CheckQuantizeTransposed(const QuantizeTransposedConfig& config, Buffers o
 // S is C, or the blocks of C.
 Status CheckQuantizeBoth(const QuantizeBothConfig& config, Buffers operands, Buffers results,
                          QuantizeTransposedSizes* sizes);
+
+// activations_gradient[M,F], pre_activation[M,N], first_rows[B], num_rows[B], [row_weights[M]]
+//   -> row_values[M,N], row_scales[M,N/128], values[B,N,128], scales[B,N/128],
+//      activation_values[B,F,128], activation_scales[B,F], row_dots[M,F/128]
+// N is 2F. `sizes->columns` is F.
+Status CheckQuantizeActivationGradient(const QuantizeActivationGradientConfig& config,
+                                       Buffers operands, Buffers results,
+                                       QuantizeTransposedSizes* sizes);
 
 }  // namespace jax_ep
 

@@ -125,4 +125,31 @@ Status CheckQuantizeBoth(const QuantizeBothConfig& config, Buffers operands, Buf
   return {};
 }
 
+Status CheckQuantizeActivationGradient(const QuantizeActivationGradientConfig& config,
+                                       Buffers operands, Buffers results,
+                                       QuantizeTransposedSizes* sizes) {
+  BufferChecker check(kQuantizeActivationGradientTarget, operands, results);
+  Size m{"M"}, f{"F"}, n{"2F"}, b{"B"}, rows{"128", kScaleBlock};
+  Size f_blocks{"F/128"}, n_blocks{"2F/128"};
+  Types bf16{kBF16}, s32{kS32}, f32{kF32}, e4m3{kF8E4M3};
+  check.Operand("activations_gradient", bf16, {&m, &f});
+  n.value = 2 * f.value;
+  check.Operand("pre_activation", bf16, {&m, &n});
+  check.Operand("first_rows", s32, {&b});
+  check.Operand("num_rows", s32, {&b});
+  if (config.has_row_weights) check.Operand("row_weights", f32, {&m});
+  f_blocks.value = CeilDivide(f.value, kScaleBlock);
+  n_blocks.value = CeilDivide(n.value, kScaleBlock);
+  check.Result("row_values", e4m3, {&m, &n});
+  check.Result("row_scales", f32, {&m, &n_blocks});
+  check.Result("values", e4m3, {&b, &n, &rows});
+  check.Result("scales", f32, {&b, &n_blocks});
+  check.Result("activation_values", e4m3, {&b, &f, &rows});
+  check.Result("activation_scales", f32, {&b, &f});
+  check.Result("row_dots", f32, {&m, &f_blocks});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {.num_rows = m.value, .columns = f.value, .row_blocks = b.value, .type = kBF16};
+  return {};
+}
+
 }  // namespace jax_ep

@@ -58,33 +58,36 @@ def quantize_cotangents(
 
 def _is_quantized(recipe: Recipe, rows: Any, group_sizes: jax.Array) -> bool:
     """Whether gradients of weights are multiplied in eight bits."""
+    if isinstance(rows, Transposed):
+        return True
     has_rows = rows.shape[0] > 0 and group_sizes.shape[0] > 0
     return recipe.quantized_weight_gradients and has_rows
 
 
 def bind_weight_gradient(
-    lhs: jax.Array | Quantized,
+    lhs: jax.Array | Quantized | Transposed,
     out_bar: jax.Array | Quantized | Transposed,
     group_sizes: jax.Array,
     recipe: Recipe,
     params: GroupedMatmulParams,
     dtype: Any,
+    num_rows: int,
     accumulator: jax.Array | None = None,
 ) -> jax.Array:
     """Binds the gradient of weights by a recipe, in a derivative rule.
 
-    lhs [M, K] and out_bar [M, N] may be quantized, and out_bar transposed since
-    `quantize_cotangents`. `dtype` is the one in which they are multiplied without
-    `quantized_weight_gradients`. An accumulator requires a float32 result.
+    lhs [M, K] and out_bar [M, N] may be quantized, or quantized and transposed. `dtype` is the one
+    in which they are multiplied without `quantized_weight_gradients`, and `num_rows` is M. An
+    accumulator requires a float32 result.
     """
     if not _is_quantized(recipe, lhs, group_sizes):
-        assert not isinstance(out_bar, Transposed)
+        assert not isinstance(lhs, Transposed) and not isinstance(out_bar, Transposed)
         lhs, out_bar = (
             dequantize(x, dtype) if isinstance(x, Quantized) else x.astype(dtype)
             for x in (lhs, out_bar)
         )
         return bind_rhs_gradient(lhs, out_bar, group_sizes, params, accumulator)
-    blocks = row_blocks(group_sizes, lhs.shape[0])
+    blocks = row_blocks(group_sizes, num_rows)
 
     def transposed(x: jax.Array | Quantized | Transposed, format: Format, per_column: bool) -> Any:
         if isinstance(x, Transposed):

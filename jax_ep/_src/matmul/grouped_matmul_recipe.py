@@ -104,7 +104,9 @@ def _backward(
         quantized = kept if isinstance(kept, QuantizedWeights) else None
         matrices = _layout("backward", kept, quantized, recipe, params)
     lhs_bar = bind_quantized(cotangents, matrices, group_sizes, to_lhs)
-    rhs_bar = bind_weight_gradient(rows, for_weights, group_sizes, recipe, to_rhs, of_lhs)
+    rhs_bar = bind_weight_gradient(
+        rows, for_weights, group_sizes, recipe, to_rhs, of_lhs, num_rows=out_bar.shape[0]
+    )
     return lhs_bar, rhs_bar, None, None
 
 

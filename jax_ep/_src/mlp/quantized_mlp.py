@@ -24,9 +24,9 @@ from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import (
     bind_weight_gradient,
     quantize_cotangents,
 )
-from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.mlp.quantized_activation_gradient import activation_gradient
 from jax_ep._src.quant.quantize import quantize
 from jax_ep._src.quant.quantize_for_training import Pass, layout
 from jax_ep._src.quant.quantize_transposed import Transposed
@@ -139,27 +139,22 @@ def quantized_mlp_backward(
         quantized_bar, y_bar_for_weights, dtype = y_bar, y_bar, params.row_dtype
     else:
         dtype = y_bar.dtype
-        quantized_bar, y_bar_for_weights = _cotangents(y_bar, group_sizes, params)
-    up, down = _up("backward", experts, params), _down("backward", experts, params)
-    activations_bar = bind_quantized(quantized_bar, down, group_sizes, params.matmul(dtype)).astype(
-        jnp.float32
-    )
-    activations, pull_back = jax.vjp(
-        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
-    )
-    row_weights_bar = None
-    if row_weights is not None:
-        row_weights_bar = (activations * activations_bar).sum(1)
-        activations, activations_bar = (
-            a * row_weights[:, None] for a in (activations, activations_bar)
+        quantized_bar, y_bar_for_weights = quantize_cotangents(
+            y_bar, group_sizes, _recipe(params), params.matmul(dtype)
         )
-        if params.zero_tail:
-            in_groups = rows_in_groups(group_sizes, y_bar.shape[0])
-            row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
-    pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
-    quantized_bar, up_bar_for_weights = _cotangents(pre_activation_bar, group_sizes, params)
+    up, down = _up("backward", experts, params), _down("backward", experts, params)
+    activations_bar = bind_quantized(quantized_bar, down, group_sizes, params.matmul(dtype))
+    gradient = activation_gradient(
+        activations_bar,
+        pre_activation,
+        group_sizes,
+        row_weights,
+        params,
+        for_weights=experts.w_up is not None,
+    )
+    row_weights_bar = gradient.row_weights_bar
     rows_bar = bind_quantized(
-        quantized_bar,
+        gradient.pre_activation_bar,
         up,
         group_sizes,
         params.matmul(dtype, zero_tail=params.zero_tail),
@@ -171,25 +166,26 @@ def quantized_mlp_backward(
         params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
     )
     weight_gradient = functools.partial(
-        bind_weight_gradient, group_sizes=group_sizes, recipe=_recipe(params), dtype=dtype
+        bind_weight_gradient,
+        group_sizes=group_sizes,
+        recipe=_recipe(params),
+        dtype=dtype,
+        num_rows=y_bar.shape[0],
     )
     w_up_bar = weight_gradient(
-        rows, up_bar_for_weights, params=to_up, accumulator=accumulators.w_up
+        rows,
+        gradient.pre_activation_bar_for_weights,
+        params=to_up,
+        accumulator=accumulators.w_up,
     )
     w_down_bar = weight_gradient(
-        activations.astype(dtype),
+        gradient.activations_for_weights,
         y_bar_for_weights,
         params=to_down,
         accumulator=accumulators.w_down,
     )
     experts_bar = gradient_of_experts(params.accumulation, w_up_bar, w_down_bar, None, None)
     return rows_bar, experts_bar, row_weights_bar
-
-
-def _cotangents(
-    out_bar: jax.Array, group_sizes: jax.Array, params: GroupedMlpParams
-) -> tuple[Quantized, jax.Array | Transposed]:
-    return quantize_cotangents(out_bar, group_sizes, _recipe(params), params.matmul(out_bar.dtype))
 
 
 def _recipe(params: GroupedMlpParams) -> Recipe:

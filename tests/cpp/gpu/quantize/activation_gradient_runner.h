@@ -25,16 +25,15 @@ struct ActivationCase {
   Activation activation = Activation::kSwiglu;
   bool has_row_weights = true;
   bool power_of_two_scales = false;
-  bool zero_tail = false;
   int64_t rows, columns;
   std::vector<int32_t> sizes;
 
   std::string Name() const {
     char text[128];
-    std::snprintf(text, sizeof text, "%s%s%s%s %d x %d in %d",
+    std::snprintf(text, sizeof text, "%s%s%s %d x %d in %d",
                   activation == Activation::kSwiglu ? "swiglu" : "geglu",
                   has_row_weights ? " weights" : "", power_of_two_scales ? " powers" : "",
-                  zero_tail ? " zero tail" : "", int(rows), int(columns), int(sizes.size()));
+                  int(rows), int(columns), int(sizes.size()));
     return text;
   }
 };
@@ -80,7 +79,6 @@ inline jax_ep::QuantizeActivationGradient ActivationCall(
           .num_rows = c.rows,
           .columns = c.columns,
           .row_blocks = row_blocks,
-          .zero_tail = c.zero_tail,
           .of_activations = scale,
           .of_gradient = {1e-30f, c.power_of_two_scales},
           .activations_gradient = operands.gradient.data(),
@@ -205,7 +203,6 @@ class ActivationRunner {
                                        .num_rows = c_.rows,
                                        .columns = 2 * c_.columns,
                                        .row_blocks = blocks_.capacity(),
-                                       .zero_tail = c_.zero_tail,
                                        .min_amax = 1e-30f,
                                        .power_of_two_scales = c_.power_of_two_scales,
                                        .x = gradient.data(),

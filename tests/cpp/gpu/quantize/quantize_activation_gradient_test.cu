@@ -27,7 +27,7 @@ void Check(const std::vector<Shape>& shapes) {
   for (const auto& [rows, columns, sizes] : shapes) {
     for (Activation activation : {Activation::kSwiglu, Activation::kGeglu}) {
       for (bool other : {false, true}) {
-        const ActivationCase c = {activation, !other, other, other, rows, columns, sizes};
+        const ActivationCase c = {activation, !other, other, rows, columns, sizes};
         count.Add(c.Name(), ActivationRunner(c).Run());
       }
     }

@@ -97,6 +97,14 @@ void TestQuantizedGradients() {
   const char both[] = "jax_ep.quantize_both.v1";
   CHECK_OK(CheckConfig(both, QuantizeBothConfig{.min_amax = 1e-4f}));
   CHECK_FAILS(CheckConfig(both, QuantizeBothConfig{}), "min_amax is 0");
+  const char gradient[] = "jax_ep.quantize_activation_gradient.v1";
+  QuantizeActivationGradientConfig config{
+      .activation = Activation::kGeglu, .min_amax = 1e-30f, .activation_min_amax = 1e-4f};
+  CHECK_OK(CheckConfig(gradient, config));
+  config.activation_min_amax = 0;
+  CHECK_FAILS(CheckConfig(gradient, config), "min_amax is 0");
+  config.activation = Activation::kSilu;
+  CHECK_FAILS(CheckConfig(gradient, config), "the activation is not gated");
   const char target[] = "jax_ep.grouped_matmul_quantized_rhs_gradient.v1";
   CHECK_OK(CheckConfig(target, GroupedMatmulQuantizedRhsGradientConfig{}));
   CHECK_FAILS(CheckConfig(target, GroupedMatmulQuantizedRhsGradientConfig{.num_sms = -1}),

@@ -110,6 +110,30 @@ void TestQuantizeBoth() {
   CHECK_FAILS(check(operands, {rows, row_scales, values, scales}), "expected f32[B=4,S=144]");
 }
 
+void TestQuantizeActivationGradient() {
+  QuantizeActivationGradientConfig config{.has_row_weights = true};
+  const OwnedBuffer blocks{kS32, {4}}, weights{kF32, {300}};
+  const List operands = {{kBF16, {300, 128}}, {kBF16, {300, 256}}, blocks, blocks, weights};
+  const List results = {{kF8E4M3, {300, 256}}, {kF32, {300, 2}},         {kF8E4M3, {4, 256, 128}},
+                        {kF32, {4, 2}},        {kF8E4M3, {4, 128, 128}}, {kF32, {4, 128}},
+                        {kF32, {300, 1}}};
+  QuantizeTransposedSizes sizes;
+  const auto check = [&](const List& operands, const List& results) {
+    return Run(CheckQuantizeActivationGradient, config, operands, results, &sizes);
+  };
+  CHECK_OK(check(operands, results));
+  CHECK(sizes.num_rows == 300 && sizes.columns == 128 && sizes.row_blocks == 4);
+  CHECK_FAILS(check({operands[0], operands[0], blocks, blocks, weights}, results),
+              "(pre_activation) is bf16[300,128]; expected bf16[M=300,2F=256]");
+  CHECK_FAILS(check({{kF32, {300, 128}}, operands[1], blocks, blocks, weights}, results),
+              "(activations_gradient) is f32[300,128]; expected bf16[M,F]");
+  CHECK_FAILS(check({operands[0], operands[1], blocks, blocks}, results),
+              "operand 4 (row_weights) is missing");
+  List other = results;
+  other[5] = results[3];
+  CHECK_FAILS(check(operands, other), "(activation_scales) is f32[4,2]; expected f32[B=4,F=128]");
+}
+
 }  // namespace
 }  // namespace jax_ep
 
@@ -118,5 +142,6 @@ int main() {
   jax_ep::TestQuantizeWeights();
   jax_ep::TestQuantizeTransposed();
   jax_ep::TestQuantizeBoth();
+  jax_ep::TestQuantizeActivationGradient();
   return jax_ep::testing::Finish();
 }
