@@ -357,7 +357,12 @@ class MoeMlpTest(parameterized.TestCase):
         plain = dataclasses.replace(recipe, quantized_weight_gradients=False)
         expected = layer_gradients(quantization=plain)(*layer_problem())
         found = layer_gradients(quantization=recipe)(*layer_problem())
-        jax.tree.map(testing.assert_bitwise, found[:2], expected[:2])
+        for result, other in zip(found[:2], expected[:2], strict=True):
+            if tier.ON_GPU and recipe is not ROWS:
+                # A kernel computes the gradient of the activation, and XLA that of `plain`.
+                self.assertLess(norm(result, other), 5e-3)
+            else:
+                testing.assert_bitwise(result, other)
         for result, other in zip(found[2:], expected[2:], strict=True):
             self.assertBetween(norm(result, other), 0.02, 0.055)
 

@@ -47,7 +47,7 @@ __device__ void QuantizeRows(const QuantizeTransposedParams& params, const Place
   const float scale = ScaleOf(params.scale, ReduceRows<Type>(amax, larger));
   const float factor = __frcp_rn(scale);
   const int own_row = static_cast<int>(threadIdx.x) % kThreadRows;
-  // Of the lanes with the same rows the first has columns of x.
+  // Asks the first lane of the row, whose columns are always columns of x.
   const int num_rows = __shfl_sync(0xffffffffu, place.num_rows, 0, kVectorsPerBlockRow<Type>);
   if (StoresRow<Type>() && own_row < num_rows) {
     params.row_scales[(place.row + own_row) * params.column_blocks + place.column_block] = scale;

@@ -25,7 +25,7 @@ constexpr int kElements = kPerVector<Type>;
 constexpr int kBlockThreads = kThreads<Type>;
 static_assert(kBlockThreads == kActivationGradientThreads);
 
-// What a thread keeps of each row: first operands, then results.
+// Names what a thread keeps of each row: first operands, then results.
 enum Slot { kActivations, kGate, kUp, kSlots };
 static_assert(kSlots * kThreadRows * sizeof(uint4) * kBlockThreads ==
               kActivationGradientSharedBytes);

@@ -24,8 +24,8 @@ struct QuantizeActivationGradient {
   int64_t num_rows = 0;
   int64_t columns = 0;  // F, a multiple of 128
   int64_t row_blocks = 0;
-  ScaleOptions of_activations = {};            // of the activations
-  ScaleOptions of_gradient = {};               // of the pre-activation's gradient
+  ScaleOptions of_activations = {};            // for the activations
+  ScaleOptions of_gradient = {};               // for the pre-activation's gradient
   const void* activations_gradient = nullptr;  // [num_rows, F]
   const void* pre_activation = nullptr;        // [num_rows, 2F], the gate's columns first
   const float* row_weights = nullptr;          // [num_rows], or null

@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
-from jax_ep._src.matmul.activations import GATED_ACTIVATIONS, activate
+from jax_ep._src.matmul.activations import GATED_ACTIVATIONS, NamedActivation, activate
 from jax_ep._src.matmul.row_blocks import RowBlocks
 from jax_ep._src.quant import reference
 from jax_ep._src.quant.formats import BLOCK, Format, row_scales
@@ -40,7 +40,7 @@ DTYPE = jnp.dtype(jnp.bfloat16)
 class QuantizeActivationGradientParams:
     """Parameters of quantize_activation_gradient; the formats are beside them."""
 
-    activation: str
+    activation: NamedActivation  # one of GATED_ACTIVATIONS
     implementation: str | None
 
 
@@ -54,7 +54,7 @@ class QuantizedActivationGradient(NamedTuple):
 
 
 def can_quantize_activation_gradient(
-    recipe: Recipe, activation: str, pre_activation: jax.Array, dtype: Any
+    recipe: Recipe, activation: NamedActivation, pre_activation: jax.Array, dtype: Any
 ) -> bool:
     """Whether `bind_quantize_activation_gradient` takes these: gate and up in whole blocks."""
     return (

@@ -23,7 +23,7 @@ from jax_ep._src.quant.quantized import Quantized
 
 
 class ActivationGradient(NamedTuple):
-    """What the matmuls after it read, and the gradient of the row weights."""
+    """Operands of the matmuls that follow, and the gradient of the row weights."""
 
     pre_activation_bar: Quantized
     pre_activation_bar_for_weights: jax.Array | Transposed

@@ -94,7 +94,7 @@ class Ours:
 
 
 class Cast:
-    """What a layer in bfloat16 does to updated weights."""
+    """The cast of updated weights for a layer in bfloat16."""
 
     name = CAST
     operations: tuple[str, ...] = (UPDATED_WEIGHTS,)
