@@ -41,15 +41,15 @@ Status CheckQuantizeActivationGradientLaunch(int64_t num_rows, int64_t columns,
   } named[] = {{"M", num_rows}, {"F", columns}, {"B", row_blocks}};
   for (const auto& [name, value] : named) {
     if (value < 0 || value > kMaxItems / 2) {
-      return Unimplemented(name, " is ", value, "; the kernel takes up to ", kMaxItems / 2);
+      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems / 2);
     }
   }
   if (columns % kScaleBlock != 0) {
-    return Unimplemented("F is ", columns, "; the kernel takes multiples of ", kScaleBlock);
+    return Unimplemented("F is ", columns, "; the kernels take multiples of ", kScaleBlock);
   }
   const double blocks = static_cast<double>(row_blocks) * (columns / kScaleBlock);
   if (blocks > std::numeric_limits<int32_t>::max()) {
-    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernel takes up to ",
+    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernels take up to ",
                          std::numeric_limits<int32_t>::max());
   }
   return {};
@@ -73,7 +73,7 @@ Status LaunchQuantizeActivationGradient(const QuantizeActivationGradient& call,
   for (const auto& [name, array] : aligned) {
     if (reinterpret_cast<uintptr_t>(array) % kVectorBytes == 0) continue;
     return FailedPrecondition(name, " begins at an address that is no multiple of ", kVectorBytes,
-                              "; vectors of rows are whole. Copy the array first");
+                              "; the kernels read whole vectors. Copy the array first");
   }
   const auto transposed = [&](int64_t columns, const ScaleOptions& options, uint8_t* values,
                               float* scales) {
