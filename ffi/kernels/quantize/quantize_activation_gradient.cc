@@ -77,14 +77,16 @@ Status LaunchQuantizeActivationGradient(const QuantizeActivationGradient& call,
   }
   const auto transposed = [&](int64_t columns, const ScaleOptions& options, uint8_t* values,
                               float* scales) {
-    return QuantizeTransposedParams{.first_rows = call.first_rows,
-                                    .num_rows = call.block_rows,
-                                    .values = values,
-                                    .scales = scales,
-                                    .rows = static_cast<int32_t>(call.num_rows),
-                                    .columns = static_cast<int32_t>(columns),
-                                    .column_blocks = static_cast<int32_t>(columns / kScaleBlock),
-                                    .scale = Scale(options)};
+    QuantizeTransposedParams params = {};
+    params.first_rows = call.first_rows;
+    params.num_rows = call.block_rows;
+    params.values = values;
+    params.scales = scales;
+    params.rows = static_cast<int32_t>(call.num_rows);
+    params.columns = static_cast<int32_t>(columns);
+    params.column_blocks = static_cast<int32_t>(columns / kScaleBlock);
+    params.scale = Scale(options);
+    return params;
   };
   ActivationGradientParams params = {
       .activations_gradient = call.activations_gradient,
