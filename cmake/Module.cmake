@@ -47,6 +47,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/matmul/grouped_matmul.cc
     ffi/handlers/matmul/grouped_matmul_activation.cc
     ffi/handlers/matmul/grouped_matmul_mxfp4.cc
+    ffi/handlers/matmul/grouped_matmul_mxfp4_activation.cc
     ffi/handlers/matmul/grouped_matmul_quantized.cc
     ffi/handlers/matmul/grouped_matmul_quantized_activation.cc
     ffi/handlers/matmul/grouped_matmul_quantized_rhs_gradient.cc
@@ -77,6 +78,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/grouped_matmul_fp8.cu
     ffi/kernels/matmul/sm90/grouped_matmul_fp8_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_mxfp4.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_mxfp4_activation.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc
     ffi/kernels/matmul/sm90/matmul_16bit.cc

@@ -28,6 +28,7 @@ Handlers GroupedMatmulHandlers();
 Handlers GroupedMatmulRhsGradientHandlers();
 Handlers GroupedMatmulQuantizedHandlers();
 Handlers GroupedMatmulMxFp4Handlers();
+Handlers GroupedMatmulMxFp4ActivationHandlers();
 Handlers GroupedMatmulQuantizedActivationHandlers();
 Handlers GroupedMatmulQuantizedRhsGradientHandlers();
 Handlers GroupedMatmulActivationHandlers();
@@ -51,6 +52,7 @@ inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  GroupedMatmulRhsGradientHandlers,
                                                  GroupedMatmulQuantizedHandlers,
                                                  GroupedMatmulMxFp4Handlers,
+                                                 GroupedMatmulMxFp4ActivationHandlers,
                                                  GroupedMatmulQuantizedActivationHandlers,
                                                  GroupedMatmulQuantizedRhsGradientHandlers,
                                                  GroupedMatmulActivationHandlers,

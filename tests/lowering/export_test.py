@@ -39,6 +39,7 @@ TARGETS = (
     "jax_ep.quantize_activation_gradient.v1",
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1",
     "jax_ep.grouped_matmul_mxfp4.v1",
+    "jax_ep.grouped_matmul_mxfp4_activation.v1",
 )
 
 

@@ -1,4 +1,7 @@
-"""Products of float rows and MXFP4 weights against numpy in float64 over the dequantized weights."""
+"""Products of float rows and MXFP4 weights, and activations of them, against numpy in float64.
+
+It multiplies by the dequantized weights.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import unittest.mock
 
 import testing  # isort: skip
 
+import grouped
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +18,13 @@ import numpy_moe
 import programs
 import tier
 from absl.testing import absltest, parameterized
-from grouped import GROUP_SIZES
+from grouped import CLAMPED, GROUP_SIZES
 
 import jax_ep
 from jax_ep import quant
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
-from jax_ep._src.matmul.params import GroupedMatmulParams
+from jax_ep._src.matmul.grouped_matmul_mxfp4_activation import bind_weights_only_activation
+from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
 
 FORMAT = quant.MxFp4()
 
@@ -121,6 +126,135 @@ class MxFp4MatmulTest(parameterized.TestCase):
         self.assertEqual(program.targets, {"grouped_matmul": 1})
         with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
             lower_for_cuda(lhs, rhs, sizes, implementation="cuda")
+
+
+def activation_params(activation, **options):
+    return GroupedMatmulActivationParams(
+        activation, **dict(num_sms=0, implementation=None) | options
+    )
+
+
+@functools.cache
+def activated(activation, *, keep=True):
+    call = functools.partial(
+        bind_weights_only_activation,
+        params=activation_params(activation),
+        keep_pre_activation=keep and activation != "none",
+    )
+    return jax.jit(call)
+
+
+def activation_problem(sizes, *, given=(1, 1), num_rows=32, k=224, n=272, dtype=jnp.bfloat16):
+    """The operands, biases and row weights included, and where the tail begins."""
+    lhs, rhs, sizes, end = problem(sizes, num_rows=num_rows, k=k, n=n, dtype=dtype)
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal((len(sizes), n), np.float32) if given[0] else None
+    weights = rng.random(num_rows, np.float32) if given[1] else None
+    if weights is not None:
+        weights[end:] = np.nan
+    return (lhs, rhs, sizes, bias, weights), end
+
+
+def check_activation(activation, arguments, end, message=""):
+    """Pre-activations by the bound of their sums; activations by what was kept, which they read."""
+    lhs, rhs, sizes, bias, weights = arguments
+    out, kept = activated(activation)(*arguments)
+    a, b = np.asarray(lhs, np.float64), exact(rhs).swapaxes(1, 2)
+    expected, pre = grouped.matmul_activation(activation, a, b, sizes, bias, weights)
+    of_bias = None if bias is None else np.abs(bias)
+    _, magnitudes = grouped.matmul_activation("none", np.abs(a), np.abs(b), sizes, of_bias)
+    rounded = 1.01 * 2**-8
+    bound = rounded * np.abs(pre) + 2**-22 * (4 + 224**0.5) * magnitudes
+    scale = 1 if weights is None else weights[:, None]
+    if activation != "none":
+        error = np.abs(np.asarray(kept, np.float64) - pre)
+        np.testing.assert_array_less(error[:end], bound[:end] + 1e-30, message)
+        kept = np.asarray(kept, np.float64)
+        expected = scale * grouped.activate(activation, kept)
+        gate, up = np.split(np.abs(kept), 2, axis=1) if activation in grouped.GATED else [kept] * 2
+        bound = rounded * np.abs(expected) + 2**-20 * scale * np.abs(gate * (up + 1))
+    else:
+        bound = scale * bound
+    error = np.abs(np.asarray(out, np.float64) - expected)
+    np.testing.assert_array_less(error[:end], bound[:end] + 1e-30, message)
+
+
+class ActivationTest(parameterized.TestCase):
+    @parameterized.product(activation=["none", "swiglu", "geglu", CLAMPED, "relu2"])
+    def test_every_kind_of_group_sizes(self, activation):
+        for kind, sizes in GROUP_SIZES.items():
+            check_activation(activation, *activation_problem(sizes), kind)
+
+    @parameterized.product(activation=["none", CLAMPED], given=[(0, 0), (0, 1), (1, 0)])
+    def test_optional_operands(self, activation, given):
+        check_activation(activation, *activation_problem([5, 0, 7, 3], given=given))
+
+    @parameterized.product(activation=["none", CLAMPED])
+    def test_tiles(self, activation):
+        """More than one tile, none of them whole, with many and with few rows per group."""
+        for sizes in [130, 128, 1, 0, 27, 256], [70, 5, 0, 64, 1, 17]:
+            check_activation(activation, *activation_problem(sizes, num_rows=600, n=528))
+
+    @parameterized.product(activation=["none", "swiglu", CLAMPED])
+    @tier.only_on_cpu  # the kernel adds in an order of its own
+    def test_bits_are_those_of_dequantized_weights(self, activation):
+        (lhs, rhs, sizes, *optional), end = activation_problem([5, 0, 7, 3])
+        call = functools.partial(
+            jax_ep._src.matmul.grouped_matmul_activation.bind_activation,
+            params=activation_params(activation),
+        )
+        expected, _ = jax.jit(call)(lhs, quant.dequantize(rhs, lhs.dtype).mT, sizes, *optional)
+        out, _ = activated(activation, keep=False)(lhs, rhs, sizes, *optional)
+        testing.assert_bitwise(out[:end], np.asarray(expected)[:end])
+
+    @tier.only_on_cpu
+    def test_on_cuda_it_is_one_kernel(self):
+        arguments, _ = activation_problem([5, 0, 7, 3])
+        call = functools.partial(
+            bind_weights_only_activation,
+            params=activation_params(CLAMPED, num_sms=8),
+            keep_pre_activation=True,
+        )
+        program = programs.lower_for_cuda(call, *arguments)
+        self.assertEqual(program.targets, {"grouped_matmul_mxfp4_activation": 1})
+        call = program.call("grouped_matmul_mxfp4_activation")
+        self.assertEqual(call.operands[3:], ("4xi32", "4x272xf32", "32xf32"))
+        self.assertEqual(call.results, ("32x136xbf16", "32x272xbf16"))
+        attributes = {
+            "activation": "swiglu",
+            "num_sms": ("i64", 8),
+            "has_bias": ("bool", True),
+            "has_row_weights": ("bool", True),
+            "keep_pre_activation": ("bool", True),
+        }
+        for name, value in attributes.items():
+            self.assertEqual(call.attributes[name], value, name)
+        for name, value in ("limit", 1.3), ("alpha", 1.6):
+            self.assertAlmostEqual(call.attributes[name][1], value, 6)
+
+    @tier.only_on_cpu
+    def test_a_plain_activation_follows_the_kernel(self):
+        arguments, _ = activation_problem([5, 0, 7, 3])
+        call = functools.partial(bind_weights_only_activation, params=activation_params("relu2"))
+        program = programs.lower_for_cuda(call, *arguments)
+        self.assertEqual(program.targets, {"grouped_matmul_mxfp4_activation": 1})
+        self.assertEqual(program.calls[0].attributes["activation"], "none")
+
+    @parameterized.named_parameters(
+        ("another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"),
+        ("f", dict(n=264), [], "F is 132; the MXFP4 kernel takes positive multiples of 8"),
+    )
+    @tier.only_on_cpu
+    def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
+        arguments, _ = activation_problem([5, 0, 7, 3], **shape)
+        other_gpu = unittest.mock.patch.object(
+            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
+        )
+        call = functools.partial(bind_weights_only_activation, params=activation_params("swiglu"))
+        with other_gpu, programs.fallback_warnings() as messages:
+            program = programs.lower_for_cuda(call, *arguments)
+        self.assertTrue(any(reason in message for message in messages), messages)
+        self.assertEqual(program.targets, {"grouped_matmul_activation": 1})
 
 
 def lower_for_cuda(lhs, rhs, sizes, **options):

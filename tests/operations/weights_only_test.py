@@ -31,20 +31,20 @@ def clamped(gate, up, limit=1.5):
     return jnp.clip(up, -limit, limit) * jax.nn.silu(jnp.minimum(gate, limit))
 
 
-BIASES = {"swiglu": {}, clamped: {"grouped_matmul": 1}}
-"""Other matmuls of a forward pass: a function's bias is one."""
+CLAMPED = jax_ep.ClampedSwiGlu(limit=1.5)
 
 
 class Weights:
     """Random experts in one format, and what its values stand for."""
 
-    def __init__(self, format, seed=0):
+    def __init__(self, format, seed=0, *, gated=True):
         rng = np.random.default_rng(seed)
         self.recipe = quant.WeightsOnly(format)
-        shapes = (EXPERTS, HIDDEN, 2, SIZE), (EXPERTS, SIZE, HIDDEN)
+        up = (2, SIZE) if gated else (SIZE,)
+        shapes = (EXPERTS, HIDDEN, *up), (EXPERTS, SIZE, HIDDEN)
         given = (rng.standard_normal(s, np.float32) / 8 for s in shapes)
         self.quantized = quant.quantize_experts(*given, self.recipe, implementation="xla")
-        self.b_up = rng.standard_normal((EXPERTS, 2, SIZE), np.float32)
+        self.b_up = rng.standard_normal((EXPERTS, *up), np.float32)
         self.b_down = rng.standard_normal((EXPERTS, HIDDEN), np.float32)
 
     def floats(self, dtype):
@@ -73,9 +73,11 @@ def on_ranks(f, specs):
 
 
 class MoeMlpTest(parameterized.TestCase):
-    @parameterized.product(format=FORMATS, dtype=[jnp.bfloat16, jnp.float32])
-    def test_bits_of_values_and_gradients(self, format, dtype):
-        """With biases and a function as the activation, which recipes refuse."""
+    @parameterized.product(
+        format=FORMATS, dtype=[jnp.bfloat16, jnp.float32], activation=[clamped, CLAMPED]
+    )
+    def test_bits_of_values_and_gradients(self, format, dtype, activation):
+        """With biases, which recipes refuse, as they do a function as the activation."""
         weights = Weights(format)
         biases = {"b_up": weights.b_up, "b_down": weights.b_down}
 
@@ -88,7 +90,7 @@ class MoeMlpTest(parameterized.TestCase):
                     *matrices,
                     axis_name="expert",
                     num_experts=EXPERTS,
-                    activation=clamped,
+                    activation=activation,
                     **options,
                     **biases,
                 )
@@ -160,27 +162,31 @@ class MoeMlpTest(parameterized.TestCase):
 
 
 class GroupedMlpTest(parameterized.TestCase):
-    @parameterized.parameters("swiglu", "geglu")
-    def test_bits(self, activation):
+    @parameterized.product(activation=["swiglu", "geglu", CLAMPED], row_weights=[False, True])
+    def test_bits(self, activation, row_weights):
         weights = Weights(quant.MxFp4())
         x, sizes = tokens(jnp.bfloat16)[0], np.array([5, 0, 3, 1, 7, 2, 0, 4], np.int32)
-        options = {"activation": activation, "b_up": weights.b_up}
+        options = {"activation": activation, "b_up": weights.b_up, "b_down": weights.b_down}
+        scale = np.linspace(0, 1, TOKENS, dtype=np.float32) if row_weights else None
         got = jax_ep.grouped_mlp(
             x,
             None,
             None,
             sizes,
+            scale,
             quantization=weights.recipe,
             quantized_weights=weights.quantized,
             **options,
         )
-        expected = jax_ep.grouped_mlp(x, *weights.floats(jnp.bfloat16), sizes, **options)
+        expected = jax_ep.grouped_mlp(x, *weights.floats(jnp.bfloat16), sizes, scale, **options)
         assert_agree(got, expected, jnp.bfloat16, quant.MxFp4())
 
-    @parameterized.product(activation=["swiglu", clamped], row_weights=[False, True])
+    @parameterized.product(
+        activation=["swiglu", "relu", CLAMPED, clamped], row_weights=[False, True]
+    )
     @tier.only_on_cpu
     def test_on_cuda_forward_matmuls_read_four_bits(self, activation, row_weights):
-        weights = Weights(quant.MxFp4())
+        weights = Weights(quant.MxFp4(), gated=activation != "relu")
         x, sizes = tokens(jnp.bfloat16)[0], np.array([5, 0, 3, 1, 7, 2, 0, 4], np.int32)
         scale = np.ones(TOKENS, np.float32) if row_weights else None
 
@@ -197,11 +203,18 @@ class GroupedMlpTest(parameterized.TestCase):
                 quantized_weights=weights.quantized,
             )
 
-        targets = programs.lower_for_cuda(call, x, weights.b_up).targets
-        self.assertEqual(targets, {"grouped_matmul_mxfp4": 2} | BIASES[activation])
+        program = programs.lower_for_cuda(call, x, weights.b_up)
+        epilogues = {"grouped_matmul_mxfp4": 1 - row_weights}
+        epilogues["grouped_matmul_mxfp4_activation"] = 1 + row_weights
+        expected = {"grouped_matmul_mxfp4": 2, "grouped_matmul": 1}  # the bias is a matmul
+        if activation != clamped:
+            expected = {name: count for name, count in epilogues.items() if count}
+        self.assertEqual(program.targets, expected)
         gradient = jax.value_and_grad(lambda *given: call(*given).astype(jnp.float32).sum())
         targets = programs.lower_for_cuda(gradient, x, weights.b_up).targets
-        self.assertEqual(targets["grouped_matmul_mxfp4"], 2)
+        for name in expected:
+            if "mxfp4" in name:
+                self.assertEqual(targets[name], expected[name])
 
     @parameterized.parameters((jnp.float32, quant.MxFp4()), (jnp.bfloat16, quant.MxFp8()))
     @tier.only_on_cpu
@@ -224,7 +237,7 @@ class GroupedMlpTest(parameterized.TestCase):
         )
         with older, programs.fallback_warnings() as messages:
             targets = programs.lower_for_cuda(call, x).targets
-        self.assertEqual(targets, {"grouped_matmul": 2})
+        self.assertEqual(targets, {"grouped_matmul_activation": 1, "grouped_matmul": 1})
         self.assertTrue(any("four-bit weights need GPUs" in message for message in messages))
 
 
@@ -238,7 +251,7 @@ class ModulesTest(parameterized.TestCase):
             self.skipTest("needs four devices")
         weights = Weights(quant.MxFp4())
         mesh = testing.mesh_of(*mesh)
-        shared = {"mesh": mesh, "use_bias": use_bias, "activation": clamped, "dtype": jnp.float32}
+        shared = {"mesh": mesh, "use_bias": use_bias, "activation": CLAMPED, "dtype": jnp.float32}
         if "data" in mesh.axis_names:
             shared["fsdp_axis"] = "data"
         sizes = (HIDDEN, SIZE, EXPERTS, TOP_K)

@@ -114,6 +114,23 @@ CALLS = {
         [jnp.zeros((40, 136), jnp.bfloat16)],
         {"zero_tail": np.bool_(True), "num_sms": np.int64(0)},
     ),
+    "jax_ep.grouped_matmul_mxfp4_activation.v1": (
+        [
+            *(ROWS, jnp.zeros((2, 32, 64), jnp.float4_e2m1fn)),
+            *(jnp.ones((2, 32, 2), jnp.float8_e8m0fnu), jnp.zeros(2, jnp.int32)),
+            *(jnp.zeros((2, 32)), jnp.zeros(40)),
+        ],
+        [jnp.zeros((40, 16), jnp.bfloat16), jnp.zeros((40, 32), jnp.bfloat16)],
+        {
+            "activation": "swiglu",
+            "limit": np.float32(7),
+            "alpha": np.float32(1.702),
+            "has_bias": np.bool_(True),
+            "has_row_weights": np.bool_(True),
+            "keep_pre_activation": np.bool_(True),
+            "num_sms": np.int64(0),
+        },
+    ),
     "jax_ep.grouped_matmul_quantized_activation.v1": (
         [
             *(jnp.zeros((40, 144), jnp.float8_e4m3fn), jnp.zeros((40, 2))),

@@ -49,6 +49,23 @@ __device__ inline ActivationResult ActivateFast(const ActivationFunction& f, flo
   return ActivateSmooth(f, x, square, sigmoid);
 }
 
+// Change gate and up before they are activated, or not.
+struct NoLimits {};
+template <typename Limits>
+inline constexpr bool kHasLimits = true;
+template <>
+inline constexpr bool kHasLimits<NoLimits> = false;
+
+__device__ inline void LimitGate(const NoLimits& /*limits*/, float* /*gate*/, float* /*up*/) {}
+
+// NaN stays NaN, because the comparisons are false.
+__device__ inline void LimitGate(const GateLimits& limits, float* gate, float* up) {
+  if (*gate > limits.limit) *gate = limits.limit;
+  if (*up > limits.limit) *up = limits.limit;
+  if (*up < -limits.limit) *up = -limits.limit;
+  *up += limits.up_offset;
+}
+
 // Calls function<kIsGated, kIsSmooth>(), so that the branches on the activation are taken once and
 // not for every element. Gated activations are smooth.
 template <typename Function>

@@ -64,6 +64,13 @@ struct ActivationFunction {
   float exp2_cubic;   // -log2(e) * cubic
 };
 
+// A clamped SwiGLU is f(min(gate, limit)) * (up between -limit and limit, plus up_offset). An
+// infinite limit and an offset of -0 change nothing.
+struct GateLimits {
+  float limit;
+  float up_offset;
+};
+
 // Each row of row_dots has one dot product per this many columns of `out`.
 inline constexpr int kColumnsPerDot = 128;
 

@@ -29,7 +29,8 @@ struct Fp8Operands {
 
 // b has MXFP4 values and is [n, k].
 struct MxFp4Weights {
-  const uint8_t* scales;  // E8M0 [groups, n, k / 32]
+  const uint8_t* scales;   // E8M0 [groups, n, k / 32]
+  GateLimits limits = {};  // kActivation reads them
 };
 
 struct MatmulCall {
@@ -39,7 +40,7 @@ struct MatmulCall {
   ElementType out_type;
   int64_t num_sms = 0;                     // 0: all
   std::optional<Fp8Operands> fp8 = {};     // for 8-bit operands
-  std::optional<MxFp4Weights> mxfp4 = {};  // for MXFP4 weights: kForwardTransposed
+  std::optional<MxFp4Weights> mxfp4 = {};  // for MXFP4 weights: kForwardTransposed or kActivation
   // The operands, the shape in elements, the groups, the epilogue and the tile counter. A family
   // fills in the rest.
   MatmulParams params = {};

@@ -76,11 +76,14 @@ class MatmulFamily {
 // m. `params` has its out_tile_n.
 int64_t MaxTiles(MatmulKind kind, const MatmulKernel& kernel, const MatmulParams& params);
 
+// Returns whether b has columns of gate and up.
+inline bool HasGate(const MatmulCall& call) {
+  return call.kind == MatmulKind::kActivation && call.params.epilogue.activation.is_gated;
+}
+
 // Returns the columns of `out` per tile: half of the tile's if there is a gated activation.
 inline int32_t OutTileColumns(const MatmulCall& call, const MatmulKernel& kernel) {
-  const bool is_gated =
-      call.kind == MatmulKind::kActivation && call.params.epilogue.activation.is_gated;
-  return is_gated ? kernel.tile_n / 2 : kernel.tile_n;
+  return HasGate(call) ? kernel.tile_n / 2 : kernel.tile_n;
 }
 
 }  // namespace jax_ep

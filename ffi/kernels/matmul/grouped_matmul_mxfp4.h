@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "ffi/runtime/calls/config.h"
 #include "ffi/runtime/calls/signatures.h"
 #include "ffi/runtime/status.h"
 
@@ -21,6 +22,16 @@ struct MxFp4Matmul {
   int64_t num_sms = 0;  // 0: all
 };
 
+// Describes what follows the matmul: as in grouped_matmul_activation.h, with limits.
+struct MxFp4Activation {
+  Activation activation;  // none, or a gated one
+  float limit;            // see GroupedMatmulMxFp4ActivationConfig
+  float alpha;
+  const float* bias;         // [L, N], or null
+  const float* row_weights;  // [M], or null
+  void* pre_activation;      // bfloat16[M, N], or null
+};
+
 // Checks whether the kernel supports a call. Called when XLA compiles it, and by the launch.
 Status CheckGroupedMatmulMxFp4Launch(int64_t num_sms, const GroupedMatmulSizes& sizes);
 
@@ -29,6 +40,17 @@ Status CheckGroupedMatmulMxFp4Launch(int64_t num_sms, const GroupedMatmulSizes& 
 // groups are those of LaunchGroupedMatmul. The device's compute capability is 9.0.
 Status LaunchGroupedMatmulMxFp4(const MxFp4Matmul& call, const GroupedMatmulSizes& sizes,
                                 int32_t tile_counter, cudaStream_t stream);
+
+// The same for the activation. `sizes.columns` is F, the columns of the result.
+Status CheckGroupedMatmulMxFp4ActivationLaunch(const GroupedMatmulMxFp4ActivationConfig& config,
+                                               const GroupedMatmulSizes& sizes);
+
+// Computes what LaunchGroupedMatmulActivation does, with limits of gate and up. rhs is [L, N, K]:
+// the columns of a gate, if there is one, then those of up. The tail is not written.
+Status LaunchGroupedMatmulMxFp4Activation(const MxFp4Matmul& call,
+                                          const MxFp4Activation& activation,
+                                          const GroupedMatmulSizes& sizes, int32_t tile_counter,
+                                          cudaStream_t stream);
 
 }  // namespace jax_ep
 

@@ -144,6 +144,19 @@ Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivati
   return status.ok() ? CheckNumSms(target, config.num_sms) : status;
 }
 
+Status CheckConfig(std::string_view target, const GroupedMatmulMxFp4ActivationConfig& config) {
+  const bool has_limit = config.limit != 0;
+  if (has_limit && config.epilogue.activation != Activation::kSwiglu) {
+    return InvalidArgument(target, ": there is a limit for another activation than swiglu; ",
+                           "expected 0 for it");
+  }
+  if (has_limit && !(config.limit > 0 && config.alpha > 0)) {
+    return InvalidArgument(target, ": limit is ", config.limit, " and alpha is ", config.alpha,
+                           "; expected positive numbers");
+  }
+  return CheckConfig(target, config.epilogue);
+}
+
 Status CheckConfig(std::string_view target, const QuantizeConfig& config) {
   Status status = CheckScaleBlock(target, config.scale_block);
   if (!status.ok()) return status;

@@ -140,6 +140,13 @@ struct GroupedMatmulQuantizedActivationConfig {
   int64_t num_sms = 0;               // 0: the launch code chooses
 };
 
+// Attributes of grouped_matmul_mxfp4_activation: those of grouped_matmul_activation, and `limit`.
+struct GroupedMatmulMxFp4ActivationConfig {
+  GroupedMatmulActivationConfig epilogue;
+  float limit = 0;  // 0: none. swiglu: min(gate, limit) * sigmoid(alpha * it) * (up between -limit
+  float alpha = 0;  // and limit, plus 1)
+};
+
 // `target` is the custom call's name, for the message.
 Status CheckConfig(std::string_view target, const TransferConfig& config);
 Status CheckConfig(std::string_view target, const TransferDoneConfig& config);
@@ -149,6 +156,7 @@ Status CheckConfig(std::string_view target, const GroupedMatmulMxFp4Config& conf
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedRhsGradientConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulActivationConfig& config);
 Status CheckConfig(std::string_view target, const GroupedMatmulQuantizedActivationConfig& config);
+Status CheckConfig(std::string_view target, const GroupedMatmulMxFp4ActivationConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeWeightsConfig& config);
 Status CheckConfig(std::string_view target, const QuantizeTransposedConfig& config);

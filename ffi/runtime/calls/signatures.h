@@ -26,6 +26,8 @@ inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
 inline constexpr char kGroupedMatmulQuantizedTarget[] = "jax_ep.grouped_matmul_quantized.v1";
 inline constexpr char kGroupedMatmulMxFp4Target[] = "jax_ep.grouped_matmul_mxfp4.v1";
+inline constexpr char kGroupedMatmulMxFp4ActivationTarget[] =
+    "jax_ep.grouped_matmul_mxfp4_activation.v1";
 inline constexpr char kGroupedMatmulQuantizedActivationTarget[] =
     "jax_ep.grouped_matmul_quantized_activation.v1";
 inline constexpr char kGroupedMatmulQuantizedRhsGradientTarget[] =
@@ -124,6 +126,13 @@ Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, B
 // lhs[M,K], rhs[L,N,K], rhs_scales[L,N,K/32], group_sizes[L] -> out[M,N]
 Status CheckGroupedMatmulMxFp4(const GroupedMatmulMxFp4Config& config, Buffers operands,
                                Buffers results, GroupedMatmulSizes* sizes);
+
+// lhs[M,K], rhs[L,N,K], rhs_scales[L,N,K/32], group_sizes[L], [bias[L,N]], [row_weights[M]]
+//   -> out[M,F], [pre[M,N]]
+// N is 2F for a gated activation, otherwise F. `sizes->columns` is F.
+Status CheckGroupedMatmulMxFp4Activation(const GroupedMatmulMxFp4ActivationConfig& config,
+                                         Buffers operands, Buffers results,
+                                         GroupedMatmulSizes* sizes);
 
 // lhs[M,K], lhs_scales[M,KB], rhs[L,2F,K], rhs_scales[L,2F/128,KB], group_sizes[L],
 // [row_weights[M]] -> out[M,F], out_scales[M,F/128], [pre[M,2F]]

@@ -6,6 +6,8 @@
 
 namespace jax_ep {
 
+constexpr int64_t kMxFp4ScaleBlock = 32;  // values that share a scale
+
 Status CheckGroupedMatmul(const GroupedMatmulConfig& config, Buffers operands, Buffers results,
                           GroupedMatmulSizes* sizes) {
   BufferChecker check(kGroupedMatmulTarget, operands, results);
@@ -62,12 +64,11 @@ Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, B
 Status CheckGroupedMatmulMxFp4(const GroupedMatmulMxFp4Config& /*config*/, Buffers operands,
                                Buffers results, GroupedMatmulSizes* sizes) {
   BufferChecker check(kGroupedMatmulMxFp4Target, operands, results);
-  constexpr int64_t kBlock = 32;  // values that share a scale
   Size m{"M"}, k{"K"}, n{"N"}, l{"L"}, blocks{"K/32"};
   Types bf16{kBF16}, values{kF4E2M1}, scales{kF8E8M0}, s32{kS32}, out{kBF16 | kF32};
   check.Operand("lhs", bf16, {&m, &k});
   check.Operand("rhs", values, {&l, &n, &k});
-  blocks.value = CeilDivide(k.value, kBlock);
+  blocks.value = CeilDivide(k.value, kMxFp4ScaleBlock);
   check.Operand("rhs_scales", scales, {&l, &n, &blocks});
   check.Operand("group_sizes", s32, {&l});
   check.Result("out", out, {&m, &n});
@@ -146,6 +147,27 @@ Status CheckGroupedMatmulQuantizedActivation(const GroupedMatmulQuantizedActivat
   }
   *sizes = {l.value, m.value, k.value, f.value, f8.type(), f8.type(), f8.type()};
   return {};
+}
+
+Status CheckGroupedMatmulMxFp4Activation(const GroupedMatmulMxFp4ActivationConfig& config,
+                                         Buffers operands, Buffers results,
+                                         GroupedMatmulSizes* sizes) {
+  const GroupedMatmulActivationConfig& epilogue = config.epilogue;
+  BufferChecker check(kGroupedMatmulMxFp4ActivationTarget, operands, results);
+  Size m{"M"}, k{"K"}, n{"N"}, f{"F"}, l{"L"}, blocks{"K/32"};
+  Types bf16{kBF16}, values{kF4E2M1}, scales{kF8E8M0}, s32{kS32}, f32{kF32};
+  check.Operand("lhs", bf16, {&m, &k});
+  check.Operand("rhs", values, {&l, &n, &k});
+  blocks.value = CeilDivide(k.value, kMxFp4ScaleBlock);
+  check.Operand("rhs_scales", scales, {&l, &n, &blocks});
+  check.Operand("group_sizes", s32, {&l});
+  if (epilogue.has_bias) check.Operand("bias", f32, {&l, &n});
+  if (epilogue.has_row_weights) check.Operand("row_weights", f32, {&m});
+  check.Result("out", bf16, {&m, &f});
+  if (epilogue.keep_pre_activation) check.Result("pre_activation", bf16, {&m, &n});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value, m.value, k.value, f.value, bf16.type(), values.type(), bf16.type()};
+  return CheckColumns(kGroupedMatmulMxFp4ActivationTarget, epilogue, f, n, nullptr);
 }
 
 Status CheckGroupedMatmulActivation(const GroupedMatmulActivationConfig& config, Buffers operands,

@@ -18,7 +18,7 @@ from jax import lax
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.matmul import reference
-from jax_ep._src.matmul.activations import activate, num_outputs
+from jax_ep._src.matmul.activations import NamedActivation, activate, num_outputs
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_matmul, kernel_rhs
 
@@ -43,12 +43,8 @@ def bind_activation(
     if not isinstance(params.activation, str):
         without = dataclasses.replace(params, activation="none")
         pre_activation, _ = bind_activation(lhs, rhs, group_sizes, bias, None, without)
-        # XLA may remove the cast to lhs's dtype and back, but not this.
-        pre_activation = lax.optimization_barrier(pre_activation)
-        activations = activate(params.activation, pre_activation.astype(jnp.float32))
-        if row_weights is not None:
-            activations = activations * row_weights[:, None]
-        return activations.astype(lhs.dtype), pre_activation if keep_pre_activation else None
+        out = activate_apart(params.activation, pre_activation, row_weights)
+        return out, pre_activation if keep_pre_activation else None
     optional = [array for array in (bias, row_weights) if array is not None]
     out, *kept = grouped_matmul_activation_p.bind(
         lhs,
@@ -61,6 +57,18 @@ def bind_activation(
         keep_pre_activation=keep_pre_activation,
     )
     return out, kept[0] if kept else None
+
+
+def activate_apart(
+    activation: NamedActivation, pre_activation: jax.Array, row_weights: jax.Array | None
+) -> jax.Array:
+    """Returns what `bind_activation` does, from its rounded pre-activation."""
+    # XLA may remove the cast to this dtype and back, but not this.
+    wide = lax.optimization_barrier(pre_activation).astype(jnp.float32)
+    activations = activate(activation, wide)
+    if row_weights is not None:
+        activations = activations * row_weights[:, None]
+    return activations.astype(pre_activation.dtype)
 
 
 def bind_activation_gradient(

@@ -115,17 +115,21 @@ def _attributes(avals: list[Aval], params: GroupedMatmulParams, format: Format) 
 
 
 def _unsupported(avals: list[Aval], params: GroupedMatmulParams, format: Format) -> str | None:
-    return unsupported_gpus("four-bit weights") or _unsupported_operands(avals, format)
+    return unsupported_gpus("four-bit weights") or unsupported_operands(avals, format)
 
 
-def _unsupported_operands(avals: list[Aval], format: Format) -> str | None:
+def unsupported_operands(
+    avals: list[Aval], format: Format, columns: int | None = None
+) -> str | None:
+    """Why the kernel does not take these, or None. `columns`: those of its result, if not N."""
     lhs, rhs, rhs_scales, group_sizes = avals
     if not isinstance(format, MxFp4):
         return f"no kernel multiplies float rows by {format}"
     if lhs.dtype != jnp.bfloat16:
         return f"rows are {lhs.dtype}; the MXFP4 kernel takes bfloat16"
     (m, k), (_, n, _), (groups,) = lhs.shape, rhs.shape, group_sizes.shape
-    for name, size, multiple in ("K", k, format.block), ("N", n, 8):
+    of_result = ("N", n, 8) if columns is None else ("F", columns, 8)
+    for name, size, multiple in ("K", k, format.block), of_result:
         if size % multiple or size == 0:
             return f"{name} is {size}; the MXFP4 kernel takes positive multiples of {multiple}"
     expected = row_scales(format, rhs.shape)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jax_ep._src.matmul import reference
 from jax_ep._src.matmul.activations import NamedActivation
 from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.grouped_matmul_mxfp4_activation import bind_weights_only_activation
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_matmul
 from jax_ep._src.mlp.params import GroupedMlpParams
@@ -55,29 +55,12 @@ def multiply_and_activate(
     *,
     keep_pre_activation: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Does `bind_activation`, also with quantized matrices [L, N, K].
-
-    Their kernel has no epilogue yet: XLA's loops follow it, with the same bits.
-    """
-    epilogue = params.epilogue(activation)
-    if not isinstance(rhs, Quantized):
-        return bind_activation(
-            lhs,
-            rhs,
-            group_sizes,
-            bias,
-            row_weights,
-            epilogue,
-            keep_pre_activation=keep_pre_activation,
+    """Does `bind_activation`, also with quantized matrices [L, N, K]."""
+    optional = (bias, row_weights, params.epilogue(activation))
+    if isinstance(rhs, Quantized):
+        return bind_weights_only_activation(
+            lhs, rhs, group_sizes, *optional, keep_pre_activation=keep_pre_activation
         )
-    out, *kept = reference.activation_epilogue(
-        weights_only_matmul(lhs, rhs, group_sizes, params.matmul(jnp.float32)),
-        group_sizes,
-        *(array for array in (bias, row_weights) if array is not None),
-        dtype=lhs.dtype,
-        params=epilogue,
-        has_bias=bias is not None,
-        has_row_weights=row_weights is not None,
-        keep_pre_activation=keep_pre_activation,
+    return bind_activation(
+        lhs, rhs, group_sizes, *optional, keep_pre_activation=keep_pre_activation
     )
-    return out, kept[0] if kept else None

@@ -126,12 +126,14 @@ Sm90Kernel Fp8MatmulKernel(Fp8Kind kind, bool is_short) {
   return MakeSm90(Concatenate(kNames[static_cast<int>(kind)], is_short ? ", short" : ""), 128, 256);
 }
 Sm90Kernel Fp8ActivationKernel() { return MakeSm90("f8 activation", 128, 256); }
-Sm90Kernel Sm90MxFp4MatmulKernel() {
-  Sm90Kernel kernel = MakeSm90("mxfp4", 256, 128);
+static Sm90Kernel MakeMxFp4(const std::string& name) {
+  Sm90Kernel kernel = MakeSm90(name, 256, 128);
   kernel.a_narrow_box_rows = 16;
   kernel.b_narrow_box_rows = 64;
   return kernel;
 }
+Sm90Kernel Sm90MxFp4MatmulKernel() { return MakeMxFp4("mxfp4"); }
+Sm90Kernel Sm90MxFp4ActivationKernel() { return MakeMxFp4("mxfp4 activation"); }
 Sm90Kernel Fp8RhsGradientKernel(bool is_short) {
   return MakeSm90(Concatenate("f8 gradient", is_short ? ", short" : ""), 128, 256);
 }
@@ -269,13 +271,16 @@ void Fp8Matmuls(const Shape& shape) {
 void MxFp4Matmuls(const Shape& shape, uintptr_t offset = 0) {
   GroupedMatmulSizes sizes = SizesOf(shape, kBF16);
   sizes.rhs_type = kF4E2M1;
+  const MxFp4Matmul call = {.lhs = At(1),
+                            .rhs = At(2),
+                            .rhs_scales = static_cast<uint8_t*>(At(3, offset)),
+                            .group_sizes = static_cast<int32_t*>(At(4)),
+                            .out = At(5)};
   Begin("transposed", kF4E2M1, shape);
-  End(LaunchGroupedMatmulMxFp4({.lhs = At(1),
-                                .rhs = At(2),
-                                .rhs_scales = static_cast<uint8_t*>(At(3, offset)),
-                                .group_sizes = static_cast<int32_t*>(At(4)),
-                                .out = At(5)},
-                               sizes, 0, nullptr));
+  End(LaunchGroupedMatmulMxFp4(call, sizes, 0, nullptr));
+  Begin("activation", kF4E2M1, shape);
+  End(LaunchGroupedMatmulMxFp4Activation(
+      call, {.activation = Activation::kSwiglu, .limit = 7, .alpha = 1.702f}, sizes, 0, nullptr));
 }
 
 template <typename Params>

@@ -4,17 +4,7 @@
 // which wgmma can take from registers. Consumers expand four bits to bfloat16 on the way from
 // shared memory, once for all rows of a tile (mxfp4_consumer.cuh). Tiles, scheduler, pipeline and
 // epilogues are the same.
-#include "ffi/device/matmul/sm90/load/mxfp4_loader.cuh"
-#include "ffi/device/matmul/sm90/load/producer.cuh"
-#include "ffi/device/matmul/sm90/mainloop/mxfp4_consumer.cuh"
-#include "ffi/device/matmul/sm90/mxfp4_params.h"
-#include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/matmul/sm90/schedule/swapped_tile_pairs.h"
-#include "ffi/device/matmul/sm90/schedule/tile_scheduler.cuh"
-#include "ffi/device/matmul/sm90/tensor_maps.h"
-#include "ffi/device/matmul/sm90/warp_roles.cuh"
-#include "ffi/device/ptx/shared_memory.cuh"
-#include "ffi/device/ptx/tma.cuh"
+#include "ffi/device/matmul/sm90/mxfp4_roles.cuh"
 #include "ffi/kernels/matmul/sm90/kernels.h"
 
 namespace jax_ep::sm90 {
@@ -23,26 +13,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     GroupedMatmulMxFp4Kernel(const __grid_constant__ MatmulTensorMaps maps,
                              const __grid_constant__ MatmulParams params,
                              const __grid_constant__ MxFp4Scales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Raster = SwappedTilePairs;
-  constexpr MatmulKind kKind = MatmulKind::kForwardTransposed;
-  const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
-  RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
-      ProfiledKernel::kGroupedMatmulMxFp4, pipeline,
-      [&] {
-        PrefetchTensorMap(&maps.a);
-        PrefetchTensorMap(&maps.b);
-        PrefetchTensorMap(&maps.a_narrow);
-        PrefetchTensorMap(&maps.b_narrow);
-        PrefetchTensorMap(&maps.out);
-      },
-      [&] { FindFirstTile<kKind, Raster>(params, pipeline); },
-      [&](int block_rank) { RunProducer(pipeline, MxFp4Loader{maps, block_rank}); },
-      [&](int block_rank) { RunScheduler<kKind, Raster>(params, pipeline, block_rank); },
-      [&] { MxFp4Consumer(maps, params, scales, pipeline).Run(); });
-#else
-  __trap();  // code for compute capability 9.0 must be built for sm_90a
-#endif
+  RunMxFp4Roles<MatmulKind::kForwardTransposed>(maps, params, scales);
 }
 
 }  // namespace jax_ep::sm90

@@ -54,6 +54,9 @@ Sm90Kernel Fp8RhsGradientKernel(bool is_short);
 // Returns the kernel of bfloat16 rows and MXFP4 weights. It takes MxFp4Scales last.
 Sm90Kernel Sm90MxFp4MatmulKernel();
 
+// Returns the same with an activation. It takes GateLimits last.
+Sm90Kernel Sm90MxFp4ActivationKernel();
+
 const MatmulFamily& Sm90Matmuls();
 const MatmulFamily& Sm90Fp8Matmuls();
 const MatmulFamily& Sm90MxFp4Matmuls();

@@ -1,5 +1,6 @@
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
 
+#include "ffi/kernels/matmul/sm90/kernels.h"
 #include "ffi/runtime/cuda/driver.h"
 
 namespace jax_ep {
@@ -61,6 +62,22 @@ Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMa
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};
   return FailedPrecondition("cuTensorMapEncodeTiled failed with error ", static_cast<int>(error));
+}
+
+Status MapPreActivation(const MatmulParams& params, ElementType type, MatmulTensorMaps* maps) {
+  const void* const pre_activation = params.epilogue.pre_activation;
+  if (pre_activation == nullptr) return {};
+  const int64_t columns = params.shape_n;
+  const int64_t halves = params.epilogue.activation.is_gated ? 2 : 1;
+  for (int64_t half = 0; half < halves; ++half) {
+    const void* const first =
+        static_cast<const char*>(pre_activation) + half * columns * ElementBytes(type);
+    Status status = MakeTensorMap(
+        MappedTensor::Prefixes(first, type, columns, halves * columns, params.groups.num_rows),
+        {kSm90OutBoxRows}, &maps->pre_activation[half]);
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 }  // namespace jax_ep

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ffi/device/matmul/params.h"
 #include "ffi/device/matmul/sm90/tensor_maps.h"
 #include "ffi/runtime/calls/buffers.h"
 #include "ffi/runtime/status.h"
@@ -50,6 +51,10 @@ struct BoxShape {
 Status CheckTmaAddress(const char* name, const void* address);
 
 Status MakeTensorMap(const MappedTensor& tensor, const BoxShape& box, CUtensorMap* map);
+
+// Maps the pre-activation, if it is kept: a row has the gate columns, if there is a gate, then the
+// up columns.
+Status MapPreActivation(const MatmulParams& params, ElementType type, MatmulTensorMaps* maps);
 
 }  // namespace jax_ep
 

@@ -50,17 +50,8 @@ Status MakeTensorMaps(const MatmulCall& call, const Sm90Kernel& kernel, const Ma
           ? BoxShape{.rows = kernel.float32_box_rows, .columns = kernel.float32_box_columns}
           : BoxShape{kSm90OutBoxRows},
       &maps->out);
-  const void* const pre_activation = params.epilogue.pre_activation;
-  if (!status.ok() || kind != MatmulKind::kActivation || pre_activation == nullptr) return status;
-  // A row has the gate columns, then the up columns.
-  const int64_t halves = params.epilogue.activation.is_gated ? 2 : 1;
-  for (int64_t half = 0; status.ok() && half < halves; ++half) {
-    const void* const first =
-        static_cast<const char*>(pre_activation) + half * columns * ElementBytes(type);
-    status = MakeTensorMap(MappedTensor::Prefixes(first, type, columns, halves * columns, rows),
-                           {kSm90OutBoxRows}, &maps->pre_activation[half]);
-  }
-  return status;
+  if (!status.ok() || kind != MatmulKind::kActivation) return status;
+  return MapPreActivation(params, type, maps);
 }
 
 // Chooses among tiles, and in params how they are ordered.

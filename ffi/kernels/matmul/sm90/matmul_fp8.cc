@@ -54,13 +54,7 @@ Status MakeTensorMaps(const MatmulCall& call, int64_t columns, const Sm90Kernel&
   }
   status =
       MapRows(params.out, kBF16, n / kPacked, n / kPacked, params, kSm90OutBoxRows, &maps->out);
-  const void* const pre_activation = params.epilogue.pre_activation;
-  for (int half = 0; status.ok() && pre_activation != nullptr && half < 2; ++half) {
-    const void* const first =
-        static_cast<const char*>(pre_activation) + half * n * ElementBytes(kBF16);
-    status = MapRows(first, kBF16, n, 2 * n, params, kSm90OutBoxRows, &maps->pre_activation[half]);
-  }
-  return status;
+  return status.ok() ? MapPreActivation(params, kBF16, maps) : status;
 }
 
 // The same for a weight gradient: the operands are stacks of row blocks, and so is the result of

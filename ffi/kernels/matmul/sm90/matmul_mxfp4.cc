@@ -24,7 +24,10 @@ Status CheckAddresses(const MatmulParams& params, const uint8_t* scales) {
   const struct {
     const char* name;
     const void* address;
-  } named[] = {{"lhs", params.a.data}, {"rhs", params.b.data}, {"out", params.out}};
+  } named[] = {{"lhs", params.a.data},
+               {"rhs", params.b.data},
+               {"out", params.out},
+               {"pre_activation", params.epilogue.pre_activation}};
   for (const auto& [name, address] : named) {
     if (Status status = CheckTmaAddress(name, address); !status.ok()) return status;
   }
@@ -39,8 +42,9 @@ Status MakeTensorMaps(const MatmulCall& call, const Sm90Kernel& kernel, MatmulTe
     return MappedTensor::Prefixes(base, type, columns, columns, params.groups.num_rows);
   };
   const MappedTensor rows = prefixes(params.a.data, kBF16, params.shape_k);
+  const int64_t columns = (HasGate(call) ? 2 : 1) * int64_t{params.shape_n};  // belongs to b
   const MappedTensor weights = MappedTensor::Stack(params.b.data, kBF16, params.shape_k / kPacked,
-                                                   params.shape_n, params.groups.num_groups);
+                                                   columns, params.groups.num_groups);
   const BoxShape out_box = call.out_type == kF32 ? BoxShape{.rows = kernel.float32_box_rows,
                                                             .columns = kernel.float32_box_columns}
                                                  : BoxShape{kSm90OutBoxRows};
@@ -56,13 +60,15 @@ Status MakeTensorMaps(const MatmulCall& call, const Sm90Kernel& kernel, MatmulTe
   for (const auto& [tensor, box, map] : all) {
     if (Status status = MakeTensorMap(tensor, box, map); !status.ok()) return status;
   }
-  return {};
+  return MapPreActivation(params, kBF16, maps);
 }
 
 class Sm90MxFp4 final : public MatmulFamily {
   bool RunsOn(ComputeCapability device) const override { return device == kSm90; }
 
-  std::vector<MatmulKernel> Kernels() const override { return {Sm90MxFp4MatmulKernel().kernel}; }
+  std::vector<MatmulKernel> Kernels() const override {
+    return {Sm90MxFp4MatmulKernel().kernel, Sm90MxFp4ActivationKernel().kernel};
+  }
 
   bool Supports(const MatmulCall& call) const override { return call.mxfp4.has_value(); }
 
@@ -72,7 +78,8 @@ class Sm90MxFp4 final : public MatmulFamily {
     if (!status.ok() || params.groups.num_rows == 0 || params.groups.num_groups == 0) {
       return status;
     }
-    const Sm90Kernel kernel = Sm90MxFp4MatmulKernel();
+    const bool is_activation = call.kind == MatmulKind::kActivation;
+    const Sm90Kernel kernel = is_activation ? Sm90MxFp4ActivationKernel() : Sm90MxFp4MatmulKernel();
     MatmulTensorMaps maps;
     status = MakeTensorMaps(call, kernel, &maps);
     if (!status.ok()) return status;
@@ -89,7 +96,12 @@ class Sm90MxFp4 final : public MatmulFamily {
     params.has_few_pairs = swapped.HasFewPairs(tiles, std::min<int64_t>(call.num_sms, kMaxItems));
     if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
     const MxFp4Scales scales = {.b = call.mxfp4->scales, .k_blocks = params.shape_k / kMxFp4Block};
-    plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, scales);
+    if (is_activation) {
+      plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, scales,
+                         call.mxfp4->limits);
+    } else {
+      plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, scales);
+    }
     return {};
   }
 };

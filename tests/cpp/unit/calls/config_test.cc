@@ -1,5 +1,7 @@
 #include "ffi/runtime/calls/config.h"
 
+#include <cmath>
+
 #include "tests/cpp/unit/check.h"
 
 namespace jax_ep {
@@ -67,6 +69,24 @@ void TestQuantizedActivations() {
   CHECK_FAILS(
       CheckConfig(target, GroupedMatmulQuantizedActivationConfig{.activation = Activation::kSilu}),
       "not gated");
+}
+
+void TestLimits() {
+  const char target[] = "jax_ep.grouped_matmul_mxfp4_activation.v1";
+  const auto check = [&](Activation activation, float limit, float alpha) {
+    return CheckConfig(target,
+                       GroupedMatmulMxFp4ActivationConfig{
+                           .epilogue = {.activation = activation}, .limit = limit, .alpha = alpha});
+  };
+  CHECK_OK(check(Activation::kNone, 0, 0));
+  CHECK_OK(check(Activation::kGeglu, 0, 0));
+  CHECK_OK(check(Activation::kSwiglu, 7, 1.702f));
+  CHECK_FAILS(check(Activation::kGeglu, 7, 1), "limit for another activation than swiglu");
+  CHECK_FAILS(check(Activation::kSwiglu, -7, 1), "limit is -7 and alpha is 1; expected positive");
+  CHECK_FAILS(check(Activation::kSwiglu, 7, 0), "limit is 7 and alpha is 0; expected positive");
+  CHECK_FAILS(check(Activation::kSwiglu, NAN, 1), "expected positive");
+  CHECK_FAILS(CheckConfig(target, GroupedMatmulMxFp4ActivationConfig{.epilogue = {.num_sms = -1}}),
+              "num_sms is -1");
 }
 
 void TestQuantize() {
@@ -147,6 +167,7 @@ int main() {
   jax_ep::TestActivations();
   jax_ep::TestScaleBlocks();
   jax_ep::TestQuantizedActivations();
+  jax_ep::TestLimits();
   jax_ep::TestQuantize();
   jax_ep::TestQuantizeWeights();
   jax_ep::TestQuantizedGradients();

@@ -117,6 +117,36 @@ void TestGroupedMatmulMxFp4() {
               "(out) is f16[40,136]; expected bf16|f32");
 }
 
+void TestGroupedMatmulMxFp4Activation() {
+  GroupedMatmulMxFp4ActivationConfig config{.epilogue = {.activation = Activation::kSwiglu}};
+  config.epilogue.has_bias = config.epilogue.has_row_weights = true;
+  config.epilogue.keep_pre_activation = true;
+  const List given = {{kBF16, {40, 96}}, {kF4E2M1, {3, 136, 96}}, {kF8E8M0, {3, 136, 3}},
+                      {kS32, {3}},       {kF32, {3, 136}},        {kF32, {40}}};
+  const List results = {{kBF16, {40, 68}}, {kBF16, {40, 136}}};
+  GroupedMatmulSizes sizes;
+  const auto check = [&](const List& operands, const List& results) {
+    return Run(CheckGroupedMatmulMxFp4Activation, config, operands, results, &sizes);
+  };
+  CHECK_OK(check(given, results));
+  CHECK(sizes.num_groups == 3 && sizes.num_rows == 40);
+  CHECK(sizes.contracted == 96 && sizes.columns == 68);
+  const auto refused = [&](size_t index, const OwnedBuffer& buffer, const char* message) {
+    List operands = given;
+    operands[index] = buffer;
+    CHECK_FAILS(check(operands, results), message);
+  };
+  refused(2, {kF8E8M0, {3, 68, 3}}, "expected f8e8m0fnu[L=3,N=136,K/32=3]");
+  refused(4, {kF32, {3, 68}}, "(bias) is f32[3,68]; expected f32[L=3,N=136]");
+  refused(5, {kF32, {41}}, "(row_weights) is f32[41]; expected f32[M=40]");
+  CHECK_FAILS(check(given, {{kF32, {40, 68}}, results[1]}), "(out) is f32[40,68]; expected bf16");
+  CHECK_FAILS(check(given, {{kBF16, {40, 136}}, results[1]}),
+              "N is 136 with F = 136; expected 272 for this activation");
+  config = {};
+  CHECK_OK(check({given[0], given[1], given[2], given[3]}, {{kBF16, {40, 136}}}));
+  CHECK(sizes.columns == 136);
+}
+
 void TestGroupedMatmulQuantizedRhsGradient() {
   GroupedMatmulQuantizedRhsGradientConfig config;
   const List operands = {{kF8E4M3, {4, 144, 128}},
@@ -210,6 +240,7 @@ int main() {
   jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulQuantized();
   jax_ep::TestGroupedMatmulMxFp4();
+  jax_ep::TestGroupedMatmulMxFp4Activation();
   jax_ep::TestGroupedMatmulQuantizedRhsGradient();
   jax_ep::TestGroupedMatmulQuantizedActivation();
   jax_ep::TestGroupedMatmulActivation();

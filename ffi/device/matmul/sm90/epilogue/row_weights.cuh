@@ -41,12 +41,13 @@ class SwappedRowWeights {
     CpAsyncMbarrierArrive(pipeline_.RowWeightsBarrier());
   }
 
-  // Waits for the weights and multiplies: accumulators[4 * j + 2 * h + i] of lane l is row
-  // 8 * j + 2 * (l % 4) + i.
+  // Waits for the weights and multiplies those of the first kRows rows: accumulators[4 * j + 2 * h
+  // + i] of lane l is row 8 * j + 2 * (l % 4) + i.
+  template <int kRows = kSwappedRows>
   __device__ void Multiply(float (&accumulators)[kAccumulators]) {
     MbarrierWait(pipeline_.RowWeightsBarrier(), tile_);
 #pragma unroll
-    for (int j = 0; j < kAccumulators / 4; j += 2) {
+    for (int j = 0; j < kRows / 8; j += 2) {
       const uint4 four = LoadShared(Address(8 * j + threadIdx.x % 4 * 2));
       const uint32_t words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll

@@ -17,32 +17,39 @@
 
 namespace jax_ep::sm90 {
 
-template <typename T>
-class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivationEpilogue<T>> {
-  using Slices = SwappedEpilogueSlices<T, SwappedActivationEpilogue<T>>;
+// With GateLimits the activation is gated, or there is none.
+template <typename T, typename Limits = NoLimits>
+class SwappedActivationEpilogue
+    : public SwappedEpilogueSlices<T, SwappedActivationEpilogue<T, Limits>> {
+  using Slices = SwappedEpilogueSlices<T, SwappedActivationEpilogue<T, Limits>>;
 
  public:
+  static constexpr bool kEndsFirstHalf = kHasLimits<Limits>;
+
   __device__ SwappedActivationEpilogue(const MatmulParams& params, const MatmulTensorMaps& maps,
-                                       const Pipeline& pipeline, int warp)
+                                       const Pipeline& pipeline, int warp,
+                                       const Limits& limits = {})
       : Slices(pipeline, warp),
         epilogue_(params.epilogue),
         columns_(params.shape_n),
         maps_(maps),
+        limits_(limits),
         accumulator_weights_(pipeline) {}
 
   __device__ void BeginTile(const Tile& tile) const {
     if (MultipliesAccumulators()) accumulator_weights_.Load(epilogue_.row_weights, tile);
   }
 
-  // Called with the tile's place.
+  // Called with the tile's place. It has at most kRows rows.
+  template <int kRows = kSwappedRows>
   __device__ void Store(const MatmulParams& /*params*/, const EpilogueCoordinates& at,
                         int /*num_warpgroups*/, float (&accumulators)[kAccumulators]) {
     if (at.second_half_columns > 0) {
       if (epilogue_.bias != nullptr) AddBiasOfWide(at, accumulators);
       if (MultipliesAccumulators()) accumulator_weights_.MultiplyWide(accumulators, warp_);
     } else {
-      if (epilogue_.bias != nullptr) AddBias(at, accumulators);
-      if (MultipliesAccumulators()) accumulator_weights_.Multiply(accumulators);
+      if (epilogue_.bias != nullptr) AddBias<kRows>(at, accumulators);
+      if (MultipliesAccumulators()) accumulator_weights_.Multiply<kRows>(accumulators);
     }
     Slices::Begin(at, accumulators);
   }
@@ -94,9 +101,13 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
     } else {
       if (slice_ == 1 && KeepsPreActivation()) EpilogueStaging<>::WaitUntilRead();
       const int word = (slice_ - 1) * kSliceWords;
-      SpecializeForActivation(epilogue_.activation, [&]<bool kIsGated, bool kIsSmooth>() {
-        ActivateWords<kIsGated, kIsSmooth>(word);
-      });
+      if constexpr (kHasLimits<Limits>) {
+        ActivateWords<true, true>(word);
+      } else {
+        SpecializeForActivation(epilogue_.activation, [&]<bool kIsGated, bool kIsSmooth>() {
+          ActivateWords<kIsGated, kIsSmooth>(word);
+        });
+      }
     }
   }
 
@@ -125,6 +136,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
       if constexpr (kIsGated) T::Unpack(up_words_[i], up);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
+        if constexpr (kIsGated) LimitGate(limits_, &values[x], &up[x]);
         float value = ActivateFast<kIsSmooth>(f, values[x]).value;
         if constexpr (kIsGated) value *= up[x];
         values[x] = weights_.values[i % 2] * value;
@@ -134,6 +146,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
     staging_.Rows().WriteWords(first_word, words_);
   }
 
+  template <int kRows>
   __device__ void AddBias(const EpilogueCoordinates& at,
                           float (&accumulators)[kAccumulators]) const {
     const bool is_gated = epilogue_.activation.is_gated;
@@ -146,7 +159,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
                          threadIdx.x % 32 / 4;
       const float value = column < columns_ ? bias[column] : 0.0f;
 #pragma unroll
-      for (int j = 0; j < kAccumulators / 4; ++j) {
+      for (int j = 0; j < kRows / 8; ++j) {
         accumulators[4 * j + 2 * h] += value;
         accumulators[4 * j + 2 * h + 1] += value;
       }
@@ -179,6 +192,7 @@ class SwappedActivationEpilogue : public SwappedEpilogueSlices<T, SwappedActivat
   const EpilogueParams& epilogue_;
   const int columns_;
   const MatmulTensorMaps& maps_;
+  [[no_unique_address]] const Limits limits_;
   SwappedRowWeights accumulator_weights_;
   RowWeights weights_ = {};
   uint32_t words_[kSliceWords] = {};

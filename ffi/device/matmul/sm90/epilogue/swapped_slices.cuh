@@ -25,6 +25,10 @@ class SwappedEpilogueSlices {
   __device__ SwappedEpilogueSlices(const Pipeline& pipeline, int warp)
       : staging_(pipeline, warp), warp_(warp) {}
 
+  // Whether the first half of a tile ends before the next tile begins. Registers then keep no
+  // second half while that one is multiplied.
+  static constexpr bool kEndsFirstHalf = false;
+
   __device__ void BeginTile(const Tile& /*tile*/) const {}
 
   __device__ void LoadSlice(int k_block) {
@@ -37,7 +41,19 @@ class SwappedEpilogueSlices {
     } else if (delay_ > 0) {
       --delay_;
     } else {
-      RunSlice();
+      RunSlice<false, Epilogue::kEndsFirstHalf>();
+    }
+  }
+
+  // Does both: where registers are scarce, a slice's inputs have none between them.
+  __device__ void LoadAndRunSlice(int k_block) {
+    if (k_block == 0) {
+      if (halves_left_ > 0) Publish();
+      delay_ = 1;
+    } else if (delay_ > 0) {
+      --delay_;
+    } else {
+      RunSlice<true, Epilogue::kEndsFirstHalf>();
     }
   }
 
@@ -45,8 +61,12 @@ class SwappedEpilogueSlices {
     if (halves_left_ > 0) Publish();
 #pragma unroll 1
     while (halves_left_ > 0) {
-      LoadSlice();
-      RunSlice();
+      if constexpr (Epilogue::kEndsFirstHalf) {
+        RunSlice<true, true>();
+      } else {
+        LoadSlice();
+        RunSlice();
+      }
     }
   }
 
@@ -65,6 +85,12 @@ class SwappedEpilogueSlices {
     halves_left_ = HasSecondHalf(at) ? 2 : 1;
     is_published_ = false;
     BeginHalf();
+    if constexpr (Epilogue::kEndsFirstHalf) {
+      if (halves_left_ == 1) return;
+      Publish();
+#pragma unroll 1
+      while (halves_left_ == 2) RunSlice<true>();
+    }
   }
 
   // Returns whether a warp has slices for rows that the tile does not have. Both halves of a wide
@@ -107,9 +133,12 @@ class SwappedEpilogueSlices {
     if (halves_left_ > 0 && slice_ < end_slice_) Derived().Load();
   }
 
+  // `kIsLastHalf`: no half of this tile follows.
+  template <bool kLoads = false, bool kIsLastHalf = false>
   __device__ void RunSlice() {
     if (halves_left_ == 0) return;
     if (slice_ < end_slice_) {
+      if constexpr (kLoads) Derived().Load();
       Derived().Run();
       if (++slice_ < end_slice_) return;
       Delay(2);
@@ -118,7 +147,7 @@ class SwappedEpilogueSlices {
       staging_.EndRound();
       ++slice_;
       if (halves_left_ == 1) halves_left_ = 0;
-    } else {
+    } else if constexpr (!kIsLastHalf) {
       Fill(kept_);
       staging_.Publish();
       Delay(1);

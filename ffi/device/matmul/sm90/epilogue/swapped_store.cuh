@@ -28,6 +28,8 @@ class SwappedStoreEpilogue {
   __device__ void BeginTile(const Tile& /*tile*/) const {}
 
   // Called with the tile's place. The tile has the columns of both warpgroups or of the first one.
+  // kRows: see SwappedActivationEpilogue; the rows past them are cheap.
+  template <int kRows = kSwappedRows>
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
                         int num_warpgroups, const float (&accumulators)[kAccumulators]) {
     if (params.out_is_float32) {
@@ -58,6 +60,8 @@ class SwappedStoreEpilogue {
     constexpr uint32_t kSteps = 1 << 0 | 1 << 2 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11;
     if (k_block <= 11 && (kSteps >> k_block & 1) != 0) Step();
   }
+
+  __device__ void LoadAndRunSlice(int k_block) { RunSlice(k_block); }
 
   __device__ void Finish() {
 #pragma unroll 1

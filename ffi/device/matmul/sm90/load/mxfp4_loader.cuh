@@ -2,6 +2,7 @@
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_LOAD_MXFP4_LOADER_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_LOAD_MXFP4_LOADER_CUH_
 
+#include "ffi/device/matmul/params.h"
 #include "ffi/device/matmul/sm90/load/operand_loader.cuh"
 #include "ffi/device/matmul/sm90/mxfp4_shapes.h"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
@@ -12,8 +13,10 @@
 
 namespace jax_ep::sm90 {
 
+template <MatmulKind kKind>
 struct MxFp4Loader {
   const MatmulTensorMaps& maps;
+  const MatmulParams& params;
   const int block_rank;  // in the cluster
 
   // As SwappedOperandLoader::SelectLoad.
@@ -93,8 +96,13 @@ struct MxFp4Loader {
         PrefixCoordinates(tile.m + tile.num_m, tile.k + k, tile.m + box * kSwappedBoxRows));
   }
 
+  // The second warpgroup has the up columns of the first one's gate columns, or the next columns.
   __device__ TmaCoordinates Weights(const Tile& tile, int k, int warpgroup) const {
-    return {(tile.k + k) / kMxFp4PerElement, tile.n + warpgroup * kWarpgroupM, 0, tile.group};
+    int distance = kWarpgroupM;
+    if constexpr (kIsActivation<kKind>) {
+      if (params.epilogue.activation.is_gated) distance = params.shape_n;
+    }
+    return {(tile.k + k) / kMxFp4PerElement, tile.n + warpgroup * distance, 0, tile.group};
   }
 };
 

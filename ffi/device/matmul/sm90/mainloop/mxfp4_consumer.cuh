@@ -19,15 +19,28 @@
 
 namespace jax_ep::sm90 {
 
+template <MatmulKind kKind>
+struct MxFp4EpilogueSelector {
+  using Type = SwappedStoreEpilogue<BFloat16>;
+};
+template <>
+struct MxFp4EpilogueSelector<MatmulKind::kActivation> {
+  using Type = SwappedActivationEpilogue<BFloat16, GateLimits>;
+};
+
+template <MatmulKind kKind>
 class MxFp4Consumer {
  public:
+  // `limits`: the GateLimits of an activation.
+  template <typename... Limits>
   __device__ MxFp4Consumer(const MatmulTensorMaps& maps, const MatmulParams& params,
-                           const MxFp4Scales& scales, const Pipeline& pipeline)
+                           const MxFp4Scales& scales, const Pipeline& pipeline,
+                           const Limits&... limits)
       : params_(params),
         pipeline_(pipeline),
         warp_(WarpUniform(threadIdx.x / 32) - kWarpgroupWarps),
         empty_barriers_(MapToBlock(pipeline.EmptyBarrier(0), threadIdx.x % 32 % kClusterBlocks)),
-        epilogue_(params, maps, pipeline, warp_),
+        epilogue_(params, maps, pipeline, warp_, limits...),
         scales_(scales) {}
 
   // Called by all consumer warps of a block.
@@ -55,7 +68,7 @@ class MxFp4Consumer {
           MultiplyFewRows<4>(few, tile, finish);
         }
         ReleaseLast();
-        epilogue_.Store(params_, at, kConsumerWarpgroups, few);
+        epilogue_.template Store<kMxFp4FewRows>(params_, at, kConsumerWarpgroups, few);
       } else {
         float accumulators[kAccumulators] = {};
         if (is_narrow) {
@@ -78,8 +91,16 @@ class MxFp4Consumer {
   // Loads the first scales of a tile, for which its multiplication would wait. Columns past the end
   // have those of the last one: their results are not stored.
   __device__ void BeginScales(const Tile& tile) {
-    const int64_t matrix = int64_t{tile.group} * params_.shape_n;
-    const int column = tile.n + warp_ * kWarpM + threadIdx.x % 32 / 4;
+    int64_t matrix = int64_t{tile.group} * params_.shape_n;
+    int column = tile.n + warp_ * kWarpM + threadIdx.x % 32 / 4;
+    if (kIsActivation<kKind> && params_.epilogue.activation.is_gated) {
+      // A matrix has the columns of the gate, then those of up, which the second warpgroup has.
+      matrix *= 2;
+      if (warp_ >= kWarpgroupWarps) {
+        matrix += params_.shape_n;
+        column -= kWarpgroupM;
+      }
+    }
     const int first = min(column, params_.shape_n - 1);
     const int second = min(column + 8, params_.shape_n - 1);
     scales_.Begin(matrix + first, second - first, tile.k / kMxFp4Block);
@@ -147,8 +168,7 @@ class MxFp4Consumer {
       Release((state_.index + kStages - 1) % kStages);
     }
     // Before the expansion, which needs the registers that the slice has.
-    epilogue_.LoadSlice(k_block);
-    epilogue_.RunSlice(k_block);
+    epilogue_.LoadAndRunSlice(k_block);
     if (k_block + 1 >= k_blocks) return;
     const int next_in_group = (k_block + 1) % kGroup;
     const bool begins_group = kIsOdd && next_in_group == 0;
@@ -187,7 +207,7 @@ class MxFp4Consumer {
   const Pipeline pipeline_;
   const int warp_;  // among the consumers
   const uint32_t empty_barriers_;
-  typename SwappedEpilogueSelector<BFloat16, MatmulKind::kForwardTransposed>::Type epilogue_;
+  typename MxFp4EpilogueSelector<kKind>::Type epilogue_;
   MxFp4WarpScales scales_;
   PipelineState<kStages> state_;
 };

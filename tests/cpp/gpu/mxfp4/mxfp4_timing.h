@@ -1,6 +1,6 @@
 // Times the matmul with MXFP4 weights beside the bfloat16 kernel at the same shapes, and a copy.
-#ifndef JAX_EP_TESTS_CPP_GPU_MATMUL_MXFP4_TIMING_H_
-#define JAX_EP_TESTS_CPP_GPU_MATMUL_MXFP4_TIMING_H_
+#ifndef JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_TIMING_H_
+#define JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_TIMING_H_
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/cpp/gpu/matmul/matmul_timing.h"
-#include "tests/cpp/gpu/matmul/mxfp4_runner.h"
+#include "tests/cpp/gpu/mxfp4/mxfp4_runner.h"
 
 namespace harness {
 
@@ -178,4 +178,4 @@ inline void TimeMxFp4() {
 
 }  // namespace harness
 
-#endif  // JAX_EP_TESTS_CPP_GPU_MATMUL_MXFP4_TIMING_H_
+#endif  // JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_TIMING_H_

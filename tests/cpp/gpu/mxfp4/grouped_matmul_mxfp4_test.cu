@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "ffi/kernels/matmul/launch.h"
-#include "tests/cpp/gpu/matmul/mxfp4_runner.h"
-#include "tests/cpp/gpu/matmul/mxfp4_timing.h"
 #include "tests/cpp/gpu/matmul/report.h"
+#include "tests/cpp/gpu/mxfp4/mxfp4_runner.h"
+#include "tests/cpp/gpu/mxfp4/mxfp4_timing.h"
 
 namespace harness {
 namespace {

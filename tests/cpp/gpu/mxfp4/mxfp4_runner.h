@@ -1,6 +1,6 @@
 // Runs one case of the matmul with MXFP4 weights: makes its operands, launches, compares.
-#ifndef JAX_EP_TESTS_CPP_GPU_MATMUL_MXFP4_RUNNER_H_
-#define JAX_EP_TESTS_CPP_GPU_MATMUL_MXFP4_RUNNER_H_
+#ifndef JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_RUNNER_H_
+#define JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_RUNNER_H_
 
 #include <cmath>
 #include <string>
@@ -157,6 +157,10 @@ class MxFp4Runner {
     Require(cudaDeviceSynchronize(), "the kernel");
     return out_.Bytes();
   }
+  template <typename T>
+  T* ResultAs() const {
+    return out_.As<T>();
+  }
   std::vector<uint8_t> Values() const { return values_.Bytes(); }
   std::vector<uint8_t> Scales() const { return scales_.Bytes(); }
   void SetNumSms(int64_t num_sms) { case_.num_sms = num_sms; }
@@ -169,4 +173,4 @@ class MxFp4Runner {
 
 }  // namespace harness
 
-#endif  // JAX_EP_TESTS_CPP_GPU_MATMUL_MXFP4_RUNNER_H_
+#endif  // JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_RUNNER_H_
