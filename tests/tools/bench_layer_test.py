@@ -25,7 +25,12 @@ from jax_ep.bench.layer import figures as layer_figures
 from jax_ep.bench.layer import passes as layer_passes
 from jax_ep.bench.layer import providers as layer_providers
 from jax_ep.bench.layer import quantized as layer_quantized
-from jax_ep.bench.layer.benchmark import BENCHMARK, MAX_FP8_DIFFERENCE, SMOKE_ROUNDS
+from jax_ep.bench.layer.benchmark import (
+    BENCHMARK,
+    MAX_FOUR_BIT_DIFFERENCE,
+    MAX_FP8_DIFFERENCE,
+    SMOKE_ROUNDS,
+)
 from jax_ep.bench.layer.calls import Calls, values_of
 from jax_ep.bench.layer.parts import DENSE, PARTS
 from jax_ep.bench.layer.problem import MODELS, Shape, make_problem
@@ -110,6 +115,13 @@ class LayersTest(parameterized.TestCase):
             for (result, same), rounds in ((up, rounds_up), (down, rounds_down)):
                 difference = np.linalg.norm(result - same) / np.linalg.norm(same)
                 self.assertBetween(difference, *((0.005, 0.06) if rounds else (0, 0)))
+
+    def test_weights_in_four_bits(self):
+        problem = problem_of()
+        (exact,) = results_of(OURS, "forward", problem)
+        (result,) = results_of(layer_quantized.IN_FOUR_BITS.name, "forward", problem)
+        difference = np.linalg.norm(result - exact) / np.linalg.norm(exact)
+        self.assertBetween(difference, 0.1, MAX_FOUR_BIT_DIFFERENCE)
 
     def test_quantized_layers_are_asked_for(self):
         quantized = {p.name for p in layer_quantized.PROVIDERS}

@@ -25,6 +25,10 @@ class Ours:
         """To all."""
         return True
 
+    def matrices(self, up: jax.Array, down: jax.Array) -> tuple[Any, Any]:
+        """Returns those that the call gets."""
+        return up, down
+
     def quantized_weights(self, problem: Problem) -> Any:
         """Returns those that are quantized before the call, or None."""
         return None
@@ -38,8 +42,7 @@ class Ours:
                 x,
                 ids,
                 weights,
-                up,
-                down,
+                *self.matrices(up, down),
                 axis_name=AXIS,
                 num_experts=problem.routes.num_experts,
                 recv_capacity=problem.routes.recv_capacity,

@@ -33,6 +33,27 @@ class Quantized(Ours):
         return problem.once("quantized", lambda: compute(*weights))
 
 
+class InFourBits(Ours):
+    """moe_mlp with experts in MXFP4, and bfloat16 rows."""
+
+    def __init__(self) -> None:
+        self.recipe = quant.WeightsOnly(quant.MxFp4())
+        super().__init__(f"{OURS} MxFp4 weights", ("forward",), quantization=self.recipe)
+
+    def matrices(self, up: jax.Array, down: jax.Array) -> tuple[Any, Any]:
+        """Returns none."""
+        return None, None
+
+    def quantized_weights(self, problem: Problem) -> Any:
+        """Returns the quantized weights, which all sets of operands share."""
+        quantize = functools.partial(
+            quant.quantize_experts, quantization=self.recipe, implementation="xla"
+        )
+        compute = jax.jit(sharded(quantize, problem.mesh))
+        weights = problem.sets[0].w_up, problem.sets[0].w_down
+        return problem.once("in four bits", lambda: compute(*weights))
+
+
 class Quantizing:
     """quantize_experts, which a training step calls once for all of its microbatches."""
 
@@ -80,4 +101,5 @@ LAYERS: tuple[Quantized, ...] = (
     ),
     Quantized("Fp8Block128, weights quantized in the call", quant.Recipe(), before=False),
 )
-PROVIDERS: tuple[Provider, ...] = (*LAYERS, QUANTIZING)
+IN_FOUR_BITS = InFourBits()
+PROVIDERS: tuple[Provider, ...] = (*LAYERS, IN_FOUR_BITS, QUANTIZING)
