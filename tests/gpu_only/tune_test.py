@@ -7,6 +7,7 @@ import tempfile
 
 import testing  # isort: skip
 
+import cuda_programs
 import jax
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
@@ -35,6 +36,10 @@ class TuneTest(parameterized.TestCase):
             testing.expert_mesh(), SIZES, jnp.dtype("bfloat16"), quantization, None
         )
         results = {}
+        for operation in tune.OPERATIONS:
+            calls_of_five = problem.program(operation, 0, 5).lower(*problem.arguments[operation])
+            found = cuda_programs.targets(calls_of_five.compile())
+            self.assertEqual(found, {operation: 5})  # XLA merges and removes none
         for operation in tune.OPERATIONS:
             call = problem.call(operation)
             # The number that is used may be 0: another, so that the look-up shows.

@@ -159,7 +159,7 @@ class TuneTest(TuningTest):
     @parameterized.parameters((None, None), (quant.Fp8Block128(), None), (None, 2))
     def test_times_every_operation(self, quantization, domain_size):
         with (
-            unittest.mock.patch.object(tune, "CHAINED", 2),
+            unittest.mock.patch.object(tune, "CHAINED_OF_FEW", 2),
             unittest.mock.patch.object(tune, "REPETITIONS", 2),
         ):
             measured = tune.measure(problem(quantization, domain_size), (4, 0))

@@ -13,9 +13,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from bench_command import transfer_problem_of
 
+from jax_ep._src.core.chain import chain
 from jax_ep._src.transfer import reference
 from jax_ep.bench.common import programs
-from jax_ep.bench.common.programs import chain, sharded, start_sharded
+from jax_ep.bench.common.programs import sharded, start_sharded
 from jax_ep.bench.transfer.providers import OPERATIONS, Ours
 
 

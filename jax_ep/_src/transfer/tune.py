@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_ep._src.core import checks, runtime
+from jax_ep._src.core.chain import chain
 from jax_ep._src.core.errors import ArgumentError, UnavailableError
 from jax_ep._src.core.make_mesh import make_mesh
 from jax_ep._src.quant.formats import Format, check_format
@@ -34,7 +34,8 @@ from jax_ep._src.transfer.tuning import Call, Microseconds, write
 AXIS = "expert"
 OPERATIONS = ("dispatch", "redispatch", "combine")
 PARTS = (1, 2, 3, 4, 6, 8, 10)  # twelfths of all SMs
-CHAINED = 16  # calls of a program, one after another
+CHAINED, CHAINED_OF_FEW = 16, 128  # calls of a program; the host launches it in some 100 µs
+FEW_TOKENS = 256
 REPETITIONS = 10
 TOLERANCE = 0.01  # fewer SMs are worth so much of the best time
 
@@ -184,18 +185,19 @@ class Problem:
     def program(self, operation: str, num_sms: int, num_calls: int = 1) -> Callable[..., Any]:
         """Returns calls one after another, compiled, of the operation's `arguments`."""
         call = functools.partial(getattr(self, f"_{operation}"), num_sms)
-        return jax.jit(self._mapped(chained(call, num_calls)))
+        return jax.jit(self._mapped(chain(call, num_calls)))
 
     def seconds(self, operation: str, num_sms: int) -> float:
         """Returns the median seconds of a call, the longest of all processes."""
-        program = self.program(operation, num_sms, CHAINED)
+        calls = CHAINED_OF_FEW if self.sizes.num_tokens <= FEW_TOKENS else CHAINED
+        program = self.program(operation, num_sms, calls)
         arguments = self.arguments[operation]
         jax.block_until_ready(program(*arguments))
         times = []
         for _ in range(REPETITIONS):
             begin = time.perf_counter()
             jax.block_until_ready(program(*arguments))
-            times.append((time.perf_counter() - begin) / CHAINED)
+            times.append((time.perf_counter() - begin) / calls)
         seconds = statistics.median(times)
         if jax.process_count() > 1:  # all have to choose the same
             from jax.experimental import multihost_utils
@@ -242,18 +244,3 @@ class Problem:
 
     def _combine(self, num_sms: int, y: jax.Array, plan: Plan) -> jax.Array:
         return combine(y, plan, None, num_sms=num_sms or None)
-
-
-def chained(call: Callable[..., Any], num_calls: int) -> Callable[..., Any]:
-    """Returns a function of calls one straight after another, each with the same arguments."""
-
-    def calls(first: Any, *others: Any) -> Any:
-        result = call(first, *others)
-        for _ in range(num_calls - 1):
-            # XLA would merge equal calls, or run them in any order.
-            first, result = lax.optimization_barrier((first, result))
-            first, *_ = lax.optimization_barrier((first, *jax.tree.leaves(result)))
-            result = call(first, *others)
-        return result
-
-    return calls

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_ep._src.core.chain import chain
 from jax_ep._src.core.make_mesh import by_host
 from jax_ep.bench.common.benchmark import Started
 
@@ -77,31 +78,6 @@ def sharded(
     return jax.shard_map(
         function, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=check_vma
     )
-
-
-def chain(transfer: Callable[..., Any], calls: int) -> Callable[..., Any]:
-    """Makes one function of `calls` calls of `transfer`, one straight after another.
-
-    All have the same arguments. The first, an array or a pytree, passes through barriers together
-    with the last result: to the compiler it is another value for every call, and is there when the
-    last call has ended. So calls are neither merged nor put side by side, and no kernel is between
-    them. Two barriers, as XLA trims from a barrier what has no other reader, and with it the call
-    that it comes from.
-
-    Returns:
-      The function, of `transfer`'s arguments: the last result.
-    """
-
-    def chained(x: Any, *others: Any) -> Any:
-        result = transfer(x, *others)
-        for _ in range(calls - 1):
-            arrays = jax.tree.leaves(result)
-            for _ in range(2):
-                x, *_ = jax.lax.optimization_barrier((x, *arrays))
-            result = transfer(x, *others)
-        return result
-
-    return chained
 
 
 def start_sharded(
