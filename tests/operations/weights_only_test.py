@@ -20,6 +20,7 @@ import jax_ep
 import jax_ep.linen
 import jax_ep.nnx
 from jax_ep import quant
+from jax_ep._src.mlp import weights_only
 
 RANKS = min(4, testing.NUM_DEVICES)
 HIDDEN, SIZE, EXPERTS, TOKENS, TOP_K = 64, 96, 8, 24, 2
@@ -162,13 +163,17 @@ class MoeMlpTest(parameterized.TestCase):
 
 
 class GroupedMlpTest(parameterized.TestCase):
-    @parameterized.product(activation=["swiglu", "geglu", CLAMPED], row_weights=[False, True])
-    def test_bits(self, activation, row_weights):
+    @parameterized.product(
+        activation=["swiglu", "geglu", CLAMPED], row_weights=[False, True], few_rows=[False, True]
+    )
+    def test_bits(self, activation, row_weights, few_rows):
+        if not few_rows:
+            self.enterContext(unittest.mock.patch.object(weights_only, "EPILOGUE_ROWS", 0))
         weights = Weights(quant.MxFp4())
         x, sizes = tokens(jnp.bfloat16)[0], np.array([5, 0, 3, 1, 7, 2, 0, 4], np.int32)
         options = {"activation": activation, "b_up": weights.b_up, "b_down": weights.b_down}
         scale = np.linspace(0, 1, TOKENS, dtype=np.float32) if row_weights else None
-        got = jax_ep.grouped_mlp(
+        call = lambda x: jax_ep.grouped_mlp(
             x,
             None,
             None,
@@ -178,6 +183,7 @@ class GroupedMlpTest(parameterized.TestCase):
             quantized_weights=weights.quantized,
             **options,
         )
+        got = jax.jit(call)(x)
         expected = jax_ep.grouped_mlp(x, *weights.floats(jnp.bfloat16), sizes, scale, **options)
         assert_agree(got, expected, jnp.bfloat16, quant.MxFp4())
 
@@ -203,12 +209,15 @@ class GroupedMlpTest(parameterized.TestCase):
                 quantized_weights=weights.quantized,
             )
 
+        few_rows = programs.lower_for_cuda(call, x, weights.b_up)
+        self.enterContext(unittest.mock.patch.object(weights_only, "EPILOGUE_ROWS", 0))
         program = programs.lower_for_cuda(call, x, weights.b_up)
         epilogues = {"grouped_matmul_mxfp4": 1 - row_weights}
         epilogues["grouped_matmul_mxfp4_activation"] = 1 + row_weights
         expected = {"grouped_matmul_mxfp4": 2, "grouped_matmul": 1}  # the bias is a matmul
         if activation != clamped:
             expected = {name: count for name, count in epilogues.items() if count}
+            self.assertEqual(few_rows.targets, {"grouped_matmul_mxfp4": 2})
         self.assertEqual(program.targets, expected)
         gradient = jax.value_and_grad(lambda *given: call(*given).astype(jnp.float32).sum())
         targets = programs.lower_for_cuda(gradient, x, weights.b_up).targets
@@ -237,7 +246,7 @@ class GroupedMlpTest(parameterized.TestCase):
         )
         with older, programs.fallback_warnings() as messages:
             targets = programs.lower_for_cuda(call, x).targets
-        self.assertEqual(targets, {"grouped_matmul_activation": 1, "grouped_matmul": 1})
+        self.assertEqual(targets, {"grouped_matmul": 2})
         self.assertTrue(any("four-bit weights need GPUs" in message for message in messages))
 
 

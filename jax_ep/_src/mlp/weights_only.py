@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jax_ep._src.matmul import reference
 from jax_ep._src.matmul.activations import NamedActivation
 from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
@@ -19,6 +20,13 @@ from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.quant.microscaling import MxFp4
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedExperts
+
+EPILOGUE_ROWS = 4096
+"""Fewer are multiplied by the plain kernel, with float32 results, which a loop of XLA's activates.
+
+On an H200 that is 4 to 7 % faster for 16 to 256 rows of gpt-oss's experts, and as fast for 1024.
+4096 rows take 6 % longer.
+"""
 
 
 def kernel_weights(rows: jax.Array, quantized: QuantizedExperts | None) -> QuantizedExperts | None:
@@ -57,6 +65,21 @@ def multiply_and_activate(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Does `bind_activation`, also with quantized matrices [L, N, K]."""
     optional = (bias, row_weights, params.epilogue(activation))
+    if isinstance(rhs, Quantized) and lhs.shape[0] < EPILOGUE_ROWS:
+        plain = GroupedMatmulParams(
+            True, jnp.dtype(jnp.float32), False, params.num_sms, params.implementation
+        )
+        out, *kept = reference.activation_epilogue(
+            weights_only_matmul(lhs, rhs, group_sizes, plain),
+            group_sizes,
+            *(array for array in (bias, row_weights) if array is not None),
+            dtype=lhs.dtype,
+            params=params.epilogue(activation),
+            has_bias=bias is not None,
+            has_row_weights=row_weights is not None,
+            keep_pre_activation=keep_pre_activation,
+        )
+        return out, kept[0] if kept else None
     if isinstance(rhs, Quantized):
         return bind_weights_only_activation(
             lhs, rhs, group_sizes, *optional, keep_pre_activation=keep_pre_activation
