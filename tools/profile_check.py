@@ -94,11 +94,11 @@ def operations(num_tokens: int) -> dict[str, tuple[tuple[str, ...], Callable[[],
     """Chains of CALLS calls, and the kernels that each may launch."""
     import jax
     import jax.numpy as jnp
-    from jax import lax
     from jax.sharding import AxisType
     from jax.sharding import PartitionSpec as P
 
     import jax_ep
+    from jax_ep._src.core.chain import chain
 
     ranks, hidden, top_k = jax.device_count(), 7168, 8
     num_experts = 32 * ranks
@@ -108,14 +108,6 @@ def operations(num_tokens: int) -> dict[str, tuple[tuple[str, ...], Callable[[],
     ids = jax.random.randint(next(keys), (ranks * num_tokens, top_k), 0, num_experts, jnp.int32)
     weights = jax.random.uniform(next(keys), ids.shape)
 
-    def chain(call: Callable[[Any], Any], zero: Any) -> Any:
-        """Each call depends on the one before by a zero, which the compiler does not know."""
-
-        def step(zero: Any, _: None) -> tuple[Any, None]:
-            return (call(zero).reshape(-1)[0] * 0).astype(zero.dtype), None
-
-        return lax.scan(step, zero, length=CALLS)[0].reshape(1)
-
     def sharded(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
         on_ranks = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS)))
         return lambda: on_ranks(*arguments)
@@ -124,18 +116,15 @@ def operations(num_tokens: int) -> dict[str, tuple[tuple[str, ...], Callable[[],
         return jax_ep.dispatch(x, ids, weights, num_experts=num_experts, axis_name=AXIS)
 
     def dispatches(x: Any, ids: Any, weights: Any) -> Any:
-        return chain(lambda zero: send(x, ids + zero, weights).rows, ids[0, 0] * 0)
+        return chain(lambda x: send(x, ids, weights).rows, CALLS)(x)
 
     def combines(x: Any, ids: Any, weights: Any) -> Any:
         sent = send(x, ids, weights)
         # The plan's dispatch is one call of CALLS + 1.
-        return chain(
-            lambda zero: jax_ep.combine(sent.rows, sent.plan, sent.row_weights + zero),
-            sent.row_weights[0] * 0,
-        )
+        return chain(lambda y: jax_ep.combine(y, sent.plan, sent.row_weights), CALLS)(sent.rows)
 
     def matmuls(rows: Any, matrices: Any, sizes: Any) -> Any:
-        return chain(lambda zero: jax_ep.grouped_matmul(rows, matrices, sizes + zero), sizes[0] * 0)
+        return chain(lambda rows: jax_ep.grouped_matmul(rows, matrices, sizes), CALLS)(rows)
 
     groups, rows, contracted, columns = 32, 8 * num_tokens, 2048, 1536
     lhs = jax.random.normal(next(keys), (ranks * rows, contracted), jnp.bfloat16)

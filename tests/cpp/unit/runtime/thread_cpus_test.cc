@@ -70,11 +70,11 @@ void TestBind() {
     CHECK(BindThread({last, CPU_SETSIZE - 1}));
     CHECK(OwnCpus() == Cpus{last});
     if (before.size() > 1) {
-      CHECK(!BindThread({before.front()}));  // what it may use now has not that one
+      CHECK(!BindThread({before.front()}));
       CHECK(OwnCpus() == Cpus{last});
     }
   }).join();
-  CHECK(OwnCpus() == before);  // of other threads nothing changes
+  CHECK(OwnCpus() == before);
 }
 
 }  // namespace
