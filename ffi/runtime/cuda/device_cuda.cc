@@ -63,12 +63,6 @@ std::string FindUuid(int device) {
   return uuid;
 }
 
-std::string FindPciAddress(int device) {
-  char address[32] = "";
-  if (cudaDeviceGetPCIBusId(address, sizeof address, device) != cudaSuccess) return "";
-  return address;
-}
-
 CurrentDevice::CurrentDevice(int device) {
   cudaError_t error = cudaGetDevice(&before_);
   if (error == cudaSuccess) error = cudaSetDevice(device);

@@ -38,9 +38,6 @@ Status FindMemoryBusBits(int* bits);
 // Returns "GPU-" and the device's UUID as nvidia-smi prints it, or an empty string.
 std::string FindUuid(int device);
 
-// Returns the device's address on the PCI bus, such as "0000:1B:00.0", or an empty string.
-std::string FindPciAddress(int device);
-
 // Makes `device` current for this thread until the end of the scope.
 class CurrentDevice {
  public:

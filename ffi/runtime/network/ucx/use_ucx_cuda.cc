@@ -46,7 +46,8 @@ Status MakeNetwork(const std::string& folder, int device, std::unique_ptr<Networ
 // Begins the thread of a GPU's network: it polls, and reads and writes what the GPU does.
 void BeginThread(const NetworkCpus& cpus, int device) {
   static_cast<void>(cudaSetDevice(device));
-  const std::string address = FindPciAddress(device);
+  char address[32] = "";  // on the PCI bus, such as "0000:1B:00.0"
+  static_cast<void>(cudaDeviceGetPCIBusId(address, sizeof address, device));
   const bool is_bound = BindThread(cpus.are_near_the_gpu ? CpusNear(address) : cpus.given);
   Debug("the network thread of GPU ", device, " (", address, ") runs on ",
         !is_bound               ? "any CPU"
