@@ -54,7 +54,7 @@ class FakeBenchmark(Benchmark):
     figures = (report.Figure("rate", "1/s"),)
     average = "mean"
     rounds = 2
-    interleaved = "dense"
+    interleaved = ("dense",)
     sweep = "tokens"
 
     def make_problem(self, shape, variant, rotated_bytes):

@@ -9,14 +9,15 @@ import unittest.mock
 import testing  # isort: skip
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from bench_command import transfer_problem_of
 
-from jax_ep._src.core.chain import chain
+from jax_ep._src.core.chain import chain, in_turn
 from jax_ep._src.transfer import reference
 from jax_ep.bench.common import programs
-from jax_ep.bench.common.programs import sharded, start_sharded
+from jax_ep.bench.common.programs import sharded, start_jax, start_sharded
 from jax_ep.bench.transfer.providers import OPERATIONS, Ours
 
 
@@ -64,6 +65,18 @@ class ProgramsTest(parameterized.TestCase):
             self.assertRaisesRegex(RuntimeError, "have all-gather 5 times, but has .*: 1}"),
         ):
             start_sharded(gather, arguments, problem.mesh, 5, "all-gather")
+
+    def test_calls_with_others_in_turn(self):
+        """All are in the program, though nobody reads the results of the first."""
+        product = lambda x, y: jnp.dot(x, y)
+        compute = lambda arguments: in_turn(product, arguments[0], [(y,) for y in arguments[1]])
+        matrices = [jnp.full((96, 96), value, jnp.float32) for value in (1.0, 2.0, 3.0)]
+        started = start_jax(compute, [(jnp.eye(96), matrices)], repeats=3)
+        np.testing.assert_array_equal(started.call(started.arguments[0]), matrices[-1])
+        text = started.call.as_text()
+        self.assertEqual(text.count(" dot("), 3)
+        with self.assertRaisesRegex(RuntimeError, "should have matmul 3 times, but has"):
+            start_jax(compute, started.arguments, repeats=3, evidence="matmul")
 
     def test_as_many_calls_as_asked_for(self):
         calls = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,12 +23,17 @@ def chain(call: Callable[..., Any], num_calls: int) -> Callable[..., Any]:
     """
 
     def chained(x: Any, *others: Any) -> Any:
-        result = call(x, *others)
-        for _ in range(num_calls - 1):
-            arrays = jax.tree.leaves(result)
-            for _ in range(2):
-                x, *_ = lax.optimization_barrier((x, *arrays))
-            result = call(x, *others)
-        return result
+        return in_turn(call, x, [others] * num_calls)
 
     return chained
+
+
+def in_turn(call: Callable[..., Any], x: Any, others: Sequence[tuple[Any, ...]]) -> Any:
+    """Returns the result of the last of a call for each of `others`, as `chain` makes them."""
+    result = call(x, *others[0])
+    for arguments in others[1:]:
+        arrays = jax.tree.leaves(result)
+        for _ in range(2):
+            x, *_ = lax.optimization_barrier((x, *arrays))
+        result = call(x, *arguments)
+    return result

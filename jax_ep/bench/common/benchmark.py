@@ -96,7 +96,7 @@ class Benchmark(abc.ABC):
         default. `variant_option` is their option.
       average: of the iterations of a round, "mean" or "median".
       rounds: of jax_ep, of which the first does not count if there are several.
-      interleaved: the provider that is measured again after each round of jax_ep.
+      interleaved: the providers that are measured again after each round of jax_ep.
       warm_up_seconds: see `timing.device_times`.
       settling_seconds: of jax_ep's calls before a case is measured, so that the clocks settle.
       sweep: the size, of each rank, over which lines are drawn.
@@ -115,7 +115,7 @@ class Benchmark(abc.ABC):
     figures: ClassVar[tuple[Figure, ...]]
     average: ClassVar[str]
     rounds: ClassVar[int] = 1
-    interleaved: ClassVar[str | None] = None
+    interleaved: ClassVar[tuple[str, ...]] = ()
     iterations: ClassVar[int] = timing.ITERATIONS
     warm_up_seconds: ClassVar[float | None] = None
     settling_seconds: ClassVar[float] = 0
@@ -143,6 +143,10 @@ class Benchmark(abc.ABC):
     def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:  # noqa: B027
         """Checks `arguments`, whose `shape` is what will be measured; may add to `results`."""
 
+    def default_shapes(self, arguments: argparse.Namespace) -> tuple[Any, ...]:
+        """Returns the shapes that are measured without --shape."""
+        return self.smoke_shapes if arguments.smoke else self.shapes
+
     def chains(self, shape: Any) -> tuple[int, ...]:
         """Returns the numbers of chained calls that are measured of a shape."""
         return (1,)
@@ -161,7 +165,7 @@ class Benchmark(abc.ABC):
 
     def order(self, chosen: list[Provider]) -> list[Provider]:
         """Returns the order of measurements: rounds of jax_ep, with `interleaved` after each."""
-        again = [p for p in chosen if p.name == self.interleaved]
+        again = [p for p in chosen if p.name in self.interleaved]
         order: list[Provider] = []
         for provider in chosen:
             order += [provider, *again] * self.rounds if provider.name == OURS else [provider]

@@ -128,8 +128,7 @@ def run(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
         "timing": " ".join((timing.device_times.__doc__ or "").split("Args:")[0].split()),
         "cases": [],
     }
-    default_shapes = benchmark.smoke_shapes if arguments.smoke else benchmark.shapes
-    arguments.shape = list(arguments.shape or default_shapes)
+    arguments.shape = list(arguments.shape or benchmark.default_shapes(arguments))
     benchmark.prepare(arguments, results)
     boards = None
     if getattr(arguments, "energy", None):

@@ -63,12 +63,30 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int | None:
     )
 
 
-def start_jax(computation: Callable[[Any], jax.Array], arguments: list[Any]) -> Started:
-    """Compiles a JAX function by itself: nothing else is in its program."""
+def start_jax(
+    computation: Callable[[Any], jax.Array],
+    arguments: list[Any],
+    *,
+    repeats: int = 1,
+    evidence: str | None = None,
+) -> Started:
+    """Compiles a JAX function by itself: nothing else is in its program.
+
+    Args:
+      computation: of one of `arguments`.
+      arguments: for calls in turn.
+      repeats: how often it does the operation.
+      evidence: the custom call that must be in the program so often; None demands nothing.
+
+    Raises:
+      RuntimeError: it is there more or less often, so that something else would be timed.
+    """
     compiled = jax.jit(computation).lower(arguments[0]).compile()
     text = compiled.as_text() or ""
-    facts = {"custom_calls": custom_calls(text), "kernels": kernels(text)}
-    return Started(compiled, arguments, facts=facts)
+    found = custom_calls(text)
+    _check_evidence(found, evidence, repeats)
+    facts = {"custom_calls": found, "kernels": kernels(text)}
+    return Started(compiled, arguments, repeats=repeats, facts=facts)
 
 
 def sharded(
@@ -113,13 +131,7 @@ def start_sharded(
         options["xla_disable_hlo_passes"] = "cse_barrier_expander"
     compiled = program.lower(*arguments[0]).compile(compiler_options=options)
     text = compiled.as_text() or ""
-    found = custom_calls(text) | collectives(text)
-    if evidence is not None and found.get(evidence) != chained:
-        raise RuntimeError(
-            f"the compiled program should have {evidence} {chained} times, but has "
-            f"{found or 'no such call'}; something else would be timed. Compare the program's HLO "
-            "(XLA_FLAGS=--xla_dump_to)."
-        )
+    _check_evidence(custom_calls(text) | collectives(text), evidence, chained)
 
     def call(given: tuple[Any, ...]) -> Any:
         result = compiled(*given)
@@ -132,3 +144,12 @@ def start_sharded(
         "peak_bytes": peak_bytes(compiled),
     }
     return Started(call, arguments, repeats=chained, facts=facts)
+
+
+def _check_evidence(found: dict[str, int], evidence: str | None, times: int) -> None:
+    if evidence is not None and found.get(evidence) != times:
+        raise RuntimeError(
+            f"the compiled program should have {evidence} {times} times, but has "
+            f"{found or 'no such call'}; something else would be timed. Compare the program's HLO "
+            "(XLA_FLAGS=--xla_dump_to)."
+        )

@@ -102,7 +102,7 @@ class MatmulBenchmark(Benchmark):
     )
     average = "mean"  # the power limit is kept on average
     rounds = 2
-    interleaved = "dense"
+    interleaved = ("dense",)
     iterations = 100  # each 10 ms or little more: together about a period
     warm_up_seconds = 0
     has_energy = True
