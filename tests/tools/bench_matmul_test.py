@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import types
 import unittest.mock
 
 import testing  # isort: skip  # noqa: F401  sets the devices
@@ -20,6 +22,7 @@ from jax_ep.bench.common import harness, timing
 from jax_ep.bench.common.benchmark import Case
 from jax_ep.bench.matmul import benchmark as matmul
 from jax_ep.bench.matmul import fp8 as matmul_fp8
+from jax_ep.bench.matmul import mxfp4 as matmul_mxfp4
 from jax_ep.bench.matmul import providers
 from jax_ep.bench.matmul.benchmark import BENCHMARK, Shape, group_sizes, make_operands
 
@@ -56,6 +59,8 @@ class OperandsTest(parameterized.TestCase):
     def test_operands_rotate_past_the_cache(self):
         problem = make_operands(SHAPE, group_sizes(SHAPE, "zipf"), 3000)
         self.assertLen(problem, 5)  # dense reads out_gradient and a matrix: 640 bytes
+        forward = make_operands(SHAPE, group_sizes(SHAPE, "zipf"), 3000, {"forward"})
+        self.assertLen(forward, 3)  # it reads lhs and a matrix: 1024 bytes
         self.assertEqual([x.shape for x in problem[0]], [(24, 16), (3, 16, 8), (24, 8), (3,)])
         self.assertFalse(np.array_equal(problem[0].rhs, problem[1].rhs))
         self.assertEqual(problem.facts["group_sizes"], group_sizes(SHAPE, "zipf").tolist())
@@ -118,6 +123,71 @@ class ProvidersTest(parameterized.TestCase):
         program = lower_for_cuda(matmul_fp8.multiply("cuda"), operands)
         self.assertEqual(program.targets, {"grouped_matmul_quantized": 1})
         self.assertNotIn("stablehlo.transpose", program.text)
+
+    def test_mxfp4(self):
+        """The same products in bfloat16, others in FP8; torch says why it does not run."""
+        case = Case("forward_mxfp4", Shape(rows=64, k=256, n=144, groups=3), "multinomial")
+        problem = problem_of(case.shape, "multinomial")
+        comparison = harness.Comparison(BENCHMARK, case, problem, 1, {})
+        with (
+            unittest.mock.patch.multiple(timing, **QUICK),
+            unittest.mock.patch.dict(sys.modules, {"torch": None}),
+        ):
+            for provider in matmul_mxfp4.PROVIDERS:
+                comparison.measure(provider)
+        measurements = comparison.measurements
+        self.assertEqual(set(measurements), {name for (name,) in matmul_mxfp4.REQUIRED})
+        difference = lambda name: measurements[name]["facts"]["relative_difference"]
+        self.assertLess(difference(matmul_mxfp4.DEQUANTIZED), 1e-3)
+        self.assertBetween(difference(matmul_mxfp4.FP8), 0.02, matmul.MAX_FP8_DIFFERENCE)
+        self.assertIn("ModuleNotFoundError", measurements[matmul_mxfp4.PER_ROW]["error"])
+        # The last call has the first sizes, two steps of five groups further.
+        started = comparison.started["jax_ep"]
+        result = np.asarray(started.call(started.arguments[0]), np.float64)
+        rows, weights = matmul_mxfp4.dequantized(problem[0].lhs, problem[0].rhs)
+        x, w = (np.asarray(a, np.float64) for a in (rows, weights))
+        sizes = np.roll(problem[0].sizes, 2 * 5)
+        parts = np.split(x, np.cumsum(sizes)[:-1])
+        expected = np.concatenate([part @ w[group] for group, part in enumerate(parts)])
+        np.testing.assert_allclose(result, expected, rtol=0.01, atol=0.01 * np.abs(expected).max())
+
+    @parameterized.parameters(1, 4, 16)
+    def test_groups_with_rows_are_others_in_turn(self, rows):
+        shape = Shape(rows, 32, 8, 32)
+        in_turn = matmul_mxfp4.sizes_in_turn(jnp.asarray(group_sizes(shape, "multinomial")))
+        self.assertLen(in_turn, 32)
+        self.assertEqual({int(sizes.sum()) for sizes in in_turn}, {rows})
+        np.testing.assert_array_equal(np.ptp(sum(sizes for sizes in in_turn)), 0)
+
+    @parameterized.parameters(*(p for p in matmul_mxfp4.PROVIDERS if hasattr(p, "target")))
+    def test_mxfp4_is_one_custom_call_per_group_on_cuda(self, provider):
+        shape = Shape(rows=64, k=256, n=144, groups=3)
+        operands = provider.arguments(problem_of(shape))
+        with unittest.mock.patch.object(jax, "default_backend", lambda: "gpu"):
+            program = lower_for_cuda(provider.calls, operands)
+        self.assertEqual(program.targets, {provider.target: 3})
+        self.assertNotIn("stablehlo.transpose", program.text)
+
+    def test_calls_of_torch_are_captured(self):
+        """A stand-in shows that a call comes before, and that results are those of the last."""
+        launched = []
+        capturing = contextlib.ExitStack()
+        capturing.callback(launched.append, "end")
+        graph = types.SimpleNamespace(replay=lambda: launched.append("replay"))
+        cuda = types.SimpleNamespace(
+            synchronize=lambda: launched.append("begin"),
+            CUDAGraph=lambda: graph,
+            graph=lambda graph, capture_error_mode: capturing,
+        )
+
+        def matmul(x):
+            launched.append(x)
+            return -x
+
+        replay = matmul_mxfp4.captured(types.SimpleNamespace(cuda=cuda), matmul, [1, 2, 3])
+        self.assertEqual(launched, [1, "begin", 1, 2, 3, "end"])
+        self.assertEqual(replay(), -3)
+        self.assertEqual(launched[6:], ["replay"])
 
     @parameterized.parameters((1.1, "0.1"), (np.nan, "nan"))
     def test_a_wrong_result_is_no_result(self, factor, difference):
@@ -202,6 +272,32 @@ class FiguresTest(absltest.TestCase):
         self.assertAlmostEqual(measured[matmul_fp8.BFLOAT16]["of_copy"], 0.5)
         self.assertNotIn("of_copy", measured["dense"])
 
+    def test_four_bit_weights(self):
+        """Counts groups with rows alone, and scales, too."""
+        shape = Shape(100, 1024, 1000, 4)
+        record = Case("forward_mxfp4", shape, "balanced").record()
+        names = [name for (name,) in matmul_mxfp4.REQUIRED]
+        measured = {name: {"seconds": 1e-6} for name in names}
+        record |= {"group_sizes": [50, 0, 50, 0], "measurements": measured}
+        BENCHMARK.add_figures({"cases": [record], "copy_bytes_per_second": 4e12})
+        for name, megabytes in zip(names, (1.088, 4.096, 2.048, 2.048), strict=True):
+            self.assertAlmostEqual(measured[name]["weights_tbps"], megabytes)
+            self.assertAlmostEqual(measured[name]["of_copy"], megabytes / 4)
+
+    def test_default_shapes(self):
+        shapes = {
+            operations: BENCHMARK.default_shapes(
+                types.SimpleNamespace(operation=list(operations), smoke=False)
+            )
+            for operations in ((), ("forward_mxfp4",), ("forward", "forward_mxfp4"))
+        }
+        gpt_oss = [shapes[("forward_mxfp4",)][i] for i in (0, 1, -1)]
+        self.assertEqual([s.rows for s in gpt_oss], [1, 1, 16384])
+        self.assertEqual([s.n for s in gpt_oss], [5760, 2880, 2880])
+        self.assertEqual({(s.k, s.groups) for s in gpt_oss}, {(2880, 32)})
+        self.assertEqual(shapes[()], matmul.SHAPES)
+        self.assertEqual(shapes["forward", "forward_mxfp4"], matmul.SHAPES)
+
 
 class CommandTest(parameterized.TestCase):
     def test_smoke(self):
@@ -237,6 +333,20 @@ class CommandTest(parameterized.TestCase):
         self.assertEqual(reasons["dense"], "it was not run")
         self.assertNotIn("jax_ep", reasons)
         self.assertRegex(output, "missing in 1 of 1 cases: torch: ModuleNotFoundError")
+
+    def test_smoke_of_four_bits(self):
+        arguments = ("--shape", "24,64,8,3", "--operation", "forward_mxfp4", "--groups", "balanced")
+        with unittest.mock.patch.dict(sys.modules, {"torch": None}):
+            status, output, results = smoke("matmul", *arguments)
+        self.assertEqual(status, 0, output)
+        (record,) = results["cases"]
+        measured = record["measurements"]
+        self.assertEqual(list(measured), [p.name for p in matmul_mxfp4.PROVIDERS])
+        rounds = {name: len(measured[name].get("rounds", ())) for name in measured}
+        expected = {"jax_ep": 2, matmul_mxfp4.DEQUANTIZED: 3, matmul_mxfp4.FP8: 1}
+        self.assertEqual(rounds, expected | {matmul_mxfp4.PER_ROW: 0})
+        (gap,) = results["missing"]
+        self.assertIn("ModuleNotFoundError", gap["reason"])
 
     def test_a_second_without_warming_up(self):
         self.assertEqual(BENCHMARK.iterations * timing.BURST_SECONDS, 1)

@@ -1,6 +1,9 @@
 """grouped_matmul beside a dense matmul, lax.ragged_dot, tokamax and torch, in one process.
 
-Operations with the name of a format have quantized operands; --operation asks for them.
+Operations with the name of a format have quantized operands; --operation asks for them. With
+forward_mxfp4 the weights are, and by default the shapes are those of gpt-oss-120b's experts on one
+of four ranks, for 1 to 16384 rows. It has no dense matmul, and jax_ep is interleaved with its
+bfloat16 matmul of the same weights.
 
 Matmuls run at the GPU's power limit, which is kept on average. After a pause their rate swings
 around that at which it settles, with a period of a second: on an H200 quarters of a second differ
@@ -15,6 +18,7 @@ import argparse
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +29,7 @@ from jax_ep.bench.common import energy, timing
 from jax_ep.bench.common.benchmark import Benchmark, Required, Started
 from jax_ep.bench.common.report import OURS, Figure, Record
 from jax_ep.bench.matmul import fp8 as matmul_fp8
+from jax_ep.bench.matmul import mxfp4 as matmul_mxfp4
 from jax_ep.bench.matmul import providers as matmul_providers
 
 DISTRIBUTIONS = ("balanced", "multinomial", "zipf")
@@ -37,6 +42,7 @@ MAX_DIFFERENCE = (
 )
 MAX_FP8_DIFFERENCE = 0.06  # of two recipes, or of one and bfloat16: 3.8 % with normal operands
 DENSE = ("dense", matmul_fp8.DENSE_PER_TENSOR)
+OTHER_RECIPES = (matmul_fp8.BFLOAT16, matmul_fp8.PER_ROW, matmul_mxfp4.FP8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,11 @@ SHAPES = (
     Shape(32768, 768, 2048, 32),
     Shape(8192, 4096, 28672, 2),
     Shape(512, 7168, 4096, 64),
+)
+GPT_OSS_SHAPES = tuple(  # up, down
+    Shape(rows, 2880, n, 32)
+    for rows in (1, 4, 16, 64, 256, 1024, 4096, 16384)
+    for n in (5760, 2880)
 )
 SMOKE_SHAPES = (Shape(256, 64, 96, 4), Shape(96, 32, 64, 3))
 
@@ -85,10 +96,18 @@ class MatmulBenchmark(Benchmark):
     """Configures the harness."""
 
     name = "matmul"
-    operations = (*matmul_providers.OPERATIONS, *matmul_fp8.OPERATIONS)
+    operations = (
+        *matmul_providers.OPERATIONS,
+        *matmul_fp8.OPERATIONS,
+        *matmul_mxfp4.OPERATIONS,
+    )
     default_operations = matmul_providers.OPERATIONS
     # A kernel that faults leaves nothing to those after it, so what is tuned is last.
-    providers = (*matmul_providers.PROVIDERS, *matmul_fp8.PROVIDERS)
+    providers = (
+        *matmul_providers.PROVIDERS,
+        *matmul_fp8.PROVIDERS,
+        *matmul_mxfp4.PROVIDERS,
+    )
     shape_type = Shape
     shapes = SHAPES
     smoke_shapes = SMOKE_SHAPES
@@ -97,24 +116,35 @@ class MatmulBenchmark(Benchmark):
     figures = (
         Figure("tflops", "TFLOP/s"),
         Figure("rounded_up_tflops", f"balanced, to {ROUNDED_TO} rows"),
-        Figure("of_copy", "weights, of a copy", ".2f"),
+        Figure("weights_tbps", "weights, TB/s"),
+        Figure("of_copy", "of a copy", ".2f"),
         *energy.FIGURES,
     )
     average = "mean"  # the power limit is kept on average
     rounds = 2
-    interleaved = ("dense",)
+    interleaved = ("dense", matmul_mxfp4.DEQUANTIZED)
     iterations = 100  # each 10 ms or little more: together about a period
     warm_up_seconds = 0
     has_energy = True
+    read: Collection[str] = matmul_providers.OPERATIONS  # the operations whose operands are read
+
+    def default_shapes(self, arguments: argparse.Namespace) -> tuple[Any, ...]:
+        """Those of gpt-oss, if four-bit weights are all that is asked for."""
+        asked = set(arguments.operation or self.default_operations)
+        if arguments.smoke or not asked <= set(matmul_mxfp4.OPERATIONS):
+            return super().default_shapes(arguments)
+        return GPT_OSS_SHAPES
 
     def prepare(self, arguments: argparse.Namespace, results: dict[str, Any]) -> None:
         """Measures a copy, which reading weights is compared with."""
+        asked = arguments.operation or self.default_operations
+        self.read = {matmul_fp8.bfloat16_operation(operation) for operation in asked}
         copied = 2**20 if arguments.smoke else COPIED_BYTES
         results["copy_bytes_per_second"] = copy_bytes_per_second(copied)
 
     def make_problem(self, shape: Shape, variant: str, rotated_bytes: float) -> Problem:
         """Random operands."""
-        return make_operands(shape, group_sizes(shape, variant), rotated_bytes)
+        return make_operands(shape, group_sizes(shape, variant), rotated_bytes, self.read)
 
     def check(self, started: Started, name: str, ours: Started | None) -> None:
         """Compares a result with that of jax_ep. The dense matmul computes something else."""
@@ -123,8 +153,7 @@ class MatmulBenchmark(Benchmark):
         result, expected = (s.to_jax(s.call(s.arguments[0])) for s in (started, ours))
         difference = float(relative_difference(result, expected))
         started.facts["relative_difference"] = difference
-        is_other_recipe = name in (matmul_fp8.BFLOAT16, matmul_fp8.PER_ROW)
-        largest = MAX_FP8_DIFFERENCE if is_other_recipe else MAX_DIFFERENCE
+        largest = MAX_FP8_DIFFERENCE if name in OTHER_RECIPES else MAX_DIFFERENCE
         if not difference <= largest:  # NaN is not
             raise ArithmeticError(f"its result differs from that of jax_ep by {difference:.2g}")
 
@@ -132,13 +161,16 @@ class MatmulBenchmark(Benchmark):
         """One of tokamax's implementations is enough."""
         if record["operation"] in matmul_fp8.OPERATIONS:
             return matmul_fp8.REQUIRED
+        if record["operation"] in matmul_mxfp4.OPERATIONS:
+            return matmul_mxfp4.REQUIRED
         tokamax = ("tokamax mosaic", "tokamax triton")
         return (("dense",), (OURS,), ("lax.ragged_dot",), tokamax, ("torch",))
 
     def add_figures(self, results: dict[str, Any]) -> None:
         """Adds the figures.
 
-        of_copy, for shapes of decoding: the weights' bytes per second over those of a copy.
+        weights_tbps, for shapes of decoding: the bytes per second of the weights of groups with
+          rows; of_copy: the same over those of a copy.
         rounded_up_tflops, for uneven groups: the balanced rate times rows, over the rows when
           each group is rounded up to 64; none where the balanced case was not measured.
         """
@@ -159,10 +191,19 @@ class MatmulBenchmark(Benchmark):
                     rate = balanced[balanced_key, name] * shape.rows / rounded_up
                     measurement["rounded_up_tflops"] = rate
                 if shape.rows <= FEW_ROWS * shape.groups and name not in DENSE:
-                    is_fp8 = record["operation"] in matmul_fp8.OPERATIONS
-                    element_bytes = 1 if is_fp8 and name != matmul_fp8.BFLOAT16 else 2
-                    weights = element_bytes * shape.groups * shape.k * shape.n
-                    measurement["of_copy"] = weights / seconds / results["copy_bytes_per_second"]
+                    active = sum(size > 0 for size in record["group_sizes"])
+                    weight_bytes = bytes_per_weight(record["operation"], name)
+                    rate = weight_bytes * active * shape.k * shape.n / seconds
+                    measurement["weights_tbps"] = rate / 1e12
+                    measurement["of_copy"] = rate / results["copy_bytes_per_second"]
+
+
+def bytes_per_weight(operation: str, name: str) -> float:
+    """Returns the bytes that a provider reads of each weight."""
+    if operation in matmul_mxfp4.OPERATIONS:
+        return matmul_mxfp4.BYTES_PER_WEIGHT[name]
+    is_fp8 = operation in matmul_fp8.OPERATIONS and name != matmul_fp8.BFLOAT16
+    return 1.0 if is_fp8 else 2.0
 
 
 BENCHMARK = MatmulBenchmark()
@@ -195,10 +236,17 @@ def probabilities(groups: int, distribution: str, random: np.random.Generator) -
     return weights / weights.sum()
 
 
-def make_operands(shape: Shape, sizes: np.ndarray, rotated_bytes: float) -> Problem:
+def make_operands(
+    shape: Shape,
+    sizes: np.ndarray,
+    rotated_bytes: float,
+    operations: Collection[str] = matmul_providers.OPERATIONS,
+) -> Problem:
     """Makes sets of operands, two at least: every provider reads `rotated_bytes` of them in all."""
-    pairs = (shape.rows * shape.k, shape.k * shape.n, shape.rows * shape.n)
-    fewest = 2 * (sum(pairs) - max(pairs))  # the dense matmul reads one matrix for all groups
+    lhs, rhs, out = shape.rows * shape.k, shape.k * shape.n, shape.rows * shape.n
+    # The dense matmul reads one matrix for all groups.
+    read = {"forward": lhs + rhs, "input_gradient": out + rhs, "weight_gradient": lhs + out}
+    fewest = 2 * min(read[operation] for operation in operations)
     number = max(2, math.ceil(rotated_bytes / fewest))
     on_device = jnp.asarray(sizes)
     sets = [_random_operands(jax.random.key(seed), shape, on_device) for seed in range(number)]

@@ -40,8 +40,9 @@ class Quantized(NamedTuple):
 
 
 def bfloat16_operation(operation: str) -> str:
-    """Returns the operation without the format."""
-    return operation.rpartition("_")[0]
+    """Returns the operation without the format, if it has one."""
+    is_one = operation in matmul_providers.OPERATIONS
+    return operation if is_one else operation.rpartition("_")[0]
 
 
 def quantized(case: Case, x: Any, format: quant.Format | None = None) -> Quantized:
@@ -126,19 +127,29 @@ def dense_per_tensor(torch: Any, x: Quantized) -> Callable[[], Any]:
 
 def grouped(torch: Any, x: Quantized) -> Callable[[], Any]:
     """torch._scaled_grouped_mm."""
-    lhs, rhs = _to_torch(torch, x.lhs.values), _to_torch(torch, x.rhs.values)
-    lhs_scales = _to_torch(torch, x.lhs.scales[:, 0])
-    rhs_scales = _to_torch(torch, x.rhs.scales[..., 0])
-    ends = _to_torch(torch, jnp.cumsum(x.sizes, dtype=jnp.int32))
-    return lambda: torch._scaled_grouped_mm(
-        lhs,
-        rhs.transpose(-2, -1),
+    matmul, ends = grouped_of_ends(torch, x.lhs, x.rhs), ends_of(torch, x.sizes)
+    return lambda: matmul(ends)
+
+
+def grouped_of_ends(torch: Any, lhs: quant.Quantized, rhs: quant.Quantized) -> Callable[[Any], Any]:
+    """torch._scaled_grouped_mm, as a function of where the groups end."""
+    rows, matrices = _to_torch(torch, lhs.values), _to_torch(torch, rhs.values)
+    lhs_scales = _to_torch(torch, lhs.scales[:, 0])
+    rhs_scales = _to_torch(torch, rhs.scales[..., 0])
+    return lambda ends: torch._scaled_grouped_mm(
+        rows,
+        matrices.transpose(-2, -1),
         lhs_scales,
         rhs_scales,
         offs=ends,
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )
+
+
+def ends_of(torch: Any, sizes: jax.Array) -> Any:
+    """Lends the ends of the groups to torch."""
+    return _to_torch(torch, jnp.cumsum(sizes, dtype=jnp.int32))
 
 
 def _to_torch(torch: Any, array: jax.Array) -> Any:
