@@ -10,6 +10,7 @@
 #     networks    two processes, whose domains NVSHMEM joins (pip install nvidia-nvshmem-cu13)
 #     tiers       the Python tests, and beside them C++ programs and sanitizers: 450 s on 4 H100
 #     models      layers beside transformers', and tokens per second of OLMoE's shapes with random weights
+#     overlap     how much of the transfers matmuls can hide (pip install nvidia-ml-py); only if it is named
 #
 #   PROGRAMS=...          where the programs of tests/cpp/gpu are (default build/gpu/tests/cpp/gpu)
 #   RESULTS=...           where logs go (default build/gpu_check)
@@ -56,6 +57,9 @@ checks() {
   run quantize_transposed 60 "$programs/quantize_transposed_test" check
   run activation_gradient 60 "$programs/quantize_activation_gradient_test" check
   run fp8_gradient 120 "$programs/grouped_matmul_fp8_rhs_gradient_test" check
+  run mxfp4 120 "$programs/grouped_matmul_mxfp4_test" check
+  run mxfp4_activation 120 "$programs/grouped_matmul_mxfp4_activation_test" check
+  run quantized_rows 100 "$programs/transfer_test" --ranks 4 --shared --only quantized --seconds 10
   local tool
   for tool in memcheck racecheck synccheck; do
     sanitized "transfer_$tool" 200 $tool "$programs/transfer_test" --ranks 1 --tiny
@@ -66,6 +70,8 @@ checks() {
     sanitized "quantize_transposed_$tool" 60 $tool "$programs/quantize_transposed_test" small
     sanitized "activation_gradient_$tool" 60 $tool "$programs/quantize_activation_gradient_test" small
     sanitized "fp8_gradient_$tool" 100 $tool "$programs/grouped_matmul_fp8_rhs_gradient_test" small
+    sanitized "mxfp4_$tool" 100 $tool "$programs/grouped_matmul_mxfp4_test" small
+    sanitized "mxfp4_activation_$tool" 100 $tool "$programs/grouped_matmul_mxfp4_activation_test" small
   done
 }
 
@@ -97,6 +103,11 @@ models() {
   PYTHONPATH=examples on 0 run generate 150 "$python" -P examples/generate.py "$folder" "${prompts[@]}" \
     --batch-size 16 --max-new-tokens 128
   rm -rf "$folder"
+}
+
+overlap() {
+  on "$(seq -s , 0 $((gpus - 1)))" run overlap 600 "$python" -P tools/overlap_ceiling.py --out "$results/overlap.json"
+  grep '│' "$results/overlap.log"
 }
 
 # Each of 4 GPUs has work.
@@ -132,8 +143,11 @@ for part in ${*:-transfers domains networks tiers models}; do
           ;;
       esac
       ;;
-    networks | tiers | models) $part ;;
-    *) echo "tools/gpu_check.sh: $part is no part; expected transfers, domains, networks, tiers or models" >&2 && exit 2 ;;
+    networks | tiers | models | overlap) $part ;;
+    *)
+      echo "tools/gpu_check.sh: $part is no part; expected transfers, domains, networks, tiers, models or overlap" >&2
+      exit 2
+      ;;
   esac
 done
 [ ! -e "$results/failed" ]
