@@ -140,6 +140,43 @@ class MoeMlpTest(parameterized.TestCase):
         for other in results[1:]:
             testing.assert_bitwise(other, results[0])
 
+    @parameterized.product(
+        activation=[clamped, CLAMPED],
+        options=[{"remat": None}, {"remat": "dispatch"}, {"remat": "experts"}, {"num_chunks": 2}],
+    )
+    def test_gradients_with_remat_and_in_chunks(self, activation, options):
+        """They are those of a layer with float matrices."""
+        weights = Weights(quant.MxFp4())
+        x, ids, topk_weights = tokens(jnp.bfloat16)
+
+        def gradients(quantized, up, down, x, ids, topk_weights):
+            def layer(x, topk_weights, *matrices, **quantization):
+                return jax_ep.moe_mlp(
+                    x,
+                    ids,
+                    topk_weights,
+                    *matrices,
+                    axis_name="expert",
+                    num_experts=EXPERTS,
+                    activation=activation,
+                    **quantization,
+                    **options,
+                )[0]
+
+            found = []
+            only = {"quantization": weights.recipe, "quantized_weights": quantized}
+            for matrices, quantization in (((None, None), only), ((up, down), {})):
+                call = lambda *x, m=matrices, q=quantization: layer(*x, *m, **q)
+                y, pull = jax.vjp(call, x, topk_weights)
+                found.append((y, pull(jnp.ones_like(y))))
+            return found
+
+        specs = (P("expert"),) * 6
+        floats = weights.floats(jnp.bfloat16)
+        got, expected = on_ranks(gradients, specs)(weights.quantized, *floats, x, ids, topk_weights)
+        for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            assert_agree(one, other, jnp.bfloat16, quant.MxFp4())
+
     def test_they_have_no_gradient(self):
         weights = Weights(quant.MxFp4())
         rows, sizes = tokens(jnp.bfloat16)[0], np.full(EXPERTS, TOKENS // EXPERTS, np.int32)
@@ -158,7 +195,7 @@ class MoeMlpTest(parameterized.TestCase):
                 quantized_weights=(up, quantized[1]),
             ).sum()
 
-        with self.assertRaisesRegex(NotImplementedError, "no derivative"):
+        with self.assertRaisesRegex(NotImplementedError, "quantized_weights are differentiated"):
             jax.grad(loss, allow_int=True)(weights.quantized[0].forward.scales)
 
 
@@ -186,6 +223,25 @@ class GroupedMlpTest(parameterized.TestCase):
         got = jax.jit(call)(x)
         expected = jax_ep.grouped_mlp(x, *weights.floats(jnp.bfloat16), sizes, scale, **options)
         assert_agree(got, expected, jnp.bfloat16, quant.MxFp4())
+
+    @parameterized.parameters(CLAMPED, clamped)
+    def test_outside_of_jit_nothing_is_dequantized(self, activation):
+        """No equation has the size of a matrix; those of a derivative have."""
+        weights = Weights(quant.MxFp4())
+        x, sizes = tokens(jnp.bfloat16)[0], np.full(EXPERTS, TOKENS // EXPERTS, np.int32)
+        only = {"quantization": weights.recipe, "quantized_weights": weights.quantized}
+
+        def call(x, **options):
+            return jax_ep.grouped_mlp(x, None, None, sizes, activation=activation, **options)
+
+        def float_matrices(function, *arguments):
+            text = str(jax.make_jaxpr(function)(*arguments))
+            both = (HIDDEN, 2 * SIZE), (2 * SIZE, HIDDEN)
+            return sum(text.count(f"bf16[{EXPERTS},{k},{n}]") for k, n in both)
+
+        self.assertEqual(float_matrices(functools.partial(call, **only), x), 0)
+        gradient = jax.grad(lambda x: call(x, **only).astype(jnp.float32).sum())
+        self.assertGreater(float_matrices(gradient, x), 0)
 
     @parameterized.product(
         activation=["swiglu", "relu", CLAMPED, clamped], row_weights=[False, True]

@@ -22,7 +22,8 @@ from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.primitives import bind_matmul, bind_rhs_gradient
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
-from jax_ep._src.mlp.weights_only import multiply, multiply_and_activate
+from jax_ep._src.mlp.weights_only import float_matrices, multiply, multiply_and_activate
+from jax_ep._src.quant.quantized import as_bits, from_bits
 
 BIAS_COLUMNS = LIMITS["vector_bytes"] // 2
 """Columns of the narrow matmuls that sum for biases: the fewest that fill a vector."""
@@ -86,17 +87,24 @@ def epilogue_mlp_backward(
 ) -> tuple[jax.Array, Experts, jax.Array | None]:
     """Returns the gradients of rows, experts and row weights."""
     rows, experts, group_sizes, row_weights, pre_activation = residuals
-    w_up, w_down, b_up, b_down = experts.parameters
+    w_up, w_down = float_matrices(experts, rows.dtype)
+    b_up, b_down = experts.b_up, experts.b_down
     activation = params.epilogue(params.activation)
     pre_activation_bar, activations, row_dots = bind_activation_gradient(
         y_bar, w_down, group_sizes, pre_activation, row_weights, activation
     )
     to_rows = params.matmul(rows.dtype, transpose_rhs=True, zero_tail=params.zero_tail)
     rows_bar = bind_matmul(pre_activation_bar, w_up, group_sizes, to_rows)
-    # Accumulators are float32; gradients of float32 weights are never rounded.
-    to_up, to_down = (params.matmul(params.accumulation.dtype(w)) for w in (w_up, w_down))
-    w_up_bar = bind_rhs_gradient(rows, pre_activation_bar, group_sizes, to_up, accumulators.w_up)
-    w_down_bar = bind_rhs_gradient(activations, y_bar, group_sizes, to_down, accumulators.w_down)
+    w_up_bar = w_down_bar = None
+    if experts.w_up is not None:
+        # Accumulators are float32; gradients of float32 weights are never rounded.
+        to_up, to_down = (params.matmul(params.accumulation.dtype(w)) for w in (w_up, w_down))
+        w_up_bar = bind_rhs_gradient(
+            rows, pre_activation_bar, group_sizes, to_up, accumulators.w_up
+        )
+        w_down_bar = bind_rhs_gradient(
+            activations, y_bar, group_sizes, to_down, accumulators.w_down
+        )
     b_up_bar = b_down_bar = row_weights_bar = None
     if b_up is not None:
         b_up_bar = _sum_of_groups(None, pre_activation_bar, group_sizes, params)
@@ -125,13 +133,17 @@ def _forward(
     y, pre_activation = epilogue_mlp_forward(
         rows, experts, group_sizes, row_weights, params, keep=True
     )
-    experts_kept = experts.without_accumulators()._replace(quantized=None)
+    experts_kept = experts.without_accumulators()
+    if experts.w_up is not None:
+        experts_kept = experts_kept._replace(quantized=None)
     residuals = rows, experts_kept, group_sizes, row_weights, pre_activation
-    return (y, experts.passed_on(params.accumulation, y)), residuals
+    return (y, experts.passed_on(params.accumulation, y)), as_bits(residuals)
 
 
 def _backward(params: GroupedMlpParams, residuals: Any, cotangents: Any) -> Any:
-    rows_bar, experts_bar, row_weights_bar = epilogue_mlp_backward(params, residuals, *cotangents)
+    rows_bar, experts_bar, row_weights_bar = epilogue_mlp_backward(
+        params, from_bits(residuals), *cotangents
+    )
     return rows_bar, experts_bar, None, row_weights_bar
 
 

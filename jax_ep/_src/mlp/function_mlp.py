@@ -17,9 +17,10 @@ from jax_ep._src.matmul.grouped_matmul import grouped_matmul
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.params import GroupedMatmulParams
-from jax_ep._src.matmul.primitives import chained_matmul, matmul_backward
+from jax_ep._src.matmul.primitives import bind_matmul, chained_matmul, matmul_backward
 from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.mlp.params import GroupedMlpParams
+from jax_ep._src.mlp.weights_only import float_matrices
 from jax_ep._src.quant.quantized import Quantized
 
 
@@ -35,10 +36,17 @@ def function_mlp_up(
 
 def function_mlp_up_backward(
     params: GroupedMlpParams, residuals: Any, out_bar: jax.Array, accumulator: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the gradients of rows and of w_up, from (rows, w_up, group_sizes)."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the gradients of rows and of w_up, from (rows, experts, group_sizes)."""
+    rows, experts, group_sizes = residuals
+    w_up, _ = float_matrices(experts, rows.dtype)
+    if experts.w_up is None:
+        to_rows = params.matmul(rows.dtype, transpose_rhs=True, zero_tail=True)
+        return bind_matmul(out_bar, w_up, group_sizes, to_rows), None
     to_out = _to_out(out_bar.dtype, params)
-    return matmul_backward(to_out, params.accumulation, residuals, out_bar, accumulator)
+    return matmul_backward(
+        to_out, params.accumulation, (rows, w_up, group_sizes), out_bar, accumulator
+    )
 
 
 def function_mlp_down(

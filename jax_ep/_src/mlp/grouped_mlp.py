@@ -16,12 +16,11 @@ from jax_ep._src.mlp.function_mlp import function_mlp_down, function_mlp_up
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.mlp.quantized_experts import (
     check_quantization,
-    dequantized_experts,
     shapes_of_quantized,
+    weights_only_experts,
     with_quantized,
 )
 from jax_ep._src.mlp.quantized_mlp import quantized_mlp
-from jax_ep._src.mlp.weights_only import kernel_weights
 from jax_ep._src.quant.recipe import QuantizedExperts, Recipe, WeightsOnly
 from jax_ep._src.transfer import weighted
 
@@ -102,10 +101,9 @@ def grouped_mlp(
     checks.rows(operation, "rows", rows, ("rows", "hidden"))
     in_four_bits: QuantizedExperts | None = None
     if isinstance(quantization, WeightsOnly):
-        w_up, w_down = dequantized_experts(
+        w_up, w_down, in_four_bits = weights_only_experts(
             operation, rows, (w_up, w_down), quantization, quantized_weights, layer
         )
-        in_four_bits = kernel_weights(rows, quantized_weights)
         quantization = quantized_weights = None
     up: Any = w_up
     down: Any = w_down

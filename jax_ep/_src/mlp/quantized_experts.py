@@ -15,8 +15,9 @@ from jax_ep._src.matmul.activations import NamedActivation
 from jax_ep._src.matmul.layer_stack import check_no_layer
 from jax_ep._src.mlp.expert_forms import UpWeights, check_forms
 from jax_ep._src.mlp.experts import Experts
+from jax_ep._src.mlp.weights_only import dequantized, kernel_weights
 from jax_ep._src.quant.formats import check_no_tensor_scale
-from jax_ep._src.quant.quantize import check_floats, dequantize
+from jax_ep._src.quant.quantize import check_floats
 from jax_ep._src.quant.quantize_for_training import quantize_layouts
 from jax_ep._src.quant.quantized import Quantized, check
 from jax_ep._src.quant.recipe import (
@@ -171,24 +172,34 @@ def shapes_of_quantized(
         )
     assert recipe is not None and quantized is not None
     check_pair(operation, quantized)
-    shapes = []
     for which, one in zip(("up", "down"), quantized, strict=True):
         check_layouts(operation, f"quantized_weights ({which})", one, recipe)
-        values = one.forward.values
-        transposed = values.shape[:1] + values.shape[:0:-1]
-        shapes.append(compat.struct_like(values, transposed, rows.dtype))
-    return shapes[0], shapes[1]
+    return _shapes_of_floats(quantized, rows.dtype)
 
 
-def dequantized_experts(
+def _shapes_of_floats(quantized: QuantizedExperts, dtype: Any) -> tuple[Any, Any]:
+    def shape_of(values: jax.Array) -> Any:
+        return compat.struct_like(values, values.shape[:1] + values.shape[:0:-1], dtype)
+
+    up, down = (shape_of(one.forward.values) for one in quantized)
+    return up, down
+
+
+def weights_only_experts(
     operation: str,
     rows: jax.Array,
     matrices: tuple[Any, Any],
     quantization: WeightsOnly,
     quantized: QuantizedExperts | None,
     layer: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns w_up [L, H, N] and w_down [L, F, H] in the rows' dtype. `matrices` must be None."""
+    *,
+    needs_floats: bool = False,
+) -> tuple[Any, Any, QuantizedExperts | None]:
+    """Returns w_up [L, H, N] and w_down [L, F, H] in the rows' dtype, and what a kernel reads.
+
+    Where a kernel reads quantized matrices, the float ones are shapes alone, unless they are
+    needed. `matrices` must be None.
+    """
     if any(matrix is not None for matrix in matrices):
         raise ArgumentError(
             f"jax_ep.{operation}: w_up and w_down are given with {quantization}; expected None, as "
@@ -200,8 +211,10 @@ def dequantized_experts(
     assert quantized is not None
     for which, one in zip(("up", "down"), quantized, strict=True):
         check_layouts(operation, f"quantized_weights ({which})", one, quantization)
-    up, down = (dequantize(one.forward, rows.dtype).mT for one in quantized)
-    return up, down
+    in_four_bits = None if needs_floats else kernel_weights(rows, quantized)
+    if in_four_bits is None:
+        return *dequantized(quantized, rows.dtype), None
+    return *_shapes_of_floats(in_four_bits, rows.dtype), in_four_bits
 
 
 def with_quantized(operation: str, experts: Experts, quantized: QuantizedExperts | None) -> Experts:

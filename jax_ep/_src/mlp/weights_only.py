@@ -1,10 +1,11 @@
 """Forward matmuls of experts whose matrices are quantized in memory only.
 
-The kernel reads them in four bits. Float matrices stand beside them for what it does not compute;
-XLA removes the dequantization of those that nothing reads.
+The kernel reads them in four bits. Float matrices are dequantized for what it does not compute.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,10 @@ from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
 from jax_ep._src.matmul.grouped_matmul_mxfp4_activation import bind_weights_only_activation
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_matmul
+from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.quant.microscaling import MxFp4
+from jax_ep._src.quant.quantize import dequantize
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.quant.recipe import QuantizedExperts
 
@@ -29,15 +32,29 @@ On an H200 that is 4 to 7 % faster for 16 to 256 rows of gpt-oss's experts, and 
 """
 
 
-def kernel_weights(rows: jax.Array, quantized: QuantizedExperts | None) -> QuantizedExperts | None:
+def kernel_weights(rows: jax.Array, quantized: QuantizedExperts) -> QuantizedExperts | None:
     """Returns matrices that a kernel multiplies by such rows, or None: dequantized ones are.
 
     A call that the kernel does not take for another reason warns of it.
     """
-    if quantized is None or rows.dtype != jnp.bfloat16:
+    if rows.dtype != jnp.bfloat16:
         return None
     is_mxfp4 = all(isinstance(one.forward.format, MxFp4) for one in quantized)
     return quantized if is_mxfp4 else None
+
+
+def dequantized(quantized: QuantizedExperts, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns w_up [L, H, N] and w_down [L, F, H]."""
+    up, down = (dequantize(one.forward, dtype).mT for one in quantized)
+    return up, down
+
+
+def float_matrices(experts: Experts, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns w_up and w_down, which are dequantized where there are quantized ones alone."""
+    if experts.w_up is not None:
+        return experts.w_up, experts.w_down
+    assert experts.quantized is not None
+    return dequantized(experts.quantized, dtype)
 
 
 def multiply(

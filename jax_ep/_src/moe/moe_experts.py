@@ -172,7 +172,7 @@ def _up_backward(
     rows, experts, group_sizes, *_ = residuals
     pre_activation_bar, row_weights_bar = results_bar
     rows_bar, w_up_bar = function_mlp_up_backward(
-        params, (rows, experts.w_up, group_sizes), pre_activation_bar, accumulators.w_up
+        params, (rows, experts, group_sizes), pre_activation_bar, accumulators.w_up
     )
     experts_bar = gradient_of_experts(params.accumulation, w_up_bar, None, None, None)
     return rows_bar, experts_bar, row_weights_bar

@@ -19,11 +19,10 @@ from jax_ep._src.mlp.experts import Experts, check_experts, check_num_experts, w
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.mlp.quantized_experts import (
     check_quantization,
-    dequantized_experts,
     shapes_of_quantized,
+    weights_only_experts,
     with_quantized,
 )
-from jax_ep._src.mlp.weights_only import kernel_weights
 from jax_ep._src.moe.chunks import in_chunks
 from jax_ep._src.moe.in_flight import check_overlap, chunks_in_flight
 from jax_ep._src.moe.local_only import only_own_experts
@@ -237,11 +236,15 @@ def moe_mlp(
         topk_weights = checks.weights(operation, "topk_weights", topk_weights, topk_ids.shape)
     in_four_bits: QuantizedExperts | None = None
     if isinstance(quantization, WeightsOnly):
-        w_up, w_down = dequantized_experts(
-            operation, x, (w_up, w_down), quantization, quantized_weights, layer
+        w_up, w_down, in_four_bits = weights_only_experts(
+            operation,
+            x,
+            (w_up, w_down),
+            quantization,
+            quantized_weights,
+            layer,
+            needs_floats=experts_fn is not None or accumulators is not None,
         )
-        if accumulators is None:
-            in_four_bits = kernel_weights(x, quantized_weights)
         quantization = quantized_weights = None
     experts: Experts | None = None
     of_rows: Activation = "none"
