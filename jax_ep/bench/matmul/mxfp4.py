@@ -22,10 +22,11 @@ import jax.numpy as jnp
 
 import jax_ep
 from jax_ep import quant
+from jax_ep._src.core.chain import in_turn
 from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep.bench.common.benchmark import Case, Provider, Started
-from jax_ep.bench.common.programs import implementation, in_turn, start_jax
+from jax_ep.bench.common.programs import implementation, start_jax
 from jax_ep.bench.common.report import OURS
 from jax_ep.bench.matmul import fp8 as matmul_fp8
 from jax_ep.bench.matmul import providers as matmul_providers
