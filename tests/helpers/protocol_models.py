@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import low_latency_model
 import network_model
 from spin_model import STUCK, WRONG, Model, Settings
 
@@ -219,5 +220,10 @@ MODELS = {
         r"NETWORK_(?:WAIT|SIGNAL|PUT)_[A-Z]+",
         network_model.SETTINGS,
         network_model.MUTATIONS,
+    ),
+    "low_latency": Model(
+        r"EAGER_(?:WAIT|SIGNAL|CHECK)_[A-Z]+",
+        low_latency_model.SETTINGS,
+        low_latency_model.MUTATIONS,
     ),
 }

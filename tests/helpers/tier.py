@@ -150,6 +150,7 @@ SLOW = {
     "tools/protocol_test.py::*_holds_*receive_rings*": 0,
     "tools/protocol_test.py::*_holds_different_calls_*": 0,
     "tools/protocol_test.py::*_holds_two_ranks": 0,
+    "tools/protocol_test.py::*_holds_low_latency_*": 0,
     "tools/protocol_test.py::*_holds_network_of_three_domains_*": 0,
     "tools/protocol_test.py::*_holds_network_domain_*": 0,
     "tools/protocol_test.py::*_holds_network_with_rings_*": 0,

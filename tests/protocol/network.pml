@@ -1,4 +1,4 @@
-/* A Spin model of the network between NVLink domains. No kernel exists yet: the model comes first. tests/tools/
+/* A Spin model of the network between NVLink domains. low_latency.pml has the low-latency calls. tests/tools/
  * protocol_test.py checks that it holds, and that the check fails when any one rule is broken.
  *
  * A rank is (domain, index). Its rail partners are the ranks with its index in other domains. A rail leads from a rank

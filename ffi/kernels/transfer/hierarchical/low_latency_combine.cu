@@ -206,7 +206,7 @@ class SegmentCombiner {
   }
 
   // Called by one warp. Returns a rank of this domain whose partial sum is missing in a lane, or
-  // kMaxRanks. Acquire.
+  // kMaxRanks. Acquire. EAGER_WAIT_PARTIALS
   __device__ uint32_t MissingPartialSum(int domain, const SegmentItem& item) const {
     const int index = LaneIndex();
     const uint64_t* const flags = &eager_.Local().flags()[FirstFlag(domain, item)];

@@ -113,6 +113,7 @@ __device__ Outcome CountAndTell(const HierarchicalLowLatencyDispatchParams& para
 }
 
 // Called by each counting warp. Passes its share of the counts of all ranks to `quotas`.
+// EAGER_WAIT_COUNTS
 __device__ Outcome CollectCounts(const HierarchicalLowLatencyDispatchParams& params,
                                  const RoleContext& role, const DomainEagerBuffers& eager,
                                  uint64_t sequence, Quotas* quotas) {

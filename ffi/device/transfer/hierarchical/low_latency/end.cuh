@@ -12,12 +12,12 @@ namespace jax_ep {
 // is poisoned, in a combine.
 __device__ inline Outcome WaitForAll(const CallParams& call, const HierarchicalLayout& layout,
                                      uint64_t sequence) {
-  Outcome outcome = WaitForDomainEntry(call, layout.domains, sequence);
+  Outcome outcome = WaitForDomainEntry(call, layout.domains, sequence);  // EAGER_WAIT_ENTRY
   bool poisoned = outcome == Outcome::kPoisoned;
   if (outcome != Outcome::kArrived && !poisoned) return outcome;
   const int rails = layout.domains.num_rails();
   const int num_messages = rails * layout.num_messages();
-  outcome = WaitForSegments(call, layout, sequence, [&] {
+  outcome = WaitForSegments(call, layout, sequence, [&] {  // EAGER_WAIT_ALL
     uint32_t missing = kMaxRanks;
 #pragma unroll 1
     for (int i = LaneIndex(); i < num_messages; i += 32) {
@@ -61,13 +61,13 @@ __device__ inline void FinishLowLatencyCall(const CallParams& call,
   }
   ControlBlock* const control = call.control;
   if (failure == Outcome::kArrived || failure == Outcome::kPoisoned) {
-    // All messages were read.
+    // All messages were read. EAGER_SIGNAL_CREDIT
     const int rails = layout.domains.num_rails();
     for (int i = role.Thread(); i < rails * layout.num_messages(); i += role.num_threads) {
       Rail(call, layout, i % rails).ReturnCredit(i / rails);
     }
   } else if (role.Thread() == 0) {
-    TellAbort(control, failure);
+    TellAbort(control, failure);  // EAGER_SIGNAL_ABORT
   }
   role.Sync();
   if (role.Thread() == 0) control->rail_messages += layout.num_messages();

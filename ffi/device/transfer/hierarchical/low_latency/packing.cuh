@@ -40,7 +40,7 @@ class PackedSegments {
   }
 
  private:
-  // Called by one lane, for its message.
+  // Called by one lane, for its message. EAGER_SIGNAL_MESSAGE
   __device__ void Put() const {
     const Rail rail(call_, layout_, rail_);
     const int message = HierarchicalSegments::MessageOf(chunk_);

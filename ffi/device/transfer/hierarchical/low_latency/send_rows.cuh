@@ -39,7 +39,8 @@ class RowSender {
     const int num_packed = domains_.num_rails() * NumSegments();
     const int num_items = num_packed + (domains_.size - 1) * NumSegments();
     InjectDelay(call_, sequence_, 4);
-    if (!MayStoreToPeers(call_)) return Outcome::kArrived;  // the next wait finds the abort
+    // The next wait finds the abort. EAGER_CHECK_ABORT
+    if (!MayStoreToPeers(call_)) return Outcome::kArrived;
     WarpTicketPrefetch tickets(&call_.control->progress.low_latency_tickets);
 #pragma unroll 1
     for (int item; (item = tickets.Next()) < num_items;) {
@@ -175,7 +176,7 @@ class ReceivedSegment {
         token_(token),
         segment_(segment) {}
 
-  // Acquire.
+  // Acquire. EAGER_WAIT_SEGMENT
   __device__ bool HasArrived() const {
     if (source_ == eager_.rank()) return true;
     if (IsOfPartner()) {

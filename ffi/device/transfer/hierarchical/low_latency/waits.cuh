@@ -96,6 +96,7 @@ __device__ inline Outcome WaitForSegments(const CallParams& call, const Hierarch
 }
 
 // Called by one warp, as WaitForSegments. Waits until the slot of a message is free.
+// EAGER_WAIT_CREDIT
 __device__ inline Outcome WaitForCredit(const CallParams& call, const HierarchicalLayout& layout,
                                         uint64_t sequence, const Rail& rail, int message) {
   return WaitForSegments(call, layout, sequence, [&] {
@@ -117,6 +118,7 @@ __device__ inline Outcome WaitForAllCredits(const CallParams& call,
 }
 
 // Called by one warp, as WaitForSegments. Waits until a message has arrived.
+// EAGER_WAIT_MESSAGE
 __device__ inline Outcome WaitForMessage(const CallParams& call, const HierarchicalLayout& layout,
                                          uint64_t sequence, const Rail& rail, int message) {
   return WaitForSegments(call, layout, sequence, [&] {
