@@ -44,8 +44,7 @@
  *   - nobody waits for ever: with TIMEOUTS 1 one wait times out, and all others hear of it. A rank may never make a
  *     call (ABSENT). With TIMEOUTS 2 puts of aborts are lost, and every wait has a deadline;
  *   - the deadline of progress, which is short, does not run while a wait is for a rank that has not entered the call,
- *     or for what such a rank is to send on (PROGRESS). The code does not keep this rule yet: DomainSegmentWait does as
- *     the mutation PARTNER_ENTERED. */
+ *     or for what such a rank is to send on (PROGRESS). */
 
 #ifndef DOMAINS
 #define DOMAINS 2 /* or 3 */

@@ -159,6 +159,7 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
       last_sum = sum;
       missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
       const bool has_entered = streams.HasEntered();
+      if (!has_entered) progress.Restart();
       item.outcome = (has_entered ? progress : entry).Check(missing);
       if (item.outcome == Outcome::kArrived && !has_entered) {
         item.outcome = FindLeaver(call, sequence);

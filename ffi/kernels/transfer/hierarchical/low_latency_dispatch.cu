@@ -125,7 +125,7 @@ __device__ Outcome CollectCounts(const HierarchicalLowLatencyDispatchParams& par
     if (!__any_sync(kFullWarp, !counts.IsComplete())) return Outcome::kArrived;
     const uint32_t missing = counts.MissingSource();
     if (missing >= static_cast<uint32_t>(call.num_ranks)) continue;  // it has arrived meanwhile
-    const Outcome outcome = wait.Check(missing);
+    const Outcome outcome = wait.Check(missing, false);
     if (outcome == Outcome::kArrived) continue;
     if (LaneIndex() == 0) RecordFailure(call, outcome);
     return outcome;

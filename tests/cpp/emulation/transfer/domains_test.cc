@@ -6,10 +6,12 @@
 //   --all            tests each case in all topologies; default: in two small ones. Over a network,
 //                    and with loads and stores between domains; default: one of both
 //   --topology D N   tests D domains of N ranks
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <iterator>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "ffi/runtime/calls/workspace.h"
@@ -36,17 +38,17 @@ Options OptionsOf(const Topology& topology) {
   Options options;
   options.ranks = topology.ranks();
   options.domain_size = topology.size;
-  options.rail_slots = 2;
   options.tiny = true;
   options.seed = seed;
   return options;
 }
 
-// Runs a test in a group.
+// Runs a test in a group. With two slots per rail no call is a low-latency one.
 void RunInGroup(const Topology& topology, bool network,
-                const std::function<void(Group*, const Options&)>& test) {
+                const std::function<void(Group*, const Options&)>& test, int rail_slots = 2) {
   Options options = OptionsOf(topology);
   options.network = network;
+  options.rail_slots = rail_slots;
   jax_ep::WorkspaceLayout layout;  // has room for the largest calls
   STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 400,
                                    .hidden = 64,
@@ -260,6 +262,39 @@ void TestARankStalls() {
   });
 }
 
+// A rank comes later than its peers may go without progress. They wait for it by the deadline of
+// entry, also those that hear of it through others, and all is right.
+void TestARankComesLate() {
+  const auto test = [](Group* group, const Options& options) {
+    constexpr uint64_t kProgress = 700'000'000;
+    constexpr auto kLate = std::chrono::milliseconds(1500);
+    Random random(options.seed);
+    group->ResetArenas(0x11);
+    group->progress_deadline_ns = kProgress;
+    group->NewGeneration();
+    Sequence calls(group, &random);
+    const Shape shape = ShapeOf(options, 5);
+    const auto dispatched = calls.AddDispatch(shape);
+    calls.AddRedispatch(dispatched, shape);
+    calls.AddCombine(dispatched, shape);
+    calls.Fill();
+    const int late = Uniform(random, 0, options.ranks - 1);
+    for (int call = 0; call < calls.size(); ++call) {
+      for (int r = 0; r < options.ranks; ++r) {
+        if (r != late) calls.Launch(call, r);
+      }
+      std::this_thread::sleep_for(kLate);
+      calls.Launch(call, late);
+      group->Synchronize();
+    }
+    calls.Check();
+    group->progress_deadline_ns = 20'000'000'000;
+    group->NewGeneration();
+  };
+  constexpr int kGeneral = 2, kLowLatency = 16;
+  for (const int slots : {kGeneral, kLowLatency}) RunInGroup({2, 2}, seed % 2 == 0, test, slots);
+}
+
 // A rank asks the network for two puts per message: the message and its credit. All that is not
 // rows takes one message to each rail partner.
 void TestPuts() {
@@ -308,6 +343,7 @@ int main(int argc, char** argv) {
                                     {"many wraps", TestManyWraps},
                                     {"puts", TestPuts},
                                     {"a rank stops", TestARankStops},
-                                    {"a rank stalls", TestARankStalls}},
+                                    {"a rank stalls", TestARankStalls},
+                                    {"a rank comes late", TestARankComesLate}},
                                    argc, argv);
 }

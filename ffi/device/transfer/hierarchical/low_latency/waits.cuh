@@ -48,39 +48,48 @@ class DomainSegmentWait {
         progress_(call, WaitPoint::kChunk, sequence) {}
 
   // Called by one whole warp; all lanes return the same. Returns kArrived if the wait for `peer`
-  // may continue. The deadline of progress starts when the peer, or this rank's partner in its
-  // domain, has entered the call.
-  __device__ Outcome Check(uint32_t peer) {
-    const ControlBlock* const control = call_.control;
+  // may continue. The deadline of progress starts when the peer has entered the call, and so has
+  // the rank of this domain that forwards what a peer of another domain sends.
+  //
+  // `has_counts`: whether this rank has the counts of all ranks. A dispatch tells its partners its
+  // counts before its domain has entered; until then only the partner itself is known to be there.
+  __device__ Outcome Check(uint32_t peer, bool has_counts = true) {
     const Outcome aborted = FindAbort(call_);
     if (aborted != Outcome::kArrived) return aborted;
-    const int rank = control->rank;
+    const Domains& domains = layout_.domains;
+    const int rank = call_.control->rank;
     const auto other = static_cast<int>(peer);
-    if (other == rank) return progress_.Check(peer);
-    const int here = layout_.domains.Domain(rank);
-    const int there = layout_.domains.Domain(other);
-    bool has_entered;
+    const int here = domains.Domain(rank);
+    const int there = domains.Domain(other);
+    const int neighbor = there == here ? other : domains.Rank(here, domains.Index(other));
     auto outcome = Outcome::kArrived;
-    if (there == here) {
-      const EntryFlags& flags = control->inbox->entry[sequence_ % 2][other];
-      has_entered = __shfl_sync(kFullWarp, LoadAcquireSystem(&flags.sequence), 0) >= sequence_;
-      if (has_entered && ReadEntryFlags(call_, flags) == Outcome::kMismatch) {
-        outcome = Outcome::kMismatch;
-        AbortGroup(call_, outcome, WaitPoint::kEntry, other, sequence_);
-      }
-    } else {
-      const Rail rail(call_, layout_, layout_.domains.Rail(here, there));
-      has_entered = !__any_sync(kFullWarp, !rail.HasArrived(0));
-      if (has_entered) outcome = CheckPartner(call_, rail, 0, sequence_);
+    bool has_entered = neighbor == rank || HasEntered(neighbor, &outcome);
+    const uint32_t awaited = has_entered ? peer : static_cast<uint32_t>(neighbor);
+    if (there != here && has_entered && outcome == Outcome::kArrived) {
+      const Rail rail(call_, layout_, domains.Rail(here, there));
+      const bool has_message = !__any_sync(kFullWarp, !rail.HasArrived(0));
+      if (has_message) outcome = CheckPartner(call_, rail, 0, sequence_);
+      has_entered = has_message && (has_counts || neighbor == rank);
     }
     if (outcome == Outcome::kArrived && !has_entered) outcome = FindLeaver(call_, sequence_);
     if (outcome != Outcome::kArrived) return outcome;
     if (has_entered) return progress_.Check(peer);
     progress_.Restart();
-    return entry_.Check(peer);
+    return entry_.Check(awaited);
   }
 
  private:
+  // Whether a rank of this domain has entered the call. If it is another call, aborts.
+  __device__ bool HasEntered(int neighbor, Outcome* outcome) const {
+    const EntryFlags& flags = call_.control->inbox->entry[sequence_ % 2][neighbor];
+    if (__shfl_sync(kFullWarp, LoadAcquireSystem(&flags.sequence), 0) < sequence_) return false;
+    if (ReadEntryFlags(call_, flags) == Outcome::kMismatch) {
+      *outcome = Outcome::kMismatch;
+      AbortGroup(call_, *outcome, WaitPoint::kEntry, neighbor, sequence_);
+    }
+    return true;
+  }
+
   const CallParams& call_;
   const HierarchicalLayout& layout_;
   const uint64_t sequence_;
