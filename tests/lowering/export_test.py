@@ -63,7 +63,7 @@ def quantized_gradient():
     def multiply(lhs, rhs):
         return jax_ep.grouped_matmul(lhs, rhs, jnp.array([3, 5]), quantization=recipe).sum()
 
-    gradients = jax.grad(multiply, (0, 1))(jnp.ones((8, 16)), jnp.ones((2, 16, 8)))
+    gradients = jax.grad(multiply, (0, 1))(jnp.ones((8, 16)), jnp.ones((2, 16, 16)))
     of_mlp = jax.grad(lambda *arguments: jnp.sum(quantized_mlp(*arguments, recipe)))
     return sum(map(jnp.sum, (*gradients, of_mlp(jnp.ones((8, 16))))))
 
@@ -71,7 +71,7 @@ def quantized_gradient():
 def four_bit_mlp():
     recipe = quant.WeightsOnly(quant.MxFp4())
     quantized = quant.quantize_experts(jnp.ones((2, 32, 2, 32)), jnp.ones((2, 32, 32)), recipe)
-    rows = jnp.ones((8, 32), jnp.bfloat16)
+    rows = jnp.ones((4096, 32), jnp.bfloat16)  # fewer have no epilogues
     return jax_ep.grouped_mlp(
         rows, None, None, jnp.array([3, 5]), quantization=recipe, quantized_weights=quantized
     )
