@@ -7,9 +7,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
+from jax.interpreters import partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Aval = Any  # jax.core.ShapedArray: the class has no public name to annotate with.
+
+
+def define_dead_code_rule(
+    primitive: Primitive, rule: Callable[[list[bool], Any], tuple[list[bool], Any]]
+) -> None:
+    """Defines by rule(used results, equation) what is left of a call: used operands, equation.
+
+    JAX 0.12 says which operands are live, too, before the equation.
+    """
+    partial_eval.dce_rules[primitive] = lambda used, *others: rule(used, others[-1])
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
@@ -155,4 +154,4 @@ quantize_both_p = primitive.define_primitive(
     attributes=_attributes,
     unsupported=_unsupported,
 )
-partial_eval.dce_rules[quantize_both_p] = _drop_unused
+compat.define_dead_code_rule(quantize_both_p, _drop_unused)
