@@ -46,10 +46,6 @@ struct MatmulCall {
   MatmulParams params = {};
 };
 
-inline bool IsAligned(const void* address, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
 inline bool IsQuantized(const MatmulCall& call) {
   return call.fp8.has_value() || call.mxfp4.has_value();
 }

@@ -1,6 +1,8 @@
 #include "ffi/kernels/matmul/launch.h"
 
 #include "ffi/device/common/limits.h"
+#include "ffi/kernels/checks.h"
+#include "ffi/kernels/load_kernel.h"
 #include "ffi/kernels/matmul/family.h"
 #include "ffi/kernels/matmul/portable/kernels.h"
 #include "ffi/kernels/matmul/sm90/kernels.h"
@@ -27,16 +29,6 @@ Status FindFamily(const MatmulCall& call, const MatmulFamily** family) {
       "implementation=\"xla\"");
 }
 
-Status LoadKernel(const MatmulKernel& kernel) {
-  Status status =
-      FromCuda(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    kernel.shared_bytes),
-               "loading grouped matmul");
-  if (!status.ok()) return status;
-  cudaFuncAttributes attributes;  // setting an attribute may not load the code; reading does
-  return FromCuda(cudaFuncGetAttributes(&attributes, kernel.address), "loading grouped matmul");
-}
-
 }  // namespace
 
 Status LoadMatmulKernels() {
@@ -46,7 +38,8 @@ Status LoadMatmulKernels() {
     if (!make().RunsOn(device)) continue;
     for (const MatmulKernel& kernel : make().Kernels()) {
       if (kernel.address == nullptr) continue;
-      if (Status status = LoadKernel(kernel); !status.ok()) return status;
+      Status status = LoadKernel(kernel.address, kernel.shared_bytes, "loading grouped matmul");
+      if (!status.ok()) return status;
     }
   }
   return {};
@@ -54,18 +47,11 @@ Status LoadMatmulKernels() {
 
 Status CheckMatmulLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes) {
   if (num_sms < 0) return InvalidArgument("num_sms is ", num_sms);
-  const struct {
-    const char* name;
-    int64_t value;
-  } named[] = {{"L", sizes.num_groups},
-               {"M", sizes.num_rows},
-               {"K", sizes.contracted},
-               {"N", sizes.columns}};
-  for (const auto& [name, value] : named) {
-    if (value < 0 || value > kMaxItems) {
-      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems);
-    }
-  }
+  Status status = CheckCounts({{"L", sizes.num_groups},
+                               {"M", sizes.num_rows},
+                               {"K", sizes.contracted},
+                               {"N", sizes.columns}});
+  if (!status.ok()) return status;
   const ElementType lhs = sizes.lhs_type;
   if (lhs != kBF16 && lhs != kF16 && lhs != kF32) {
     return Unimplemented("lhs is of another type; the kernels take bf16, f16 and f32");

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ffi/device/common/limits.h"
+#include "ffi/kernels/checks.h"
 #include "ffi/runtime/calls/config.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 
@@ -11,15 +11,11 @@ namespace {
 
 static_assert(kValuesPerScale == kScaleBlock, "host and device agree");
 
-bool IsMultiple(const void* address, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
 // Returns whether a thread can load a vector of the row and store its values at once.
-bool IsAligned(const Quantize& call) {
+bool HasWholeVectors(const Quantize& call) {
   const int64_t per_vector = kVectorBytes / ElementBytes(call.type);
-  return call.columns % per_vector == 0 && IsMultiple(call.x, kVectorBytes) &&
-         IsMultiple(call.values, per_vector);
+  return call.columns % per_vector == 0 && IsAligned(call.x, kVectorBytes) &&
+         IsAligned(call.values, per_vector);
 }
 
 }  // namespace
@@ -39,16 +35,7 @@ Status LoadQuantizeKernels() {
 }
 
 Status CheckQuantizeLaunch(int64_t num_rows, int64_t columns) {
-  const struct {
-    const char* name;
-    int64_t value;
-  } named[] = {{"M", num_rows}, {"K", columns}};
-  for (const auto& [name, value] : named) {
-    if (value < 0 || value > kMaxItems) {
-      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems);
-    }
-  }
-  return {};
+  return CheckCounts({{"M", num_rows}, {"K", columns}});
 }
 
 Status LaunchQuantize(const Quantize& call, cudaStream_t stream) {
@@ -63,7 +50,7 @@ Status LaunchQuantize(const Quantize& call, cudaStream_t stream) {
       .scale = {.min_amax = call.min_amax,
                 .inverse_largest = is_e5m2 ? kInverseLargestE5M2 : kInverseLargestE4M3,
                 .power_of_two_scales = call.power_of_two_scales},
-      .is_aligned = IsAligned(call)};
+      .is_aligned = HasWholeVectors(call)};
   const int64_t vectors = CeilDivide(call.columns * ElementBytes(call.type), kVectorBytes);
   const int64_t warps = CeilDivide(vectors, int64_t{32 * kQuantizeVectors});
   const int64_t threads = std::min<int64_t>(32 * warps, kMaxQuantizeThreads);

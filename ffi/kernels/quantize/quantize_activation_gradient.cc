@@ -1,9 +1,8 @@
 #include "ffi/kernels/quantize/quantize_activation_gradient.h"
 
-#include <limits>
-
-#include "ffi/device/common/limits.h"
 #include "ffi/device/quantize/activation_gradient_params.h"
+#include "ffi/kernels/checks.h"
+#include "ffi/kernels/load_kernel.h"
 #include "ffi/kernels/matmul/activation_function.h"
 #include "ffi/kernels/quantize/activation_gradient_kernels.h"
 #include "ffi/runtime/cuda/device_cuda.h"
@@ -23,36 +22,19 @@ ScaleParams Scale(const ScaleOptions& options) {
 }  // namespace
 
 Status LoadQuantizeActivationGradientKernels() {
-  const void* const kernel = ActivationGradientKernelAddress();
-  constexpr const char* kWhat = "loading quantize_activation_gradient";
-  Status status = FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                kActivationGradientSharedBytes),
-                           kWhat);
-  if (!status.ok()) return status;
-  cudaFuncAttributes attributes;  // setting an attribute may not load the code; reading does
-  return FromCuda(cudaFuncGetAttributes(&attributes, kernel), kWhat);
+  return LoadKernel(ActivationGradientKernelAddress(), kActivationGradientSharedBytes,
+                    "loading quantize_activation_gradient");
 }
 
 Status CheckQuantizeActivationGradientLaunch(int64_t num_rows, int64_t columns,
                                              int64_t row_blocks) {
-  const struct {
-    const char* name;
-    int64_t value;
-  } named[] = {{"M", num_rows}, {"F", columns}, {"B", row_blocks}};
-  for (const auto& [name, value] : named) {
-    if (value < 0 || value > kMaxItems / 2) {
-      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems / 2);
-    }
-  }
+  Status status = CheckCounts({{"M", num_rows}, {"F", columns}, {"B", row_blocks}}, kMaxItems / 2);
+  if (!status.ok()) return status;
   if (columns % kScaleBlock != 0) {
     return Unimplemented("F is ", columns, "; the kernels take multiples of ", kScaleBlock);
   }
   const double blocks = static_cast<double>(row_blocks) * (columns / kScaleBlock);
-  if (blocks > std::numeric_limits<int32_t>::max()) {
-    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernels take up to ",
-                         std::numeric_limits<int32_t>::max());
-  }
-  return {};
+  return CheckScaleBlocks(blocks);
 }
 
 Status LaunchQuantizeActivationGradient(const QuantizeActivationGradient& call,
@@ -71,7 +53,7 @@ Status LaunchQuantizeActivationGradient(const QuantizeActivationGradient& call,
                  {"values", call.values},
                  {"activation_values", call.activation_values}};
   for (const auto& [name, array] : aligned) {
-    if (reinterpret_cast<uintptr_t>(array) % kVectorBytes == 0) continue;
+    if (IsAligned(array, kVectorBytes)) continue;
     return FailedPrecondition(name, " begins at an address that is no multiple of ", kVectorBytes,
                               "; the kernels read whole vectors. Copy the array first");
   }

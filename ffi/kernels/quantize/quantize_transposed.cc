@@ -1,23 +1,14 @@
 #include "ffi/kernels/quantize/quantize_transposed.h"
 
-#include <limits>
-
-#include "ffi/device/common/limits.h"
 #include "ffi/device/quantize/transposed_params.h"
+#include "ffi/kernels/checks.h"
 #include "ffi/kernels/quantize/transposed_kernels.h"
 #include "ffi/runtime/calls/config.h"
 #include "ffi/runtime/cuda/device_cuda.h"
 
 namespace jax_ep {
-namespace {
 
 static_assert(kValuesPerScale == kScaleBlock, "host and device agree");
-
-bool IsMultiple(const void* address, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
-}  // namespace
 
 Status LoadQuantizeTransposedKernels() {
   for (ElementType type : {kBF16, kF16, kF32, kF8E4M3}) {
@@ -34,21 +25,10 @@ Status LoadQuantizeTransposedKernels() {
 }
 
 Status CheckQuantizeTransposedLaunch(int64_t num_rows, int64_t columns, int64_t row_blocks) {
-  const struct {
-    const char* name;
-    int64_t value;
-  } named[] = {{"M", num_rows}, {"C", columns}, {"B", row_blocks}};
-  for (const auto& [name, value] : named) {
-    if (value < 0 || value > kMaxItems) {
-      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems);
-    }
-  }
+  Status status = CheckCounts({{"M", num_rows}, {"C", columns}, {"B", row_blocks}});
+  if (!status.ok()) return status;
   const double blocks = static_cast<double>(row_blocks) * CeilDivide(columns, kScaleBlock);
-  if (blocks > std::numeric_limits<int32_t>::max()) {
-    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernels take up to ",
-                         std::numeric_limits<int32_t>::max());
-  }
-  return {};
+  return CheckScaleBlocks(blocks);
 }
 
 Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t stream) {
@@ -56,7 +36,7 @@ Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t str
   const int64_t column_blocks = CeilDivide(call.columns, kScaleBlock);
   const auto blocks = static_cast<unsigned>(call.row_blocks * column_blocks);
   if (!status.ok() || blocks == 0) return status;
-  if (!IsMultiple(call.values, kVectorBytes)) {
+  if (!IsAligned(call.values, kVectorBytes)) {
     constexpr const char* kName = "values";
     return FailedPrecondition(kName, " begins at an address that is no multiple of ", kVectorBytes,
                               "; TMA needs that. Copy the array first");
@@ -64,8 +44,8 @@ Status LaunchQuantizeTransposed(const QuantizeTransposed& call, cudaStream_t str
   const bool with_rows = call.row_values != nullptr;
   const int64_t loaded = call.type == kF8E4M3 ? kVectorBytes / 2 : kVectorBytes;
   const bool is_aligned = call.columns * ElementBytes(call.type) % loaded == 0 &&
-                          IsMultiple(call.x, loaded) &&
-                          IsMultiple(call.row_values, kVectorBytes / ElementBytes(call.type));
+                          IsAligned(call.x, loaded) &&
+                          IsAligned(call.row_values, kVectorBytes / ElementBytes(call.type));
   QuantizeTransposedParams params = {
       .x = call.x,
       .x_scales = call.x_scales,

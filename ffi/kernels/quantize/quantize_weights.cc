@@ -1,8 +1,6 @@
 #include "ffi/kernels/quantize/quantize_weights.h"
 
-#include <limits>
-
-#include "ffi/device/common/limits.h"
+#include "ffi/kernels/checks.h"
 #include "ffi/kernels/quantize/weights_kernels.h"
 #include "ffi/runtime/calls/config.h"
 #include "ffi/runtime/cuda/device_cuda.h"
@@ -11,10 +9,6 @@ namespace jax_ep {
 namespace {
 
 static_assert(kValuesPerScale == kScaleBlock, "host and device agree");
-
-bool IsMultiple(const void* address, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
 
 // Returns matrices [rows, columns], to be written from a row and a column on.
 QuantizedMatrices Matrices(const LayoutArrays& arrays, int64_t rows, int64_t columns,
@@ -32,14 +26,14 @@ QuantizedMatrices Matrices(const LayoutArrays& arrays, int64_t rows, int64_t col
 }
 
 // Returns whether every vector that a thread loads or stores is whole and aligned.
-bool IsAligned(const QuantizeWeights& call, const WeightLayouts& layouts) {
+bool HasWholeVectors(const QuantizeWeights& call, const WeightLayouts& layouts) {
   const int64_t loaded = kVectorBytes / ElementBytes(call.type);  // values
-  bool is_aligned = call.columns % loaded == 0 && IsMultiple(call.x, kVectorBytes);
+  bool is_aligned = call.columns % loaded == 0 && IsAligned(call.x, kVectorBytes);
   if (const uint8_t* values = layouts.as_given.values) {
-    is_aligned &= layouts.total_columns % loaded == 0 && IsMultiple(values, loaded);
+    is_aligned &= layouts.total_columns % loaded == 0 && IsAligned(values, loaded);
   }
   if (const uint8_t* values = layouts.transposed.values) {
-    is_aligned &= call.rows % kVectorBytes == 0 && IsMultiple(values, kVectorBytes);
+    is_aligned &= call.rows % kVectorBytes == 0 && IsAligned(values, kVectorBytes);
   }
   return is_aligned;
 }
@@ -60,22 +54,11 @@ Status LoadQuantizeWeightsKernels() {
 }
 
 Status CheckQuantizeWeightsLaunch(int64_t num_matrices, int64_t rows, int64_t columns) {
-  const struct {
-    const char* name;
-    int64_t value;
-  } named[] = {{"L", num_matrices}, {"R", rows}, {"C", columns}};
-  for (const auto& [name, value] : named) {
-    if (value < 0 || value > kMaxItems) {
-      return Unimplemented(name, " is ", value, "; the kernels take up to ", kMaxItems);
-    }
-  }
+  Status status = CheckCounts({{"L", num_matrices}, {"R", rows}, {"C", columns}});
+  if (!status.ok()) return status;
   const double blocks = static_cast<double>(num_matrices) * CeilDivide(rows, kScaleBlock) *
                         CeilDivide(columns, kScaleBlock);
-  if (blocks > std::numeric_limits<int32_t>::max()) {
-    return Unimplemented("there are ", blocks, " blocks of 128 x 128; the kernels take up to ",
-                         std::numeric_limits<int32_t>::max());
-  }
-  return {};
+  return CheckScaleBlocks(blocks);
 }
 
 Status LaunchQuantizeWeights(const QuantizeWeights& call, const WeightLayouts& layouts,
@@ -98,7 +81,8 @@ Status LaunchQuantizeWeights(const QuantizeWeights& call, const WeightLayouts& l
       .scale = {.min_amax = call.min_amax,
                 .inverse_largest = kInverseLargestE4M3,
                 .power_of_two_scales = call.power_of_two_scales}};
-  const void* const kernel = QuantizeWeightsKernelAddress(call.type, IsAligned(call, layouts));
+  const void* const kernel =
+      QuantizeWeightsKernelAddress(call.type, HasWholeVectors(call, layouts));
   const auto threads = static_cast<unsigned>(QuantizeWeightsThreads(call.type));
   void* arguments[] = {&params};
   return FromCuda(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream),

@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/kernels/load_kernel.h"
 #include "ffi/kernels/transfer/kernels.h"
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/kernels/transfer/preparation.h"
@@ -49,13 +50,7 @@ Status ListTransferKernels(bool only_of_networks, std::vector<TransferKernel>* k
 }
 
 Status LoadKernel(const TransferKernel& kernel) {
-  Status status =
-      FromCuda(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    kernel.shared_bytes),
-               "loading kernels");
-  if (!status.ok()) return status;
-  cudaFuncAttributes attributes;  // setting an attribute may not load the kernel
-  return FromCuda(cudaFuncGetAttributes(&attributes, kernel.address), "loading kernels");
+  return LoadKernel(kernel.address, kernel.shared_bytes, "loading kernels");
 }
 
 Status LoadTransferKernels() {

@@ -1,4 +1,5 @@
 #include "ffi/device/common/limits.h"
+#include "ffi/kernels/checks.h"
 #include "ffi/kernels/matmul/portable/kernels.h"
 
 namespace jax_ep {

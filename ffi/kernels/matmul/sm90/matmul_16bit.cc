@@ -3,6 +3,7 @@
 
 #include "ffi/device/common/integers.h"
 #include "ffi/device/common/limits.h"
+#include "ffi/kernels/checks.h"
 #include "ffi/kernels/matmul/sm90/kernels.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
 #include "ffi/kernels/matmul/sm90/swapped_choice.h"

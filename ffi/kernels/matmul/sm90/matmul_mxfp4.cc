@@ -4,6 +4,7 @@
 #include "ffi/device/common/integers.h"
 #include "ffi/device/common/limits.h"
 #include "ffi/device/matmul/sm90/mxfp4_params.h"
+#include "ffi/kernels/checks.h"
 #include "ffi/kernels/matmul/sm90/kernels.h"
 #include "ffi/kernels/matmul/sm90/make_tensor_map.h"
 #include "ffi/kernels/matmul/sm90/swapped_choice.h"
