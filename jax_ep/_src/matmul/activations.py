@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import numbers
 from collections.abc import Callable
@@ -96,3 +97,27 @@ def activate(activation: NamedActivation, pre_activation: jax.Array) -> jax.Arra
     gate = jnp.minimum(gate, activation.limit)
     up = jnp.clip(up, -activation.limit, activation.limit)
     return gate * jax.nn.sigmoid(activation.alpha * gate) * (up + 1)
+
+
+def activate_backward(
+    activation: NamedActivation,
+    activations_bar: jax.Array,
+    pre_activation: jax.Array,
+    row_weights: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what follows from the gradient of `activate` times row weights, in float32.
+
+    These are the gradient of the pre-activation [M, N], the activations [M, F] times row weights,
+    and products [M, F], whose sums over F are the gradients of the row weights.
+    """
+    activations_bar = activations_bar.astype(jnp.float32)
+    activations, pull_back = jax.vjp(
+        functools.partial(activate, activation), pre_activation.astype(jnp.float32)
+    )
+    products = activations * activations_bar
+    if row_weights is not None:
+        activations, activations_bar = (
+            a * row_weights[:, None] for a in (activations, activations_bar)
+        )
+    (pre_activation_bar,) = pull_back(activations_bar)
+    return pre_activation_bar, activations, products

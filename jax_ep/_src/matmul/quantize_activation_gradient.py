@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
-from jax_ep._src.matmul.activations import GATED_ACTIVATIONS, NamedActivation, activate
+from jax_ep._src.matmul.activations import GATED_ACTIVATIONS, NamedActivation, activate_backward
 from jax_ep._src.matmul.row_blocks import RowBlocks
 from jax_ep._src.quant import reference
 from jax_ep._src.quant.formats import BLOCK, Format, row_scales
@@ -138,17 +138,11 @@ def _reference(
     formats: tuple[Format, Format],
 ) -> tuple[jax.Array, ...]:
     gradient, of_activations = formats
-    activations_bar = activations_bar.astype(jnp.float32)
-    activations, pull_back = jax.vjp(
-        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
+    pre_activation_bar, activations, products = activate_backward(
+        params.activation, activations_bar, pre_activation, row_weights[0] if row_weights else None
     )
-    products = activations * activations_bar
     row_dots = products.reshape(products.shape[0], -1, BLOCK).sum(2)
-    for weights in row_weights:
-        activations, activations_bar = (
-            a * weights[:, None] for a in (activations, activations_bar)
-        )
-    pre_activation_bar = pull_back(activations_bar)[0].astype(DTYPE)
+    pre_activation_bar = pre_activation_bar.astype(DTYPE)
     rows = reference.quantized(pre_activation_bar, gradient, (1, BLOCK))
 
     def transposed(x: jax.Array, format: Format, per_column: bool) -> tuple[jax.Array, jax.Array]:

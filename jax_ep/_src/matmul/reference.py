@@ -6,7 +6,6 @@ of rows that never span two groups, so the cost of a product follows the number 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src.core.loops import divide, fori_loop
-from jax_ep._src.matmul.activations import activate
+from jax_ep._src.matmul.activations import activate, activate_backward
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
 
 ROWS_PER_BLOCK = 128
@@ -146,21 +145,15 @@ def activation_gradient_epilogue(
 ) -> tuple[jax.Array, ...]:
     """Does what follows the rounded matmul in `grouped_matmul_activation_gradient`."""
     dtype = activations_bar.dtype
-    activations_bar = activations_bar.astype(jnp.float32)
-    activations, backward = jax.vjp(
-        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
+    weights = row_weights[0] if has_row_weights else None
+    gradient, activations, products = activate_backward(
+        params.activation, activations_bar, pre_activation, weights
     )
-    num_rows, size = activations.shape
+    num_rows, size = products.shape
     num_dots = -(-size // COLUMNS_PER_DOT)
     missing = num_dots * COLUMNS_PER_DOT - size
-    products = jnp.pad(activations * activations_bar, ((0, 0), (0, missing)))
+    products = jnp.pad(products, ((0, 0), (0, missing)))
     row_dots = products.reshape(num_rows, num_dots, COLUMNS_PER_DOT).sum(2)
-    if has_row_weights:
-        (weights,) = row_weights
-        activations, activations_bar = (
-            a * weights[:, None] for a in (activations, activations_bar)
-        )
-    (gradient,) = backward(activations_bar)
     results = gradient.astype(dtype), activations.astype(dtype), row_dots
     tail = 0 if params.zero_tail else jnp.nan
     return tuple(_fill_tail(result, group_sizes, tail) for result in results)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_ep._src.matmul.activations import activate
+from jax_ep._src.matmul.activations import activate_backward
 from jax_ep._src.matmul.grouped_matmul_quantized_rhs_gradient import quantize_cotangents
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.quantize_activation_gradient import (
@@ -78,18 +77,11 @@ def _in_steps(
     """Computes the gradients in plain JAX, and quantizes them."""
     assert params.quantization is not None
     dtype = activations_bar.dtype
-    activations_bar = activations_bar.astype(jnp.float32)
-    activations, pull_back = jax.vjp(
-        functools.partial(activate, params.activation), pre_activation.astype(jnp.float32)
+    pre_activation_bar, activations, products = activate_backward(
+        params.activation, activations_bar, pre_activation, row_weights
     )
-    row_weights_bar = None
-    if row_weights is not None:
-        row_weights_bar = (activations * activations_bar).sum(1)
-        activations, activations_bar = (
-            a * row_weights[:, None] for a in (activations, activations_bar)
-        )
-    pre_activation_bar = pull_back(activations_bar)[0].astype(dtype)
     cotangents = quantize_cotangents(
-        pre_activation_bar, group_sizes, params.quantization, params.matmul(dtype)
+        pre_activation_bar.astype(dtype), group_sizes, params.quantization, params.matmul(dtype)
     )
+    row_weights_bar = None if row_weights is None else products.sum(1)
     return ActivationGradient(*cotangents, activations.astype(dtype), row_weights_bar)
