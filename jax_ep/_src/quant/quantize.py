@@ -204,13 +204,20 @@ def scale_attributes(format: Format) -> dict[str, Any]:
     }
 
 
+def unsupported_floats(name: str, x: Aval) -> str | None:
+    """Why the kernels do not quantize values of this dtype, or None."""
+    if x.dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        return None
+    return f"{name} is {x.dtype}; the kernels take bfloat16, float16 and float32"
+
+
 def _unsupported(avals: list[Aval], params: QuantizeParams, format: Format) -> str | None:
     x, *_ = avals
     if not has_kernels(format):
         return f"no kernel quantizes to {format}"
-    if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
-    return primitive.too_many(num_rows=math.prod(x.shape[:-1]), row_size=x.shape[-1])
+    return unsupported_floats("x", x) or primitive.too_many(
+        num_rows=math.prod(x.shape[:-1]), row_size=x.shape[-1]
+    )
 
 
 def _batch(operands: Any, dims: Any, **params: Any) -> Any:

@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_ep._src.core import compat, primitive
@@ -24,6 +23,7 @@ from jax_ep._src.quant.quantize_transposed import (
     transposed_format,
     transposed_reference,
     transposed_shapes,
+    unsupported_row_blocks,
 )
 from jax_ep._src.quant.quantized import Quantized
 
@@ -112,17 +112,6 @@ def _attributes(
     return {"per_column": np.bool_(per_column), **scale_attributes(format)}
 
 
-def _unsupported(
-    avals: list[Aval], params: QuantizeBothParams, format: Format, per_column: bool
-) -> str | None:
-    x, _, num_rows = avals
-    if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
-    return primitive.too_many(
-        num_rows=x.shape[0], row_size=x.shape[1], row_blocks=num_rows.shape[0]
-    )
-
-
 def _drop_unused(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
     """Leaves the pass that is used, where a gradient is not: of frozen weights, or of inputs."""
     with_rows, with_transposed = any(used[:2]), any(used[2:])
@@ -152,6 +141,6 @@ quantize_both_p = primitive.define_primitive(
     abstract_eval=_avals,
     reference=_reference,
     attributes=_attributes,
-    unsupported=_unsupported,
+    unsupported=unsupported_row_blocks,
 )
 compat.define_dead_code_rule(quantize_both_p, _drop_unused)

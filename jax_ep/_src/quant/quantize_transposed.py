@@ -18,7 +18,7 @@ from jax_ep._src.core import compat, primitive
 from jax_ep._src.core.compat import Aval
 from jax_ep._src.quant import reference
 from jax_ep._src.quant.formats import BLOCK, Format, Fp8Block128, num_blocks
-from jax_ep._src.quant.quantize import dequantize, scale_attributes
+from jax_ep._src.quant.quantize import dequantize, scale_attributes, unsupported_floats
 from jax_ep._src.quant.quantized import Quantized
 
 
@@ -147,13 +147,11 @@ def _attributes(
     }
 
 
-def _unsupported(
-    avals: list[Aval], params: QuantizeTransposedParams, format: Format, per_column: bool
-) -> str | None:
-    x, *_, num_rows = avals
-    if len(avals) == 3 and x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        return f"x is {x.dtype}; the kernels take bfloat16, float16 and float32"
-    return primitive.too_many(
+def unsupported_row_blocks(avals: list[Aval], **_: Any) -> str | None:
+    """Why the kernels do not quantize these rows, float ones or with scales, or None."""
+    x, *_scales, _first_rows, num_rows = avals
+    reason = None if len(avals) == 4 else unsupported_floats("x", x)
+    return reason or primitive.too_many(
         num_rows=x.shape[0], row_size=x.shape[1], row_blocks=num_rows.shape[0]
     )
 
@@ -163,5 +161,5 @@ quantize_transposed_p = primitive.define_primitive(
     abstract_eval=_avals,
     reference=_reference,
     attributes=_attributes,
-    unsupported=_unsupported,
+    unsupported=unsupported_row_blocks,
 )

@@ -20,6 +20,7 @@ from jax_ep._src.quant.quantize import (
     quantize_by_xla,
     scale_attributes,
     tensor_scale_for,
+    unsupported_floats,
     without_derivative,
 )
 from jax_ep._src.quant.quantized import Quantized
@@ -161,10 +162,10 @@ def _unsupported(
     *leading, rows, _columns = avals[0].shape
     if not has_kernels(format):
         return f"no kernel quantizes to {format}"
-    if avals[0].dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        return f"w is {avals[0].dtype}; the kernels take bfloat16, float16 and float32"
     columns = sum(aval.shape[-1] for aval in avals)
-    return primitive.too_many(num_matrices=math.prod(leading), rows=rows, columns=columns)
+    return unsupported_floats("w", avals[0]) or primitive.too_many(
+        num_matrices=math.prod(leading), rows=rows, columns=columns
+    )
 
 
 def _batch(operands: Any, dims: Any, **parameters: Any) -> Any:
