@@ -83,11 +83,8 @@ def multiply_and_activate(
     """Does `bind_activation`, also with quantized matrices [L, N, K]."""
     optional = (bias, row_weights, params.epilogue(activation))
     if isinstance(rhs, Quantized) and lhs.shape[0] < EPILOGUE_ROWS:
-        plain = GroupedMatmulParams(
-            True, jnp.dtype(jnp.float32), False, params.num_sms, params.implementation
-        )
         out, *kept = reference.activation_epilogue(
-            weights_only_matmul(lhs, rhs, group_sizes, plain),
+            weights_only_matmul(lhs, rhs, group_sizes, params.matmul(jnp.float32)),
             group_sizes,
             *(array for array in (bias, row_weights) if array is not None),
             dtype=lhs.dtype,
