@@ -7,7 +7,7 @@
 #
 #     transfers   times one level
 #     domains     tests and times transfers over NVLink domains: 130 s on 4 H100
-#     networks    two processes, whose domains NVSHMEM joins (pip install nvidia-nvshmem-cu13)
+#     networks    two processes, whose domains NVSHMEM joins, then UCX (pip install nvidia-nvshmem-cu13 libucx-cu13)
 #     tiers       the Python tests, and beside them C++ programs and sanitizers: 450 s on 4 H100
 #     models      layers beside transformers', and tokens per second of OLMoE's shapes with random weights
 #     overlap     how much of the transfers matmuls can hide (pip install nvidia-ml-py); only if it is named
@@ -91,7 +91,15 @@ domains() {
 # Each GPU is a domain. Prints the network's times beside those of loads and stores.
 networks() {
   [ "$gpus" -ge 2 ] || return 0
-  PYTHONPATH=tests/helpers on 0,1 timed nvshmem 400 "$python" -P tests/processes/nvshmem_layouts.py
+  local network
+  for network in nvshmem ucx; do
+    PYTHONPATH=tests/helpers on 0,1 timed $network 400 "$python" -P tests/processes/network_layouts.py --network $network
+  done
+  PYTHONPATH=tests/helpers on 0,1 timed paced 200 "$python" -P tests/processes/network_layouts.py --network ucx \
+    --pace 50,5 --only times
+  local ucx
+  ucx=$("$python" -P -c 'import libucx, os; print(os.path.dirname(libucx.__file__) + "/lib")')
+  UCX_TLS=cuda_ipc,cuda_copy,sm,self on 0,1 timed latency 60 "$programs/network_latency" "$ucx"
 }
 
 models() {

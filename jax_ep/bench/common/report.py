@@ -47,8 +47,8 @@ PACKAGES = (
 )
 MIN_SWEEP = 3  # values of a size, from which on a line is drawn over them
 LABEL_CHARACTERS = 18  # per line, below bars
-# Inches: of bars alone; of bars, which are few beside a sweep, and lines.
-WIDTHS, WIDTHS_OF_SWEEP = (11.0,), (3.5, 6.5)
+# Inches of panels: alone, or bars, which are few beside a sweep, and lines.
+WIDTH, WIDTHS_OF_BOTH = 10.0, (3.5, 6.5)
 
 Record = dict[str, Any]
 
@@ -193,8 +193,10 @@ def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathl
     """Writes panels for each operation: bars of cases, and lines over the size `sweep`."""
     records = results["cases"]
     operations = by_operation(records)
-    swept = {family for family in _families(records, sweep) if family is not None}
-    widths = WIDTHS_OF_SWEEP if swept else WIDTHS
+    families_of_all = _families(records, sweep)
+    swept = {family for family in families_of_all if family is not None}
+    has_both = bool(swept) and None in families_of_all
+    widths = WIDTHS_OF_BOTH if has_both else (WIDTH,)
     canvas, panels = plt.subplots(
         len(operations),
         len(widths),
@@ -208,11 +210,12 @@ def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathl
         families = _families(members, sweep)
         bars = [r for r, f in zip(members, families, strict=True) if f not in swept]
         lines = [r for r, f in zip(members, families, strict=True) if f in swept]
-        draw_bars(row[0], bars, names, figure)
         for panel in row:
             panel.set(ylabel=figure.heading, title=operation.replace("_", " "))
+        if bars:
+            draw_bars(row[0], bars, names, figure)
         if lines and sweep is not None:
-            draw_lines(row[1], lines, names, figure, sweep)
+            draw_lines(row[-1], lines, names, figure, sweep)
         for panel in row:
             panel.set_ylim(bottom=0)
     handles = {

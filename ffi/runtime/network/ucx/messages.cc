@@ -3,6 +3,7 @@
 // header, so that they may arrive in any order. The partner tells how many puts have arrived.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 
 #include "ffi/runtime/network/ucx/ucx_network.h"
@@ -29,6 +30,7 @@ struct ArrivalsHeader {
 
 constexpr unsigned kPutMessage = 0, kArrivalsMessage = 1;
 constexpr size_t kMessageBytes = 60 * 1024;  // a packet of tcp holds them
+constexpr std::chrono::microseconds kPauseBetweenNews{50};
 constexpr uint32_t kFlags = UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_COPY_HEADER;
 
 }  // namespace
@@ -105,6 +107,7 @@ Status UcxNetwork::Receive(const UcxPutHeader& put, const void* bytes, size_t si
     arrivals.partly.erase(put.number);
   }
   ++arrivals.count;
+  has_news_ = true;
   return Store(put.flag, &put.value, sizeof put.value);
 }
 
@@ -116,8 +119,7 @@ Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) const {
     return FailedPrecondition("jax_ep: a partner puts ", bytes, " bytes at ", place,
                               "; expected registered memory");
   }
-  if (!mapping->is_host) {
-    if (copy_to_device_) return copy_to_device_(place, from, bytes);
+  if (!mapping->is_host && !copy_to_device_) {
     return FailedPrecondition(
         "jax_ep: a partner puts into GPU memory by messages; expected "
         "UcxOptions::copy_to_device");
@@ -125,10 +127,12 @@ Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) const {
   if (bytes == sizeof(uint64_t) && to % sizeof(uint64_t) == 0) {
     uint64_t value = 0;
     std::memcpy(&value, from, sizeof value);
+    if (!mapping->is_host) return write_flag_to_device_(place, value);
     std::atomic_ref(*static_cast<uint64_t*>(place)).store(value, std::memory_order_release);
-  } else {
-    std::memcpy(place, from, bytes);
+    return {};
   }
+  if (!mapping->is_host) return copy_to_device_(place, from, bytes);
+  std::memcpy(place, from, bytes);
   return {};
 }
 
@@ -139,8 +143,18 @@ UcxNetwork::Connection* UcxNetwork::FindConnection(uint64_t partner) const {
   return nullptr;
 }
 
-// Called after progress: one message tells of all puts that have arrived meanwhile.
+// Called after progress: one message tells of all puts that have arrived meanwhile, now and then,
+// since a wait for flags on a GPU takes as long as several of them.
 void UcxNetwork::TellArrivals() {
+  if (!has_news_ || Clock::now() - told_at_ < kPauseBetweenNews) return;
+  if (await_flags_) {
+    if (Status status = await_flags_(); !status.ok()) {
+      if (failure_.ok()) failure_ = status;
+      return;
+    }
+  }
+  has_news_ = false;
+  told_at_ = Clock::now();
   for (auto& [from, arrivals] : arrivals_) {
     if (arrivals.count == arrivals.told) continue;
     Connection* const connection = FindConnection(from.first);

@@ -122,6 +122,8 @@ class UcxNetwork final : public Network {
   const UcxLibrary& ucx_;
   const Clock::duration deadline_;
   const decltype(UcxOptions::copy_to_device) copy_to_device_;
+  const decltype(UcxOptions::write_flag_to_device) write_flag_to_device_;
+  const decltype(UcxOptions::await_flags) await_flags_;
   const UcxWay way_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Memory> memories_;
@@ -130,6 +132,8 @@ class UcxNetwork final : public Network {
   std::vector<Flight*> ready_;  // filled by callbacks, in which UCX is not called
   // A partner is told apart by its worker and the number of its connection.
   std::map<std::pair<uint64_t, uint64_t>, Arrivals> arrivals_;
+  bool has_news_ = false;  // flags have arrived of which partners do not know
+  Clock::time_point told_at_ = {};
   Status failure_;    // tells why the first connection failed
   UcxWorker worker_;  // ends first: until then it uses what is above
 };

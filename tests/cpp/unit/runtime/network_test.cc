@@ -11,6 +11,7 @@
 #include "ffi/device/transfer/hierarchical/layout.h"
 #include "ffi/runtime/network/network_thread.h"
 #include "tests/cpp/unit/check.h"
+#include "tests/cpp/unit/runtime/noted_network.h"
 
 namespace {
 
@@ -18,27 +19,7 @@ using jax_ep::kRailSlotBytes;
 using jax_ep::Put;
 using jax_ep::RankMemoryAddresses;
 using jax_ep::Status;
-
-class NotedNetwork : public jax_ep::Network {
- public:
-  Status Register(void*, size_t, std::string*) override { return {}; }
-  Status Unregister(void*) override { return {}; }
-  Status Address(std::string*) override { return {}; }
-  Status Connect(const std::string&, int*) override { return {}; }
-  Status Open(int, const std::string&, int*) override { return {}; }
-  void Close(int) override {}
-  Status Start(const Put& put) override {
-    puts.push_back(put);
-    return {};
-  }
-  Status Progress() override { return failure; }
-  bool IsIdle() const override { return is_idle; }
-  std::string Describe(int) const override { return "notes"; }
-
-  std::vector<Put> puts;
-  Status failure;
-  bool is_idle = true;
-};
+using jax_ep::testing::NotedNetwork;
 
 // Rank 3 of three domains of two, with 4 slots per rail. Its partners are 5 and 1.
 struct Fixture {
@@ -160,5 +141,5 @@ int main() {
   TestAbortAndLeave();
   TestThreadServesUntilRemoved();
   TestThreadReportsFailures();
-  return 0;
+  return jax_ep::testing::Finish();
 }

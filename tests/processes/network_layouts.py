@@ -1,10 +1,11 @@
-"""Transfers of two GPUs, a process for each, whose domains NVSHMEM joins: bits, times, and failures, in one command:
+"""Transfers of two GPUs, a process for each, whose domains a network joins: bits, times, and failures, in one command:
 
-    PYTHONPATH=tests/helpers python tests/processes/nvshmem_layouts.py
+    PYTHONPATH=tests/helpers python tests/processes/network_layouts.py --network nvshmem
+    PYTHONPATH=tests/helpers python tests/processes/network_layouts.py --network ucx --pace 50,5
 
 Each GPU is an NVLink domain. Results have the bits of loads and stores between the domains, whose times are taken beside, and of the
 pure-JAX implementation, but for the gradient of weights. --only NAME runs one of: bits, times, failure. --gpus 4 --domain-size 2 has
-more of them.
+more of them. UCX carries bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import tempfile
 
 import launcher  # isort: skip
 
-NETWORKS = ("nvshmem", "none")
 GPU = {
     "JAX_EP_IMPLEMENTATION": "cuda",
     "JAX_EP_TEST_LOCAL_DEVICES": "{process}",
@@ -32,6 +32,8 @@ GPU = {
 }
 # The gradient of weights has sums over a row by XLA, which takes another order where pure JAX is in the same program.
 OF_WEIGHTS, SUM_ERROR = 6, 1e-5
+# No network card: copies between GPUs, and shared memory for flags.
+UCX = {"UCX_TLS": "cuda_ipc,cuda_copy,sm,self"}
 TIMED = ((128, 7168, 256, 8), (4096, 7168, 256, 8), (4096, 2048, 128, 8))
 
 
@@ -239,6 +241,8 @@ def run(name: str, network: str, arguments: argparse.Namespace, folder: str = ""
     ]
     command = [__file__, "--child", name, *options]
     variables = GPU | {"JAX_EP_NETWORK": network, "JAX_EP_DEBUG": "1"}
+    if network == "ucx":
+        variables |= UCX | {"JAX_EP_TEST_PACE": arguments.pace}
     if name == "failure":
         variables |= {"JAX_EP_ENTRY_TIMEOUT_S": "5", "JAX_EP_PROGRESS_TIMEOUT_S": "5"}
     results = launcher.run(
@@ -248,7 +252,9 @@ def run(name: str, network: str, arguments: argparse.Namespace, folder: str = ""
         kept = ("TIME", "BITS", "RELEASED", "FAILURE", "RIGHT")
         lines = result.output.splitlines()
         shown = [
-            line for line in lines if line.startswith(kept) or "NVSHMEM" in line or "probed" in line
+            line
+            for line in lines
+            if line.startswith(kept) or network.upper() in line or "probed" in line
         ]
         print(*(f"[{network} {process}] {line}" for line in shown[:60]), sep="\n", flush=True)
         if result.status != 0:
@@ -258,6 +264,8 @@ def run(name: str, network: str, arguments: argparse.Namespace, folder: str = ""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--network", default="nvshmem", choices=("nvshmem", "ucx"))
+    parser.add_argument("--pace", default="", metavar="GB/S,US", help="UCX: as JAX_EP_TEST_PACE")
     parser.add_argument("--only", default="")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--domain-size", type=int, default=1)
@@ -273,10 +281,11 @@ def main() -> None:
         return {"times": times, "failure": failure}[arguments.child](arguments.domain_size)
     import numpy as np
 
+    networks = (arguments.network, "none")
     if arguments.only in ("", "bits"):
         with tempfile.TemporaryDirectory() as parent:
             found = {}
-            for network in NETWORKS:
+            for network in networks:
                 folder = os.path.join(parent, network)
                 os.mkdir(folder)
                 run("bits", network, arguments, folder)
@@ -293,7 +302,7 @@ def main() -> None:
                     raise SystemExit(1)
     for name in ("times", "failure"):
         if arguments.only in ("", name):
-            for network in NETWORKS:
+            for network in networks:
                 run(name, network, arguments)
     print("OK", flush=True)
 
