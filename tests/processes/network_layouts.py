@@ -32,8 +32,8 @@ GPU = {
 }
 # The gradient of weights has sums over a row by XLA, which takes another order where pure JAX is in the same program.
 OF_WEIGHTS, SUM_ERROR = 6, 1e-5
-# No network card: copies between GPUs, and shared memory for flags.
-UCX = {"UCX_TLS": "cuda_ipc,cuda_copy,sm,self"}
+# No network card: copies between GPUs, of memory that CUDA IPC shares, and shared memory for flags.
+UCX = {"UCX_TLS": "cuda_ipc,cuda_copy,sm,self", "JAX_EP_TEST_IPC": "1"}
 TIMED = ((128, 7168, 256, 8), (4096, 7168, 256, 8), (4096, 2048, 128, 8))
 
 
