@@ -4,8 +4,8 @@
     PYTHONPATH=tests/helpers python tests/processes/network_layouts.py --network ucx --pace 50,5
 
 Each GPU is an NVLink domain. Results have the bits of loads and stores between the domains, whose times are taken beside, and of the
-pure-JAX implementation, but for the gradient of weights. --only NAME runs one of: bits, times, failure. --gpus 4 --domain-size 2 has
-more of them. UCX carries bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
+pure-JAX implementation, but for the gradient of weights. --only NAME runs one of: bits, times, failure, and microbatches only if it is
+named: a layer in two chunks, whose transfers are in flight beside experts or not. --gpus 4 --domain-size 2 has more GPUs. UCX carries bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ OF_WEIGHTS, SUM_ERROR = 6, 1e-5
 # No network card: copies between GPUs, of memory that CUDA IPC shares, and shared memory for flags.
 UCX = {"UCX_TLS": "cuda_ipc,cuda_copy,sm,self", "JAX_EP_TEST_IPC": "1"}
 TIMED = ((128, 7168, 256, 8), (4096, 7168, 256, 8), (4096, 2048, 128, 8))
+# Two microbatches of 4096 tokens: hidden, intermediate, experts, top-k.
+LAYERS = {"DeepSeek-V3, 64 experts": (7168, 2048, 64, 8), "Qwen3-30B": (2048, 768, 128, 8)}
 
 
 # ---- in each process
@@ -227,6 +229,69 @@ def failure(domain_size: int) -> None:
     print(f"RIGHT AGAIN process {jax.process_index()}", flush=True)
 
 
+def microbatches(domain_size: int) -> None:
+    """Prints the times of layers in two chunks: one call after another, and transfers in flight."""
+    import time
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import testing
+    from jax.sharding import PartitionSpec as P
+
+    import jax_ep
+
+    ranks = jax.device_count()
+    mesh = testing.mesh_of((ranks,), ("expert",))
+    for name, (hidden, intermediate, experts, top_k) in LAYERS.items():
+        total = ranks * 2 * 4096
+        rng = np.random.default_rng(0)
+        ids = rng.random((total, experts)).argsort(axis=1)[:, :top_k].astype(np.int32)
+        x = rng.standard_normal((total, hidden), np.float32).astype(jnp.bfloat16)
+        topk_weights = np.full((total, top_k), 1 / top_k, np.float32)
+        up = (experts, hidden, 2 * intermediate)
+        w_up, w_down = (
+            jax.jit(
+                lambda key, s=shape: jax.random.normal(key, s, jnp.bfloat16) * s[1] ** -0.5,
+                out_shardings=jax.NamedSharding(mesh, P("expert")),
+            )(jax.random.key(seed))
+            for seed, shape in enumerate((up, (experts, intermediate, hidden)))
+        )
+        arguments = [*(place(jax, array, mesh) for array in (x, ids, topk_weights)), w_up, w_down]
+        found, outs = {}, {}
+        for overlap in (False, True, False, True):
+
+            def layer(*operands, overlap=overlap):
+                return jax_ep.moe_mlp(
+                    *operands,
+                    axis_name="expert",
+                    num_chunks=2,
+                    overlap=overlap,
+                    nvlink_domain_size=domain_size,
+                    implementation="cuda",
+                )[0]
+
+            mapped = jax.shard_map(
+                layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False
+            )
+            program = jax.jit(mapped)
+            outs[overlap] = np.asarray(program(*arguments).addressable_shards[0].data)
+            for _ in range(10):
+                begin = time.perf_counter()
+                jax.block_until_ready(program(*arguments))
+                found.setdefault(overlap, []).append(1e6 * (time.perf_counter() - begin))
+        testing.assert_bitwise(outs[True], outs[False], name)
+        jax_ep.check()
+        apart, beside = (statistics.median(found[overlap]) for overlap in (False, True))
+        if jax.process_index() == 0:
+            network = f"{os.environ['JAX_EP_NETWORK']} {os.environ.get('JAX_EP_TEST_PACE', '')}"
+            print(
+                f"TIME {network} {name}: {apart:.0f} us one after another, {beside:.0f} us in "
+                f"flight, {apart / beside:.2f} x",
+                flush=True,
+            )
+
+
 # ---- the parent
 
 
@@ -278,7 +343,8 @@ def main() -> None:
     if arguments.child == "bits":
         return bits(arguments.folder, arguments.domain_size)
     if arguments.child:
-        return {"times": times, "failure": failure}[arguments.child](arguments.domain_size)
+        parts = {"times": times, "failure": failure, "microbatches": microbatches}
+        return parts[arguments.child](arguments.domain_size)
     import numpy as np
 
     networks = (arguments.network, "none")
@@ -304,6 +370,8 @@ def main() -> None:
         if arguments.only in ("", name):
             for network in networks:
                 run(name, network, arguments)
+    if arguments.only == "microbatches":
+        run("microbatches", arguments.network, arguments)
     print("OK", flush=True)
 
 

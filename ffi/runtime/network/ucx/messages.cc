@@ -112,7 +112,7 @@ Status UcxNetwork::Receive(const UcxPutHeader& put, const void* bytes, size_t si
 }
 
 // Writes into registered memory. An aligned word is written at once, after all that was before it.
-Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) const {
+Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) {
   void* const place = reinterpret_cast<void*>(to);
   const UcxWorker::Mapping* const mapping = worker_.Find(place, bytes);
   if (mapping == nullptr) {
@@ -127,13 +127,24 @@ Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) const {
   if (bytes == sizeof(uint64_t) && to % sizeof(uint64_t) == 0) {
     uint64_t value = 0;
     std::memcpy(&value, from, sizeof value);
-    if (!mapping->is_host) return write_flag_to_device_(place, value);
+    if (!mapping->is_host) {
+      device_flags_.push_back({place, value});
+      return {};
+    }
     std::atomic_ref(*static_cast<uint64_t*>(place)).store(value, std::memory_order_release);
     return {};
   }
   if (!mapping->is_host) return copy_to_device_(place, from, bytes);
   std::memcpy(place, from, bytes);
   return {};
+}
+
+// Called after progress: one call of the driver writes all that have arrived meanwhile.
+void UcxNetwork::WriteDeviceFlags() {
+  if (device_flags_.empty()) return;
+  const Status status = write_flags_to_device_(device_flags_);
+  device_flags_.clear();
+  if (!status.ok() && failure_.ok()) failure_ = status;
 }
 
 UcxNetwork::Connection* UcxNetwork::FindConnection(uint64_t partner) const {

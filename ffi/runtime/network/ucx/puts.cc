@@ -189,6 +189,7 @@ Status UcxNetwork::Progress() {
   ucx_.ucp_worker_progress(worker_.get());
   for (size_t i = 0; i < ready_.size(); ++i) Continue(ready_[i]);
   ready_.clear();
+  WriteDeviceFlags();
   TellArrivals();
   for (const auto& connection : connections_) {
     if (!connection->failure.ok() || IsIdle(*connection)) continue;

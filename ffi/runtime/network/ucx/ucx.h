@@ -21,17 +21,22 @@ using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 // How bytes and flags go. By default RDMA carries both, cuda_ipc only bytes, and messages the rest.
 enum class UcxWay : uint8_t { kDefault, kPuts, kPutsWithFlagsInMessages, kMessages };
 
+struct UcxFlag {
+  void* to;
+  uint64_t value;
+};
+
 struct UcxOptions {
   std::string folder;    // has libucp.so.0; empty: the system's
   UcxSettings settings;  // win over UCX_... in the environment
   // Copies into registered memory that is not the host's, and returns when the bytes are there.
   // Called in Progress, like the next two.
   std::function<Status(void* to, const void* from, size_t bytes)> copy_to_device;
-  // Writes 8 aligned bytes there at once, and may return before; waits for all such writes.
-  std::function<Status(void* to, uint64_t value)> write_flag_to_device;
-  std::function<Status()> await_flags;
-  UcxWay way = UcxWay::kDefault;  // others are for tests
-  double deadline_seconds = 30;   // for some put to a partner to arrive while any is in flight
+  // Writes 8 aligned bytes there at once, each in turn, and may return before.
+  std::function<Status(const std::vector<UcxFlag>& flags)> write_flags_to_device;
+  std::function<Status()> await_flags;  // until all that were written are there
+  UcxWay way = UcxWay::kDefault;        // others are for tests
+  double deadline_seconds = 30;  // for some put to a partner to arrive while any is in flight
 };
 
 // Any thread may use it, one at a time, with the GPU's context current where memory is on a GPU. It

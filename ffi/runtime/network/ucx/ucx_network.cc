@@ -17,7 +17,7 @@ UcxNetwork::UcxNetwork(const UcxLibrary& library, const UcxOptions& options)
       deadline_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options.deadline_seconds))),
       copy_to_device_(options.copy_to_device),
-      write_flag_to_device_(options.write_flag_to_device),
+      write_flags_to_device_(options.write_flags_to_device),
       await_flags_(options.await_flags),
       way_(options.way),
       worker_(library) {}

@@ -111,7 +111,8 @@ class UcxNetwork final : public Network {
   Status ListenToMessages();
   void SendMessages(Flight* flight, const Put& put, ucp_mem_h source);
   Status Receive(const UcxPutHeader& put, const void* bytes, size_t size);
-  Status Store(uint64_t to, const void* from, size_t bytes) const;
+  Status Store(uint64_t to, const void* from, size_t bytes);
+  void WriteDeviceFlags();
   void TellArrivals();
   Connection* FindConnection(uint64_t partner) const;
   static ucs_status_t OnPutMessage(void* network, const void* header, size_t header_bytes,
@@ -122,7 +123,7 @@ class UcxNetwork final : public Network {
   const UcxLibrary& ucx_;
   const Clock::duration deadline_;
   const decltype(UcxOptions::copy_to_device) copy_to_device_;
-  const decltype(UcxOptions::write_flag_to_device) write_flag_to_device_;
+  const decltype(UcxOptions::write_flags_to_device) write_flags_to_device_;
   const decltype(UcxOptions::await_flags) await_flags_;
   const UcxWay way_;
   std::vector<std::unique_ptr<Connection>> connections_;
@@ -132,7 +133,8 @@ class UcxNetwork final : public Network {
   std::vector<Flight*> ready_;  // filled by callbacks, in which UCX is not called
   // A partner is told apart by its worker and the number of its connection.
   std::map<std::pair<uint64_t, uint64_t>, Arrivals> arrivals_;
-  bool has_news_ = false;  // flags have arrived of which partners do not know
+  std::vector<UcxFlag> device_flags_;  // have arrived, and are written after UCX's progress
+  bool has_news_ = false;              // flags have arrived of which partners do not know
   Clock::time_point told_at_ = {};
   Status failure_;    // tells why the first connection failed
   UcxWorker worker_;  // ends first: until then it uses what is above

@@ -2,12 +2,14 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ffi/runtime/cuda/device_cuda.h"
 #include "ffi/runtime/cuda/driver.h"
@@ -20,7 +22,7 @@
 namespace jax_ep {
 namespace {
 
-constexpr unsigned kDriverVersion = 12000;  // declares cuStreamWriteValue64 as below
+constexpr unsigned kDriverVersion = 12000;  // declares cuStreamBatchMemOp as below
 
 // A copy to a GPU would wait for all launches that are queued before it, and these for the copy.
 Status CheckQueues() {
@@ -32,18 +34,38 @@ Status CheckQueues() {
       "what arrives over the network waits behind the kernels that wait for it");
 }
 
-using WriteValue = CUresult(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+using BatchMemOp = CUresult(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
+constexpr size_t kMostOps = 256;  // of a batch
+
+// A copy of 8 bytes would take the thread longer than UCX takes for their message.
+Status WriteFlags(BatchMemOp* write, cudaStream_t stream, const std::vector<UcxFlag>& flags) {
+  std::vector<CUstreamBatchMemOpParams> ops(std::min(flags.size(), kMostOps));
+  for (size_t first = 0; first < flags.size(); first += kMostOps) {
+    const size_t count = std::min(flags.size() - first, kMostOps);
+    for (size_t i = 0; i < count; ++i) {
+      ops[i] = {};
+      ops[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+      ops[i].writeValue.address = reinterpret_cast<CUdeviceptr>(flags[first + i].to);
+      ops[i].writeValue.value64 = flags[first + i].value;
+      ops[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after all before it
+    }
+    const CUresult error = write(stream, static_cast<unsigned>(count), ops.data(), 0);
+    if (error == CUDA_SUCCESS) continue;
+    return FailedPrecondition("jax_ep: cuStreamBatchMemOp returns ", int(error),
+                              " for flags of the network");
+  }
+  return {};
+}
 
 // Copies what arrives in messages, in a stream that waits for no kernel. There a flag comes after
 // all that was copied before it.
 Status MakeUcx(const std::string& folder, int device, std::unique_ptr<Network>* network) {
   const CurrentDevice current(device);
   cudaStream_t stream = nullptr;  // lives as long as the process
+  BatchMemOp* write = nullptr;
   Status status = FromCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                            "making a stream for the network");
-  WriteValue* write_value = nullptr;
-  if (status.ok())
-    status = FindDriverFunction("cuStreamWriteValue64", kDriverVersion, &write_value);
+  if (status.ok()) status = FindDriverFunction("cuStreamBatchMemOp", kDriverVersion, &write);
   if (!status.ok()) return status;
   UcxOptions options;
   options.folder = folder;
@@ -52,15 +74,8 @@ Status MakeUcx(const std::string& folder, int device, std::unique_ptr<Network>* 
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
     return FromCuda(error, "copying what has arrived over the network");
   };
-  // A copy of 8 bytes would take the thread longer than UCX takes for the message.
-  options.write_flag_to_device = [stream, write_value](void* to, uint64_t value) {
-    const CUresult error = write_value(stream, reinterpret_cast<CUdeviceptr>(to), value,
-                                       CU_STREAM_WRITE_VALUE_DEFAULT);
-    return error == CUDA_SUCCESS ? Status{}
-                                 : FailedPrecondition(
-                                       "jax_ep: a flag of the network cannot be "
-                                       "written: cuStreamWriteValue64 returns ",
-                                       int(error));
+  options.write_flags_to_device = [stream, write](const std::vector<UcxFlag>& flags) {
+    return WriteFlags(write, stream, flags);
   };
   options.await_flags = [stream] {
     return FromCuda(cudaStreamSynchronize(stream), "writing flags of the network");

@@ -147,7 +147,8 @@ class Side {
 
 void Run(Pipes* pipes, int rank, const std::string& folder) {
   Side side(pipes, rank, folder);
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{128}, uint64_t{14464}, uint64_t(kRailSlotBytes)}) {
+  for (const uint64_t bytes :
+       {uint64_t{0}, uint64_t{128}, uint64_t{14464}, uint64_t(kRailSlotBytes)}) {
     side.Measure(bytes);
   }
   side.End();
