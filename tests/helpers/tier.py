@@ -38,6 +38,7 @@ ON_CPU_ONLY = {
     "processes/*": "several processes on CPU devices; tests/gpu_only/ has those of GPUs",
     "runtime/*": "names, messages and checks of the host",
     "tools/*": "tools, benchmarks, examples and documents",
+    "operations/blocked_scales_test.py": "plain JAX",
     "operations/adapters_test.py": "experts_fn is moe_mlp_parts_test.py's; adapters are one more argument",
     "operations/latent_experts_test.py": "plain JAX around moe_mlp",
     "operations/linen_test.py": "the layer of nnx_test.py in other words",
