@@ -5,20 +5,21 @@
 
 Each GPU is an NVLink domain. Results have the bits of loads and stores between the domains, whose times are taken beside, and of the
 pure-JAX implementation, but for the gradient of weights. --only NAME runs one of: bits, times, failure, and microbatches only if it is
-named: a layer in two chunks, whose transfers are in flight beside experts or not. --gpus 4 --domain-size 2 has more GPUs. UCX carries bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
+named: a layer in two chunks, whose transfers are in flight beside experts or not. --gpus 4 --domain-size 2 has more GPUs. UCX carries
+bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import functools
 import os
-import statistics
 import sys
 import tempfile
 
 import launcher  # isort: skip
+
+import network_programs
 
 GPU = {
     "JAX_EP_IMPLEMENTATION": "cuda",
@@ -30,269 +31,8 @@ GPU = {
     "NVSHMEM_REMOTE_TRANSPORT": "none",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-# The gradient of weights has sums over a row by XLA, which takes another order where pure JAX is in the same program.
-OF_WEIGHTS, SUM_ERROR = 6, 1e-5
 # No network card: copies between GPUs, of memory that CUDA IPC shares, and shared memory for flags.
 UCX = {"UCX_TLS": "cuda_ipc,cuda_copy,sm,self", "JAX_EP_TEST_IPC": "1"}
-TIMED = ((128, 7168, 256, 8), (4096, 7168, 256, 8), (4096, 2048, 128, 8))
-# Two microbatches of 4096 tokens: hidden, intermediate, experts, top-k.
-LAYERS = {"DeepSeek-V3, 64 experts": (7168, 2048, 64, 8), "Qwen3-30B": (2048, 768, 128, 8)}
-
-
-# ---- in each process
-
-
-def bits(folder: str, domain_size: int) -> None:
-    """Saves all results of calls of growing sizes, after comparing them with pure JAX."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import testing
-    from jax.sharding import PartitionSpec as P
-    from testing import Sizes
-
-    import jax_ep
-
-    ranks = jax.device_count()
-    mesh = testing.mesh_of((ranks,), ("expert",))
-
-    def layer(sizes, implementation, x, ids, weights):
-        by = {"implementation": implementation}
-
-        def forward(x, weights):
-            sent = sizes.dispatch(x, ids, weights, **by)
-            again = jax_ep.redispatch(-x, sent.plan, weights, **by)
-            out = jax_ep.combine(sent.rows, sent.plan, sent.row_weights, **by)
-            return (out, again.rows), (sent.rows, sent.row_weights, again.row_weights)
-
-        result, gradient, rest = jax.vjp(forward, x, weights, has_aux=True)
-        return result, rest, gradient(result)
-
-    saved = {}
-    few = dict(num_local=4, top_k=4)
-    for number, sizes in enumerate(
-        (
-            Sizes(ranks, num_tokens=6, hidden=8, domain_size=domain_size, **few),
-            Sizes(
-                ranks, num_tokens=128, hidden=7168, num_local=16, top_k=8, domain_size=domain_size
-            ),
-            Sizes(
-                ranks,
-                num_tokens=300,
-                hidden=1024,
-                recv_capacity=700,
-                row_align=8,
-                domain_size=domain_size,
-                **few,
-            ),
-            Sizes(
-                ranks, num_tokens=4096, hidden=7168, num_local=16, top_k=8, domain_size=domain_size
-            ),
-            Sizes(ranks, num_tokens=6, hidden=8, domain_size=domain_size, **few),
-        )
-    ):
-        specs = (P("expert"),) * 3
-        programs = {
-            name: jax.jit(
-                jax.shard_map(
-                    functools.partial(layer, sizes, name),
-                    mesh=mesh,
-                    in_specs=specs,
-                    out_specs=P("expert"),
-                    check_vma=False,
-                )
-            )
-            for name in ("cuda", "xla")
-        }
-        rng = np.random.default_rng(number)
-        rounds = 3 if sizes.num_tokens > 1000 else 30
-        for round_ in range(rounds):
-            total = ranks * sizes.num_tokens
-            ids = rng.integers(-1, sizes.num_experts + (round_ == 0), (total, sizes.top_k)).astype(
-                np.int32
-            )
-            weights = rng.random((total, sizes.top_k), np.float32)
-            x = rng.standard_normal((total, sizes.hidden), np.float32).astype(
-                jnp.bfloat16 if round_ % 2 else np.float32
-            )
-            arguments = [place(jax, array, mesh) for array in (x, ids, weights)]
-            got, expected = (jax.tree.leaves(program(*arguments)) for program in programs.values())
-            for leaf, (one, other) in enumerate(zip(got, expected, strict=True)):
-                ours, theirs = (np.asarray(a.addressable_shards[0].data) for a in (one, other))
-                if leaf == OF_WEIGHTS:
-                    bound = SUM_ERROR * max(1, np.abs(theirs).max(initial=0))
-                    np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound)
-                else:
-                    testing.assert_bitwise(ours, theirs, f"{sizes} {round_} {leaf}")
-                if round_ < 2:
-                    saved[f"{number} {round_} {leaf}"] = ours.view(
-                        np.uint8 if ours.dtype == bool else f"u{ours.dtype.itemsize}"
-                    )
-        jax_ep.check()
-        if jax.process_index() == 0:
-            print(
-                f"BITS {sizes}: {rounds} rounds with {len(got)} results each are right", flush=True
-            )
-        if number == 2:
-            print(f"RELEASED {jax_ep.release()} bytes", flush=True)
-    np.savez(f"{folder}/{jax.process_index()}.npz", **saved)
-
-
-def place(jax, whole, mesh):
-    """Makes an array from what all processes have."""
-    sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("expert"))
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-
-def times(domain_size: int) -> None:
-    """Prints the median of each operation, in microseconds."""
-    import jax
-    import time_layouts
-
-    from jax_ep.bench.common.benchmark import Case
-    from jax_ep.bench.transfer import benchmark, problem, providers
-
-    mesh = problem.make_mesh(jax.device_count())
-    for sizes in TIMED:
-        shape = problem.Shape(*sizes)
-        made = problem.make_problem(mesh, shape, "balanced", 100e6)
-        for operation in ("dispatch", "redispatch", "combine"):
-            case = Case(operation, shape, "balanced", benchmark.BENCHMARK.chains(shape)[-1])
-            started = providers.Ours(domain_size=domain_size).start(case, made)
-            found = time_layouts.burst_times(started, 10)
-            if jax.process_index() == 0:
-                network = os.environ["JAX_EP_NETWORK"]
-                print(
-                    f"TIME {network} {operation} [{shape}]: {statistics.median(found):.1f} us",
-                    flush=True,
-                )
-
-
-def failure(domain_size: int) -> None:
-    """The last device makes no call. The others' end, say why, and work again after a release."""
-    import time
-
-    import jax
-    import numpy as np
-    import testing
-    from jax.experimental import multihost_utils
-    from jax.sharding import PartitionSpec as P
-    from testing import Sizes
-
-    import jax_ep
-
-    ranks = jax.device_count()
-    mesh = testing.mesh_of((ranks,), ("expert",))
-    sizes = Sizes(ranks, num_tokens=200, hidden=512, domain_size=domain_size)
-
-    def transfer(x, ids, weights):
-        sent = sizes.dispatch(x, ids, weights, implementation="cuda")
-        return jax_ep.combine(sent.rows, sent.plan, sent.row_weights, implementation="cuda")
-
-    program = jax.jit(
-        jax.shard_map(
-            transfer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False
-        )
-    )
-    rng = np.random.default_rng(0)
-    total = ranks * sizes.num_tokens
-    arguments = [
-        place(jax, array, mesh)
-        for array in (
-            rng.standard_normal((total, sizes.hidden), np.float32),
-            rng.integers(0, sizes.num_experts, (total, sizes.top_k)).astype(np.int32),
-            rng.random((total, sizes.top_k), np.float32),
-        )
-    ]
-    first = np.asarray(program(*arguments).addressable_shards[0].data)
-    jax_ep.check()
-    multihost_utils.sync_global_devices("first")
-    begin = time.monotonic()
-    if jax.process_index() == ranks - 1:
-        os.environ["JAX_EP_TEST_ABSENT_DEVICE"] = str(jax.local_devices()[0].local_hardware_id)
-    problem = None
-    try:
-        jax.block_until_ready(program(*arguments))
-        jax_ep.check()
-    except Exception as error:  # noqa: BLE001  both processes have to go on
-        problem = error
-    print(
-        f"FAILURE process {jax.process_index()} after {time.monotonic() - begin:.1f} s: {problem}",
-        flush=True,
-    )
-    os.environ.pop("JAX_EP_TEST_ABSENT_DEVICE", None)
-    time.sleep(2)
-    jax_ep.release()
-    again = np.asarray(program(*arguments).addressable_shards[0].data)
-    jax_ep.check()
-    testing.assert_bitwise(again, first, "after a release")
-    print(f"RIGHT AGAIN process {jax.process_index()}", flush=True)
-
-
-def microbatches(domain_size: int) -> None:
-    """Prints the times of layers in two chunks: one call after another, and transfers in flight."""
-    import time
-
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import testing
-    from jax.sharding import PartitionSpec as P
-
-    import jax_ep
-
-    ranks = jax.device_count()
-    mesh = testing.mesh_of((ranks,), ("expert",))
-    for name, (hidden, intermediate, experts, top_k) in LAYERS.items():
-        total = ranks * 2 * 4096
-        rng = np.random.default_rng(0)
-        ids = rng.random((total, experts)).argsort(axis=1)[:, :top_k].astype(np.int32)
-        x = rng.standard_normal((total, hidden), np.float32).astype(jnp.bfloat16)
-        topk_weights = np.full((total, top_k), 1 / top_k, np.float32)
-        up = (experts, hidden, 2 * intermediate)
-        w_up, w_down = (
-            jax.jit(
-                lambda key, s=shape: jax.random.normal(key, s, jnp.bfloat16) * s[1] ** -0.5,
-                out_shardings=jax.NamedSharding(mesh, P("expert")),
-            )(jax.random.key(seed))
-            for seed, shape in enumerate((up, (experts, intermediate, hidden)))
-        )
-        arguments = [*(place(jax, array, mesh) for array in (x, ids, topk_weights)), w_up, w_down]
-        found, outs = {}, {}
-        for overlap in (False, True, False, True):
-
-            def layer(*operands, overlap=overlap):
-                return jax_ep.moe_mlp(
-                    *operands,
-                    axis_name="expert",
-                    num_chunks=2,
-                    overlap=overlap,
-                    nvlink_domain_size=domain_size,
-                    implementation="cuda",
-                )[0]
-
-            mapped = jax.shard_map(
-                layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False
-            )
-            program = jax.jit(mapped)
-            outs[overlap] = np.asarray(program(*arguments).addressable_shards[0].data)
-            for _ in range(10):
-                begin = time.perf_counter()
-                jax.block_until_ready(program(*arguments))
-                found.setdefault(overlap, []).append(1e6 * (time.perf_counter() - begin))
-        testing.assert_bitwise(outs[True], outs[False], name)
-        jax_ep.check()
-        apart, beside = (statistics.median(found[overlap]) for overlap in (False, True))
-        if jax.process_index() == 0:
-            network = f"{os.environ['JAX_EP_NETWORK']} {os.environ.get('JAX_EP_TEST_PACE', '')}"
-            print(
-                f"TIME {network} {name}: {apart:.0f} us one after another, {beside:.0f} us in "
-                f"flight, {apart / beside:.2f} x",
-                flush=True,
-            )
-
-
-# ---- the parent
 
 
 def run(name: str, network: str, arguments: argparse.Namespace, folder: str = "") -> None:
@@ -341,10 +81,9 @@ def main() -> None:
     if arguments.child:
         faulthandler.dump_traceback_later(arguments.timeout - 10)  # says where it hangs
     if arguments.child == "bits":
-        return bits(arguments.folder, arguments.domain_size)
+        return network_programs.bits(arguments.folder, arguments.domain_size)
     if arguments.child:
-        parts = {"times": times, "failure": failure, "microbatches": microbatches}
-        return parts[arguments.child](arguments.domain_size)
+        return getattr(network_programs, arguments.child)(arguments.domain_size)
     import numpy as np
 
     networks = (arguments.network, "none")
