@@ -107,7 +107,7 @@ def main() -> None:
                     raise SystemExit(1)
     for name in ("times", "failure"):
         if arguments.only in ("", name):
-            for network in networks:
+            for network in networks[:1] if arguments.pace else networks:
                 run(name, network, arguments)
     if arguments.only == "microbatches":
         run("microbatches", arguments.network, arguments)
