@@ -1,4 +1,4 @@
-"""What each process of network_layouts.py does."""
+"""Runs the parts of network_layouts.py in each of its processes."""
 
 from __future__ import annotations
 

@@ -98,6 +98,8 @@ from jax_ep._src.transfer import primitives
 
 PRODUCERS = {
     "ArgumentError": [
+        lambda: quant.blocked_scales(X),
+        lambda: quant.blocked_scales(jnp.ones((2, 2), jnp.uint8), X),
         *CHECKPOINT_PRODUCERS,
         call_outside,
         call_where_not_manual,

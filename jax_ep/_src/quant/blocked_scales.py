@@ -17,16 +17,16 @@ INTERLEAVED_ROWS = 32
 def blocked_scales(scales: jax.Array, group_sizes: jax.Array | None = None) -> jax.Array:
     """Lays scales of one byte out as cuBLAS and CUTLASS read them on Blackwell GPUs.
 
-    A block has the scales of 128 rows and of four neighbours along a row, which are 128 values in
+    A block has the scales of 128 rows and of four neighbors along a row, which are 128 values in
     MXFP8 and MXFP4 and 64 in NVFP4. Inside a block rows r, r + 32, r + 64 and r + 96 are
-    neighbours. Missing rows and columns are zeros. With group sizes each group begins at a block
+    neighbors. Missing rows and columns are zeros. With group sizes each group begins at a block
     of its own, as grouped matmuls read rows; weights, [G, N, ceil(K / 32)], need none. The layout
     is that of cuBLAS's documentation, "1D block scaling factors layout". Plain JAX computes it.
 
     For example::
 
-        sent = jax_ep.dispatch(quant.quantize(x, quant.MxFp8()), ids, weights, **options)
-        scales = quant.blocked_scales(sent.rows.scales, sent.group_sizes)
+        rows = quant.quantize(jnp.ones((300, 256)), quant.MxFp8())  # scales [300, 8]
+        scales = quant.blocked_scales(rows.scales, jnp.array([200, 100]))  # [5, 2, 32, 16]
 
     Args:
       scales: float8_e8m0fnu, float8_e4m3fn or uint8[..., M, S]: `Quantized.scales`.

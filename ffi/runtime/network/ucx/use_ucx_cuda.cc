@@ -35,7 +35,7 @@ Status CheckQueues() {
 }
 
 using BatchMemOp = CUresult(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
-constexpr size_t kMostOps = 256;  // of a batch
+constexpr size_t kMostOps = 256;  // per batch
 
 // A copy of 8 bytes would take the thread longer than UCX takes for their message.
 Status WriteFlags(BatchMemOp* write, cudaStream_t stream, const std::vector<UcxFlag>& flags) {

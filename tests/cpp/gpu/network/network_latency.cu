@@ -32,7 +32,7 @@ using jax_ep::Status;
 using jax_ep::testing::Pipes;
 
 constexpr int kRounds = 2000, kWarmUps = 200, kSlots = 8;
-constexpr uint64_t kGiveUpNs = 5'000'000'000;
+constexpr uint64_t kDeadlineNs = 5'000'000'000;
 
 void Require(const Status& status, const char* what) {
   if (status.ok()) return;
@@ -51,7 +51,7 @@ __device__ uint64_t Nanoseconds() {
 __device__ bool Await(const uint64_t* flag, uint64_t number) {
   const uint64_t begin = Nanoseconds();
   while (jax_ep::LoadAcquireSystem(flag) != number) {
-    if (Nanoseconds() - begin > kGiveUpNs) return false;
+    if (Nanoseconds() - begin > kDeadlineNs) return false;
   }
   return true;
 }
