@@ -232,7 +232,7 @@ def microbatches(domain_size: int) -> None:
         )
         arguments = [*(place(jax, array, mesh) for array in (x, ids, topk_weights)), w_up, w_down]
         found, outs = {}, {}
-        options = {"axis_name": "expert", "num_experts": experts, "num_chunks": 2}
+        options = {"axis_name": "expert", "num_experts": experts, "num_chunks": 2, "remat": None}
         for overlap in (False, True, False, True):
 
             def layer(*operands, given=options | {"overlap": overlap}):
