@@ -263,8 +263,20 @@ class SummaryTest(absltest.TestCase):
         results = {"cases": records, "benchmark": "fake", "num_devices": 1, "device": "cpu"}
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "plot.png")
-            report.plot(results, FakeBenchmark.figures[0], "tokens", path)
+            report.plot(results, FakeBenchmark.figures[:1], "tokens", path)
             self.assertStartsWith(path.read_bytes().decode("latin1"), "\x89PNG")
+
+    def test_cases_are_in_the_panel_of_the_last_figure_that_they_have(self):
+        figures = (report.Figure("rate", "rate"), report.Figure("read", "TB/s"))
+        records = []
+        for rows, measured in ((4096, {"rate": 3.0}), (8, {"rate": 0.1, "read": 2.0})):
+            record = Case("forward", Shape(rows, 8), "balanced").record()
+            records.append(record | {"measurements": {"torch": measured, "other": {}}})
+        self.assertEqual([report._figure(r, figures).key for r in records], ["rate", "read"])
+        self.assertEqual(report._figure(records[1], figures[:1]).key, "rate")
+        results = {"cases": records, "benchmark": "fake", "num_devices": 1, "device": "cpu"}
+        with tempfile.TemporaryDirectory() as folder:
+            report.plot(results, figures, None, pathlib.Path(folder, "plot.png"))
 
     def test_lines_are_of_chained_calls(self):
         """Where a size has both; they say that sizes are of a rank."""

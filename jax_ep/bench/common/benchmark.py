@@ -94,6 +94,7 @@ class Benchmark(abc.ABC):
       shape_type: a dataclass of ints, given as --shape.
       variants: what else differs between cases, such as how rows are distributed; the first is the
         default. `variant_option` is their option.
+      drawn: the figures of which bars are drawn, two at most; none: the first.
       average: of the iterations of a round, "mean" or "median".
       rounds: of jax_ep, of which the first does not count if there are several.
       interleaved: the providers that are measured again after each round of jax_ep.
@@ -113,6 +114,7 @@ class Benchmark(abc.ABC):
     variants: ClassVar[tuple[str, ...]]
     variant_option: ClassVar[str]
     figures: ClassVar[tuple[Figure, ...]]
+    drawn: ClassVar[tuple[Figure, ...]] = ()
     average: ClassVar[str]
     rounds: ClassVar[int] = 1
     interleaved: ClassVar[tuple[str, ...]] = ()
@@ -183,4 +185,4 @@ class Benchmark(abc.ABC):
 
     def plot(self, results: dict[str, Any], path: pathlib.Path) -> None:
         """Writes the figure."""
-        report.plot(results, self.figures[0], self.sweep, path)
+        report.plot(results, self.drawn or self.figures[:1], self.sweep, path)

@@ -47,8 +47,8 @@ PACKAGES = (
 )
 MIN_SWEEP = 3  # values of a size, from which on a line is drawn over them
 LABEL_CHARACTERS = 18  # per line, below bars
-# Inches of panels: alone, or bars, which are few beside a sweep, and lines.
-WIDTH, WIDTHS_OF_BOTH = 10.0, (3.5, 6.5)
+# Inches of panels: of bars, most of which are of the first figure; of few bars, and of lines.
+WIDTHS_OF_BARS, WIDTH_OF_FEW, WIDTH_OF_LINES = ((10.0,), (8.5, 2.0)), 3.5, 6.5
 
 Record = dict[str, Any]
 
@@ -189,14 +189,20 @@ def provider_names(records: list[Record]) -> list[str]:
 # ---- plots
 
 
-def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathlib.Path) -> None:
-    """Writes panels for each operation: bars of cases, and lines over the size `sweep`."""
+def plot(
+    results: dict[str, Any], figures: tuple[Figure, ...], sweep: str | None, path: pathlib.Path
+) -> None:
+    """Writes panels for each operation: bars of cases, and lines over the size `sweep`.
+
+    A case is in the panel of the last of the figures that it has. Lines are of the first one.
+    """
     records = results["cases"]
     operations = by_operation(records)
     families_of_all = _families(records, sweep)
     swept = {family for family in families_of_all if family is not None}
-    has_both = bool(swept) and None in families_of_all
-    widths = WIDTHS_OF_BOTH if has_both else (WIDTH,)
+    singles = [r for r, f in zip(records, families_of_all, strict=True) if f not in swept]
+    bars = [figure for figure in figures if any(_figure(r, figures) == figure for r in singles)]
+    widths = _widths(len(bars), bool(swept))
     canvas, panels = plt.subplots(
         len(operations),
         len(widths),
@@ -208,14 +214,16 @@ def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathl
     names = provider_names(records)
     for row, (operation, members) in zip(panels, operations.items(), strict=True):
         families = _families(members, sweep)
-        bars = [r for r, f in zip(members, families, strict=True) if f not in swept]
         lines = [r for r, f in zip(members, families, strict=True) if f in swept]
-        for panel in row:
+        drawn = [*bars, figures[0]] if swept else bars
+        for panel, figure in zip(row, drawn, strict=True):
             panel.set(ylabel=figure.heading, title=operation.replace("_", " "))
-        if bars:
-            draw_bars(row[0], bars, names, figure)
+        for panel, figure in zip(row, bars, strict=False):
+            alone = [r for r, f in zip(members, families, strict=True) if f not in swept]
+            alone = [record for record in alone if _figure(record, figures) == figure]
+            draw_bars(panel, alone, names, figure)
         if lines and sweep is not None:
-            draw_lines(row[-1], lines, names, figure, sweep)
+            draw_lines(row[-1], lines, names, figures[0], sweep)
         for panel in row:
             panel.set_ylim(bottom=0)
     handles = {
@@ -227,6 +235,18 @@ def plot(results: dict[str, Any], figure: Figure, sweep: str | None, path: pathl
     canvas.suptitle(f"{results['benchmark']} on {where(results)}")
     canvas.savefig(path, dpi=120)
     plt.close(canvas)
+
+
+def _figure(record: Record, figures: tuple[Figure, ...]) -> Figure:
+    """Returns the last of the figures that a case has, otherwise the first."""
+    has = [f for f in figures if any(f.key in m for m in record["measurements"].values())]
+    return has[-1] if has else figures[0]
+
+
+def _widths(num_bars: int, has_lines: bool) -> tuple[float, ...]:
+    if not has_lines:
+        return WIDTHS_OF_BARS[num_bars - 1]
+    return (WIDTH_OF_FEW,) * num_bars + (WIDTH_OF_LINES if num_bars else sum(WIDTHS_OF_BARS[0]),)
 
 
 def _families(records: list[Record], sweep: str | None) -> list[tuple[Any, ...] | None]:

@@ -120,6 +120,7 @@ class MatmulBenchmark(Benchmark):
         Figure("of_copy", "of a copy", ".2f"),
         *energy.FIGURES,
     )
+    drawn = (figures[0], figures[2])  # shapes of decoding read weights
     average = "mean"  # the power limit is kept on average
     rounds = 2
     interleaved = ("dense", matmul_mxfp4.DEQUANTIZED)
