@@ -128,15 +128,16 @@ class Pipeline {
   }
   __device__ uint32_t RowWeightsBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 3); }
 
-  // Called by one thread; a cluster barrier has to follow.
-  __device__ void InitializeBarriers() const {
+  // `loaders`: warps that fill a block's stages, each of which reads the tiles. Called by one
+  // thread; a cluster barrier has to follow.
+  __device__ void InitializeBarriers(int loaders) const {
     for (int stage = 0; stage < kStages; ++stage) {
-      MbarrierInit(FullBarrier(stage), 1);
+      MbarrierInit(FullBarrier(stage), loaders);
       MbarrierInit(EmptyBarrier(stage), kClusterBlocks * kConsumerWarps);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       MbarrierInit(TileFullBarrier(slot), 1);
-      MbarrierInit(TileEmptyBarrier(slot), kClusterBlocks * (1 + kConsumerWarps));
+      MbarrierInit(TileEmptyBarrier(slot), kClusterBlocks * (loaders + kConsumerWarps));
     }
     MbarrierInit(TileRequestBarrier(), 1);
     MbarrierInit(StagedBarrier(), kConsumerWarps);

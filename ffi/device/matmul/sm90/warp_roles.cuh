@@ -13,18 +13,21 @@ namespace jax_ep::sm90 {
 // prefetch(), and the scheduler warp find_first_tile(). Then the producer warp calls
 // produce(block_rank), the scheduler warp schedule(block_rank), and the consumer warps consume(). A
 // thread of the producer's warpgroup has kProducer registers, and one of a consumer's kConsumer.
+// produce_more(), if given, is called by one more warp that fills stages.
 template <int kProducer, int kConsumer, typename Prefetch, typename FindFirst, typename Produce,
-          typename Schedule, typename Consume>
+          typename Schedule, typename Consume, typename... ProduceMore>
 __device__ __forceinline__ void RunWarpRoles(ProfiledKernel kernel, const Pipeline& pipeline,
                                              const Prefetch& prefetch,
                                              const FindFirst& find_first_tile,
                                              const Produce& produce, const Schedule& schedule,
-                                             const Consume& consume) {
+                                             const Consume& consume,
+                                             const ProduceMore&... produce_more) {
+  static_assert(sizeof...(ProduceMore) <= 1);
   constexpr uint32_t kFirstWarps = 1u | 1u << kWarpgroupWarps | 1u << 2 * kWarpgroupWarps;
   static_assert(kConsumerWarpgroups == 2);
   const ProfileKernel profile(kernel, kFirstWarps, SharedLayout::kRecorders);
   if (threadIdx.x == 0) {
-    pipeline.InitializeBarriers();
+    pipeline.InitializeBarriers(1 + sizeof...(ProduceMore));
     prefetch();
   }
   __syncwarp();
@@ -39,6 +42,8 @@ __device__ __forceinline__ void RunWarpRoles(ProfiledKernel kernel, const Pipeli
       produce(block_rank);
     } else if (warp == 1) {
       schedule(block_rank);
+    } else if (warp == 2) {
+      (produce_more(), ...);
     }
   } else {
     WarpgroupRegisterAlloc<kConsumer>();
