@@ -27,9 +27,9 @@ struct Fp8Operands {
   bool power_of_two_scales = false;  // rounds them up
 };
 
-// b has MXFP4 values and is [n, k].
+// b has MXFP4 values and is [n, k], or with kForward [k, n].
 struct MxFp4Weights {
-  const uint8_t* scales;   // E8M0 [groups, n, k / 32]
+  const uint8_t* scales;   // E8M0, one per 32 values of a row of b
   GateLimits limits = {};  // kActivation reads them
 };
 
@@ -40,7 +40,7 @@ struct MatmulCall {
   ElementType out_type;
   int64_t num_sms = 0;                     // 0: all
   std::optional<Fp8Operands> fp8 = {};     // for 8-bit operands
-  std::optional<MxFp4Weights> mxfp4 = {};  // for MXFP4 weights: kForwardTransposed or kActivation
+  std::optional<MxFp4Weights> mxfp4 = {};  // for MXFP4 weights: no gradient kind
   // The operands, the shape in elements, the groups, the epilogue and the tile counter. A family
   // fills in the rest.
   MatmulParams params = {};

@@ -54,6 +54,22 @@ Status LaunchGroupedMatmulMxFp4(const MxFp4Matmul& call, const GroupedMatmulSize
       MakeCall(MatmulKind::kForwardTransposed, call, sizes, call.zero_tail, tile_counter), stream);
 }
 
+Status CheckGroupedMatmulMxFp4LhsGradientLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes) {
+  Status status = CheckMatmulLaunch(num_sms, sizes);
+  if (status.ok()) status = CheckMatmulType("out", sizes.result_type, kBF16);
+  if (!status.ok()) return status;
+  return CheckMultiples("the MXFP4 kernel takes",
+                        {{"K", sizes.columns, 32}, {"N", sizes.contracted, 8}});
+}
+
+Status LaunchGroupedMatmulMxFp4LhsGradient(const MxFp4Matmul& call, const GroupedMatmulSizes& sizes,
+                                           int32_t tile_counter, cudaStream_t stream) {
+  Status status = CheckGroupedMatmulMxFp4LhsGradientLaunch(call.num_sms, sizes);
+  if (!status.ok()) return status;
+  return LaunchMatmul(MakeCall(MatmulKind::kForward, call, sizes, call.zero_tail, tile_counter),
+                      stream);
+}
+
 Status CheckGroupedMatmulMxFp4ActivationLaunch(const GroupedMatmulMxFp4ActivationConfig& config,
                                                const GroupedMatmulSizes& sizes) {
   const GroupedMatmulActivationConfig& epilogue = config.epilogue;

@@ -41,6 +41,14 @@ Status CheckGroupedMatmulMxFp4Launch(int64_t num_sms, const GroupedMatmulSizes& 
 Status LaunchGroupedMatmulMxFp4(const MxFp4Matmul& call, const GroupedMatmulSizes& sizes,
                                 int32_t tile_counter, cudaStream_t stream);
 
+// The same for the gradient of the rows. sizes.contracted is N, and sizes.columns K.
+Status CheckGroupedMatmulMxFp4LhsGradientLaunch(int64_t num_sms, const GroupedMatmulSizes& sizes);
+
+// Computes out[rows of group g] = lhs[rows of group g] * rhs[g]: lhs is bfloat16[M, N], and out is
+// [M, K].
+Status LaunchGroupedMatmulMxFp4LhsGradient(const MxFp4Matmul& call, const GroupedMatmulSizes& sizes,
+                                           int32_t tile_counter, cudaStream_t stream);
+
 // The same for the activation. `sizes.columns` is F, the columns of the result.
 Status CheckGroupedMatmulMxFp4ActivationLaunch(const GroupedMatmulMxFp4ActivationConfig& config,
                                                const GroupedMatmulSizes& sizes);

@@ -134,6 +134,7 @@ static Sm90Kernel MakeMxFp4(const std::string& name) {
 }
 Sm90Kernel Sm90MxFp4MatmulKernel() { return MakeMxFp4("mxfp4"); }
 Sm90Kernel Sm90MxFp4ActivationKernel() { return MakeMxFp4("mxfp4 activation"); }
+Sm90Kernel Sm90MxFp4LhsGradientKernel() { return MakeMxFp4("mxfp4 lhs gradient"); }
 Sm90Kernel Fp8RhsGradientKernel(bool is_short) {
   return MakeSm90(Concatenate("f8 gradient", is_short ? ", short" : ""), 128, 256);
 }

@@ -57,6 +57,9 @@ Sm90Kernel Sm90MxFp4MatmulKernel();
 // Returns the same with an activation. It takes GateLimits last.
 Sm90Kernel Sm90MxFp4ActivationKernel();
 
+// Returns the kernel that contracts the columns of MXFP4 weights. It takes their scales last.
+Sm90Kernel Sm90MxFp4LhsGradientKernel();
+
 const MatmulFamily& Sm90Matmuls();
 const MatmulFamily& Sm90Fp8Matmuls();
 const MatmulFamily& Sm90MxFp4Matmuls();

@@ -15,8 +15,9 @@ namespace {
 // Four values are one 16-bit element for TMA, which only moves them.
 constexpr int kPacked = 4;
 
-// 32 bytes of a column, a k-block.
+// 32 bytes of a column, a k-block; of one k, the 64 bytes of a tile's columns.
 constexpr int kLineElements = 16;
+constexpr int kTransposedLineElements = 32;
 
 // Lanes read scales in words.
 constexpr int kWordBytes = 4;
@@ -44,19 +45,32 @@ Status MakeTensorMaps(const MatmulCall& call, const Sm90Kernel& kernel, MatmulTe
   };
   const MappedTensor rows = prefixes(params.a.data, kBF16, params.shape_k);
   const int64_t columns = (HasGate(call) ? 2 : 1) * int64_t{params.shape_n};  // belongs to b
-  const MappedTensor weights = MappedTensor::Stack(params.b.data, kBF16, params.shape_k / kPacked,
-                                                   columns, params.groups.num_groups);
-  const BoxShape out_box = call.out_type == kF32 ? BoxShape{.rows = kernel.float32_box_rows,
-                                                            .columns = kernel.float32_box_columns}
-                                                 : BoxShape{kSm90OutBoxRows};
+  const bool is_lhs_gradient = call.kind == MatmulKind::kForward;
+  const auto stack = [&](int64_t values, int64_t lines) {
+    return MappedTensor::Stack(params.b.data, kBF16, values / kPacked, lines,
+                               params.groups.num_groups);
+  };
+  const MappedTensor weights =
+      is_lhs_gradient ? stack(columns, params.shape_k) : stack(params.shape_k, columns);
+  const BoxShape weights_box = {
+      .rows = kernel.b_box_rows,
+      .columns = is_lhs_gradient ? kTransposedLineElements : kLineElements};
+  const BoxShape narrow_weights_box = {.rows = kernel.b_narrow_box_rows,
+                                       .columns = is_lhs_gradient ? kTransposedLineElements : 0,
+                                       .is_narrow = true};
+  // Row gradients store float32 results without TMA.
+  const BoxShape out_box =
+      call.out_type == kF32 && !is_lhs_gradient
+          ? BoxShape{.rows = kernel.float32_box_rows, .columns = kernel.float32_box_columns}
+          : BoxShape{kSm90OutBoxRows};
   const struct {
     MappedTensor tensor;
     BoxShape box;
     CUtensorMap* map;
   } all[] = {{rows, {kernel.a_box_rows}, &maps->a},
              {rows, {kernel.a_narrow_box_rows}, &maps->a_narrow},
-             {weights, {.rows = kernel.b_box_rows, .columns = kLineElements}, &maps->b},
-             {weights, {.rows = kernel.b_narrow_box_rows, .is_narrow = true}, &maps->b_narrow},
+             {weights, weights_box, &maps->b},
+             {weights, narrow_weights_box, &maps->b_narrow},
              {prefixes(params.out, call.out_type, params.shape_n), out_box, &maps->out}};
   for (const auto& [tensor, box, map] : all) {
     if (Status status = MakeTensorMap(tensor, box, map); !status.ok()) return status;
@@ -68,7 +82,8 @@ class Sm90MxFp4 final : public MatmulFamily {
   bool RunsOn(ComputeCapability device) const override { return device == kSm90; }
 
   std::vector<MatmulKernel> Kernels() const override {
-    return {Sm90MxFp4MatmulKernel().kernel, Sm90MxFp4ActivationKernel().kernel};
+    return {Sm90MxFp4MatmulKernel().kernel, Sm90MxFp4ActivationKernel().kernel,
+            Sm90MxFp4LhsGradientKernel().kernel};
   }
 
   bool Supports(const MatmulCall& call) const override { return call.mxfp4.has_value(); }
@@ -80,7 +95,10 @@ class Sm90MxFp4 final : public MatmulFamily {
       return status;
     }
     const bool is_activation = call.kind == MatmulKind::kActivation;
-    const Sm90Kernel kernel = is_activation ? Sm90MxFp4ActivationKernel() : Sm90MxFp4MatmulKernel();
+    const bool is_lhs_gradient = call.kind == MatmulKind::kForward;
+    const Sm90Kernel kernel = is_activation     ? Sm90MxFp4ActivationKernel()
+                              : is_lhs_gradient ? Sm90MxFp4LhsGradientKernel()
+                                                : Sm90MxFp4MatmulKernel();
     MatmulTensorMaps maps;
     status = MakeTensorMaps(call, kernel, &maps);
     if (!status.ok()) return status;
@@ -97,7 +115,9 @@ class Sm90MxFp4 final : public MatmulFamily {
     params.has_few_pairs = swapped.HasFewPairs(tiles, std::min<int64_t>(call.num_sms, kMaxItems));
     if (tiles > kMaxItems) params.tile_counter = -1;  // a counter has 32 bits
     const MxFp4Scales scales = {.b = call.mxfp4->scales, .k_blocks = params.shape_k / kMxFp4Block};
-    if (is_activation) {
+    if (is_lhs_gradient) {
+      plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, call.mxfp4->scales);
+    } else if (is_activation) {
       plan->emplace_back(kernel.kernel, tiles, call.num_sms, maps, params, scales,
                          call.mxfp4->limits);
     } else {

@@ -1,4 +1,4 @@
-// Runs one case of the matmul with MXFP4 weights: makes its operands, launches, compares.
+// Runs one case of a matmul with MXFP4 weights: makes its operands, launches, compares.
 #ifndef JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_RUNNER_H_
 #define JAX_EP_TESTS_CPP_GPU_MXFP4_MXFP4_RUNNER_H_
 
@@ -59,6 +59,7 @@ struct MxFp4DequantizeFunction {
   }
 };
 
+// Weights are [groups, n, k], those of a gradient of the rows [groups, k, n]: k is contracted.
 struct MxFp4Case {
   int64_t m, k, n;
   std::vector<int32_t> sizes;
@@ -71,6 +72,7 @@ struct MxFp4Case {
   int num_scales = 8;
   bool is_one_hot = false;
   ElementType out = kBF16;
+  bool is_lhs_gradient = false;
 };
 
 class MxFp4Runner {
@@ -120,7 +122,9 @@ class MxFp4Runner {
     shape.columns = case_.n;
     shape.lhs_type = kBF16;
     shape.result_type = case_.out;
-    return jax_ep::LaunchGroupedMatmulMxFp4(call, shape, case_.tile_counter, stream);
+    return (case_.is_lhs_gradient
+                ? jax_ep::LaunchGroupedMatmulMxFp4LhsGradient
+                : jax_ep::LaunchGroupedMatmulMxFp4)(call, shape, case_.tile_counter, stream);
   }
 
   // Returns what is wrong, or nothing; `worst` keeps the largest error.
@@ -136,10 +140,10 @@ class MxFp4Runner {
     const int64_t elements = case_.m * case_.n;
     const int64_t samples = elements == 0 ? 0 : case_.num_samples;
     ForEach(samples != 0 ? samples : elements,
-            CheckFunction{false, true, case_.zero_tail, false, kBF16, kBF16, case_.out, case_.k,
-                          case_.n, lhs_.data(), dequantized_.data(), out_.data(),
-                          row_group_.As<int32_t>(), begins_.As<int32_t>(), ends_.As<int32_t>(),
-                          elements, samples, worst_.As<Worst>()});
+            CheckFunction{false, !case_.is_lhs_gradient, case_.zero_tail, false, kBF16, kBF16,
+                          case_.out, case_.k, case_.n, lhs_.data(), dequantized_.data(),
+                          out_.data(), row_group_.As<int32_t>(), begins_.As<int32_t>(),
+                          ends_.As<int32_t>(), elements, samples, worst_.As<Worst>()});
     Worst worst;
     Require(cudaMemcpy(&worst, worst_.data(), sizeof worst, cudaMemcpyDeviceToHost), "cudaMemcpy");
     const double excess = FromBits(static_cast<uint32_t>(worst.excess >> 32));
@@ -161,6 +165,8 @@ class MxFp4Runner {
   T* ResultAs() const {
     return out_.As<T>();
   }
+  const uint8_t* values() const { return values_.data(); }
+  const uint8_t* scales() const { return scales_.data(); }
   std::vector<uint8_t> Values() const { return values_.Bytes(); }
   std::vector<uint8_t> Scales() const { return scales_.Bytes(); }
   void SetNumSms(int64_t num_sms) { case_.num_sms = num_sms; }

@@ -37,6 +37,8 @@ __device__ inline void BeginSecondHalf(EpilogueCoordinates* at) {
 // that no warp waits long for the others.
 class SwappedStaging {
  public:
+  static constexpr bool kHasColumnPairs = false;
+
   __device__ SwappedStaging(const Pipeline& pipeline, int consumer_warp)
       : staged_(pipeline.StagedBarrier()),
         stored_(pipeline.StoredBarrier()),
@@ -51,7 +53,7 @@ class SwappedStaging {
 
   // Word 2 * j + h of lane l is rows 8 * j + 2 * (l % 4) and the next, column 8 * h + l / 4.
   __device__ void Fill(const uint32_t (&words)[kStagingWords], bool has_columns = true) const {
-    MbarrierWait(stored_, parity_ ^ 1);
+    WaitUntilStored();
     if (has_columns) {
 #pragma unroll
       for (int i = 0; i < kStagingWords; i += 4) {
@@ -64,7 +66,7 @@ class SwappedStaging {
   // The same of a wide tile, of which this warp has 16 rows: word 2 * j + h of lane l is row 8 * h
   // + l / 4, columns 8 * j + 2 * (l % 4) and the next.
   __device__ void FillRows(const uint32_t (&words)[kStagingWords]) const {
-    MbarrierWait(stored_, parity_ ^ 1);
+    WaitUntilStored();
 #pragma unroll
     for (int i = 0; i < kStagingWords; i += 4) {
       const uint32_t some[4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
@@ -94,9 +96,13 @@ class SwappedStaging {
     parity_ ^= 1;
   }
 
- private:
+ protected:
   static constexpr uint32_t kHalfBytes = kConsumerWarps * kStagingBoxBytes;
 
+  // Waits until the round before has ended.
+  __device__ void WaitUntilStored() const { MbarrierWait(stored_, parity_ ^ 1); }
+
+ private:
   const uint32_t staged_;
   const uint32_t stored_;
   const RowStaging rows_;

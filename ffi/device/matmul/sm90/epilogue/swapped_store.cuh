@@ -1,8 +1,8 @@
 // Store epilogue of the matmuls with swapped operands (sm_90), in 16 bits or in float32.
 //
 // A warp has the accumulators of 256 rows x 16 columns, except of wide tiles: accumulators[4 * j +
-// 2 * h + i] of lane l is row 8 * j + 2 * (l % 4) + i, column 8 * h + l / 4. epilogue.cuh says when
-// the functions are called.
+// 2 * h + i] of lane l is row 8 * j + 2 * (l % 4) + i, column 8 * h + l / 4, or column h of a pair
+// of neighbors. epilogue.cuh says when the functions are called.
 #ifndef JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STORE_CUH_
 #define JAX_EP_DEVICE_MATMUL_SM90_EPILOGUE_SWAPPED_STORE_CUH_
 
@@ -15,7 +15,8 @@
 
 namespace jax_ep::sm90 {
 
-template <typename T>
+// `Staging`: SwappedStaging, or ColumnPairStaging for the pairs.
+template <typename T, typename Staging = SwappedStaging>
 class SwappedStoreEpilogue {
  public:
   __device__ SwappedStoreEpilogue(const MatmulParams& /*params*/, const MatmulTensorMaps& maps,
@@ -33,7 +34,11 @@ class SwappedStoreEpilogue {
   __device__ void Store(const MatmulParams& params, const EpilogueCoordinates& at,
                         int num_warpgroups, const float (&accumulators)[kAccumulators]) {
     if (params.out_is_float32) {
-      if (warp_ / kWarpgroupWarps < num_warpgroups) StoreFloat32(at, accumulators);
+      if constexpr (Staging::kHasColumnPairs) {
+        staging_.StoreFloat32(params, at, accumulators);
+      } else {
+        if (warp_ / kWarpgroupWarps < num_warpgroups) StoreFloat32(at, accumulators);
+      }
       return;
     }
     at_ = at;
@@ -41,13 +46,13 @@ class SwappedStoreEpilogue {
     at_.num_m -= warp_ * kWarpM;
     num_boxes_ = num_warpgroups;
     uint32_t words[kStagingWords];
-    PackHalf<T>(accumulators, 0, words);
+    Pack(accumulators, 0, words);
     if (at.second_half_columns > 0) {
       staging_.FillRows(words);
     } else {
       staging_.Fill(words, warp_ / kWarpgroupWarps < num_warpgroups);
     }
-    PackHalf<T>(accumulators, 1, kept_);
+    Pack(accumulators, 1, kept_);
     step_ = 0;
     num_steps_ = HasSecondHalf(at) ? 6 : 3;
   }
@@ -72,6 +77,15 @@ class SwappedStoreEpilogue {
   __device__ void Close() { EpilogueStaging<>::WaitUntilComplete(); }
 
  private:
+  __device__ static void Pack(const float (&accumulators)[kAccumulators], int half,
+                              uint32_t (&words)[kStagingWords]) {
+    if constexpr (Staging::kHasColumnPairs) {
+      Staging::template PackHalf<T>(accumulators, half, words);
+    } else {
+      PackHalf<T>(accumulators, half, words);
+    }
+  }
+
   // The steps of the first half of the rows are publish, store, end the round; those of the second
   // half are fill and publish, store, end the round.
   __device__ void Step() {
@@ -130,7 +144,7 @@ class SwappedStoreEpilogue {
   }
 
   const void* const map_;
-  SwappedStaging staging_;
+  Staging staging_;
   const uint32_t own_staging_;
   const int warp_;
   int step_ = 0;
