@@ -279,6 +279,8 @@ void MxFp4Matmuls(const Shape& shape, uintptr_t offset = 0) {
                             .out = At(5)};
   Begin("transposed", kF4E2M1, shape);
   End(LaunchGroupedMatmulMxFp4(call, sizes, 0, nullptr));
+  Begin("lhs gradient", kF4E2M1, shape);
+  End(LaunchGroupedMatmulMxFp4LhsGradient(call, sizes, 0, nullptr));
   Begin("activation", kF4E2M1, shape);
   End(LaunchGroupedMatmulMxFp4Activation(
       call, {.activation = Activation::kSwiglu, .limit = 7, .alpha = 1.702f}, sizes, 0, nullptr));

@@ -51,6 +51,7 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 inline int2 make_int2(int x, int y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -218,6 +219,9 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   }
   return result;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (bits & 31));
+}
 inline int __clz(unsigned bits) { return std::countl_zero(bits); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
@@ -270,5 +274,6 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 #include "tests/cpp/emulation/ptx/wgmma.cuh"
 #include "tests/cpp/emulation/ptx/wgmma_columns.cuh"
 #include "tests/cpp/emulation/ptx/wgmma_fp8.cuh"
+#include "tests/cpp/emulation/ptx/wgmma_registers.cuh"
 
 #endif  // JAX_EP_TESTS_CPP_EMULATION_CUDA_EMULATOR_H_
