@@ -30,6 +30,9 @@ inline void StoreShared(uint32_t to, uint4 vector) {
 inline void StoreShared(uint32_t to, const float* values) {
   std::memcpy(SharedPointer(to), values, 2 * sizeof *values);
 }
+inline void StoreShared(uint32_t to, uint32_t value) {
+  std::memcpy(SharedPointer(to), &value, sizeof value);
+}
 inline void StoreShared(uint32_t to, float value) {
   std::memcpy(SharedPointer(to), &value, sizeof value);
 }

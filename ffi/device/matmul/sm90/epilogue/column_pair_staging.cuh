@@ -42,8 +42,8 @@ class ColumnPairStaging : public SwappedStaging {
 #pragma unroll
     for (int i = 0; i < kStagingWords; i += 2) {
       const uint32_t to = pair_ + i / 2 * 8 * kSwizzleBytes;
-      StoreShared(to, __uint_as_float(words[i]));
-      StoreShared((to ^ 16) + kSwizzleBytes, __uint_as_float(words[i + 1]));
+      StoreShared(to, words[i]);
+      StoreShared((to ^ 16) + kSwizzleBytes, words[i + 1]);
     }
   }
 

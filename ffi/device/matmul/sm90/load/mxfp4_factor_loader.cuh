@@ -104,11 +104,11 @@ class MxFp4FactorLoader {
       const uint32_t first = bits[0] >> 8 * block & 0xff;
       const uint32_t second = bits[1] >> 8 * block & 0xff;
       const uint32_t low = MxFp4Exponent(first) << 7 | MxFp4Exponent(second) << 23;
-      StoreShared(at, __uint_as_float(low | sign));
+      StoreShared(at, low | sign);
       if (!has_large) continue;
       const uint32_t high =
           (MxFp4HighFactor(first) & 0xffffu) | (MxFp4HighFactor(second) & 0xffff0000u);
-      StoreShared(at + kHighFactorsAt, __uint_as_float(high | sign));
+      StoreShared(at + kHighFactorsAt, high | sign);
     }
   }
 
