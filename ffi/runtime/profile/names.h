@@ -28,6 +28,7 @@ inline constexpr const char* kProfiledKernelNames[] = {
     "GroupedMatmulFp8Kernel",
     "GroupedMatmulFp8RhsGradientKernel",
     "GroupedMatmulMxFp4Kernel",
+    "GroupedMatmulMxFp4LhsGradientKernel",
 };
 static_assert(sizeof kProfiledKernelNames / sizeof *kProfiledKernelNames ==
               static_cast<size_t>(ProfiledKernel::kNumKernels));

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr MatmulKind kKind = MatmulKind::kForward;
   const Pipeline pipeline(SharedAddress(DynamicSharedMemory()));
   RunWarpRoles<kProducerRegisters, kConsumerRegisters>(
-      ProfiledKernel::kGroupedMatmulMxFp4, pipeline,
+      ProfiledKernel::kGroupedMatmulMxFp4LhsGradient, pipeline,
       [&] {
         PrefetchTensorMap(&maps.a);
         PrefetchTensorMap(&maps.b);
