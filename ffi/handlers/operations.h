@@ -29,6 +29,7 @@ Handlers GroupedMatmulRhsGradientHandlers();
 Handlers GroupedMatmulQuantizedHandlers();
 Handlers GroupedMatmulMxFp4Handlers();
 Handlers GroupedMatmulMxFp4ActivationHandlers();
+Handlers GroupedMatmulMxFp4LhsGradientHandlers();
 Handlers GroupedMatmulQuantizedActivationHandlers();
 Handlers GroupedMatmulQuantizedRhsGradientHandlers();
 Handlers GroupedMatmulActivationHandlers();
@@ -53,6 +54,7 @@ inline constexpr Handlers (*kAllHandlers[])() = {DispatchHandlers,
                                                  GroupedMatmulQuantizedHandlers,
                                                  GroupedMatmulMxFp4Handlers,
                                                  GroupedMatmulMxFp4ActivationHandlers,
+                                                 GroupedMatmulMxFp4LhsGradientHandlers,
                                                  GroupedMatmulQuantizedActivationHandlers,
                                                  GroupedMatmulQuantizedRhsGradientHandlers,
                                                  GroupedMatmulActivationHandlers,

@@ -114,6 +114,14 @@ CALLS = {
         [jnp.zeros((40, 136), jnp.bfloat16)],
         {"zero_tail": np.bool_(True), "num_sms": np.int64(0)},
     ),
+    "jax_ep.grouped_matmul_mxfp4_lhs_gradient.v1": (
+        [
+            *(ROWS, jnp.zeros((2, 64, 160), jnp.float4_e2m1fn)),
+            *(jnp.ones((2, 64, 5), jnp.float8_e8m0fnu), jnp.zeros(2, jnp.int32)),
+        ],
+        [jnp.zeros((40, 160), jnp.bfloat16)],
+        {"zero_tail": np.bool_(True), "num_sms": np.int64(0)},
+    ),
     "jax_ep.grouped_matmul_mxfp4_activation.v1": (
         [
             *(ROWS, jnp.zeros((2, 32, 64), jnp.float4_e2m1fn)),

@@ -58,7 +58,7 @@ struct GroupedMatmulQuantizedConfig {
   int64_t num_sms = 0;  // 0: the launch code chooses
 };
 
-// Attributes of grouped_matmul_mxfp4.
+// Attributes of grouped_matmul_mxfp4 and grouped_matmul_mxfp4_lhs_gradient.
 struct GroupedMatmulMxFp4Config {
   bool zero_tail = true;
   int64_t num_sms = 0;  // 0: the launch code chooses

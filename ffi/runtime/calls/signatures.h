@@ -26,6 +26,8 @@ inline constexpr char kGroupedMatmulTarget[] = "jax_ep.grouped_matmul.v1";
 inline constexpr char kGroupedMatmulRhsGradientTarget[] = "jax_ep.grouped_matmul_rhs_gradient.v1";
 inline constexpr char kGroupedMatmulQuantizedTarget[] = "jax_ep.grouped_matmul_quantized.v1";
 inline constexpr char kGroupedMatmulMxFp4Target[] = "jax_ep.grouped_matmul_mxfp4.v1";
+inline constexpr char kGroupedMatmulMxFp4LhsGradientTarget[] =
+    "jax_ep.grouped_matmul_mxfp4_lhs_gradient.v1";
 inline constexpr char kGroupedMatmulMxFp4ActivationTarget[] =
     "jax_ep.grouped_matmul_mxfp4_activation.v1";
 inline constexpr char kGroupedMatmulQuantizedActivationTarget[] =
@@ -126,6 +128,11 @@ Status CheckGroupedMatmulQuantized(const GroupedMatmulQuantizedConfig& config, B
 // lhs[M,K], rhs[L,N,K], rhs_scales[L,N,K/32], group_sizes[L] -> out[M,N]
 Status CheckGroupedMatmulMxFp4(const GroupedMatmulMxFp4Config& config, Buffers operands,
                                Buffers results, GroupedMatmulSizes* sizes);
+
+// out_gradient[M,N], rhs[L,N,K], rhs_scales[L,N,K/32], group_sizes[L] -> lhs_gradient[M,K]
+// `sizes->contracted` is N, and `sizes->columns` K.
+Status CheckGroupedMatmulMxFp4LhsGradient(const GroupedMatmulMxFp4Config& config, Buffers operands,
+                                          Buffers results, GroupedMatmulSizes* sizes);
 
 // lhs[M,K], rhs[L,N,K], rhs_scales[L,N,K/32], group_sizes[L], [bias[L,N]], [row_weights[M]]
 //   -> out[M,F], [pre[M,N]]

@@ -77,6 +77,23 @@ Status CheckGroupedMatmulMxFp4(const GroupedMatmulMxFp4Config& /*config*/, Buffe
   return {};
 }
 
+Status CheckGroupedMatmulMxFp4LhsGradient(const GroupedMatmulMxFp4Config& /*config*/,
+                                          Buffers operands, Buffers results,
+                                          GroupedMatmulSizes* sizes) {
+  BufferChecker check(kGroupedMatmulMxFp4LhsGradientTarget, operands, results);
+  Size m{"M"}, k{"K"}, n{"N"}, l{"L"}, blocks{"K/32"};
+  Types bf16{kBF16}, values{kF4E2M1}, scales{kF8E8M0}, s32{kS32}, gradient{kBF16 | kF32};
+  check.Operand("out_gradient", bf16, {&m, &n});
+  check.Operand("rhs", values, {&l, &n, &k});
+  blocks.value = CeilDivide(k.value, kMxFp4ScaleBlock);
+  check.Operand("rhs_scales", scales, {&l, &n, &blocks});
+  check.Operand("group_sizes", s32, {&l});
+  check.Result("lhs_gradient", gradient, {&m, &k});
+  if (Status status = check.Finish(); !status.ok()) return status;
+  *sizes = {l.value, m.value, n.value, k.value, bf16.type(), values.type(), gradient.type()};
+  return {};
+}
+
 Status CheckGroupedMatmulQuantizedRhsGradient(const GroupedMatmulQuantizedRhsGradientConfig& config,
                                               Buffers operands, Buffers results,
                                               GroupedMatmulSizes* sizes) {

@@ -117,6 +117,30 @@ void TestGroupedMatmulMxFp4() {
               "(out) is f16[40,136]; expected bf16|f32");
 }
 
+void TestGroupedMatmulMxFp4LhsGradient() {
+  const GroupedMatmulMxFp4Config config;
+  GroupedMatmulSizes sizes;
+  const List given = {
+      {kBF16, {40, 136}}, {kF4E2M1, {3, 136, 96}}, {kF8E8M0, {3, 136, 3}}, {kS32, {3}}};
+  const List results = {{kBF16, {40, 96}}};
+  CHECK_OK(Run(CheckGroupedMatmulMxFp4LhsGradient, config, given, results, &sizes));
+  CHECK(sizes.num_groups == 3 && sizes.num_rows == 40);
+  CHECK(sizes.contracted == 136 && sizes.columns == 96 && sizes.result_type == kBF16);
+  CHECK_OK(Run(CheckGroupedMatmulMxFp4LhsGradient, config, given, {{kF32, {40, 96}}}, &sizes));
+  CHECK(sizes.result_type == kF32);
+  const auto refused = [&](size_t index, const OwnedBuffer& operand, const char* message) {
+    List operands = given;
+    operands[index] = operand;
+    CHECK_FAILS(Run(CheckGroupedMatmulMxFp4LhsGradient, config, operands, results, &sizes),
+                message);
+  };
+  refused(0, {kF32, {40, 136}}, "(out_gradient) is f32[40,136]; expected bf16[M,N]");
+  refused(1, {kF4E2M1, {3, 128, 96}}, "(rhs) is f4e2m1fn[3,128,96]; expected f4e2m1fn[L,N=136,K]");
+  refused(2, {kF8E8M0, {3, 136, 4}}, "expected f8e8m0fnu[L=3,N=136,K/32=3]");
+  CHECK_FAILS(Run(CheckGroupedMatmulMxFp4LhsGradient, config, given, {{kBF16, {40, 136}}}, &sizes),
+              "(lhs_gradient) is bf16[40,136]; expected bf16|f32[M=40,K=96]");
+}
+
 void TestGroupedMatmulMxFp4Activation() {
   GroupedMatmulMxFp4ActivationConfig config{.epilogue = {.activation = Activation::kSwiglu}};
   config.epilogue.has_bias = config.epilogue.has_row_weights = true;
@@ -240,6 +264,7 @@ int main() {
   jax_ep::TestAccumulator();
   jax_ep::TestGroupedMatmulQuantized();
   jax_ep::TestGroupedMatmulMxFp4();
+  jax_ep::TestGroupedMatmulMxFp4LhsGradient();
   jax_ep::TestGroupedMatmulMxFp4Activation();
   jax_ep::TestGroupedMatmulQuantizedRhsGradient();
   jax_ep::TestGroupedMatmulQuantizedActivation();
