@@ -40,6 +40,7 @@ TARGETS = (
     "jax_ep.grouped_matmul_quantized_rhs_gradient.v1",
     "jax_ep.grouped_matmul_mxfp4.v1",
     "jax_ep.grouped_matmul_mxfp4_activation.v1",
+    "jax_ep.grouped_matmul_mxfp4_lhs_gradient.v1",
 )
 
 
@@ -72,9 +73,11 @@ def four_bit_mlp():
     recipe = quant.WeightsOnly(quant.MxFp4())
     quantized = quant.quantize_experts(jnp.ones((2, 32, 2, 32)), jnp.ones((2, 32, 32)), recipe)
     rows = jnp.ones((4096, 32), jnp.bfloat16)  # fewer have no epilogues
-    return jax_ep.grouped_mlp(
+    mlp = lambda rows: jax_ep.grouped_mlp(
         rows, None, None, jnp.array([3, 5]), quantization=recipe, quantized_weights=quantized
     )
+    y, pull = jax.vjp(mlp, rows)
+    return y + pull(y)[0]
 
 
 def in_flight(ids, x, topk_weights):

@@ -1,4 +1,4 @@
-"""Products of float rows and MXFP4 weights, and activations of them, against numpy in float64.
+"""Products of float rows and MXFP4 weights, gradients and activations, against numpy in float64.
 
 It multiplies by the dequantized weights.
 """
@@ -22,7 +22,7 @@ from grouped import CLAMPED, GROUP_SIZES
 
 import jax_ep
 from jax_ep import quant
-from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_lhs_gradient, weights_only_matmul
 from jax_ep._src.matmul.grouped_matmul_mxfp4_activation import bind_weights_only_activation
 from jax_ep._src.matmul.params import GroupedMatmulActivationParams, GroupedMatmulParams
 
@@ -55,6 +55,31 @@ def exact(weights):
     return np.asarray(quant.dequantize(weights, jnp.float32), np.float64)
 
 
+@functools.cache
+def lhs_gradient(**options):
+    return jax.jit(functools.partial(weights_only_lhs_gradient, params=params(**options)))
+
+
+def gradient_problem(sizes, *, num_rows=32, k=224, n=136, dtype=jnp.bfloat16, format=FORMAT):
+    """As `problem`, with the result's gradient [M, N] in place of rows."""
+    _, rhs, sizes, end = problem(sizes, num_rows=num_rows, k=k, n=n, format=format)
+    out_bar = testing.random_values(np.random.default_rng(1), (num_rows, n))
+    out_bar[end:] = np.nan
+    return jnp.asarray(out_bar, dtype), rhs, sizes, end
+
+
+def check_sums(out, rows, rhs, sizes, end, message="", *, transpose_rhs):
+    """Sums in float32, rounded once to the result's dtype; the tail is zeros."""
+    a, b = np.asarray(rows, np.float64), exact(rhs)
+    expected = numpy_moe.grouped_matmul(a, b, sizes, transpose_rhs=transpose_rhs)
+    magnitudes = numpy_moe.grouped_matmul(np.abs(a), np.abs(b), sizes, transpose_rhs=transpose_rhs)
+    unit = 2**-8 if out.dtype == jnp.bfloat16 else 2**-24
+    bound = 1.01 * unit * np.abs(expected) + 2**-22 * (4 + a.shape[1] ** 0.5) * magnitudes
+    error = np.abs(np.asarray(out, np.float64) - expected)[:end]
+    np.testing.assert_array_less(error, bound[:end] + 1e-30, message)
+    testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), message)
+
+
 class MxFp4MatmulTest(parameterized.TestCase):
     @parameterized.parameters(
         (jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)
@@ -64,14 +89,7 @@ class MxFp4MatmulTest(parameterized.TestCase):
             lhs, rhs, sizes, end = problem(sizes, dtype=row_dtype)
             out = matmul(out_dtype=jnp.dtype(dtype))(lhs, rhs, sizes)
             self.assertEqual(out.dtype, dtype)
-            a, b = np.asarray(lhs, np.float64), exact(rhs)
-            expected = numpy_moe.grouped_matmul(a, b, sizes, transpose_rhs=True)
-            magnitudes = numpy_moe.grouped_matmul(np.abs(a), np.abs(b), sizes, transpose_rhs=True)
-            unit = 2**-8 if dtype == jnp.bfloat16 else 2**-24
-            bound = 1.01 * unit * np.abs(expected) + 2**-22 * (4 + 224**0.5) * magnitudes
-            error = np.abs(np.asarray(out, np.float64) - expected)[:end]
-            self.assertTrue((error <= bound[:end]).all(), kind)
-            testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), kind)
+            check_sums(out, lhs, rhs, sizes, end, kind, transpose_rhs=True)
 
     @parameterized.product(row_dtype=[jnp.bfloat16, jnp.float32], wide=[False, True])
     @tier.only_on_cpu  # the kernel adds in an order of its own
@@ -83,15 +101,6 @@ class MxFp4MatmulTest(parameterized.TestCase):
             lhs, weights, sizes, transpose_rhs=True, preferred_element_type=dtype
         )
         testing.assert_bitwise(matmul(out_dtype=dtype)(lhs, rhs, sizes), expected)
-
-    def test_gradient_of_rows(self):
-        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
-        weights = quant.dequantize(rhs, jnp.bfloat16)
-        cotangent = jnp.asarray(np.random.default_rng(1).standard_normal((32, 136)), jnp.bfloat16)
-        float_matmul = functools.partial(jax_ep.grouped_matmul, transpose_rhs=True)
-        _, pull = jax.vjp(lambda lhs: matmul()(lhs, rhs, sizes), lhs)
-        _, expected = jax.vjp(lambda lhs: float_matmul(lhs, weights, sizes), lhs)
-        testing.assert_bitwise(pull(cotangent)[0], expected(cotangent)[0])
 
     @tier.only_on_cpu
     def test_on_cuda_it_is_one_kernel(self):
@@ -126,6 +135,80 @@ class MxFp4MatmulTest(parameterized.TestCase):
         self.assertEqual(program.targets, {"grouped_matmul": 1})
         with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
             lower_for_cuda(lhs, rhs, sizes, implementation="cuda")
+
+
+class LhsGradientTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)
+    )
+    def test_every_kind_of_group_sizes(self, row_dtype, dtype):
+        for kind, sizes in GROUP_SIZES.items():
+            out_bar, rhs, sizes, end = gradient_problem(sizes, dtype=row_dtype)
+            lhs_bar = lhs_gradient(out_dtype=jnp.dtype(dtype))(out_bar, rhs, sizes)
+            self.assertEqual(lhs_bar.dtype, dtype)
+            check_sums(lhs_bar, out_bar, rhs, sizes, end, kind, transpose_rhs=False)
+
+    def test_tiles(self):
+        """More than one tile, none of them whole, with many and with few rows per group."""
+        for sizes in [130, 128, 1, 0, 27, 256], [70, 5, 0, 64, 1, 17]:
+            out_bar, rhs, sizes, end = gradient_problem(sizes, num_rows=600, k=544, n=528)
+            lhs_bar = lhs_gradient()(out_bar, rhs, sizes)
+            check_sums(lhs_bar, out_bar, rhs, sizes, end, transpose_rhs=False)
+
+    @parameterized.parameters(jnp.bfloat16, jnp.float32)
+    def test_it_is_the_derivative(self, dtype):
+        """Also of float32 results, whose cotangents are rounded to the rows' dtype first."""
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
+        out_bar, *_ = gradient_problem([5, 0, 7, 3], dtype=dtype)
+        _, pull = jax.vjp(lambda lhs: matmul(out_dtype=jnp.dtype(dtype))(lhs, rhs, sizes), lhs)
+        expected = lhs_gradient()(out_bar.astype(jnp.bfloat16), rhs, sizes)
+        testing.assert_bitwise(pull(out_bar)[0], expected)
+
+    @parameterized.product(row_dtype=[jnp.bfloat16, jnp.float32])
+    @tier.only_on_cpu  # the kernel adds in an order of its own
+    def test_bits_are_those_of_dequantized_weights(self, row_dtype):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3], dtype=row_dtype)
+        out_bar, *_ = gradient_problem([5, 0, 7, 3], dtype=row_dtype)
+        weights = quant.dequantize(rhs, row_dtype)
+        multiply = functools.partial(jax_ep.grouped_matmul, transpose_rhs=True)
+        _, pull = jax.vjp(lambda lhs: multiply(lhs, weights, sizes), lhs)
+        lhs_bar = lhs_gradient(out_dtype=jnp.dtype(row_dtype))(out_bar, rhs, sizes)
+        testing.assert_bitwise(lhs_bar, pull(out_bar)[0])
+
+    @tier.only_on_cpu
+    def test_on_cuda_it_is_one_kernel(self):
+        lhs, rhs, sizes, _ = problem([5, 0, 7, 3])
+        loss = lambda lhs: matmul(num_sms=8, zero_tail=False)(lhs, rhs, sizes).sum()
+        program = programs.lower_for_cuda(jax.grad(loss), lhs)
+        call = program.call("grouped_matmul_mxfp4_lhs_gradient")
+        expected = "32x136xbf16", "4x136x224xf4E2M1FN", "4x136x7xf8E8M0FNU", "4xi32"
+        self.assertEqual(call.operands, expected)
+        self.assertEqual(call.results, ("32x224xbf16",))
+        self.assertEqual(call.attributes["num_sms"], ("i64", 8))
+        self.assertEqual(call.attributes["zero_tail"], ("bool", False))
+        self.assertEqual(program.targets, {"grouped_matmul_mxfp4_lhs_gradient": 1})
+
+    @parameterized.named_parameters(
+        ("another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"),
+        ("another_format", dict(format=quant.MxFp8()), [], "no kernel multiplies float rows by"),
+        ("rows", dict(dtype=jnp.float16), [], "rows are float16; the MXFP4 kernel takes bfloat16"),
+        ("k", dict(k=200), [], "K is 200; the MXFP4 kernel takes positive multiples of 32"),
+        ("n", dict(n=140), [], "N is 140; the MXFP4 kernel takes positive multiples of 8"),
+    )
+    @tier.only_on_cpu
+    def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
+        out_bar, rhs, sizes, _ = gradient_problem([5, 0, 7, 3], **shape)
+        other_gpu = unittest.mock.patch.object(
+            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
+        )
+        with other_gpu, programs.fallback_warnings() as messages:
+            program = programs.lower_for_cuda(lhs_gradient(), out_bar, rhs, sizes)
+        self.assertLen(messages, 1)
+        self.assertIn("grouped_matmul_mxfp4_lhs_gradient dequantizes its weights", messages[0])
+        self.assertIn(reason, messages[0])
+        self.assertEqual(program.targets, {"grouped_matmul": 1})
+        with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
+            programs.lower_for_cuda(lhs_gradient(implementation="cuda"), out_bar, rhs, sizes)
 
 
 def activation_params(activation, **options):

@@ -177,6 +177,42 @@ class MoeMlpTest(parameterized.TestCase):
         for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
             assert_agree(one, other, jnp.bfloat16, quant.MxFp4())
 
+    @parameterized.product(
+        activation=["swiglu", clamped, CLAMPED],
+        options=[{"remat": None}, {"remat": "dispatch"}, {"remat": "experts"}, {"num_chunks": 2}],
+    )
+    @tier.only_on_cpu
+    def test_on_cuda_gradients_read_four_bits(self, activation, options):
+        weights = Weights(quant.MxFp4())
+        x, ids, topk_weights = tokens(jnp.bfloat16)
+
+        def layer(quantized, x, ids, topk_weights):
+            return jax_ep.moe_mlp(
+                x,
+                ids,
+                topk_weights,
+                None,
+                None,
+                axis_name="expert",
+                num_experts=EXPERTS,
+                activation=activation,
+                quantization=weights.recipe,
+                quantized_weights=quantized,
+                **options,
+            )[0]
+
+        def loss(x, topk_weights):
+            y = on_ranks(layer, (P("expert"),) * 4)(weights.quantized, x, ids, topk_weights)
+            return y.astype(jnp.float32).sum()
+
+        targets = programs.lower_for_cuda(jax.grad(loss, (0, 1)), x, topk_weights).targets
+        chunks = options.get("num_chunks", 1)
+        self.assertEqual(targets["grouped_matmul_mxfp4_lhs_gradient"], 2 * chunks)
+        float_matmuls = [
+            name for name in targets if "grouped_matmul" in name and "mxfp4" not in name
+        ]
+        self.assertEmpty(float_matmuls)
+
     def test_they_have_no_gradient(self):
         weights = Weights(quant.MxFp4())
         rows, sizes = tokens(jnp.bfloat16)[0], np.full(EXPERTS, TOKENS // EXPERTS, np.int32)
@@ -226,28 +262,39 @@ class GroupedMlpTest(parameterized.TestCase):
 
     @parameterized.parameters(CLAMPED, clamped)
     def test_outside_of_jit_nothing_is_dequantized(self, activation):
-        """No equation has the size of a matrix; those of a derivative have."""
+        """No equation has the size of a matrix, nor has one of a derivative."""
         weights = Weights(quant.MxFp4())
         x, sizes = tokens(jnp.bfloat16)[0], np.full(EXPERTS, TOKENS // EXPERTS, np.int32)
-        only = {"quantization": weights.recipe, "quantized_weights": weights.quantized}
 
-        def call(x, **options):
-            return jax_ep.grouped_mlp(x, None, None, sizes, activation=activation, **options)
+        def call(x, weights):
+            return jax_ep.grouped_mlp(
+                x,
+                None,
+                None,
+                sizes,
+                activation=activation,
+                quantization=weights.recipe,
+                quantized_weights=weights.quantized,
+            )
+
+        def gradient(x, weights):
+            return jax.grad(lambda x: call(x, weights).astype(jnp.float32).sum())(x)
 
         def float_matrices(function, *arguments):
             text = str(jax.make_jaxpr(function)(*arguments))
             both = (HIDDEN, 2 * SIZE), (2 * SIZE, HIDDEN)
             return sum(text.count(f"bf16[{EXPERTS},{k},{n}]") for k, n in both)
 
-        self.assertEqual(float_matrices(functools.partial(call, **only), x), 0)
-        gradient = jax.grad(lambda x: call(x, **only).astype(jnp.float32).sum())
-        self.assertGreater(float_matrices(gradient, x), 0)
+        for function in call, gradient:
+            self.assertEqual(float_matrices(functools.partial(function, weights=weights), x), 0)
+            other_format = functools.partial(function, weights=Weights(quant.MxFp8()))
+            self.assertGreater(float_matrices(other_format, x), 0)
 
     @parameterized.product(
         activation=["swiglu", "relu", CLAMPED, clamped], row_weights=[False, True]
     )
     @tier.only_on_cpu
-    def test_on_cuda_forward_matmuls_read_four_bits(self, activation, row_weights):
+    def test_on_cuda_matmuls_read_four_bits(self, activation, row_weights):
         weights = Weights(quant.MxFp4(), gated=activation != "relu")
         x, sizes = tokens(jnp.bfloat16)[0], np.array([5, 0, 3, 1, 7, 2, 0, 4], np.int32)
         scale = np.ones(TOKENS, np.float32) if row_weights else None
@@ -275,11 +322,12 @@ class GroupedMlpTest(parameterized.TestCase):
             expected = {name: count for name, count in epilogues.items() if count}
             self.assertEqual(few_rows.targets, {"grouped_matmul_mxfp4": 2})
         self.assertEqual(program.targets, expected)
-        gradient = jax.value_and_grad(lambda *given: call(*given).astype(jnp.float32).sum())
+        loss = lambda *given: call(*given).astype(jnp.float32).sum()
+        gradient = jax.value_and_grad(loss, (0, 1))
         targets = programs.lower_for_cuda(gradient, x, weights.b_up).targets
-        for name in expected:
-            if "mxfp4" in name:
-                self.assertEqual(targets[name], expected[name])
+        # A matmul sums the gradient of b_up.
+        of_gradient = {"grouped_matmul_mxfp4_lhs_gradient": 2, "grouped_matmul_rhs_gradient": 1}
+        self.assertEqual(targets, expected | of_gradient)
 
     @parameterized.parameters((jnp.float32, quant.MxFp4()), (jnp.bfloat16, quant.MxFp8()))
     @tier.only_on_cpu
@@ -335,6 +383,26 @@ class ModulesTest(parameterized.TestCase):
         params = {n: getattr(layer, n)[...] for n in ("router_kernel", "b_up", "b_down")}
         y, _ = jax.jit(linen.apply)({"params": params}, x, quantized_weights=weights.quantized)
         testing.assert_bitwise(y, expected)
+
+    @tier.only_on_cpu
+    def test_on_cuda_gradients_read_four_bits(self):
+        weights = Weights(quant.MxFp4())
+        mesh = testing.mesh_of((RANKS,), ("expert",))
+        options = {"mesh": mesh, "quantization": weights.recipe, "quantized_only": True}
+        options |= {"use_bias": True, "activation": CLAMPED, "dtype": jnp.bfloat16}
+        sizes = (HIDDEN, SIZE, EXPERTS, TOP_K)
+        layer = jax_ep.nnx.MoE(*sizes, **options, rngs=nnx.Rngs(0))
+        linen = jax_ep.linen.MoE(*sizes, **options)
+        params = {n: getattr(layer, n)[...] for n in ("router_kernel", "b_up", "b_down")}
+        calls = (
+            lambda x: layer(x, quantized_weights=weights.quantized),
+            lambda x: linen.apply({"params": params}, x, quantized_weights=weights.quantized),
+        )
+        for call in calls:
+            gradient = jax.grad(lambda x, call=call: call(x)[0].astype(jnp.float32).sum())
+            targets = programs.lower_for_cuda(gradient, tokens(jnp.bfloat16)[0]).targets
+            self.assertEqual(targets["grouped_matmul_mxfp4_lhs_gradient"], 2)
+            self.assertNotIn("grouped_matmul_activation_gradient", targets)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,6 @@ def bind_activation_gradient(
       out_bar's dtype; and float32[M, ceil(F / 128)], whose row sums are this matmul's part of the
       gradients of the row weights. Tails are unspecified.
     """
-    weights = () if row_weights is None else (row_weights,)
     if not isinstance(params.activation, str):
         to_activations = GroupedMatmulParams(
             transpose_rhs=True,
@@ -97,15 +96,11 @@ def bind_activation_gradient(
             num_sms=params.num_sms,
             implementation=params.implementation,
         )
-        gradient, activations, row_dots = reference.activation_gradient_epilogue(
-            bind_matmul(out_bar, rhs, group_sizes, to_activations),
-            group_sizes,
-            pre_activation,
-            *weights,
-            params=params,
-            has_row_weights=row_weights is not None,
+        activations_bar = bind_matmul(out_bar, rhs, group_sizes, to_activations)
+        return activation_gradient_apart(
+            activations_bar, group_sizes, pre_activation, row_weights, params
         )
-        return gradient, activations, row_dots
+    weights = () if row_weights is None else (row_weights,)
     pre_activation_bar, activations, row_dots = grouped_matmul_activation_gradient_p.bind(
         out_bar,
         kernel_rhs(out_bar, rhs),
@@ -116,6 +111,25 @@ def bind_activation_gradient(
         has_row_weights=row_weights is not None,
     )
     return pre_activation_bar, activations, row_dots
+
+
+def activation_gradient_apart(
+    activations_bar: jax.Array,
+    group_sizes: jax.Array,
+    pre_activation: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMatmulActivationParams,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what `bind_activation_gradient` does, from the rounded result of its matmul."""
+    gradient, activations, row_dots = reference.activation_gradient_epilogue(
+        activations_bar,
+        group_sizes,
+        pre_activation,
+        *(() if row_weights is None else (row_weights,)),
+        params=params,
+        has_row_weights=row_weights is not None,
+    )
+    return gradient, activations, row_dots
 
 
 # ---- abstract evaluation

@@ -1,6 +1,9 @@
 """grouped_matmul of float rows and constant MXFP4 weights, which `WeightsOnly` describes.
 
-The kernel expands four bits to bfloat16 in registers, so no float matrix is in memory. Weights are
+* grouped_matmul_mxfp4: lhs, rhs, rhs_scales, group_sizes -> out
+* grouped_matmul_mxfp4_lhs_gradient: out_gradient, rhs, rhs_scales, group_sizes -> lhs_gradient
+
+The kernels expand four bits to bfloat16 in registers, so no float matrix is in memory. Weights are
 exact in bfloat16; results are those of the bfloat16 matmul of dequantized weights, but for the
 order of sums.
 """
@@ -66,15 +69,27 @@ def _backward(
     params: GroupedMatmulParams, row_dtype: Any, residuals: Any, out_bar: jax.Array
 ) -> Any:
     rhs, group_sizes = from_bits(residuals)
-    to_lhs = dataclasses.replace(params, transpose_rhs=False, out_dtype=row_dtype)
-    weights = dequantize(rhs, row_dtype)
-    return bind_matmul(out_bar.astype(row_dtype), weights, group_sizes, to_lhs), None, None
+    to_lhs = dataclasses.replace(params, out_dtype=row_dtype)
+    lhs_bar = weights_only_lhs_gradient(out_bar.astype(row_dtype), rhs, group_sizes, to_lhs)
+    return lhs_bar, None, None
 
 
 _matmul.defvjp(_forward, _backward)
 
 
-# ---- the primitive
+def weights_only_lhs_gradient(
+    out_bar: jax.Array, rhs: Quantized, group_sizes: jax.Array, params: GroupedMatmulParams
+) -> jax.Array:
+    """Returns out_bar [M, N] times each group's matrix of rhs [G, N, K]. It has no derivative."""
+    params = dataclasses.replace(params, transpose_rhs=False)
+    operands = (out_bar, rhs.values, rhs.scales, group_sizes)
+    (lhs_bar,) = grouped_matmul_mxfp4_lhs_gradient_p.bind(
+        *operands, params=params, format=rhs.format
+    )
+    return lhs_bar
+
+
+# ---- the primitives
 
 
 def _avals(
@@ -86,7 +101,8 @@ def _avals(
     params: GroupedMatmulParams,
     format: Format,
 ) -> list[Aval]:
-    return [compat.aval_like(lhs, (lhs.shape[0], rhs.shape[1]), params.out_dtype)]
+    num_columns = rhs.shape[1 if params.transpose_rhs else 2]
+    return [compat.aval_like(lhs, (lhs.shape[0], num_columns), params.out_dtype)]
 
 
 def _reference(
@@ -121,15 +137,15 @@ def _unsupported(avals: list[Aval], params: GroupedMatmulParams, format: Format)
 def unsupported_operands(
     avals: list[Aval], format: Format, columns: int | None = None
 ) -> str | None:
-    """Why the kernel does not take these, or None. `columns`: those of its result, if not N."""
+    """Why the kernels do not take these, or None. `columns`: those of an activation, if not N."""
     lhs, rhs, rhs_scales, group_sizes = avals
     if not isinstance(format, MxFp4):
         return f"no kernel multiplies float rows by {format}"
     if lhs.dtype != jnp.bfloat16:
         return f"rows are {lhs.dtype}; the MXFP4 kernel takes bfloat16"
-    (m, k), (_, n, _), (groups,) = lhs.shape, rhs.shape, group_sizes.shape
-    of_result = ("N", n, 8) if columns is None else ("F", columns, 8)
-    for name, size, multiple in ("K", k, format.block), of_result:
+    (m, _), (_, n, k), (groups,) = lhs.shape, rhs.shape, group_sizes.shape
+    outputs = ("N", n, 8) if columns is None else ("F", columns, 8)
+    for name, size, multiple in ("K", k, format.block), outputs:
         if size % multiple or size == 0:
             return f"{name} is {size}; the MXFP4 kernel takes positive multiples of {multiple}"
     expected = row_scales(format, rhs.shape)
@@ -140,6 +156,15 @@ def unsupported_operands(
 
 grouped_matmul_mxfp4_p = primitive.define_primitive(
     "grouped_matmul_mxfp4",
+    abstract_eval=_avals,
+    reference=_reference,
+    attributes=_attributes,
+    unsupported=_unsupported,
+    fallback=primitive.Fallback("dequantizes its weights on CUDA", _by_float_kernel),
+)
+
+grouped_matmul_mxfp4_lhs_gradient_p = primitive.define_primitive(
+    "grouped_matmul_mxfp4_lhs_gradient",
     abstract_eval=_avals,
     reference=_reference,
     attributes=_attributes,

@@ -17,12 +17,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_ep._src.core import compat
 from jax_ep._src.core.runtime import LIMITS
 from jax_ep._src.matmul.accumulation import Accumulators
-from jax_ep._src.matmul.grouped_matmul_activation import bind_activation_gradient
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.primitives import bind_matmul, bind_rhs_gradient
 from jax_ep._src.mlp.experts import Experts, gradient_of_experts
 from jax_ep._src.mlp.params import GroupedMlpParams
-from jax_ep._src.mlp.weights_only import float_matrices, multiply, multiply_and_activate
+from jax_ep._src.mlp.weights_only import (
+    activation_gradient,
+    lhs_gradient,
+    multiply,
+    multiply_and_activate,
+)
 from jax_ep._src.quant.quantized import as_bits, from_bits
 
 BIAS_COLUMNS = LIMITS["vector_bytes"] // 2
@@ -87,18 +91,19 @@ def epilogue_mlp_backward(
 ) -> tuple[jax.Array, Experts, jax.Array | None]:
     """Returns the gradients of rows, experts and row weights."""
     rows, experts, group_sizes, row_weights, pre_activation = residuals
-    w_up, w_down = float_matrices(experts, rows.dtype)
+    w_up, w_down = experts.multiplied
     b_up, b_down = experts.b_up, experts.b_down
-    activation = params.epilogue(params.activation)
-    pre_activation_bar, activations, row_dots = bind_activation_gradient(
-        y_bar, w_down, group_sizes, pre_activation, row_weights, activation
+    pre_activation_bar, activations, row_dots = activation_gradient(
+        y_bar, w_down, group_sizes, pre_activation, row_weights, params
     )
-    to_rows = params.matmul(rows.dtype, transpose_rhs=True, zero_tail=params.zero_tail)
-    rows_bar = bind_matmul(pre_activation_bar, w_up, group_sizes, to_rows)
+    to_rows = params.matmul(rows.dtype, zero_tail=params.zero_tail)
+    rows_bar = lhs_gradient(pre_activation_bar, w_up, group_sizes, to_rows)
     w_up_bar = w_down_bar = None
     if experts.w_up is not None:
         # Accumulators are float32; gradients of float32 weights are never rounded.
-        to_up, to_down = (params.matmul(params.accumulation.dtype(w)) for w in (w_up, w_down))
+        to_up, to_down = (
+            params.matmul(params.accumulation.dtype(w)) for w in (experts.w_up, experts.w_down)
+        )
         w_up_bar = bind_rhs_gradient(
             rows, pre_activation_bar, group_sizes, to_up, accumulators.w_up
         )
@@ -134,8 +139,6 @@ def _forward(
         rows, experts, group_sizes, row_weights, params, keep=True
     )
     experts_kept = experts.without_accumulators()
-    if experts.w_up is not None:
-        experts_kept = experts_kept._replace(quantized=None)
     residuals = rows, experts_kept, group_sizes, row_weights, pre_activation
     return (y, experts.passed_on(params.accumulation, y)), as_bits(residuals)
 

@@ -51,7 +51,7 @@ class Experts(NamedTuple):
 
     @property
     def multiplied(self) -> tuple[jax.Array | Quantized, jax.Array | Quantized]:
-        """Returns what forward matmuls without a recipe read, quantized matrices if possible."""
+        """Returns what matmuls without a recipe read, quantized matrices if there are any."""
         if self.quantized is None:
             return self.w_up, self.w_down
         up, down = self.quantized

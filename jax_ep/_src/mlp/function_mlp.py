@@ -14,13 +14,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_ep._src.core import compat
 from jax_ep._src.matmul.grouped_matmul import grouped_matmul
-from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_lhs_gradient, weights_only_matmul
 from jax_ep._src.matmul.groups import rows_in_groups
 from jax_ep._src.matmul.params import GroupedMatmulParams
-from jax_ep._src.matmul.primitives import bind_matmul, chained_matmul, matmul_backward
+from jax_ep._src.matmul.primitives import chained_matmul, matmul_backward
 from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.mlp.params import GroupedMlpParams
-from jax_ep._src.mlp.weights_only import float_matrices
 from jax_ep._src.quant.quantized import Quantized
 
 
@@ -39,10 +38,10 @@ def function_mlp_up_backward(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the gradients of rows and of w_up, from (rows, experts, group_sizes)."""
     rows, experts, group_sizes = residuals
-    w_up, _ = float_matrices(experts, rows.dtype)
-    if experts.w_up is None:
-        to_rows = params.matmul(rows.dtype, transpose_rhs=True, zero_tail=True)
-        return bind_matmul(out_bar, w_up, group_sizes, to_rows), None
+    w_up, _ = experts.multiplied
+    if isinstance(w_up, Quantized):
+        to_rows = _to_out(rows.dtype, params)
+        return weights_only_lhs_gradient(out_bar, w_up, group_sizes, to_rows), None
     to_out = _to_out(out_bar.dtype, params)
     return matmul_backward(
         to_out, params.accumulation, (rows, w_up, group_sizes), out_bar, accumulator

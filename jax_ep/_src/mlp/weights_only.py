@@ -1,10 +1,11 @@
-"""Forward matmuls of experts whose matrices are quantized in memory only.
+"""Matmuls of experts whose matrices may be quantized in memory only, forward and of derivatives.
 
-The kernel reads them in four bits. Float matrices are dequantized for what it does not compute.
+The kernels read those in four bits. Float matrices are dequantized for what they do not compute.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,12 +13,15 @@ import jax.numpy as jnp
 
 from jax_ep._src.matmul import reference
 from jax_ep._src.matmul.activations import NamedActivation
-from jax_ep._src.matmul.grouped_matmul_activation import bind_activation
-from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_matmul
+from jax_ep._src.matmul.grouped_matmul_activation import (
+    activation_gradient_apart,
+    bind_activation,
+    bind_activation_gradient,
+)
+from jax_ep._src.matmul.grouped_matmul_mxfp4 import weights_only_lhs_gradient, weights_only_matmul
 from jax_ep._src.matmul.grouped_matmul_mxfp4_activation import bind_weights_only_activation
 from jax_ep._src.matmul.params import GroupedMatmulParams
 from jax_ep._src.matmul.primitives import bind_matmul
-from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.mlp.params import GroupedMlpParams
 from jax_ep._src.quant.microscaling import MxFp4
 from jax_ep._src.quant.quantize import dequantize
@@ -49,14 +53,6 @@ def dequantized(quantized: QuantizedExperts, dtype: Any) -> tuple[jax.Array, jax
     return up, down
 
 
-def float_matrices(experts: Experts, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns w_up and w_down, which are dequantized where there are quantized ones alone."""
-    if experts.w_up is not None:
-        return experts.w_up, experts.w_down
-    assert experts.quantized is not None
-    return dequantized(experts.quantized, dtype)
-
-
 def multiply(
     lhs: jax.Array,
     rhs: jax.Array | Quantized,
@@ -67,6 +63,19 @@ def multiply(
     if isinstance(rhs, Quantized):
         return weights_only_matmul(lhs, rhs, group_sizes, params)
     return bind_matmul(lhs, rhs, group_sizes, params)
+
+
+def lhs_gradient(
+    out_bar: jax.Array,
+    rhs: jax.Array | Quantized,
+    group_sizes: jax.Array,
+    params: GroupedMatmulParams,
+) -> jax.Array:
+    """Binds the gradient of `multiply`'s lhs, with its rhs."""
+    if isinstance(rhs, Quantized):
+        return weights_only_lhs_gradient(out_bar, rhs, group_sizes, params)
+    transposed = dataclasses.replace(params, transpose_rhs=True)
+    return bind_matmul(out_bar, rhs, group_sizes, transposed)
 
 
 def multiply_and_activate(
@@ -101,3 +110,20 @@ def multiply_and_activate(
     return bind_activation(
         lhs, rhs, group_sizes, *optional, keep_pre_activation=keep_pre_activation
     )
+
+
+def activation_gradient(
+    out_bar: jax.Array,
+    rhs: jax.Array | Quantized,
+    group_sizes: jax.Array,
+    pre_activation: jax.Array,
+    row_weights: jax.Array | None,
+    params: GroupedMlpParams,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Does `bind_activation_gradient`, also with quantized matrices [L, N, K]."""
+    others = (group_sizes, pre_activation, row_weights, params.epilogue(params.activation))
+    if isinstance(rhs, Quantized):
+        to_activations = params.matmul(out_bar.dtype)
+        activations_bar = weights_only_lhs_gradient(out_bar, rhs, group_sizes, to_activations)
+        return activation_gradient_apart(activations_bar, *others)
+    return bind_activation_gradient(out_bar, rhs, *others)

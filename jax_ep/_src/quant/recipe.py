@@ -95,9 +95,9 @@ class WeightsOnly:
     """The format of weights that are quantized in memory only, compared and hashed by value.
 
     Rows, biases and activations are those of a layer with float matrices, and the experts take a
-    quarter of bfloat16's memory with `MxFp4`. A kernel for compute capability 9.0 multiplies
-    bfloat16 rows by matrices in `MxFp4`. In other calls, and for gradients, a layer dequantizes its
-    matrices to the dtype of its rows. They are then in memory in both, one layer's at a time.
+    quarter of bfloat16's memory with `MxFp4`. Kernels for compute capability 9.0 multiply bfloat16
+    rows, and their cotangents, by matrices in `MxFp4`. Other calls dequantize the matrices to the
+    dtype of the rows. They are then in memory in both, one layer's at a time.
 
     For example::
 
