@@ -59,6 +59,7 @@ checks() {
   run fp8_gradient 120 "$programs/grouped_matmul_fp8_rhs_gradient_test" check
   run mxfp4 120 "$programs/grouped_matmul_mxfp4_test" check
   run mxfp4_activation 120 "$programs/grouped_matmul_mxfp4_activation_test" check
+  run mxfp4_gradient 120 "$programs/grouped_matmul_mxfp4_lhs_gradient_test" check
   run quantized_rows 100 "$programs/transfer_test" --ranks 4 --shared --only quantized --seconds 10
   local tool
   for tool in memcheck racecheck synccheck; do
@@ -72,6 +73,7 @@ checks() {
     sanitized "fp8_gradient_$tool" 100 $tool "$programs/grouped_matmul_fp8_rhs_gradient_test" small
     sanitized "mxfp4_$tool" 100 $tool "$programs/grouped_matmul_mxfp4_test" small
     sanitized "mxfp4_activation_$tool" 100 $tool "$programs/grouped_matmul_mxfp4_activation_test" small
+    sanitized "mxfp4_gradient_$tool" 100 $tool "$programs/grouped_matmul_mxfp4_lhs_gradient_test" small
   done
 }
 
