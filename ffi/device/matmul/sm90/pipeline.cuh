@@ -128,12 +128,17 @@ class Pipeline {
   }
   __device__ uint32_t RowWeightsBarrier() const { return Barrier(2 * (kStages + kTileSlots) + 3); }
 
-  // `loaders`: warps that fill a block's stages, each of which reads the tiles. Called by one
-  // thread; a cluster barrier has to follow.
-  __device__ void InitializeBarriers(int loaders) const {
+  // `has_storer`: whether one more warp reads the tiles, and stores to the stages of its block.
+  // Then each of its threads fills a stage, and each consumer thread of the block releases it:
+  // racecheck does not know that __syncwarp orders what other threads of a warp stored or loaded.
+  // Called by one thread; a cluster barrier has to follow.
+  __device__ void InitializeBarriers(bool has_storer) const {
+    const int loaders = has_storer ? 2 : 1;
+    const int fills = has_storer ? 1 + 32 : 1;
+    const int releases = has_storer ? 32 + kClusterBlocks - 1 : kClusterBlocks;
     for (int stage = 0; stage < kStages; ++stage) {
-      MbarrierInit(FullBarrier(stage), loaders);
-      MbarrierInit(EmptyBarrier(stage), kClusterBlocks * kConsumerWarps);
+      MbarrierInit(FullBarrier(stage), fills);
+      MbarrierInit(EmptyBarrier(stage), releases * kConsumerWarps);
     }
     for (int slot = 0; slot < kTileSlots; ++slot) {
       MbarrierInit(TileFullBarrier(slot), 1);

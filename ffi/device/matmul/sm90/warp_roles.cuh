@@ -13,7 +13,7 @@ namespace jax_ep::sm90 {
 // prefetch(), and the scheduler warp find_first_tile(). Then the producer warp calls
 // produce(block_rank), the scheduler warp schedule(block_rank), and the consumer warps consume(). A
 // thread of the producer's warpgroup has kProducer registers, and one of a consumer's kConsumer.
-// produce_more(), if given, is called by one more warp that fills stages.
+// produce_more(), if given, is called by one more warp, which stores to the stages.
 template <int kProducer, int kConsumer, typename Prefetch, typename FindFirst, typename Produce,
           typename Schedule, typename Consume, typename... ProduceMore>
 __device__ __forceinline__ void RunWarpRoles(ProfiledKernel kernel, const Pipeline& pipeline,
@@ -27,7 +27,7 @@ __device__ __forceinline__ void RunWarpRoles(ProfiledKernel kernel, const Pipeli
   static_assert(kConsumerWarpgroups == 2);
   const ProfileKernel profile(kernel, kFirstWarps, SharedLayout::kRecorders);
   if (threadIdx.x == 0) {
-    pipeline.InitializeBarriers(1 + sizeof...(ProduceMore));
+    pipeline.InitializeBarriers(sizeof...(ProduceMore) > 0);
     prefetch();
   }
   __syncwarp();

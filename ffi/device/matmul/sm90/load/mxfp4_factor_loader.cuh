@@ -6,7 +6,6 @@
 #include "ffi/device/matmul/params.h"
 #include "ffi/device/matmul/sm90/mxfp4_lhs_gradient_shapes.h"
 #include "ffi/device/matmul/sm90/pipeline.cuh"
-#include "ffi/device/ptx/barrier.cuh"
 #include "ffi/device/ptx/mbarrier.cuh"
 #include "ffi/device/ptx/shared_memory.cuh"
 
@@ -44,9 +43,7 @@ class MxFp4FactorLoader {
           Load(loaded_[i]);
           if (++in_stage < per_stage && k_block + 1 < k_blocks) continue;
           in_stage = 0;
-          __syncwarp();
-          if (ElectOne()) MbarrierArrive(pipeline_.FullBarrier(state.index));
-          __syncwarp();
+          MbarrierArrive(pipeline_.FullBarrier(state.index));
           state.Advance();
         }
       }

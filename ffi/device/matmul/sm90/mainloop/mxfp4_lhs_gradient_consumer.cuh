@@ -25,7 +25,7 @@ class MxFp4LhsGradientConsumer {
       : params_(params),
         pipeline_(pipeline),
         warp_(WarpUniform(threadIdx.x / 32) - kWarpgroupWarps),
-        empty_barriers_(MapToBlock(pipeline.EmptyBarrier(0), threadIdx.x % 32 % kClusterBlocks)),
+        empty_barriers_(MapToBlock(pipeline.EmptyBarrier(0), ClusterRank() ^ 1)),
         weights_(warp_),
         epilogue_(params, maps, pipeline, warp_) {}
 
@@ -59,11 +59,11 @@ class MxFp4LhsGradientConsumer {
  private:
   using Expanded = uint32_t[kWgmmaRegisters];
 
-  // Lanes 0 and 1 release stages, each to the producer of one block.
+  // Each lane releases a stage to the warps that fill it, and one to the producer of the other
+  // block.
   __device__ void Release(int stage) const {
-    if (threadIdx.x % 32 < kClusterBlocks) {
-      MbarrierArriveRemote(empty_barriers_ + stage * kBarrierBytes);
-    }
+    MbarrierArrive(pipeline_.EmptyBarrier(stage));
+    if (threadIdx.x % 32 == 0) MbarrierArriveRemote(empty_barriers_ + stage * kBarrierBytes);
   }
 
   // Multiplies all stages of a tile, of which the last one is not released. Calls function() while
@@ -122,8 +122,8 @@ class MxFp4LhsGradientConsumer {
 
   const MatmulParams& params_;
   const Pipeline pipeline_;
-  const int warp_;  // among the consumers
-  const uint32_t empty_barriers_;
+  const int warp_;                 // among the consumers
+  const uint32_t empty_barriers_;  // those of the other block
   const MxFp4TransposedWeights weights_;
   SwappedStoreEpilogue<BFloat16, ColumnPairStaging> epilogue_;
   PipelineState<kStages> state_;
