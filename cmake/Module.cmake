@@ -80,6 +80,7 @@ if(JAX_EP_WITH_CUDA)
     ffi/kernels/matmul/sm90/grouped_matmul_fp8_rhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_mxfp4.cu
     ffi/kernels/matmul/sm90/grouped_matmul_mxfp4_activation.cu
+    ffi/kernels/matmul/sm90/grouped_matmul_mxfp4_decode.cu
     ffi/kernels/matmul/sm90/grouped_matmul_mxfp4_lhs_gradient.cu
     ffi/kernels/matmul/sm90/grouped_matmul_swapped.cu
     ffi/kernels/matmul/sm90/make_tensor_map.cc

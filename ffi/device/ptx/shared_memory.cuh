@@ -56,6 +56,19 @@ __device__ inline void LoadSharedPair(uint32_t from, uint32_t (&words)[2]) {
                : "memory");
 }
 
+__device__ inline void LoadSharedPair(uint32_t from, float (&values)[2]) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(values[0]), "=f"(values[1])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ inline uint32_t LoadSharedByte(uint32_t from) {
+  uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");
+  return byte;
+}
+
 }  // namespace jax_ep
 
 #endif  // JAX_EP_DEVICE_PTX_SHARED_MEMORY_CUH_

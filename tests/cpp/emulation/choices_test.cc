@@ -133,6 +133,15 @@ static Sm90Kernel MakeMxFp4(const std::string& name) {
   return kernel;
 }
 Sm90Kernel Sm90MxFp4MatmulKernel() { return MakeMxFp4("mxfp4"); }
+Sm90Kernel Sm90MxFp4DecodeKernel(bool is_narrow) {
+  Sm90Kernel kernel =
+      MakeSm90(is_narrow ? "mxfp4 narrow decode" : "mxfp4 decode", 16, is_narrow ? 64 : 128);
+  kernel.kernel.cluster_blocks = 1;
+  kernel.a_box_rows = 16;
+  kernel.a_narrow_box_rows = 8;
+  kernel.a_box_column_blocks = is_narrow ? 8 : 4;
+  return kernel;
+}
 Sm90Kernel Sm90MxFp4ActivationKernel() { return MakeMxFp4("mxfp4 activation"); }
 Sm90Kernel Sm90MxFp4LhsGradientKernel() { return MakeMxFp4("mxfp4 lhs gradient"); }
 Sm90Kernel Fp8RhsGradientKernel(bool is_short) {
@@ -199,6 +208,13 @@ constexpr Shape kShapes[] = {
     {256, 256, 7168, 2048}, {4, 64, 2048, 1024},     {2, 160, 512, 512},
     {8, 800, 2048, 1024},   {16, 1600, 4096, 512},   {3, 77, 100, 60},
     {4, 0, 64, 64},         {4, 128, 0, 64}};
+
+// The experts of gpt-oss; the most rows that decode, and more; values of K that do not.
+constexpr Shape kDecodeShapes[] = {{32, 16, 2880, 5760},
+                                   {32, 320, 2880, 2880},
+                                   {32, 321, 2880, 2880},
+                                   {32, 16, 2848, 2880},
+                                   {32, 16, 7168, 2048}};
 
 void* At(uintptr_t number, uintptr_t offset = 0) {
   return reinterpret_cast<void*>((number << 32) + offset);
@@ -344,6 +360,10 @@ void AllCalls() {
     MxFp4Matmuls(kShapes[0]);
     MxFp4Matmuls(kShapes[0], 2);
     if (one.bus_bits > 5120) continue;  // transfers do not ask
+    if (is_hopper) {
+      for (const Shape& shape : kDecodeShapes) MxFp4Matmuls(shape);
+      MxFp4Matmuls(kDecodeShapes[0], 4);
+    }
     for (int64_t num_tokens : {1, 128, 4096}) {
       for (int64_t num_ranks : {1, 8, 64}) {
         for (bool is_quantized : {false, true}) {

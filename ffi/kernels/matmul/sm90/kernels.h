@@ -17,6 +17,7 @@ struct Sm90Kernel {
   const void* wide_address = nullptr;
   int a_box_rows;
   int b_box_rows;
+  int a_box_column_blocks = 1;  // rows of a consist of whole ones if there are several
   int b_box_column_blocks = 1;  // used if the rows of b consist of whole column blocks
 
   // For kernels with swapped operands. Boxes of narrow tiles have one column block.
@@ -53,6 +54,10 @@ Sm90Kernel Fp8RhsGradientKernel(bool is_short);
 
 // Returns the kernel of bfloat16 rows and MXFP4 weights. It takes MxFp4Scales last.
 Sm90Kernel Sm90MxFp4MatmulKernel();
+
+// Returns the same for a few rows, which is faster if groups have up to 16. It takes DecodeScales
+// last. Its narrow tiles have half as many columns, and other bits.
+Sm90Kernel Sm90MxFp4DecodeKernel(bool is_narrow);
 
 // Returns the same with an activation. It takes GateLimits last.
 Sm90Kernel Sm90MxFp4ActivationKernel();

@@ -23,6 +23,7 @@ Sm90Kernel Sm90SwappedMatmulKernel(bool, MatmulKind) { return {}; }
 Sm90Kernel Fp8MatmulKernel(Fp8Kind, bool) { return {}; }
 Sm90Kernel Fp8ActivationKernel() { return {}; }
 Sm90Kernel Sm90MxFp4MatmulKernel() { return {}; }
+Sm90Kernel Sm90MxFp4DecodeKernel(bool) { return {}; }
 Sm90Kernel Sm90MxFp4ActivationKernel() { return {}; }
 Sm90Kernel Sm90MxFp4LhsGradientKernel() { return {}; }
 

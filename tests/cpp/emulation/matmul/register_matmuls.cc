@@ -15,6 +15,7 @@ MatmulKernel PortableActivationGradientKernel(ElementType) { return {}; }
 Sm90Kernel Fp8MatmulKernel(Fp8Kind, bool) { return {}; }
 Sm90Kernel Fp8ActivationKernel() { return {}; }
 Sm90Kernel Sm90MxFp4MatmulKernel() { return {}; }
+Sm90Kernel Sm90MxFp4DecodeKernel(bool) { return {}; }
 Sm90Kernel Sm90MxFp4ActivationKernel() { return {}; }
 Sm90Kernel Sm90MxFp4LhsGradientKernel() { return {}; }
 Sm90Kernel Fp8RhsGradientKernel(bool) { return {}; }
