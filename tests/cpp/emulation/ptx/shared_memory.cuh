@@ -24,6 +24,13 @@ inline uint4 LoadShared(uint32_t from) {
   std::memcpy(&chunk, SharedPointer(from), sizeof chunk);
   return chunk;
 }
+inline void LoadSharedPair(uint32_t from, uint32_t (&words)[2]) {
+  std::memcpy(words, SharedPointer(from), sizeof words);
+}
+inline void LoadSharedPair(uint32_t from, float (&values)[2]) {
+  std::memcpy(values, SharedPointer(from), sizeof values);
+}
+inline uint32_t LoadSharedByte(uint32_t from) { return *SharedPointer(from); }
 inline void StoreShared(uint32_t to, uint4 vector) {
   std::memcpy(SharedPointer(to), &vector, sizeof vector);
 }

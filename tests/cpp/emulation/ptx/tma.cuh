@@ -50,7 +50,7 @@ struct EmulatedBox {
   }
 };
 
-inline constexpr int kEmulatedLineBytes = 128;
+inline constexpr int kEmulatedLineBytes = 1024;
 
 inline void CheckTma(uint32_t address) {
   if (address % 128 != 0) emulation::Fail("a box of TMA is not aligned in shared memory");

@@ -6,6 +6,7 @@
 //   check   every check
 //   small   small checks, each buffer an allocation of its own: for compute-sanitizer
 //   time    decoding and many rows, interleaved with the bfloat16 kernel and beside a copy
+//   decode  the same of decoding alone
 //   all     check, then time (the default)
 //
 // Needs 6 GB of free memory.
@@ -17,7 +18,9 @@
 #include "ffi/kernels/matmul/launch.h"
 #include "tests/cpp/gpu/matmul/report.h"
 #include "tests/cpp/gpu/mxfp4/mxfp4_runner.h"
+#ifndef JAX_EP_EMULATION  // a CPU's times say nothing
 #include "tests/cpp/gpu/mxfp4/mxfp4_timing.h"
+#endif
 
 namespace harness {
 namespace {
@@ -72,10 +75,12 @@ void CheckPatterns(const std::vector<Shape>& shapes, const std::vector<int>& gro
   }
 }
 
-// A single 1 in each row makes a weight of each result: every value with the scales from `first`
-// on, and NaN where a scale is NaN.
-void CheckEveryWeight(int first, int count, const char* name) {
-  MxFp4Case c{512, 512, 256, {512}};
+// A single 1 in each of `rows` rows, all in the first group, makes a weight of each result: every
+// value with the scales from `first` on, and NaN where a scale is NaN.
+void CheckEveryWeight(int first, int count, int32_t rows, int groups, const std::string& name) {
+  std::vector<int32_t> sizes(groups);
+  sizes[0] = rows;
+  MxFp4Case c{rows, rows, 256, sizes};
   c.first_scale = first;
   c.num_scales = count;
   c.is_one_hot = true;
@@ -85,7 +90,7 @@ void CheckEveryWeight(int first, int count, const char* name) {
   const std::vector<uint8_t> values = runner.Values();
   const std::vector<uint8_t> scales = runner.Scales();
   std::vector<bool> is_nan(c.n);
-  for (size_t i = 0; i < scales.size(); ++i) {
+  for (int64_t i = 0; i < c.n * c.k / kMxFp4Values; ++i) {
     if (scales[i] == 255) is_nan[i / (c.k / kMxFp4Values)] = true;
   }
   int64_t wrong = 0;
@@ -110,19 +115,29 @@ void CheckEveryWeight(int first, int count, const char* name) {
 }
 
 void CheckEveryWeight() {
-  CheckEveryWeight(2, 251, "every value, scales up to 2^125");
-  CheckEveryWeight(120, 16, "every value, scales about 2");
-  CheckEveryWeight(0, 2, "every value, subnormal scales");
-  CheckEveryWeight(240, 13, "every value, the largest scales");
-  CheckEveryWeight(255, 1, "scales of NaN");
+  for (int groups : {1, 52}) {
+    const std::string of_groups = groups == 1 ? "" : ", decoding";
+    CheckEveryWeight(2, 251, 512, groups, "every value, scales up to 2^125" + of_groups);
+    CheckEveryWeight(120, 16, 512, groups, "every value, scales about 2" + of_groups);
+    CheckEveryWeight(0, 2, 512, groups, "every value, subnormal scales" + of_groups);
+    CheckEveryWeight(240, 13, 512, groups, "every value, the largest scales" + of_groups);
+    CheckEveryWeight(255, 1, 512, groups, "scales of NaN" + of_groups);
+  }
 }
 
 // Tiles of every height, and groups of several tiles.
 void CheckHeights() {
-  for (const auto& [name, sizes] :
-       {std::pair{"every height", EverySize(270)}, {"several tiles", SizesOfSeveralTiles()}}) {
+  const struct {
+    const char* name;
+    std::vector<int32_t> sizes;
+    int64_t k;
+  } all[] = {{"every height", EverySize(270), 352},
+             {"every height of a few rows", EverySize(19), 384},
+             {"every height of fewer rows", EverySize(5), 576},
+             {"several tiles", SizesOfSeveralTiles(), 352}};
+  for (const auto& [name, sizes, k] : all) {
     double error = 0;
-    MxFp4Case c{Sum(sizes), 352, 264, sizes};
+    MxFp4Case c{Sum(sizes), k, 264, sizes};
     c.num_samples = 1 << 21;
     MxFp4Runner runner(c);
     const std::string problem = runner.Run(&error);
@@ -130,6 +145,7 @@ void CheckHeights() {
   }
 }
 
+#ifndef JAX_EP_EMULATION
 // The shapes that are timed; a sample of each result.
 void CheckLarge() {
   for (const Shape& s :
@@ -145,29 +161,38 @@ void CheckLarge() {
     Report(problem.empty(), "M = " + std::to_string(s.m) + ", K = " + std::to_string(s.k), text);
   }
 }
+#endif
 
-void CheckDeterminism() {
-  MxFp4Case c{3000, 1056, 520, Cut(2700, 7, 5)};
-  MxFp4Runner runner(c);
+void CheckDeterminism(int64_t rows, const std::vector<int32_t>& sizes) {
+  MxFp4Runner runner({rows, 1088, 520, sizes});
   std::vector<uint8_t> first;
-  Report(HasSameBits(runner, &first, [] {}), "bits do not depend on the run or num_sms", "");
+  Report(HasSameBits(runner, &first, [] {}),
+         std::to_string(rows) + " rows: bits do not depend on the run or num_sms", "");
 }
 
-// Many short tiles, to find rare races between warps of a cluster.
-void CheckManyTiles() {
-  std::vector<int32_t> sizes;
-  for (int i = 0; i < 64; ++i) sizes.push_back(20 + i * 13 % 149);
+// Many short tiles, to find rare races between warps.
+void CheckManyTiles(int64_t rows, const std::vector<int32_t>& sizes) {
   std::string problem;
   double error = 0;
   for (int round = 0; round < 4 && problem.empty(); ++round) {
-    MxFp4Case c{8192, 96 + 160 * round, 4096, sizes};
+    MxFp4Case c{rows, 64 + 192 * round, 4096, sizes};
     c.num_samples = 1 << 16;
     c.seed = 100 * round;
     MxFp4Runner runner(c);
     for (int i = 0; i < 2000; ++i) static_cast<void>(runner.Launch());
     problem = runner.Run(&error);
   }
-  Report(problem.empty(), "10^7 short tiles", problem);
+  Report(problem.empty(), "many short tiles of " + std::to_string(rows) + " rows", problem);
+}
+
+void CheckManyTiles() {
+  std::vector<int32_t> many;
+  for (int i = 0; i < 64; ++i) many.push_back(20 + i * 13 % 149);
+  CheckManyTiles(8192, many);
+  std::vector<int32_t> few;
+  for (int i = 0; i < 64; ++i) few.push_back(i * 13 % 11);
+  CheckManyTiles(320, few);
+  CheckManyTiles(16, Cut(16, 7, 5));
 }
 
 int Main(const std::string& mode) {
@@ -177,25 +202,39 @@ int Main(const std::string& mode) {
   }
   if (mode == "small") {
     GuardedBuffer::exact = true;
-    CheckPatterns({{70, 160, 136}, {300, 416, 264}, {70, 1056, 136}}, {3});
+    CheckPatterns({{70, 160, 136}, {400, 416, 264}, {70, 1056, 136}}, {3});
+    CheckPatterns({{300, 448, 264}, {70, 1088, 136}, {15, 1088, 72}}, {30});
   }
   if (mode == "check" || mode == "all") {
     CheckEveryWeight();
     CheckPatterns({{1, 128, 128},
                    {3, 32, 8},
+                   {16, 64, 8},
                    {70, 160, 136},
+                   {12, 1216, 200},
+                   {16, 2880, 136},
+                   {300, 448, 264},
                    {300, 416, 264},
                    {700, 1024, 512},
                    {515, 640, 8},
-                   {130, 1184, 136},
-                   {260, 2080, 392}},
+                   {130, 1216, 136},
+                   {260, 2112, 392},
+                   {260, 3072, 392},
+                   {260, 3136, 136}},
                   {1, 5, 40});
     CheckHeights();
+#ifndef JAX_EP_EMULATION
     CheckLarge();
-    CheckDeterminism();
+#endif
+    CheckDeterminism(3000, Cut(2700, 7, 5));
+    CheckDeterminism(200, Cut(180, 20, 5));
+    CheckDeterminism(16, Cut(15, 4, 5));
     CheckManyTiles();
   }
-  if (mode == "time" || mode == "all") TimeMxFp4();
+#ifndef JAX_EP_EMULATION
+  if (mode == "time" || mode == "all") TimeMxFp4(false);
+  if (mode == "decode") TimeMxFp4(true);
+#endif
   std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
   return failures == 0 ? 0 : 1;
 }

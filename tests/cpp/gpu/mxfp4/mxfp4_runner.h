@@ -170,6 +170,7 @@ class MxFp4Runner {
   std::vector<uint8_t> Values() const { return values_.Bytes(); }
   std::vector<uint8_t> Scales() const { return scales_.Bytes(); }
   void SetNumSms(int64_t num_sms) { case_.num_sms = num_sms; }
+  void SetNumRows(int64_t m) { case_.m = m; }
 
  private:
   MxFp4Case case_;

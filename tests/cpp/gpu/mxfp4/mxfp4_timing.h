@@ -132,7 +132,8 @@ inline void TimeMxFp4(int64_t rows, int64_t k, int64_t n, bool is_even, double c
   // All weights are filled: rotations give rows to every group.
   const std::vector<int32_t> filled(kGroups, static_cast<int32_t>((rows + kGroups) / kGroups));
   const int64_t m = std::max<int64_t>(rows, 32) + kGroups;
-  const MxFp4Runner four({.m = m, .k = k, .n = n, .sizes = filled, .zero_tail = false});
+  MxFp4Runner four({.m = m, .k = k, .n = n, .sizes = filled, .zero_tail = false});
+  four.SetNumRows(rows);
   const Runner sixteen(
       {.kind = kForward, .m = m, .k = k, .n = n, .sizes = filled, .zero_tail = false});
   const auto rotations = Rotations(sizes);
@@ -162,14 +163,16 @@ inline void TimeMxFp4(int64_t rows, int64_t k, int64_t n, bool is_even, double c
   std::fflush(stdout);
 }
 
-inline void TimeMxFp4() {
+// `only_decode`: up to 256 rows.
+inline void TimeMxFp4(bool only_decode) {
   const double copy_rate = CopyRate();
   std::printf("copy %.2f TB/s\n", copy_rate);
   // gpt-oss-120b on one of four ranks: as many rows as tokens on average.
-  for (int64_t rows : {1, 4, 16, 64}) {
+  for (int64_t rows : {1, 4, 8, 16, 32, 64, 256}) {
     for (int64_t n : {5760, 2880}) TimeMxFp4(rows, 2880, n, false, copy_rate);
   }
-  for (int64_t rows : {256, 1024, 4096, 16384}) {
+  if (only_decode) return;
+  for (int64_t rows : {1024, 4096, 16384}) {
     for (int64_t n : {5760, 2880}) TimeMxFp4(rows, 2880, n, false, copy_rate);
   }
   TimeMxFp4(4096, 2880, 5760, true, copy_rate);
