@@ -10,7 +10,8 @@
 #     networks    two processes, whose domains NVSHMEM joins, then UCX (pip install nvidia-nvshmem-cu13 libucx-cu13)
 #     tiers       the Python tests, and beside them C++ programs and sanitizers: 450 s on 4 H100
 #     models      layers beside transformers', and tokens per second of OLMoE's shapes with random weights
-#     overlap     how much of the transfers matmuls can hide (pip install nvidia-ml-py); only if it is named
+#     overlap     how much of the transfers the experts can hide, forward and both passes (pip install nvidia-ml-py);
+#                 only if it is named
 #
 #   PROGRAMS=...          where the programs of tests/cpp/gpu are (default build/gpu/tests/cpp/gpu)
 #   RESULTS=...           where logs go (default build/gpu_check)
@@ -116,8 +117,15 @@ models() {
 }
 
 overlap() {
-  on "$(seq -s , 0 $((gpus - 1)))" run overlap 600 "$python" -P tools/overlap_ceiling.py --out "$results/overlap.json"
-  grep '│' "$results/overlap.log"
+  local recipe passes all
+  all=$(seq -s , 0 $((gpus - 1)))
+  for recipe in bfloat16 fp8; do
+    for passes in forward both; do
+      on "$all" run "overlap_${recipe}_$passes" 600 "$python" -P tools/overlap_ceiling.py --recipe $recipe \
+        --passes $passes --out "$results/overlap_${recipe}_$passes.json"
+      grep '│' "$results/overlap_${recipe}_$passes.log"
+    done
+  done
 }
 
 # Each of 4 GPUs has work.

@@ -1,17 +1,20 @@
 """Measures how much of a layer's transfers matmuls can hide, if nothing depends on anything.
 
   python -P tools/overlap_ceiling.py --out ceiling.json
+  python -P tools/overlap_ceiling.py --passes both --recipe fp8
 
-A layer's dispatch and combine are in flight on a few SMs beside its grouped matmuls, which leave
-these free; "apart" is the same one after another. Both run sustained, and with pauses between
-programs that hold the mean power at --watts: times exclude the pauses. A ratio over 1 is what a
-fused pair could gain at most. Needs nvidia-ml-py.
+A layer's dispatch and combine are in flight on a few SMs beside its experts, whose matmuls leave
+these free; "apart" is the same one after another. Both passes have two of either, beside all six
+matmuls. Both run sustained, and with pauses between programs that hold the mean power at --watts:
+times exclude the pauses. A ratio over 1 is what a fused pair could gain at most. Needs
+nvidia-ml-py.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import statistics
@@ -25,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_ep
+from jax_ep import quant
 from jax_ep._src.transfer.dispatch import dispatched
 from jax_ep.bench.common.energy import Boards
 from jax_ep.bench.common.programs import AXIS, implementation, sharded
@@ -33,99 +37,138 @@ from jax_ep.bench.layer.problem import MODELS, Shape, make_problem
 from jax_ep.bench.transfer.problem import make_mesh
 
 SECONDS = 1.5
-Layer = Callable[[Any, Values], Any]
+RECIPES = {
+    "bfloat16": None,
+    "fp8": quant.Recipe(),
+    "fp8_gradients": quant.Recipe(quantized_weight_gradients=True),
+}
+Carry = tuple[jax.Array, jax.Array]  # tokens and rows, each those of the layer before
+Layer = Callable[[Carry, Values, Any], Carry]
 
 
 @dataclasses.dataclass(frozen=True)
-class OnSms(Calls):
-    """The calls of a layer, of which matmuls use so many SMs."""
+class Parts:
+    """The two halves of a layer, which form a chain each.
 
-    num_sms: int = 0
+    Attributes:
+      calls: the transfers.
+      recipe: of the experts, whose quantized weights are given.
+      both_passes: or the forward pass alone.
+    """
+
+    calls: Calls
+    recipe: quant.Recipe | None
+    both_passes: bool
 
     @property
-    def params(self) -> Any:
-        """Those of `Calls`, on fewer SMs."""
-        return dataclasses.replace(super().params, num_sms=self.num_sms)
+    def rounds(self) -> int:
+        """How many dispatches and combines there are."""
+        return 2 if self.both_passes else 1
+
+    def experts(self, rows: jax.Array, v: Values, quantized: Any, num_sms: int | None) -> jax.Array:
+        """Returns the results of the experts, or the gradients of their rows."""
+
+        def forward(rows: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
+            y: jax.Array = jax_ep.grouped_mlp(
+                rows,
+                w_up,
+                w_down,
+                v.plan.group_sizes,
+                row_weights=v.row_weights,
+                quantization=self.recipe,
+                quantized_weights=quantized,
+                num_sms=num_sms,
+                implementation=implementation(),
+            )
+            return y
+
+        operands = rows, v.operands.w_up, v.operands.w_down
+        if not self.both_passes:
+            return forward(*operands)
+        y, backward = jax.vjp(forward, *operands)
+        # The gradients of weights are needed as well.
+        rows_bar, *_ = lax.optimization_barrier(backward(y))
+        return rows_bar
+
+    def transfers(self, x: jax.Array, v: Values) -> jax.Array:
+        """One transfer after another, on all SMs."""
+        for _ in range(self.rounds):
+            sent = self.calls.dispatch(x, v.operands.topk_ids, v.operands.topk_weights)
+            x = self.calls.combine(sent.rows, sent.plan)
+        return x
+
+    def in_flight(self, x: jax.Array, v: Values, num_sms: int) -> jax_ep.InFlight:
+        """Starts the same, one behind the other in a lane."""
+        routes, by = self.calls.problem.routes, implementation()
+        for _ in range(self.rounds):
+            sending = jax_ep.dispatch_start(
+                x,
+                v.operands.topk_ids,
+                v.operands.topk_weights,
+                num_experts=routes.num_experts,
+                axis_name=AXIS,
+                recv_capacity=routes.recv_capacity,
+                zero_tail=False,
+                num_sms=num_sms,
+                implementation=by,
+            )
+            # Only what follows in the lane may read them now.
+            rows, row_weights, plan = sending.results
+            sent = dispatched(rows, row_weights, plan, sending.params)
+            returning = jax_ep.combine_start(
+                sent.rows, sent.plan, None, num_sms=num_sms, implementation=by
+            )
+            x = returning.results
+        return returning
 
 
-def apart(calls: Calls) -> Layer:
-    """One call after another. The transfers form a chain, and the matmuls another."""
+def apart(parts: Parts) -> Layer:
+    """The transfers, then the experts."""
 
-    def layer(carry: Any, v: Values) -> Any:
-        x, rows = carry
-        sent = calls.dispatch(x, v.operands.topk_ids, v.operands.topk_weights)
-        sent, rows = lax.optimization_barrier((sent, rows))
-        activations, *_ = calls.up(rows, v.operands.w_up, v.plan)
-        sent, activations = lax.optimization_barrier((sent, activations))
-        x = calls.combine(sent.rows, sent.plan)
-        x, activations = lax.optimization_barrier((x, activations))
-        return x, calls.down(activations, v.operands.w_down, v.row_weights, v.plan)
+    def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
+        x, rows = parts.transfers(carry[0], v), carry[1]
+        x, rows = lax.optimization_barrier((x, rows))
+        return x, parts.experts(rows, v, quantized, None)
 
     return layer
 
 
-def beside(calls: Calls, num_sms: int) -> Layer:
-    """The same, the transfers in flight beside the matmuls."""
+def beside(parts: Parts, num_sms: int, num_sms_of_experts: int) -> Layer:
+    """The same, the transfers in flight beside the experts."""
 
-    def layer(carry: Any, v: Values) -> Any:
+    def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
         x, rows = carry
-        returning = in_flight(calls, x, v, num_sms)
-        returning, (_, rows) = jax_ep.overlap(returning, matmuls(calls), (x, rows), v)
+
+        def experts(x: jax.Array, rows: jax.Array) -> Carry:
+            return x, parts.experts(rows, v, quantized, num_sms_of_experts)
+
+        returning = parts.in_flight(x, v, num_sms)
+        returning, (x, rows) = jax_ep.overlap(returning, experts, x, rows)
         x, _ = lax.optimization_barrier((jax_ep.combine_done(returning), x))
         return x, rows
 
     return layer
 
 
-def in_flight(calls: Calls, x: jax.Array, v: Values, num_sms: int) -> jax_ep.InFlight:
-    """Starts dispatch, and combine of its rows behind it in the lane."""
-    sending = jax_ep.dispatch_start(
-        x,
-        v.operands.topk_ids,
-        v.operands.topk_weights,
-        num_experts=calls.problem.routes.num_experts,
-        axis_name=AXIS,
-        recv_capacity=calls.problem.routes.recv_capacity,
-        zero_tail=False,
-        num_sms=num_sms,
-        implementation=implementation(),
-    )
-    # Only what follows in the lane may read them now.
-    rows, row_weights, plan = sending.results
-    sent = dispatched(rows, row_weights, plan, sending.params)
-    return jax_ep.combine_start(
-        sent.rows, sent.plan, None, num_sms=num_sms, implementation=implementation()
-    )
+def transfers(parts: Parts, num_sms: int | None = None) -> Layer:
+    """The transfers alone: in flight on so many SMs, or on all."""
 
-
-def transfers_on(calls: Calls, num_sms: int) -> Layer:
-    """The transfers of `beside` without matmuls."""
-
-    def layer(carry: Any, v: Values) -> Any:
+    def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
         x, rows = carry
-        returning = in_flight(calls, x, v, num_sms)
+        if num_sms is None:
+            return parts.transfers(x, v), rows
+        returning = parts.in_flight(x, v, num_sms)
         x, _ = lax.optimization_barrier((jax_ep.combine_done(returning), x))
         return x, rows
 
     return layer
 
 
-def transfers(calls: Calls) -> Layer:
-    """Dispatch and combine alone."""
+def experts(parts: Parts, num_sms: int | None = None) -> Layer:
+    """The experts alone, on so many SMs, or on all."""
 
-    def layer(carry: Any, v: Values) -> Any:
-        sent = calls.dispatch(carry[0], v.operands.topk_ids, v.operands.topk_weights)
-        return calls.combine(sent.rows, sent.plan), carry[1]
-
-    return layer
-
-
-def matmuls(calls: Calls) -> Layer:
-    """The two matmuls alone."""
-
-    def layer(carry: Any, v: Values) -> Any:
-        activations, *_ = calls.up(carry[1], v.operands.w_up, v.plan)
-        return carry[0], calls.down(activations, v.operands.w_down, v.row_weights, v.plan)
+    def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
+        return carry[0], parts.experts(carry[1], v, quantized, num_sms)
 
     return layer
 
@@ -133,13 +176,15 @@ def matmuls(calls: Calls) -> Layer:
 class Program:
     """Layers one after another, as one compiled program."""
 
-    def __init__(self, layer: Layer, values: Values, mesh: Any, num_layers: int) -> None:
-        def run(carry: Any, v: Values) -> Any:
+    def __init__(
+        self, layer: Layer, values: Values, quantized: Any, mesh: Any, num_layers: int
+    ) -> None:
+        def run(carry: Carry, v: Values, quantized: Any) -> Carry:
             for _ in range(num_layers):
-                carry = layer(carry, v)
+                carry = layer(carry, v, quantized)
             return carry
 
-        self.arguments = (values.operands.x, values.rows), values
+        self.arguments = (values.operands.x, values.rows), values, quantized
         self.compiled = jax.jit(sharded(run, mesh)).lower(*self.arguments).compile()
         self.num_layers = num_layers
         self()
@@ -186,18 +231,23 @@ def measure_shape(name: str, arguments: argparse.Namespace, mesh: Any, boards: B
     shape = Shape(arguments.tokens, *MODELS[name])
     problem = make_problem(mesh, shape, "bfloat16", 1, backward=False)
     values = values_of(problem)[0]
-    calls = Calls(problem, keep=False)
+    recipe = RECIPES[arguments.recipe]
+    quantized = None
+    if recipe is not None:
+        quantize = functools.partial(quant.quantize_experts, quantization=recipe)
+        weights = values.operands.w_up, values.operands.w_down
+        quantized = jax.jit(sharded(quantize, mesh))(*weights)
+    parts = Parts(Calls(problem, keep=False), recipe, arguments.passes == "both")
     total = getattr(jax.devices()[0], "core_count", 132)
-    forms: dict[str, Layer] = {"apart": apart(calls)}
-    parts: dict[str, Layer] = {"transfers": transfers(calls), "matmuls": matmuls(calls)}
+    forms: dict[str, Layer] = {"apart": apart(parts)}
+    alone: dict[str, Layer] = {"transfers": transfers(parts), "experts": experts(parts)}
     for sms in arguments.num_sms:
-        less = OnSms(problem, keep=False, num_sms=total - sms)
-        forms[f"beside, {sms} SMs"] = beside(less, sms)
-        parts[f"transfers on {sms}"] = transfers_on(calls, sms)
-        parts[f"matmuls on {total - sms}"] = matmuls(less)
+        forms[f"beside, {sms} SMs"] = beside(parts, sms, total - sms)
+        alone[f"transfers on {sms}"] = transfers(parts, sms)
+        alone[f"experts on {total - sms}"] = experts(parts, total - sms)
     results = {}
-    for form, layer in (forms | parts).items():
-        program = Program(layer, values, mesh, arguments.layers)
+    for form, layer in (forms | alone).items():
+        program = Program(layer, values, quantized, mesh, arguments.layers)
         program.paused(boards, mesh.size, 0, 0.7)  # settles
         results[form] = {"sustained": program.sustained(boards, mesh.size)}
         if form in forms:
@@ -211,6 +261,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["qwen3-30b", "deepseek-v3"], metavar="NAME")
     parser.add_argument("--tokens", type=int, default=4096, help="per rank")
+    parser.add_argument("--passes", choices=("forward", "both"), default="forward")
+    parser.add_argument("--recipe", choices=tuple(RECIPES), default="bfloat16", help="of experts")
     parser.add_argument("--num-sms", type=int, nargs="+", default=[8, 16, 24], help="of transfers")
     parser.add_argument("--layers", type=int, default=6, help="per program")
     parser.add_argument("--watts", type=float, default=550.0, help="with pauses")
