@@ -69,6 +69,7 @@ cudaError_t cudaFree(void* address) {
     close(shared->second);
     exported.erase(shared);
   }
+  madvise(memory, bytes, MADV_DONTNEED);  // the addresses are kept, not the pages
   mprotect(memory, bytes, PROT_NONE);
   quarantine.push_back({memory, bytes});
   if (quarantine.size() > kQuarantine) {
