@@ -6,8 +6,8 @@ A quantized value stands for ``value * scale``. Everything here works under `jit
 
 from __future__ import annotations
 
+from jax_ep._src.matmul.blocked_scales import blocked_scales
 from jax_ep._src.mlp.quantized_experts import experts_from_checkpoint, quantize_experts
-from jax_ep._src.quant.blocked_scales import blocked_scales
 from jax_ep._src.quant.fake_quantize import fake_quantize
 from jax_ep._src.quant.formats import Format, Fp8Block128, Fp8Row
 from jax_ep._src.quant.microscaling import MxFp4, MxFp8

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_ep._src.core.errors import ArgumentError
+from jax_ep._src.matmul.row_blocks import row_blocks
 
 ROWS, COLUMNS = 128, 4
 """Of a block of scales, which has 512 bytes."""
@@ -81,17 +82,12 @@ def _aligned_groups(bits: jax.Array, scales: jax.Array, group_sizes: jax.Array) 
             f"group_sizes {group_sizes.dtype.name}{list(group_sizes.shape)}; expected scales "
             "[M, S] and int32[G], the rows of each group."
         )
-    num_blocks = bits.shape[0] // ROWS + group_sizes.shape[0]
-    blocks = (group_sizes + ROWS - 1) // ROWS
-    first_rows = jnp.cumsum(group_sizes) - group_sizes
-    last_blocks = jnp.cumsum(blocks)
-    group = jnp.searchsorted(last_blocks, jnp.arange(num_blocks), side="right")
-    group = jnp.minimum(group, group_sizes.shape[0] - 1)
-    block_in_group = jnp.arange(num_blocks) - (last_blocks - blocks)[group]
-    row_in_group = block_in_group[:, None] * ROWS + jnp.arange(ROWS)
+    blocks = row_blocks(group_sizes, scales.shape[0])
+    row_in_block = jnp.arange(ROWS)
     source = jnp.where(
-        row_in_group < group_sizes[group][:, None],
-        first_rows[group][:, None] + row_in_group,
+        row_in_block < blocks.num_rows[:, None],
+        blocks.first_rows[:, None] + row_in_block,
         bits.shape[0],  # fills with zeros
     )
-    return jnp.take(bits, source.reshape(-1), axis=0, mode="fill", fill_value=0)
+    rows = jnp.take(bits, source.reshape(-1), axis=0, mode="fill", fill_value=0)
+    return _padded(rows, bits.shape[0] + group_sizes.shape[0] * ROWS - rows.shape[0], 0)
