@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
   const decode::Pipeline<Shape> pipeline(SharedAddress(DynamicSharedMemory()));
   if (threadIdx.x == 0) pipeline.InitializeBarriers();
   const int warp = WarpUniform(threadIdx.x / 32);
+  decode::Producer<Shape> producer(maps, params, scales, pipeline);
   if (warp == decode::kWarps) {
     if (ElectOne()) {
       PrefetchTensorMap(&maps.a);
@@ -24,17 +25,15 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
       PrefetchTensorMap(&maps.b);
     }
     __syncwarp();
-    decode::Producer<Shape> producer(maps, params, scales, pipeline);
     producer.Begin();
-    __syncthreads();
+  }
+  __syncthreads();
+  if (warp < decode::kWarps) {
+    decode::Consumer<Shape>(scales, pipeline).Run();
+  } else if (warp == decode::kWarps) {
     producer.Run();
   } else {
-    __syncthreads();
-    if (warp < decode::kWarps) {
-      decode::Consumer<Shape>(scales, pipeline).Run();
-    } else {
-      decode::Epilogue<Shape>(params, pipeline).Run();
-    }
+    decode::Epilogue<Shape>(params, pipeline).Run();
   }
 #else
   __trap();  // code for compute capability 9.0 must be built for sm_90a
