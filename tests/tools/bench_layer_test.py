@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import pathlib
 import tempfile
 import types
@@ -17,10 +19,12 @@ from absl.testing import absltest, parameterized
 from bench_command import ragged_all_to_all, run, smoke
 from programs import lower_for_cuda
 
+from jax_ep.bench.common import harness
 from jax_ep.bench.common.benchmark import Case
 from jax_ep.bench.common.programs import sharded
 from jax_ep.bench.common.report import OURS
 from jax_ep.bench.layer import baselines as layer_baselines
+from jax_ep.bench.layer import benchmark as layer_benchmark
 from jax_ep.bench.layer import figures as layer_figures
 from jax_ep.bench.layer import passes as layer_passes
 from jax_ep.bench.layer import providers as layer_providers
@@ -327,6 +331,24 @@ class CommandTest(parameterized.TestCase):
         self.assertIn("transformer_engine", reasons["TransformerEngine"])
         self.assertIn("did not run in 2 of 2 cases: torch", output)
         self.assertEqual(results["missing"][0]["reason"], "it was not run")  # the plain layers
+
+    @parameterized.parameters(
+        ([], ["jax_ep", "part: up", "torch"], ["jax_ep Fp8Block128"]),
+        (["--quantization"], ["jax_ep", "part: up", "torch", "jax_ep Fp8Block128"], []),
+        (["--provider", "part: up"], ["part: up", "torch"], ["jax_ep"]),
+    )
+    def test_baselines_are_beside_named_providers(self, options, chosen, others):
+        parser = argparse.ArgumentParser()
+        harness.add_arguments(parser, BENCHMARK)
+        arguments = parser.parse_args(["--baselines", "torch", "--devices", "1", *options])
+        benchmark = copy.copy(BENCHMARK)
+        with unittest.mock.patch.object(
+            layer_benchmark, "copy_bytes_per_second", lambda nbytes: 1.0
+        ):
+            benchmark.prepare(arguments, {})
+        names = [provider.name for provider in benchmark.chosen_providers(arguments)]
+        self.assertContainsSubset(chosen, names)
+        self.assertNoCommonElements(others, names)
 
     def test_quick_and_profile(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -147,13 +147,13 @@ class LayerBenchmark(Benchmark):
             arguments.shape = [Shape(t, *MODELS[name]) for name in models for t in tokens]
         arguments.operation = arguments.operation or arguments.passes
         if arguments.baselines is not None:
-            arguments.provider = [
+            own = arguments.provider or [
                 p.name
                 for p in self.providers
-                if p.name in arguments.baselines
-                or (arguments.quantization and p in QUANTIZED)
+                if (p in QUANTIZED and arguments.quantization)
                 or (isinstance(p, IN_ROUNDS) and p not in QUANTIZED)
             ]
+            arguments.provider = [*own, *arguments.baselines]
         self.mesh = make_mesh(checked_devices(arguments.devices, []))
         check_domain_sizes(arguments.domain_size, self.mesh.size)
         self.profile, self.smoke = arguments.profile, arguments.smoke

@@ -147,11 +147,23 @@ class Torch:
         return dataclasses.replace(started, repeats=len(ends))
 
 
-def captured(torch: Any, matmul: Callable[[Any], Any], arguments: list[Any]) -> Callable[[], Any]:
-    """Returns the launch of a call with each of the arguments as one CUDA graph.
+@dataclasses.dataclass(eq=False)
+class Captured:
+    """A CUDA graph of calls. It reads where their operands lie, which live as long as it does."""
 
-    It returns the result of the last call, which the next launch overwrites.
-    """
+    graph: Any
+    matmul: Callable[[Any], Any]
+    arguments: list[Any]
+    result: Any  # of the last call; each launch overwrites it
+
+    def __call__(self) -> Any:
+        """Launches the calls, and returns the result of the last one."""
+        self.graph.replay()
+        return self.result
+
+
+def captured(torch: Any, matmul: Callable[[Any], Any], arguments: list[Any]) -> Captured:
+    """Captures a call with each of the arguments as one CUDA graph."""
     matmul(arguments[0])  # Does what is done only once and cannot be captured.
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -159,12 +171,7 @@ def captured(torch: Any, matmul: Callable[[Any], Any], arguments: list[Any]) -> 
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for each in arguments:
             result = matmul(each)
-
-    def replay() -> Any:
-        graph.replay()
-        return result
-
-    return replay
+    return Captured(graph, matmul, arguments, result)
 
 
 PROVIDERS: tuple[Provider, ...] = (
