@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import pathlib
 import zlib
@@ -32,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--twentieth-of-cases",
         type=int,
         choices=range(20),
-        help="of the slow tests in `tier.REPETITIONS`, runs this twentieth only",
+        help="of the slow tests in `tier.REPETITIONS`, runs this twentieth only, and half of `tier.PROGRAMS`",
     )
 
 
@@ -40,12 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out tests that `tier.only_on_cpu` and `tier.needs_gpus` mark for other tiers. Marks slow tests.
 
-    Nodes' names choose twentieths, so that every worker of pytest-xdist chooses the same.
+    Nodes' names and order choose parts, so that every worker of pytest-xdist chooses the same.
     """
     if [config.invocation_params.dir / argument for argument in config.args] == [tier.FOLDER]:
         tier.all_tests = [item.nodeid.removeprefix("tests/") for item in items]
     of_tier, others = [], []
     twentieth = config.option.twentieth_of_cases
+    program = itertools.count()
     # The longest tests come first, so that no worker waits for one at the end.
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/processes/", "tests/tools/")))
     for item in items:
@@ -56,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
             if twentieth is not None and name.startswith(tier.REPETITIONS):
                 is_chosen = is_chosen and zlib.crc32(name.encode()) % 20 == twentieth
+            elif twentieth is not None and name.startswith(tier.PROGRAMS):
+                is_chosen = is_chosen and next(program) % 2 == twentieth % 2
         (of_tier if is_chosen else others).append(item)
     if others:
         items[:] = of_tier

@@ -100,6 +100,8 @@ SLOW = {
     "operations/moe_mlp_gradients_test.py::*::test_chunks_in_a_scan": 0,
     "operations/moe_mlp_test.py::*": 1,
     "operations/moe_mlp_parts_test.py::ReferenceTest::*": 0,
+    "operations/quantized_mlp_test.py::*::test_cotangents_that_*": 0,
+    "operations/quantized_mlp_test.py::*::test_rows_that_are_sent_*": 0,
     "operations/quantized_mlp_test.py::*": 1,
     "operations/quantized_weight_gradients_test.py::*": 2,
     "operations/quantize_both_test.py::*": 2,
@@ -202,6 +204,10 @@ REPETITIONS = (
     "tools/mutation_test",
     "tools/protocol_test",
 )
+
+# Where slow tests start programs as users do. CI runs every other of these.
+PROGRAMS = ("processes/", "tools/bench_", "tools/readme_test")
+
 
 # Compilation takes most of a test's time on CPU devices, and LLVM most of that. jax_ep's own results do not depend on these
 # settings; `fully_optimized` is for tests that do.
