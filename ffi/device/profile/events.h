@@ -36,6 +36,7 @@ enum class ProfiledKernel : uint8_t {
   kGroupedMatmulFp8,
   kGroupedMatmulFp8RhsGradient,
   kGroupedMatmulMxFp4,
+  kGroupedMatmulMxFp4Decode,
   kGroupedMatmulMxFp4LhsGradient,
   kNumKernels
 };

@@ -28,6 +28,7 @@ inline constexpr const char* kProfiledKernelNames[] = {
     "GroupedMatmulFp8Kernel",
     "GroupedMatmulFp8RhsGradientKernel",
     "GroupedMatmulMxFp4Kernel",
+    "GroupedMatmulMxFp4DecodeKernel",
     "GroupedMatmulMxFp4LhsGradientKernel",
 };
 static_assert(sizeof kProfiledKernelNames / sizeof *kProfiledKernelNames ==

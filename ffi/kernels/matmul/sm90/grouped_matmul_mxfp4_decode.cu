@@ -14,6 +14,9 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
                                    const __grid_constant__ MatmulParams params,
                                    const __grid_constant__ DecodeScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr uint32_t kFirstWarps = 1u | 1u << decode::kWarps | 1u << decode::kFirstEpilogueWarp;
+  const ProfileKernel profile(ProfiledKernel::kGroupedMatmulMxFp4Decode, kFirstWarps,
+                              Shape::kRecorders);
   const decode::Pipeline<Shape> pipeline(SharedAddress(DynamicSharedMemory()));
   if (threadIdx.x == 0) pipeline.InitializeBarriers();
   const int warp = WarpUniform(threadIdx.x / 32);

@@ -66,6 +66,8 @@ class Fp8Consumer {
     Sums sums = {};
     ReadTile();
     while (tile_.num_k > 0) {
+      // Results are stored between multiplications: a span of theirs would spill registers.
+      const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
       // Rows past the end of the group are padding; often a warpgroup has no others.
       if (Warpgroup() * kWarpgroupM >= tile_.num_m) {
         SkipTile();
@@ -85,7 +87,7 @@ class Fp8Consumer {
   __device__ void SkipTile() {
     const int num_k_blocks = NumKBlocks();
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
-      pipeline_.ConsumerWait(state_);
+      Wait();
       Release(state_.index);
       state_.Advance();
     }
@@ -100,7 +102,7 @@ class Fp8Consumer {
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
       const bool is_last = k_block + 1 == num_k_blocks;
       const uint32_t stage = pipeline_.Stage(state_.index);
-      pipeline_.ConsumerWait(state_);
+      Wait();
       MultiplyHalf<A, B>(products, stage, Warpgroup(), 0);
       if (k_block == 0) {
         epilogue_.StoreSecond(sums);
@@ -144,7 +146,7 @@ class Fp8Consumer {
         if (i > 0 && first + i == num_k_blocks) break;
         const int index = state_.index;
         const uint32_t stage = pipeline_.Stage(index);
-        if (!is_full) pipeline_.ConsumerWait(state_);
+        if (!is_full) Wait();
         MultiplyHalf<A, B>(products, stage, Warpgroup(), 0);
         if (i == 0) {
           quad_ = LoadScales(first + kQuad);
@@ -168,6 +170,11 @@ class Fp8Consumer {
     epilogue_.Load(Place());
     ReadTile();
     epilogue_.StoreFirst(sums[0]);
+  }
+
+  __device__ void Wait() const {
+    const ProfileWait wait(SharedLayout::kRecorders);
+    pipeline_.ConsumerWait(state_);
   }
 
   __device__ void ReadTile() {

@@ -60,23 +60,31 @@ class MxFp4Consumer {
       const bool is_narrow = tile.shared == SharedOperand::kANarrow;
       if (is_narrow && tile.num_m <= kMxFp4FewRows) {
         float few[kAccumulators] = {};
-        if (tile.num_m <= 8) {
-          MultiplyFewRows<1>(few, tile, finish);
-        } else if (tile.num_m <= 16) {
-          MultiplyFewRows<2>(few, tile, finish);
-        } else {
-          MultiplyFewRows<4>(few, tile, finish);
+        {
+          const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
+          if (tile.num_m <= 8) {
+            MultiplyFewRows<1>(few, tile, finish);
+          } else if (tile.num_m <= 16) {
+            MultiplyFewRows<2>(few, tile, finish);
+          } else {
+            MultiplyFewRows<4>(few, tile, finish);
+          }
+          ReleaseLast();
         }
-        ReleaseLast();
+        const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
         epilogue_.template Store<kMxFp4FewRows>(params_, at, kConsumerWarpgroups, few);
       } else {
         float accumulators[kAccumulators] = {};
-        if (is_narrow) {
-          MultiplyTile<true>(accumulators, tile, finish);
-        } else {
-          MultiplyTile<false>(accumulators, tile, finish);
+        {
+          const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
+          if (is_narrow) {
+            MultiplyTile<true>(accumulators, tile, finish);
+          } else {
+            MultiplyTile<false>(accumulators, tile, finish);
+          }
+          ReleaseLast();
         }
-        ReleaseLast();
+        const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
         epilogue_.Store(params_, at, kConsumerWarpgroups, accumulators);
         FenceAccumulators(accumulators);
       }
@@ -113,6 +121,11 @@ class MxFp4Consumer {
     }
   }
 
+  __device__ void Wait() const {
+    const ProfileWait wait(SharedLayout::kRecorders);
+    pipeline_.ConsumerWait(state_);
+  }
+
   __device__ void ReleaseLast() {
     __syncwarp();
     Release(state_.index);
@@ -128,7 +141,7 @@ class MxFp4Consumer {
     const int k_blocks = CeilDivide(tile.num_k, kTileK);
     const MxFp4Lines<kIsNarrow> lines(warp_);
     Weights even, odd;  // hold k-blocks of even and of odd indices
-    pipeline_.ConsumerWait(state_);
+    Wait();
     scales_.Next();
     ExpandKBlock<false>(lines, scales_, pipeline_.Stage(state_.index), 0, even);
 #pragma unroll 1
@@ -174,7 +187,7 @@ class MxFp4Consumer {
     const bool begins_group = kIsOdd && next_in_group == 0;
     if (!kIsNarrow || begins_group) {
       state_.Advance();
-      pipeline_.ConsumerWait(state_);
+      Wait();
     }
     if (begins_group) scales_.Next();
     ExpandKBlock<!kIsOdd>(lines, scales_, pipeline_.Stage(state_.index), next_in_group, next);
@@ -191,7 +204,7 @@ class MxFp4Consumer {
     for (int left = k_blocks;; left -= kMxFp4NarrowKBlocks) {
       epilogue_.LoadSlice(stage);
       scales_.Next();
-      pipeline_.ConsumerWait(state_);
+      Wait();
       product.MultiplyStage(scales_, pipeline_.Stage(state_.index), left);
       epilogue_.RunSlice(stage++);
       if (left <= kMxFp4NarrowKBlocks) break;

@@ -41,14 +41,18 @@ class MxFp4LhsGradientConsumer {
         epilogue_.Finish();
         tile = tiles.Next();
       };
-      if (tile.shared == SharedOperand::kANarrow) {
-        MultiplyTile<true>(accumulators, tile, finish);
-      } else {
-        MultiplyTile<false>(accumulators, tile, finish);
+      {
+        const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
+        if (tile.shared == SharedOperand::kANarrow) {
+          MultiplyTile<true>(accumulators, tile, finish);
+        } else {
+          MultiplyTile<false>(accumulators, tile, finish);
+        }
+        __syncwarp();
+        Release(state_.index);
+        state_.Advance();
       }
-      __syncwarp();
-      Release(state_.index);
-      state_.Advance();
+      const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
       epilogue_.Store(params_, at, kConsumerWarpgroups, accumulators);
       FenceAccumulators(accumulators);
     }
@@ -66,6 +70,11 @@ class MxFp4LhsGradientConsumer {
     if (threadIdx.x % 32 == 0) MbarrierArriveRemote(empty_barriers_ + stage * kBarrierBytes);
   }
 
+  __device__ void Wait() const {
+    const ProfileWait wait(SharedLayout::kRecorders);
+    pipeline_.ConsumerWait(state_);
+  }
+
   // Multiplies all stages of a tile, of which the last one is not released. Calls function() while
   // the last MMAs run.
   template <bool kIsNarrow, typename Function>
@@ -75,7 +84,7 @@ class MxFp4LhsGradientConsumer {
     const int k_blocks = CeilDivide(tile.num_k, kTileK);
     Expanded even, odd;  // hold k-blocks of even and of odd indices
     in_stage_ = 0;
-    pipeline_.ConsumerWait(state_);
+    Wait();
     weights_.Expand(pipeline_.Stage(state_.index), 0, even);
 #pragma unroll 1
     for (int k_block = 0; k_block < k_blocks; k_block += 2) {
@@ -115,7 +124,7 @@ class MxFp4LhsGradientConsumer {
     if (!kIsNarrow || ++in_stage_ == kLhsGradientNarrowKBlocks) {
       in_stage_ = 0;
       state_.Advance();
-      pipeline_.ConsumerWait(state_);
+      Wait();
     }
     weights_.Expand(pipeline_.Stage(state_.index), in_stage_, next);
   }

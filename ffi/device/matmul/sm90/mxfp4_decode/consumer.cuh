@@ -23,9 +23,10 @@ class Consumer {
   __device__ void Run() {
     int first_warp = 0;
     for (;;) {
-      pipeline_.ConsumerWait(state_);
+      WaitForTile();
       const Tile tile = pipeline_.LoadTile(state_.index);
       if (tile.num_k == 0) break;
+      const ProfileLoop loop(SpanKind::kMultiply, Shape::kRecorders);
       const int k_block = (warp_ / Shape::kColumnWarps - first_warp) & Shape::kParts - 1;
       if (tile.num_m <= DecodeTiles::kRowUnit) {
         MultiplyTile<1>(tile, k_block);
@@ -38,6 +39,11 @@ class Consumer {
   }
 
  private:
+  __device__ void WaitForTile() const {
+    const ProfileSpan span(SpanKind::kWaitTile, Shape::kRecorders);
+    pipeline_.ConsumerWait(state_);
+  }
+
   // Multiplies a tile, whose first stage is full. `k_block`: this warp's of each stage.
   template <int kUnits>
   __device__ __forceinline__ void MultiplyTile(const Tile& tile, int k_block) {
@@ -51,6 +57,7 @@ class Consumer {
       pipeline_.Arrive(pipeline_.EmptyBarrier(state_.index));
       state_.Advance();
       if (k <= Shape::kStageK) break;
+      const ProfileWait wait(Shape::kRecorders);
       pipeline_.ConsumerWait(state_);
     }
     Deposit(tile, [&] { product.Deposit(pipeline_.Sums(k_block), first_column_); });
@@ -59,7 +66,10 @@ class Consumer {
   // Calls store() when the sums of the tile before have been added. The last tile is an empty one.
   template <typename Store>
   __device__ __forceinline__ void Deposit(const Tile& tile, const Store& store) {
-    MbarrierWait(pipeline_.AddedBarrier(), parity_ ^ 1);
+    {
+      const ProfileSpan span(SpanKind::kWaitBlock, Shape::kRecorders);
+      MbarrierWait(pipeline_.AddedBarrier(), parity_ ^ 1);
+    }
     parity_ ^= 1;
     store();
     if (threadIdx.x == 0) pipeline_.StoreDeposited(tile);

@@ -18,9 +18,13 @@ class Epilogue {
 
   __device__ void Run() {
     for (;;) {
-      MbarrierWait(pipeline_.DepositedBarrier(state_.index), state_.parity);
+      {
+        const ProfileSpan span(SpanKind::kWaitTile, Shape::kRecorders);
+        MbarrierWait(pipeline_.DepositedBarrier(state_.index), state_.parity);
+      }
       const Tile tile = pipeline_.LoadDeposited();
       if (tile.num_k == 0) break;
+      const ProfileSpan span(SpanKind::kEpilogue, Shape::kRecorders);
       Add(tile);
       MbarrierArrive(pipeline_.AddedBarrier());
       state_.Advance();

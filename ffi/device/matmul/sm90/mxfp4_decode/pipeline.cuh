@@ -68,7 +68,8 @@ struct Shape {
   static constexpr int kSums = kScales + kScaleSlots * kScalesBytes;
   static constexpr int kTiles = kSums + kParts * kPartBytes;
   static constexpr int kBarriers = kTiles + (kStages + 1) * kTileBytes;
-  static constexpr int kBytes = kBarriers + (2 * kStages + kScaleSlots + 1) * kBarrierBytes;
+  static constexpr int kRecorders = kBarriers + (2 * kStages + kScaleSlots + 1) * kBarrierBytes;
+  static constexpr int kBytes = kRecorders + kThreads / 32 * kRecorderBytes;
   static_assert(kBytes <= 227 * 1024, "the limit per block of sm_90");
 };
 

@@ -30,7 +30,11 @@ class Producer {
   __device__ void Run() {
     while (tile_.num_k > 0) {
       const Tile tile = tile_;
-      MbarrierWait(pipeline_.DepositedBarrier(tile_state_.index), tile_state_.parity ^ 1);
+      const ProfileLoop loop(SpanKind::kLoad, Shape::kRecorders);
+      {
+        const ProfileWait wait(Shape::kRecorders);
+        MbarrierWait(pipeline_.DepositedBarrier(tile_state_.index), tile_state_.parity ^ 1);
+      }
 #pragma unroll 1
       for (int k = 0; k < tile.num_k; k += Shape::kStageK) LoadStage(tile, k);
       tile_state_.Advance();
@@ -61,7 +65,10 @@ class Producer {
 
   // A result of zeros is one k-block past the end of k, where TMA loads zeros.
   __device__ void LoadStage(const Tile& tile, int k) {
-    pipeline_.ProducerAcquire(state_);
+    {
+      const ProfileWait wait(Shape::kRecorders);
+      pipeline_.ProducerAcquire(state_);
+    }
     if (ElectOne()) {
       const uint32_t stage = pipeline_.Stage(state_.index);
       const uint32_t full = pipeline_.FullBarrier(state_.index);
