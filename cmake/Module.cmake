@@ -48,7 +48,6 @@ if(JAX_EP_WITH_CUDA)
     ffi/handlers/matmul/grouped_matmul_activation.cc
     ffi/handlers/matmul/grouped_matmul_mxfp4.cc
     ffi/handlers/matmul/grouped_matmul_mxfp4_activation.cc
-    ffi/handlers/matmul/grouped_matmul_mxfp4_lhs_gradient.cc
     ffi/handlers/matmul/grouped_matmul_quantized.cc
     ffi/handlers/matmul/grouped_matmul_quantized_activation.cc
     ffi/handlers/matmul/grouped_matmul_quantized_rhs_gradient.cc
