@@ -119,10 +119,10 @@ Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) {
     return FailedPrecondition("jax_ep: a partner puts ", bytes, " bytes at ", place,
                               "; expected registered memory");
   }
-  if (!mapping->is_host && !copy_to_device_) {
+  if (!mapping->is_host && device_memory_ == nullptr) {
     return FailedPrecondition(
         "jax_ep: a partner puts into GPU memory by messages; expected "
-        "UcxOptions::copy_to_device");
+        "UcxOptions::device_memory");
   }
   if (bytes == sizeof(uint64_t) && to % sizeof(uint64_t) == 0) {
     uint64_t value = 0;
@@ -134,7 +134,7 @@ Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) {
     std::atomic_ref(*static_cast<uint64_t*>(place)).store(value, std::memory_order_release);
     return {};
   }
-  if (!mapping->is_host) return copy_to_device_(place, from, bytes);
+  if (!mapping->is_host) return device_memory_->Copy(place, from, bytes);
   std::memcpy(place, from, bytes);
   return {};
 }
@@ -142,7 +142,7 @@ Status UcxNetwork::Store(uint64_t to, const void* from, size_t bytes) {
 // Called after progress: one call of the driver writes all that have arrived meanwhile.
 void UcxNetwork::WriteDeviceFlags() {
   if (device_flags_.empty()) return;
-  const Status status = write_flags_to_device_(device_flags_);
+  const Status status = device_memory_->WriteFlags(device_flags_);
   device_flags_.clear();
   if (!status.ok() && failure_.ok()) failure_ = status;
 }
@@ -158,8 +158,8 @@ UcxNetwork::Connection* UcxNetwork::FindConnection(uint64_t partner) const {
 // since a wait for flags on a GPU takes as long as several of them.
 void UcxNetwork::TellArrivals() {
   if (!has_news_ || Clock::now() - told_at_ < kPauseBetweenNews) return;
-  if (await_flags_) {
-    if (Status status = await_flags_(); !status.ok()) {
+  if (device_memory_ != nullptr) {
+    if (Status status = device_memory_->AwaitFlags(); !status.ok()) {
       if (failure_.ok()) failure_ = status;
       return;
     }

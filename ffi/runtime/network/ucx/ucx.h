@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,16 +25,23 @@ struct UcxFlag {
   uint64_t value;
 };
 
+// Stores what arrives in messages in memory of a GPU. Called in Progress.
+class UcxDeviceMemory {
+ public:
+  virtual ~UcxDeviceMemory() = default;
+  // Returns when the bytes are there.
+  virtual Status Copy(void* to, const void* from, size_t bytes) = 0;
+  // Writes 8 aligned bytes at once, each in turn, and may return before they are there.
+  virtual Status WriteFlags(const std::vector<UcxFlag>& flags) = 0;
+  // Returns when all flags that were written are there.
+  virtual Status AwaitFlags() = 0;
+};
+
 struct UcxOptions {
-  std::string folder;    // has libucp.so.0; empty: the system's
-  UcxSettings settings;  // win over UCX_... in the environment
-  // Copies into registered memory that is not the host's, and returns when the bytes are there.
-  // Called in Progress, like the next two.
-  std::function<Status(void* to, const void* from, size_t bytes)> copy_to_device;
-  // Writes 8 aligned bytes there at once, each in turn, and may return before.
-  std::function<Status(const std::vector<UcxFlag>& flags)> write_flags_to_device;
-  std::function<Status()> await_flags;  // until all that were written are there
-  UcxWay way = UcxWay::kDefault;        // others are for tests
+  std::string folder;                              // has libucp.so.0; empty: the system's
+  UcxSettings settings;                            // win over UCX_... in the environment
+  std::shared_ptr<UcxDeviceMemory> device_memory;  // null: all registered memory is the host's
+  UcxWay way = UcxWay::kDefault;                   // others are for tests
   double deadline_seconds = 30;  // for some put to a partner to arrive while any is in flight
 };
 

@@ -16,9 +16,7 @@ UcxNetwork::UcxNetwork(const UcxLibrary& library, const UcxOptions& options)
     : ucx_(library),
       deadline_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options.deadline_seconds))),
-      copy_to_device_(options.copy_to_device),
-      write_flags_to_device_(options.write_flags_to_device),
-      await_flags_(options.await_flags),
+      device_memory_(options.device_memory),
       way_(options.way),
       worker_(library) {}
 
@@ -49,7 +47,7 @@ UcxNetwork::~UcxNetwork() {
 
 Status UcxNetwork::Register(void* address, size_t bytes, std::string* key) {
   if (Status status = worker_.Map(address, bytes); !status.ok()) return status;
-  if (copy_to_device_ && worker_.Find(address, bytes)->is_host) {
+  if (device_memory_ != nullptr && worker_.Find(address, bytes)->is_host) {
     static_cast<void>(worker_.Unmap(address));
     return FailedPrecondition(
         "jax_ep: UCX ", ucx_.version, " takes GPU memory at ", address,

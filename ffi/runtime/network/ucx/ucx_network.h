@@ -122,9 +122,7 @@ class UcxNetwork final : public Network {
 
   const UcxLibrary& ucx_;
   const Clock::duration deadline_;
-  const decltype(UcxOptions::copy_to_device) copy_to_device_;
-  const decltype(UcxOptions::write_flags_to_device) write_flags_to_device_;
-  const decltype(UcxOptions::await_flags) await_flags_;
+  const std::shared_ptr<UcxDeviceMemory> device_memory_;
   const UcxWay way_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Memory> memories_;

@@ -37,28 +37,47 @@ Status CheckQueues() {
 using BatchMemOp = CUresult(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
 constexpr size_t kMostOps = 256;  // per batch
 
-// A copy of 8 bytes would take the thread longer than UCX takes for their message.
-Status WriteFlags(BatchMemOp* write, cudaStream_t stream, const std::vector<UcxFlag>& flags) {
-  std::vector<CUstreamBatchMemOpParams> ops(std::min(flags.size(), kMostOps));
-  for (size_t first = 0; first < flags.size(); first += kMostOps) {
-    const size_t count = std::min(flags.size() - first, kMostOps);
-    for (size_t i = 0; i < count; ++i) {
-      ops[i] = {};
-      ops[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
-      ops[i].writeValue.address = reinterpret_cast<CUdeviceptr>(flags[first + i].to);
-      ops[i].writeValue.value64 = flags[first + i].value;
-      ops[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after all before it
-    }
-    const CUresult error = write(stream, static_cast<unsigned>(count), ops.data(), 0);
-    if (error == CUDA_SUCCESS) continue;
-    return FailedPrecondition("jax_ep: cuStreamBatchMemOp returns ", int(error),
-                              " for flags of the network");
-  }
-  return {};
-}
+// Copies in a stream that waits for no kernel, in which a flag comes after all that was copied
+// before it.
+class CudaMemory final : public UcxDeviceMemory {
+ public:
+  CudaMemory(cudaStream_t stream, BatchMemOp* write) : stream_(stream), write_(write) {}
 
-// Copies what arrives in messages, in a stream that waits for no kernel. There a flag comes after
-// all that was copied before it.
+  Status Copy(void* to, const void* from, size_t bytes) override {
+    cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+    return FromCuda(error, "copying what has arrived over the network");
+  }
+
+  // A copy of 8 bytes would take the thread longer than UCX takes for their message.
+  Status WriteFlags(const std::vector<UcxFlag>& flags) override {
+    std::vector<CUstreamBatchMemOpParams> ops(std::min(flags.size(), kMostOps));
+    for (size_t first = 0; first < flags.size(); first += kMostOps) {
+      const size_t count = std::min(flags.size() - first, kMostOps);
+      for (size_t i = 0; i < count; ++i) {
+        ops[i] = {};
+        ops[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+        ops[i].writeValue.address = reinterpret_cast<CUdeviceptr>(flags[first + i].to);
+        ops[i].writeValue.value64 = flags[first + i].value;
+        ops[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after all before it
+      }
+      const CUresult error = write_(stream_, static_cast<unsigned>(count), ops.data(), 0);
+      if (error == CUDA_SUCCESS) continue;
+      return FailedPrecondition("jax_ep: cuStreamBatchMemOp returns ", int(error),
+                                " for flags of the network");
+    }
+    return {};
+  }
+
+  Status AwaitFlags() override {
+    return FromCuda(cudaStreamSynchronize(stream_), "writing flags of the network");
+  }
+
+ private:
+  const cudaStream_t stream_;
+  BatchMemOp* const write_;
+};
+
 Status MakeUcx(const std::string& folder, int device, std::unique_ptr<Network>* network) {
   const CurrentDevice current(device);
   cudaStream_t stream = nullptr;  // lives as long as the process
@@ -69,17 +88,7 @@ Status MakeUcx(const std::string& folder, int device, std::unique_ptr<Network>* 
   if (!status.ok()) return status;
   UcxOptions options;
   options.folder = folder;
-  options.copy_to_device = [stream](void* to, const void* from, size_t bytes) {
-    cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-    return FromCuda(error, "copying what has arrived over the network");
-  };
-  options.write_flags_to_device = [stream, write](const std::vector<UcxFlag>& flags) {
-    return WriteFlags(write, stream, flags);
-  };
-  options.await_flags = [stream] {
-    return FromCuda(cudaStreamSynchronize(stream), "writing flags of the network");
-  };
+  options.device_memory = std::make_shared<CudaMemory>(stream, write);
   return MakeUcxNetwork(options, network);
 }
 

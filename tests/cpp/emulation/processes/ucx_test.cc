@@ -190,11 +190,17 @@ void TestMalformed() {
   });
 }
 
+struct NoMemory final : UcxDeviceMemory {
+  Status Copy(void*, const void*, size_t) override { return {}; }
+  Status WriteFlags(const std::vector<UcxFlag>&) override { return {}; }
+  Status AwaitFlags() override { return {}; }
+};
+
 // UCX takes what should be GPU memory for the host's: an error, before anything writes there.
 void TestMistakenMemory() {
   InOne([] {
     UcxOptions options = Options("self");
-    options.copy_to_device = [](void*, const void*, size_t) { return Status{}; };
+    options.device_memory = std::make_shared<NoMemory>();
     std::unique_ptr<Network> network;
     CHECK_OK(MakeUcxNetwork(options, &network));
     std::vector<uint64_t> memory(64);
