@@ -154,7 +154,7 @@ class Captured:
     graph: Any
     matmul: Callable[[Any], Any]
     arguments: list[Any]
-    result: Any  # of the last call; each launch overwrites it
+    result: Any  # the last call's; each launch overwrites it
 
     def __call__(self) -> Any:
         """Launches the calls, and returns the result of the last one."""

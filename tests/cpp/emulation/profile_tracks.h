@@ -1,4 +1,4 @@
-// What warps record for jax_ep.profile, read back on the host.
+// Reads back what warps record for jax_ep.profile.
 #ifndef JAX_EP_TESTS_CPP_EMULATION_PROFILE_TRACKS_H_
 #define JAX_EP_TESTS_CPP_EMULATION_PROFILE_TRACKS_H_
 
