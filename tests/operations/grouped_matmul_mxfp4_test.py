@@ -80,6 +80,24 @@ def check_sums(out, rows, rhs, sizes, end, message="", *, transpose_rhs):
     testing.assert_bitwise(out[end:], np.zeros_like(out[end:]), message)
 
 
+# What no kernel takes: options of the problem, the GPUs' compute capabilities, and the reason.
+ANOTHER_GPU = "another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"
+FALLBACKS = (
+    ANOTHER_GPU,
+    ("another_format", dict(format=quant.MxFp8()), [], "no kernel multiplies float rows by"),
+    ("rows", dict(dtype=jnp.float16), [], "rows are float16; the MXFP4 kernel takes bfloat16"),
+    ("k", dict(k=200), [], "K is 200; the MXFP4 kernel takes positive multiples of 32"),
+    ("n", dict(n=140), [], "N is 140; the MXFP4 kernel takes positive multiples of 8"),
+)
+
+
+def capabilities(gpus):
+    """GPUs with these compute capabilities, in place of this machine's."""
+    return unittest.mock.patch.object(
+        jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
+    )
+
+
 class MxFp4MatmulTest(parameterized.TestCase):
     @parameterized.parameters(
         (jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)
@@ -114,26 +132,20 @@ class MxFp4MatmulTest(parameterized.TestCase):
         self.assertEqual(call.attributes["zero_tail"], ("bool", False))
         self.assertEqual(program.targets, {"grouped_matmul_mxfp4": 1})
 
-    @parameterized.named_parameters(
-        ("another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"),
-        ("another_format", dict(format=quant.MxFp8()), [], "no kernel multiplies float rows by"),
-        ("rows", dict(dtype=jnp.float16), [], "rows are float16; the MXFP4 kernel takes bfloat16"),
-        ("k", dict(k=200), [], "K is 200; the MXFP4 kernel takes positive multiples of 32"),
-        ("n", dict(n=140), [], "N is 140; the MXFP4 kernel takes positive multiples of 8"),
-    )
+    @parameterized.named_parameters(*FALLBACKS)
     @tier.only_on_cpu
     def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
         lhs, rhs, sizes, _ = problem([5, 0, 7, 3], **shape)
-        other_gpu = unittest.mock.patch.object(
-            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
-        )
-        with other_gpu, programs.fallback_warnings() as messages:
+        with capabilities(gpus), programs.fallback_warnings() as messages:
             program = lower_for_cuda(lhs, rhs, sizes)
         self.assertLen(messages, 1)
         self.assertIn("dequantizes its weights", messages[0])
         self.assertIn(reason, messages[0])
         self.assertEqual(program.targets, {"grouped_matmul": 1})
-        with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
+        with (
+            capabilities(gpus),
+            self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"),
+        ):
             lower_for_cuda(lhs, rhs, sizes, implementation="cuda")
 
 
@@ -188,26 +200,20 @@ class LhsGradientTest(parameterized.TestCase):
         self.assertEqual(call.attributes["zero_tail"], ("bool", False))
         self.assertEqual(program.targets, {"grouped_matmul_mxfp4_lhs_gradient": 1})
 
-    @parameterized.named_parameters(
-        ("another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"),
-        ("another_format", dict(format=quant.MxFp8()), [], "no kernel multiplies float rows by"),
-        ("rows", dict(dtype=jnp.float16), [], "rows are float16; the MXFP4 kernel takes bfloat16"),
-        ("k", dict(k=200), [], "K is 200; the MXFP4 kernel takes positive multiples of 32"),
-        ("n", dict(n=140), [], "N is 140; the MXFP4 kernel takes positive multiples of 8"),
-    )
+    @parameterized.named_parameters(*FALLBACKS)
     @tier.only_on_cpu
     def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
         out_bar, rhs, sizes, _ = gradient_problem([5, 0, 7, 3], **shape)
-        other_gpu = unittest.mock.patch.object(
-            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
-        )
-        with other_gpu, programs.fallback_warnings() as messages:
+        with capabilities(gpus), programs.fallback_warnings() as messages:
             program = programs.lower_for_cuda(lhs_gradient(), out_bar, rhs, sizes)
         self.assertLen(messages, 1)
         self.assertIn("grouped_matmul_mxfp4_lhs_gradient dequantizes its weights", messages[0])
         self.assertIn(reason, messages[0])
         self.assertEqual(program.targets, {"grouped_matmul": 1})
-        with other_gpu, self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"):
+        with (
+            capabilities(gpus),
+            self.assertRaisesRegex(jax_ep.UnavailableError, "was asked for, but"),
+        ):
             programs.lower_for_cuda(lhs_gradient(implementation="cuda"), out_bar, rhs, sizes)
 
 
@@ -324,17 +330,14 @@ class ActivationTest(parameterized.TestCase):
         self.assertEqual(program.calls[0].attributes["activation"], "none")
 
     @parameterized.named_parameters(
-        ("another_gpu", {}, ["8.0"], "four-bit weights need GPUs of compute capability 9.0"),
+        ANOTHER_GPU,
         ("f", dict(n=264), [], "F is 132; the MXFP4 kernel takes positive multiples of 8"),
     )
     @tier.only_on_cpu
     def test_on_cuda_what_no_kernel_takes_is_dequantized(self, shape, gpus, reason):
         arguments, _ = activation_problem([5, 0, 7, 3], **shape)
-        other_gpu = unittest.mock.patch.object(
-            jax_ep._src.core.runtime, "compute_capabilities", lambda: set(gpus)
-        )
         call = functools.partial(bind_weights_only_activation, params=activation_params("swiglu"))
-        with other_gpu, programs.fallback_warnings() as messages:
+        with capabilities(gpus), programs.fallback_warnings() as messages:
             program = programs.lower_for_cuda(call, *arguments)
         self.assertTrue(any(reason in message for message in messages), messages)
         self.assertEqual(program.targets, {"grouped_matmul_activation": 1})
