@@ -250,7 +250,10 @@ class NetworkTest(parameterized.TestCase):
     @parameterized.parameters(
         ("", "JAX_EP_NETWORK is not set"),
         ("none", "JAX_EP_NETWORK is 'none'"),
-        ("ib", "JAX_EP_NETWORK is 'ib'; expected 'ucx', 'nvshmem', 'none', or that it is not set"),
+        (
+            "ib",
+            "JAX_EP_NETWORK is 'ib'; expected 'ucx', 'nvshmem', 'auto', 'none', or that it is not set",
+        ),
     )
     def test_a_setting_that_joins_nothing(self, name, problem):
         with unittest.mock.patch.dict("os.environ", JAX_EP_NETWORK=name):
@@ -301,6 +304,32 @@ class NetworkTest(parameterized.TestCase):
             unittest.mock.patch.object(_ffi, f"use_{name}", lambda folder: "no luck"),
         ):
             self.assertEqual(network.join_domains(), f"JAX_EP_NETWORK is '{name}', and no luck")
+
+    @parameterized.parameters(
+        ("", "", ["ucx"], None),
+        ("no luck", "", ["ucx", "nvshmem"], None),
+        (
+            "no luck",
+            "no chance",
+            ["ucx", "nvshmem"],
+            "JAX_EP_NETWORK is 'auto', and no luck; no chance",
+        ),
+    )
+    def test_the_first_that_can_be_used(self, ucx, nvshmem, tried, problem):
+        asked = []
+        found = {"ucx": ucx, "nvshmem": nvshmem}
+        use = {
+            f"use_{name}": lambda folder, name=name: asked.append(name) or found[name]
+            for name in network.NAMES
+        }
+        with (
+            unittest.mock.patch.dict("os.environ", JAX_EP_NETWORK="auto"),
+            unittest.mock.patch.multiple(_ffi, **use),
+        ):
+            self.assertEqual(network.join_domains(), problem)
+            # Without one, calls inside a host need none.
+            self.assertFalse(network.is_chosen())
+        self.assertEqual(asked, tried)
 
     def test_nvshmem_is_not_loaded_unless_it_is_chosen(self):
         code = "import jax_ep; assert 'libnvshmem' not in open('/proc/self/maps').read()"

@@ -6,7 +6,9 @@ import importlib.util
 import os
 import pathlib
 
+VARIABLE = "JAX_EP_NETWORK"
 NAMES = ("ucx", "nvshmem")
+AUTO = "auto"  # the first of these that can be used
 
 
 def find_ucx() -> str:
@@ -34,25 +36,34 @@ def join_domains() -> str | None:
     Returns:
       Why domains of several hosts are not joined; None if they are.
     """
-    name = os.environ.get("JAX_EP_NETWORK", "")
+    name = os.environ.get(VARIABLE, "")
     if not name:
-        return "JAX_EP_NETWORK is not set"
+        return f"{VARIABLE} is not set"
     if name == "none":
-        return "JAX_EP_NETWORK is 'none'"
-    if name not in NAMES:
-        expected = ", ".join(map(repr, NAMES))
-        return f"JAX_EP_NETWORK is {name!r}; expected {expected}, 'none', or that it is not set"
+        return f"{VARIABLE} is 'none'"
+    if name not in (*NAMES, AUTO):
+        expected = ", ".join(map(repr, (*NAMES, AUTO)))
+        return f"{VARIABLE} is {name!r}; expected {expected}, 'none', or that it is not set"
+    problems = []
+    for network in NAMES if name == AUTO else (name,):
+        problem = _use(network)
+        if not problem:
+            return None
+        problems.append(problem)
+    return f"{VARIABLE} is {name!r}, and {'; '.join(problems)}"
+
+
+def _use(name: str) -> str:
+    """Uses a network from now on. Returns why it cannot; empty if it can."""
     from jax_ep import _ffi
 
     if name == "ucx":
         # UCX's cache misses GPU memory that it has not seen allocated, and takes it for the host's.
         os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
-        problem = _ffi.use_ucx(find_ucx())
-    else:
-        problem = _ffi.use_nvshmem(find_nvshmem())
-    return f"JAX_EP_NETWORK is {name!r}, and {problem}" if problem else None
+        return _ffi.use_ucx(find_ucx())
+    return _ffi.use_nvshmem(find_nvshmem())
 
 
 def is_chosen() -> bool:
     """Whether JAX_EP_NETWORK names a network, which then joins the domains of one host, too."""
-    return os.environ.get("JAX_EP_NETWORK", "") not in ("", "none")
+    return os.environ.get(VARIABLE, "") not in ("", "none", AUTO)
