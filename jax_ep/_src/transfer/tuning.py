@@ -69,6 +69,25 @@ def tuned_sms(call: Call) -> int:
 
 def read(file: pathlib.Path) -> Tuning:
     """Returns what the file has for this version of jax_ep, with a warning if it is of another."""
+    return _read(file)[1]
+
+
+def write(file: pathlib.Path, gpu: str, calls: Mapping[Call, tuple[int, Microseconds]]) -> None:
+    """Adds calls, each with its number of SMs and all times, to those that the file has."""
+    gpus = _read(file)[0] if file.exists() else {}
+    others = [e for e in gpus.get(gpu, []) if Call(*(e[n] for n in Call._fields)) not in calls]
+    gpus[gpu] = others + [
+        call._asdict() | {"num_sms": num_sms, "microseconds": dict(times)}
+        for call, (num_sms, times) in calls.items()
+    ]
+    # Processes may write the same file at once, and others read it.
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_text(json.dumps({"jax_ep": _version(), "gpus": gpus}, indent=1))
+    part.replace(file)
+
+
+def _read(file: pathlib.Path) -> tuple[dict[str, list[dict[str, Any]]], Tuning]:
+    """Returns the entries of each GPU, and what they say; nothing if another version wrote them."""
     try:
         content = json.loads(file.read_text())
         version, gpus = content["jax_ep"], content["gpus"]
@@ -82,29 +101,13 @@ def read(file: pathlib.Path) -> Tuning:
             f"({type(error).__name__}: {error}). Give another file, or let jax_ep.tune write it."
         ) from error
     if version == _version():
-        return found
+        return gpus, found
     warn_once(
         f"tuning of {version} in {file}",
         f"jax_ep.use_tuning: {file} was written by jax_ep {version}, and this is {_version()}, "
         "whose kernels may differ: it is not used. Call jax_ep.tune to write it anew.",
     )
-    return {}
-
-
-def write(file: pathlib.Path, gpu: str, calls: Mapping[Call, tuple[int, Microseconds]]) -> None:
-    """Adds calls, each with its number of SMs and all times, to those that the file has."""
-    gpus: dict[str, Any] = {}
-    if file.exists() and read(file):
-        gpus = json.loads(file.read_text())["gpus"]
-    others = [e for e in gpus.get(gpu, []) if Call(*(e[n] for n in Call._fields)) not in calls]
-    gpus[gpu] = others + [
-        call._asdict() | {"num_sms": num_sms, "microseconds": dict(times)}
-        for call, (num_sms, times) in calls.items()
-    ]
-    # Processes may write the same file at once, and others read it.
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    part.write_text(json.dumps({"jax_ep": _version(), "gpus": gpus}, indent=1))
-    part.replace(file)
+    return {}, {}
 
 
 def _version() -> str:
