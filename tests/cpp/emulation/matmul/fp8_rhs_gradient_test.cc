@@ -8,9 +8,7 @@
 #include "tests/cpp/emulation/for_each.h"
 
 #define JAX_EP_EMULATION
-#define main main_of_fp8_rhs_gradient_test
 #include "tests/cpp/gpu/matmul/grouped_matmul_fp8_rhs_gradient_test.cu"
-#undef main
 
 namespace jax_ep {
 

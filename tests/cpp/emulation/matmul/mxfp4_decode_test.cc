@@ -8,9 +8,7 @@
 #include "tests/cpp/emulation/for_each.h"
 
 #define JAX_EP_EMULATION
-#define main main_of_mxfp4_test
 #include "tests/cpp/gpu/mxfp4/grouped_matmul_mxfp4_test.cu"
-#undef main
 
 namespace jax_ep {
 

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "ffi/kernels/matmul/launch.h"
 #include "tests/cpp/gpu/matmul/fp8_rhs_gradient_runner.h"
 #include "tests/cpp/gpu/matmul/matmul_cases.h"
+#include "tests/cpp/gpu/matmul/modes.h"
 #include "tests/cpp/gpu/matmul/report.h"
 #ifndef JAX_EP_EMULATION  // a CPU's times say nothing
 #include "tests/cpp/gpu/matmul/fp8_rhs_gradient_timing.h"
@@ -116,37 +116,30 @@ void CheckManyTiles() {
   Report(problem.empty(), "5 * 10^6 short tiles", problem);
 }
 
-int Main(const std::string& mode) {
-  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
-    std::printf("FAIL loading: %s\n", status.message.c_str());
-    return 1;
-  }
-  if (mode == "small") {
-    GuardedBuffer::exact = true;
-    CheckPatterns({{70, 144, 136}, {300, 400, 264}, {1500, 136, 136}}, {3});
-  }
-  if (mode == "check" || mode == "all") {
-    CheckPatterns({{1, 128, 128},
-                   {70, 144, 136},
-                   {300, 400, 264},
-                   {700, 1024, 512},
-                   {515, 640, 8},
-                   {1300, 7, 136},
-                   {5200, 136, 1288},
-                   {2600, 392, 264}},
-                  {1, 5, 40});
-    CheckLarge();
-    CheckDeterminism();
-    CheckManyTiles();
-  }
-#ifndef JAX_EP_EMULATION
-  if (mode == "time" || mode == "all") TimeGradients();
-#endif
-  std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
-  return failures == 0 ? 0 : 1;
+void CheckSmall() { CheckPatterns({{70, 144, 136}, {300, 400, 264}, {1500, 136, 136}}, {3}); }
+
+void CheckAll() {
+  CheckPatterns({{1, 128, 128},
+                 {70, 144, 136},
+                 {300, 400, 264},
+                 {700, 1024, 512},
+                 {515, 640, 8},
+                 {1300, 7, 136},
+                 {5200, 136, 1288},
+                 {2600, 392, 264}},
+                {1, 5, 40});
+  CheckLarge();
+  CheckDeterminism();
+  CheckManyTiles();
 }
 
 }  // namespace
 }  // namespace harness
 
-int main(int argc, char** argv) { return harness::Main(argc > 1 ? argv[1] : "all"); }
+#ifndef JAX_EP_EMULATION  // does not time
+int main(int argc, char** argv) {
+  using namespace harness;
+  return RunModes(argc, argv,
+                  {{"small", CheckSmall}, {"check", CheckAll}, {"time", TimeGradients}});
+}
+#endif

@@ -20,6 +20,7 @@
 #include "tests/cpp/gpu/matmul/fp8_activation_runner.h"
 #include "tests/cpp/gpu/matmul/fp8_runner.h"
 #include "tests/cpp/gpu/matmul/matmul_timing.h"
+#include "tests/cpp/gpu/matmul/modes.h"
 #include "tests/cpp/gpu/matmul/report.h"
 
 namespace harness {
@@ -218,7 +219,7 @@ void TimeShape(const Shape& s, const char* name, const std::vector<int32_t>& siz
   std::fflush(stdout);
 }
 
-void TimeAll() {
+void TimeFp8() {
   const auto even = [](int64_t rows, int groups) {
     return std::vector<int32_t>(groups, static_cast<int32_t>(rows / groups));
   };
@@ -240,41 +241,34 @@ void TimeAll() {
   TimeShape({512, 7168, 4096}, "8 rows each", even(512, 64));
 }
 
-int Main(const std::string& mode) {
-  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
-    std::printf("FAIL loading: %s\n", status.message.c_str());
-    return 1;
-  }
-  if (mode == "small") {
-    GuardedBuffer::exact = true;
-    CheckPatterns({{70, 144, 136}, {300, 400, 264}, {70, 1040, 136}}, {3});
-    CheckActivations({{70, 144, 128}, {300, 400, 256}}, {3});
-  }
-  if (mode == "check" || mode == "all") {
-    CheckPatterns({{1, 128, 128},
-                   {70, 144, 136},
-                   {300, 400, 264},
-                   {700, 1024, 512},
-                   {515, 640, 8},
-                   {130, 1168, 136},
-                   {130, 1392, 136},
-                   {130, 1536, 136},
-                   {260, 2064, 392}},
-                  {1, 5, 40});
-    CheckLarge();
-    CheckDeterminism();
-    CheckActivations({{1, 128, 128}, {70, 144, 384}, {300, 400, 256}, {700, 1024, 512}},
-                     {1, 5, 40});
-    CheckLargeActivations();
-    CheckDeterminismOfActivations();
-    CheckManyTiles();
-  }
-  if (mode == "time" || mode == "all") TimeAll();
-  std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
-  return failures == 0 ? 0 : 1;
+void CheckSmall() {
+  CheckPatterns({{70, 144, 136}, {300, 400, 264}, {70, 1040, 136}}, {3});
+  CheckActivations({{70, 144, 128}, {300, 400, 256}}, {3});
+}
+
+void CheckAll() {
+  CheckPatterns({{1, 128, 128},
+                 {70, 144, 136},
+                 {300, 400, 264},
+                 {700, 1024, 512},
+                 {515, 640, 8},
+                 {130, 1168, 136},
+                 {130, 1392, 136},
+                 {130, 1536, 136},
+                 {260, 2064, 392}},
+                {1, 5, 40});
+  CheckLarge();
+  CheckDeterminism();
+  CheckActivations({{1, 128, 128}, {70, 144, 384}, {300, 400, 256}, {700, 1024, 512}}, {1, 5, 40});
+  CheckLargeActivations();
+  CheckDeterminismOfActivations();
+  CheckManyTiles();
 }
 
 }  // namespace
 }  // namespace harness
 
-int main(int argc, char** argv) { return harness::Main(argc > 1 ? argv[1] : "all"); }
+int main(int argc, char** argv) {
+  using namespace harness;
+  return RunModes(argc, argv, {{"small", CheckSmall}, {"check", CheckAll}, {"time", TimeFp8}});
+}

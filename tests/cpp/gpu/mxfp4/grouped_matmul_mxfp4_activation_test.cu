@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/kernels/matmul/launch.h"
+#include "tests/cpp/gpu/matmul/modes.h"
 #include "tests/cpp/gpu/matmul/report.h"
 #include "tests/cpp/gpu/mxfp4/mxfp4_activation_runner.h"
 #include "tests/cpp/gpu/mxfp4/mxfp4_activation_timing.h"
@@ -158,36 +158,29 @@ void CheckManyTiles() {
   Report(problem.empty(), "10^7 short tiles", problem);
 }
 
-int Main(const std::string& mode) {
-  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
-    std::printf("FAIL loading: %s\n", status.message.c_str());
-    return 1;
-  }
-  if (mode == "small") {
-    GuardedBuffer::exact = true;
-    CheckPatterns({{70, 160, 72}, {300, 416, 136}, {70, 1056, 72}}, {3});
-  }
-  if (mode == "check" || mode == "all") {
-    CheckPatterns({{1, 128, 64},
-                   {3, 32, 8},
-                   {70, 160, 72},
-                   {300, 416, 136},
-                   {700, 1024, 264},
-                   {515, 640, 8},
-                   {130, 1184, 136},
-                   {260, 2080, 392}},
-                  {1, 5, 40});
-    CheckHeights();
-    CheckLarge();
-    CheckDeterminism();
-    CheckManyTiles();
-  }
-  if (mode == "time" || mode == "all") TimeMxFp4Activation();
-  std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
-  return failures == 0 ? 0 : 1;
+void CheckSmall() { CheckPatterns({{70, 160, 72}, {300, 416, 136}, {70, 1056, 72}}, {3}); }
+
+void CheckAll() {
+  CheckPatterns({{1, 128, 64},
+                 {3, 32, 8},
+                 {70, 160, 72},
+                 {300, 416, 136},
+                 {700, 1024, 264},
+                 {515, 640, 8},
+                 {130, 1184, 136},
+                 {260, 2080, 392}},
+                {1, 5, 40});
+  CheckHeights();
+  CheckLarge();
+  CheckDeterminism();
+  CheckManyTiles();
 }
 
 }  // namespace
 }  // namespace harness
 
-int main(int argc, char** argv) { return harness::Main(argc > 1 ? argv[1] : "all"); }
+int main(int argc, char** argv) {
+  using namespace harness;
+  return RunModes(argc, argv,
+                  {{"small", CheckSmall}, {"check", CheckAll}, {"time", TimeMxFp4Activation}});
+}

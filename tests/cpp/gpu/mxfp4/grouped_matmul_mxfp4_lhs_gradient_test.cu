@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/kernels/matmul/launch.h"
+#include "tests/cpp/gpu/matmul/modes.h"
 #include "tests/cpp/gpu/matmul/report.h"
 #include "tests/cpp/gpu/mxfp4/mxfp4_lhs_gradient_timing.h"
 #include "tests/cpp/gpu/mxfp4/mxfp4_runner.h"
@@ -182,37 +182,30 @@ void CheckManyTiles() {
   Report(problem.empty(), "10^7 short tiles", problem);
 }
 
-int Main(const std::string& mode) {
-  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
-    std::printf("FAIL loading: %s\n", status.message.c_str());
-    return 1;
-  }
-  if (mode == "small") {
-    GuardedBuffer::exact = true;
-    CheckPatterns({{70, 136, 160}, {300, 264, 416}, {70, 136, 1056}}, {3});
-  }
-  if (mode == "check" || mode == "all") {
-    CheckEveryWeight();
-    CheckPatterns({{1, 128, 128},
-                   {3, 8, 32},
-                   {70, 136, 160},
-                   {300, 264, 416},
-                   {700, 512, 1024},
-                   {515, 8, 640},
-                   {130, 136, 1184},
-                   {260, 392, 2080}},
-                  {1, 5, 40});
-    CheckHeights();
-    CheckLarge();
-    CheckDeterminism();
-    CheckManyTiles();
-  }
-  if (mode == "time" || mode == "all") TimeMxFp4LhsGradients();
-  std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
-  return failures == 0 ? 0 : 1;
+void CheckSmall() { CheckPatterns({{70, 136, 160}, {300, 264, 416}, {70, 136, 1056}}, {3}); }
+
+void CheckAll() {
+  CheckEveryWeight();
+  CheckPatterns({{1, 128, 128},
+                 {3, 8, 32},
+                 {70, 136, 160},
+                 {300, 264, 416},
+                 {700, 512, 1024},
+                 {515, 8, 640},
+                 {130, 136, 1184},
+                 {260, 392, 2080}},
+                {1, 5, 40});
+  CheckHeights();
+  CheckLarge();
+  CheckDeterminism();
+  CheckManyTiles();
 }
 
 }  // namespace
 }  // namespace harness
 
-int main(int argc, char** argv) { return harness::Main(argc > 1 ? argv[1] : "all"); }
+int main(int argc, char** argv) {
+  using namespace harness;
+  return RunModes(argc, argv,
+                  {{"small", CheckSmall}, {"check", CheckAll}, {"time", TimeMxFp4LhsGradients}});
+}

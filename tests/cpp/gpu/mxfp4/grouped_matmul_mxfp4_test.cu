@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ffi/kernels/matmul/launch.h"
+#include "tests/cpp/gpu/matmul/modes.h"
 #include "tests/cpp/gpu/matmul/report.h"
 #include "tests/cpp/gpu/mxfp4/mxfp4_runner.h"
 #ifndef JAX_EP_EMULATION  // a CPU's times say nothing
@@ -195,51 +195,48 @@ void CheckManyTiles() {
   CheckManyTiles(16, Cut(16, 7, 5));
 }
 
-int Main(const std::string& mode) {
-  if (const jax_ep::Status status = jax_ep::LoadMatmulKernels(); !status.ok()) {
-    std::printf("FAIL loading: %s\n", status.message.c_str());
-    return 1;
-  }
-  if (mode == "small") {
-    GuardedBuffer::exact = true;
-    CheckPatterns({{70, 160, 136}, {400, 416, 264}, {70, 1056, 136}}, {3});
-    CheckPatterns({{300, 448, 264}, {70, 1088, 136}, {15, 1088, 72}}, {30});
-  }
-  if (mode == "check" || mode == "all") {
-    CheckEveryWeight();
-    CheckPatterns({{1, 128, 128},
-                   {3, 32, 8},
-                   {16, 64, 8},
-                   {70, 160, 136},
-                   {12, 1216, 200},
-                   {16, 2880, 136},
-                   {300, 448, 264},
-                   {300, 416, 264},
-                   {700, 1024, 512},
-                   {515, 640, 8},
-                   {130, 1216, 136},
-                   {260, 2112, 392},
-                   {260, 3072, 392},
-                   {260, 3136, 136}},
-                  {1, 5, 40});
-    CheckHeights();
+void CheckSmall() {
+  CheckPatterns({{70, 160, 136}, {400, 416, 264}, {70, 1056, 136}}, {3});
+  CheckPatterns({{300, 448, 264}, {70, 1088, 136}, {15, 1088, 72}}, {30});
+}
+
+void CheckAll() {
+  CheckEveryWeight();
+  CheckPatterns({{1, 128, 128},
+                 {3, 32, 8},
+                 {16, 64, 8},
+                 {70, 160, 136},
+                 {12, 1216, 200},
+                 {16, 2880, 136},
+                 {300, 448, 264},
+                 {300, 416, 264},
+                 {700, 1024, 512},
+                 {515, 640, 8},
+                 {130, 1216, 136},
+                 {260, 2112, 392},
+                 {260, 3072, 392},
+                 {260, 3136, 136}},
+                {1, 5, 40});
+  CheckHeights();
 #ifndef JAX_EP_EMULATION
-    CheckLarge();
+  CheckLarge();
 #endif
-    CheckDeterminism(3000, Cut(2700, 7, 5));
-    CheckDeterminism(200, Cut(180, 20, 5));
-    CheckDeterminism(16, Cut(15, 4, 5));
-    CheckManyTiles();
-  }
-#ifndef JAX_EP_EMULATION
-  if (mode == "time" || mode == "all") TimeMxFp4(false);
-  if (mode == "decode") TimeMxFp4(true);
-#endif
-  std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
-  return failures == 0 ? 0 : 1;
+  CheckDeterminism(3000, Cut(2700, 7, 5));
+  CheckDeterminism(200, Cut(180, 20, 5));
+  CheckDeterminism(16, Cut(15, 4, 5));
+  CheckManyTiles();
 }
 
 }  // namespace
 }  // namespace harness
 
-int main(int argc, char** argv) { return harness::Main(argc > 1 ? argv[1] : "all"); }
+#ifndef JAX_EP_EMULATION  // does not time
+int main(int argc, char** argv) {
+  using namespace harness;
+  return RunModes(argc, argv,
+                  {{"small", CheckSmall},
+                   {"check", CheckAll},
+                   {"time", [] { TimeMxFp4(false); }},
+                   {"decode", [] { TimeMxFp4(true); }}});
+}
+#endif
