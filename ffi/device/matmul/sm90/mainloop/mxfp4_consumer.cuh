@@ -49,6 +49,8 @@ class MxFp4Consumer {
     Tile tile = tiles.Next();
     if (tile.num_k > 0) BeginScales(tile);
     while (tile.num_k > 0) {
+      // A span of the results would spill registers where they have an activation.
+      const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
       epilogue_.BeginTile(tile);
       const EpilogueCoordinates at = {
           .group = tile.group, .m = tile.m, .n = tile.n, .num_m = tile.num_m};
@@ -60,31 +62,23 @@ class MxFp4Consumer {
       const bool is_narrow = tile.shared == SharedOperand::kANarrow;
       if (is_narrow && tile.num_m <= kMxFp4FewRows) {
         float few[kAccumulators] = {};
-        {
-          const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
-          if (tile.num_m <= 8) {
-            MultiplyFewRows<1>(few, tile, finish);
-          } else if (tile.num_m <= 16) {
-            MultiplyFewRows<2>(few, tile, finish);
-          } else {
-            MultiplyFewRows<4>(few, tile, finish);
-          }
-          ReleaseLast();
+        if (tile.num_m <= 8) {
+          MultiplyFewRows<1>(few, tile, finish);
+        } else if (tile.num_m <= 16) {
+          MultiplyFewRows<2>(few, tile, finish);
+        } else {
+          MultiplyFewRows<4>(few, tile, finish);
         }
-        const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
+        ReleaseLast();
         epilogue_.template Store<kMxFp4FewRows>(params_, at, kConsumerWarpgroups, few);
       } else {
         float accumulators[kAccumulators] = {};
-        {
-          const ProfileLoop loop(SpanKind::kMultiply, SharedLayout::kRecorders);
-          if (is_narrow) {
-            MultiplyTile<true>(accumulators, tile, finish);
-          } else {
-            MultiplyTile<false>(accumulators, tile, finish);
-          }
-          ReleaseLast();
+        if (is_narrow) {
+          MultiplyTile<true>(accumulators, tile, finish);
+        } else {
+          MultiplyTile<false>(accumulators, tile, finish);
         }
-        const ProfileSpan span(SpanKind::kEpilogue, SharedLayout::kRecorders);
+        ReleaseLast();
         epilogue_.Store(params_, at, kConsumerWarpgroups, accumulators);
         FenceAccumulators(accumulators);
       }
@@ -121,11 +115,6 @@ class MxFp4Consumer {
     }
   }
 
-  __device__ void Wait() const {
-    const ProfileWait wait(SharedLayout::kRecorders);
-    pipeline_.ConsumerWait(state_);
-  }
-
   __device__ void ReleaseLast() {
     __syncwarp();
     Release(state_.index);
@@ -141,7 +130,7 @@ class MxFp4Consumer {
     const int k_blocks = CeilDivide(tile.num_k, kTileK);
     const MxFp4Lines<kIsNarrow> lines(warp_);
     Weights even, odd;  // hold k-blocks of even and of odd indices
-    Wait();
+    pipeline_.ConsumerWait(state_);
     scales_.Next();
     ExpandKBlock<false>(lines, scales_, pipeline_.Stage(state_.index), 0, even);
 #pragma unroll 1
@@ -187,7 +176,7 @@ class MxFp4Consumer {
     const bool begins_group = kIsOdd && next_in_group == 0;
     if (!kIsNarrow || begins_group) {
       state_.Advance();
-      Wait();
+      pipeline_.ConsumerWait(state_);
     }
     if (begins_group) scales_.Next();
     ExpandKBlock<!kIsOdd>(lines, scales_, pipeline_.Stage(state_.index), next_in_group, next);
@@ -204,7 +193,7 @@ class MxFp4Consumer {
     for (int left = k_blocks;; left -= kMxFp4NarrowKBlocks) {
       epilogue_.LoadSlice(stage);
       scales_.Next();
-      Wait();
+      pipeline_.ConsumerWait(state_);
       product.MultiplyStage(scales_, pipeline_.Stage(state_.index), left);
       epilogue_.RunSlice(stage++);
       if (left <= kMxFp4NarrowKBlocks) break;
