@@ -154,11 +154,13 @@ class Pipeline {
   // Waits until the consumers of both blocks have released the stage. They release it after the
   // wgmma instructions that read it have completed, so the barrier has no loads to order.
   __device__ void ProducerAcquire(const PipelineState<kStages>& state) const {
+    const ProfileWait wait(SharedLayout::kRecorders);
     MbarrierWait(EmptyBarrier(state.index), state.parity ^ 1);
   }
 
   // Waits until all bytes of the stage have arrived.
   __device__ void ConsumerWait(const PipelineState<kStages>& state) const {
+    const ProfileWait wait(SharedLayout::kRecorders);
     MbarrierWait(FullBarrier(state.index), state.parity);
   }
 

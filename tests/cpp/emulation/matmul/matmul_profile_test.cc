@@ -1,7 +1,6 @@
 // Tests what a matmul's roles record for jax_ep.profile, while the checks of another test run:
 // JAX_EP_PROFILED_TEST is its file, and JAX_EP_PROFILED_KERNEL what it calls.
 #include "ffi/runtime/profile/profile.h"
-
 #include JAX_EP_PROFILED_TEST
 #include "ffi/runtime/profile/names.h"
 #include "tests/cpp/emulation/profile_tracks.h"

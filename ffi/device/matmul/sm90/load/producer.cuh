@@ -25,10 +25,7 @@ __device__ void RunProducer(const Pipeline& pipeline, const Loader& loader) {
       const ProfileLoop loop(SpanKind::kLoad, SharedLayout::kRecorders);
 #pragma unroll 1
       for (int k = 0; k < tile.num_k; k += stage_k) {
-        {
-          const ProfileWait wait(SharedLayout::kRecorders);
-          pipeline.ProducerAcquire(state);
-        }
+        pipeline.ProducerAcquire(state);
         if (ElectOne()) {
           load_stage(k, pipeline.Stage(state.index), pipeline.FullBarrier(state.index));
           if (requests_tiles && k == request_at) MbarrierArrive(pipeline.TileRequestBarrier());

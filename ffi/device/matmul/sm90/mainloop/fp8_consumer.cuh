@@ -87,7 +87,7 @@ class Fp8Consumer {
   __device__ void SkipTile() {
     const int num_k_blocks = NumKBlocks();
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
-      Wait();
+      pipeline_.ConsumerWait(state_);
       Release(state_.index);
       state_.Advance();
     }
@@ -102,7 +102,7 @@ class Fp8Consumer {
     for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
       const bool is_last = k_block + 1 == num_k_blocks;
       const uint32_t stage = pipeline_.Stage(state_.index);
-      Wait();
+      pipeline_.ConsumerWait(state_);
       MultiplyHalf<A, B>(products, stage, Warpgroup(), 0);
       if (k_block == 0) {
         epilogue_.StoreSecond(sums);
@@ -146,7 +146,7 @@ class Fp8Consumer {
         if (i > 0 && first + i == num_k_blocks) break;
         const int index = state_.index;
         const uint32_t stage = pipeline_.Stage(index);
-        if (!is_full) Wait();
+        if (!is_full) pipeline_.ConsumerWait(state_);
         MultiplyHalf<A, B>(products, stage, Warpgroup(), 0);
         if (i == 0) {
           quad_ = LoadScales(first + kQuad);
@@ -170,11 +170,6 @@ class Fp8Consumer {
     epilogue_.Load(Place());
     ReadTile();
     epilogue_.StoreFirst(sums[0]);
-  }
-
-  __device__ void Wait() const {
-    const ProfileWait wait(SharedLayout::kRecorders);
-    pipeline_.ConsumerWait(state_);
   }
 
   __device__ void ReadTile() {

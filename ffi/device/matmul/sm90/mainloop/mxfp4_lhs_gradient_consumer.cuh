@@ -70,11 +70,6 @@ class MxFp4LhsGradientConsumer {
     if (threadIdx.x % 32 == 0) MbarrierArriveRemote(empty_barriers_ + stage * kBarrierBytes);
   }
 
-  __device__ void Wait() const {
-    const ProfileWait wait(SharedLayout::kRecorders);
-    pipeline_.ConsumerWait(state_);
-  }
-
   // Multiplies all stages of a tile, of which the last one is not released. Calls function() while
   // the last MMAs run.
   template <bool kIsNarrow, typename Function>
@@ -84,7 +79,7 @@ class MxFp4LhsGradientConsumer {
     const int k_blocks = CeilDivide(tile.num_k, kTileK);
     Expanded even, odd;  // hold k-blocks of even and of odd indices
     in_stage_ = 0;
-    Wait();
+    pipeline_.ConsumerWait(state_);
     weights_.Expand(pipeline_.Stage(state_.index), 0, even);
 #pragma unroll 1
     for (int k_block = 0; k_block < k_blocks; k_block += 2) {
@@ -124,7 +119,7 @@ class MxFp4LhsGradientConsumer {
     if (!kIsNarrow || ++in_stage_ == kLhsGradientNarrowKBlocks) {
       in_stage_ = 0;
       state_.Advance();
-      Wait();
+      pipeline_.ConsumerWait(state_);
     }
     weights_.Expand(pipeline_.Stage(state_.index), in_stage_, next);
   }

@@ -71,10 +71,7 @@ __device__ void RunRhsGradientConsumer(const MatmulTensorMaps& maps, const Matmu
       int previous_stage = -1;
       for (int k = 0; k < tile.num_k; k += kTileK) {
         const uint32_t stage = pipeline.Stage(state.index);
-        if (!is_full) {
-          const ProfileWait wait(SharedLayout::kRecorders);
-          pipeline.ConsumerWait(state);
-        }
+        if (!is_full) pipeline.ConsumerWait(state);
         const int num_k = tile.num_k - k;
         const int current_stage = state.index;
         state.Advance();

@@ -117,10 +117,7 @@ class SwappedConsumer {
     for (int k_block = 0; k_block < stages; ++k_block) {
       const uint32_t stage = pipeline_.Stage(state_.index);
       epilogue_.LoadSlice(k_block);
-      if (!is_full_) {
-        const ProfileWait wait(SharedLayout::kRecorders);
-        pipeline_.ConsumerWait(state_);
-      }
+      if (!is_full_) pipeline_.ConsumerWait(state_);
       const int current_stage = state_.index;
       state_.Advance();
       const uint32_t columns = SharedMemoryDescriptor(stage + columns_at, kSquareBytes);
@@ -177,10 +174,7 @@ class SwappedConsumer {
 #pragma unroll 1
     for (int k_block = 0; k_block < stages; ++k_block) {
       epilogue_.LoadSlice(k_block);
-      if (!is_full_) {
-        const ProfileWait wait(SharedLayout::kRecorders);
-        pipeline_.ConsumerWait(state_);
-      }
+      if (!is_full_) pipeline_.ConsumerWait(state_);
       is_full_ = false;
       __syncwarp();
       Release(state_.index);

@@ -57,7 +57,6 @@ class Consumer {
       pipeline_.Arrive(pipeline_.EmptyBarrier(state_.index));
       state_.Advance();
       if (k <= Shape::kStageK) break;
-      const ProfileWait wait(Shape::kRecorders);
       pipeline_.ConsumerWait(state_);
     }
     Deposit(tile, [&] { product.Deposit(pipeline_.Sums(k_block), first_column_); });

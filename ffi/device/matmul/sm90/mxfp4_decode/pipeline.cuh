@@ -123,9 +123,11 @@ class Pipeline {
   }
 
   __device__ void ProducerAcquire(const State& state) const {
+    const ProfileWait wait(Shape::kRecorders);
     MbarrierWait(EmptyBarrier(state.index), state.parity ^ 1);
   }
   __device__ void ConsumerWait(const State& state) const {
+    const ProfileWait wait(Shape::kRecorders);
     MbarrierWait(FullBarrier(state.index), state.parity);
   }
 

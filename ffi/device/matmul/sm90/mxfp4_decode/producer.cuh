@@ -65,10 +65,7 @@ class Producer {
 
   // A result of zeros is one k-block past the end of k, where TMA loads zeros.
   __device__ void LoadStage(const Tile& tile, int k) {
-    {
-      const ProfileWait wait(Shape::kRecorders);
-      pipeline_.ProducerAcquire(state_);
-    }
+    pipeline_.ProducerAcquire(state_);
     if (ElectOne()) {
       const uint32_t stage = pipeline_.Stage(state_.index);
       const uint32_t full = pipeline_.FullBarrier(state_.index);
