@@ -106,7 +106,7 @@ def network() -> dict[str, Any]:
     """Whether a network joins NVLink domains of several hosts, and the libraries it could be."""
     ucx, ucx_location = library(UCX_PACKAGES, networks.find_ucx(), "ucp")
     nvshmem, nvshmem_location = library(NVSHMEM_PACKAGES, networks.find_nvshmem(), "nvshmem_host")
-    setting = os.environ.get("JAX_EP_NETWORK") or "unset"
+    setting = os.environ.get(networks.VARIABLE) or "unset"
     facts = {
         "setting": setting,
         "joins_hosts": runtime.NETWORK_PROBLEM is None,

@@ -75,7 +75,7 @@ def read(file: pathlib.Path) -> Tuning:
 def write(file: pathlib.Path, gpu: str, calls: Mapping[Call, tuple[int, Microseconds]]) -> None:
     """Adds calls, each with its number of SMs and all times, to those that the file has."""
     gpus = _read(file)[0] if file.exists() else {}
-    others = [e for e in gpus.get(gpu, []) if Call(*(e[n] for n in Call._fields)) not in calls]
+    others = [entry for entry in gpus.get(gpu, []) if _call(entry) not in calls]
     gpus[gpu] = others + [
         call._asdict() | {"num_sms": num_sms, "microseconds": dict(times)}
         for call, (num_sms, times) in calls.items()
@@ -91,10 +91,7 @@ def _read(file: pathlib.Path) -> tuple[dict[str, list[dict[str, Any]]], Tuning]:
     try:
         content = json.loads(file.read_text())
         version, gpus = content["jax_ep"], content["gpus"]
-        found = {
-            gpu: {Call(*(entry[name] for name in Call._fields)): entry["num_sms"] for entry in of}
-            for gpu, of in gpus.items()
-        }
+        found = {gpu: {_call(entry): entry["num_sms"] for entry in of} for gpu, of in gpus.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"jax_ep.use_tuning: {file} cannot be read as what jax_ep.tune writes "
@@ -108,6 +105,10 @@ def _read(file: pathlib.Path) -> tuple[dict[str, list[dict[str, Any]]], Tuning]:
         "whose kernels may differ: it is not used. Call jax_ep.tune to write it anew.",
     )
     return {}, {}
+
+
+def _call(entry: Mapping[str, Any]) -> Call:
+    return Call(*(entry[name] for name in Call._fields))
 
 
 def _version() -> str:
