@@ -91,13 +91,45 @@ def epilogue_mlp_backward(
 ) -> tuple[jax.Array, Experts, jax.Array | None]:
     """Returns the gradients of rows, experts and row weights."""
     rows, experts, group_sizes, row_weights, pre_activation = residuals
+    rows_bar, row_weights_bar, kept = rows_backward(
+        params, (experts, group_sizes, row_weights, pre_activation), y_bar
+    )
+    experts_bar = experts_backward(
+        params, (rows, experts, group_sizes, row_weights, *kept), y_bar, accumulators
+    )
+    return rows_bar, experts_bar, row_weights_bar
+
+
+def rows_backward(
+    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array
+) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array, jax.Array]]:
+    """Returns the gradients of rows and row weights, which need no rows.
+
+    And the activations and the pre-activation's gradient, for `experts_backward`.
+    """
+    experts, group_sizes, row_weights, pre_activation = residuals
     w_up, w_down = experts.multiplied
-    b_up, b_down = experts.b_up, experts.b_down
     pre_activation_bar, activations, row_dots = activation_gradient(
         y_bar, w_down, group_sizes, pre_activation, row_weights, params
     )
-    to_rows = params.matmul(rows.dtype, zero_tail=params.zero_tail)
+    to_rows = params.matmul(y_bar.dtype, zero_tail=params.zero_tail)
     rows_bar = lhs_gradient(pre_activation_bar, w_up, group_sizes, to_rows)
+    row_weights_bar = None
+    if row_weights is not None:
+        row_weights_bar = row_dots.sum(1)
+        if experts.b_down is not None:
+            row_weights_bar += _dots_with_group(y_bar, experts.b_down, group_sizes, params)
+        if params.zero_tail:
+            in_groups = rows_in_groups(group_sizes, y_bar.shape[0])
+            row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
+    return rows_bar, row_weights_bar, (activations, pre_activation_bar)
+
+
+def experts_backward(
+    params: GroupedMlpParams, residuals: Any, y_bar: jax.Array, accumulators: Accumulators
+) -> Experts:
+    """Returns the gradients of experts."""
+    rows, experts, group_sizes, row_weights, activations, pre_activation_bar = residuals
     w_up_bar = w_down_bar = None
     if experts.w_up is not None:
         # Accumulators are float32; gradients of float32 weights are never rounded.
@@ -110,22 +142,12 @@ def epilogue_mlp_backward(
         w_down_bar = bind_rhs_gradient(
             activations, y_bar, group_sizes, to_down, accumulators.w_down
         )
-    b_up_bar = b_down_bar = row_weights_bar = None
-    if b_up is not None:
+    b_up_bar = b_down_bar = None
+    if experts.b_up is not None:
         b_up_bar = _sum_of_groups(None, pre_activation_bar, group_sizes, params)
-    if b_down is not None:
+    if experts.b_down is not None:
         b_down_bar = _sum_of_groups(row_weights, y_bar, group_sizes, params)
-    if row_weights is not None:
-        row_weights_bar = row_dots.sum(1)
-        if b_down is not None:
-            row_weights_bar += _dots_with_group(y_bar, b_down, group_sizes, params)
-        if params.zero_tail:
-            in_groups = rows_in_groups(group_sizes, rows.shape[0])
-            row_weights_bar = jnp.where(in_groups, row_weights_bar, 0)
-    experts_bar = gradient_of_experts(
-        params.accumulation, w_up_bar, w_down_bar, b_up_bar, b_down_bar
-    )
-    return rows_bar, experts_bar, row_weights_bar
+    return gradient_of_experts(params.accumulation, w_up_bar, w_down_bar, b_up_bar, b_down_bar)
 
 
 def _forward(
