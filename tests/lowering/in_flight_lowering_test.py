@@ -91,6 +91,34 @@ class CallsTest(parameterized.TestCase):
             {"dispatch_start": 1, "combine_start": 2, "redispatch_start": 1, "transfer_done": 4},
         )
 
+    def test_layer_that_sends_again(self):
+        def layer(ids, x, weights, up, down):
+            def run(*floats):
+                x, weights, up, down = floats
+                return jax_ep.moe_mlp(
+                    x, ids, weights, up, down, axis_name="expert", overlap=True, num_comm_sms=24
+                )[0]
+
+            out, backward = jax.vjp(run, x, weights, up, down)
+            return backward(out)
+
+        mapped = jax.shard_map(
+            layer, mesh=testing.expert_mesh(RANKS), in_specs=P("expert"), out_specs=P("expert")
+        )
+        matrices = (
+            struct((2 * RANKS, 64, 2, 64), jnp.bfloat16),
+            struct((2 * RANKS, 64, 64), jnp.bfloat16),
+        )
+        program = lower_for_cuda(mapped, *arguments(), *matrices)
+        transfers = {name: n for name, n in program.targets.items() if "matmul" not in name}
+        self.assertEqual(
+            transfers,
+            {"dispatch": 1, "combine": 1, "redispatch": 1, "redispatch_start": 1, "combine_start": 1,
+             "transfer_done": 2},
+        )  # fmt: skip
+        for name in ("redispatch_start", "combine_start"):
+            self.assertEqual(program.call(name).attributes["num_sms"], ("i64", 24))
+
     def test_vmap_has_none_in_flight(self):
         def two(ids, x, weights):
             return jax.vmap(lambda x: transfers(ids, x, weights))(jnp.stack([x, x]))[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import testing  # isort: skip
 
 import jax
@@ -32,7 +34,7 @@ def arguments(dtype=np.float32):
     return (ids, out_bar), (x, weights, *matrices, *shared)
 
 
-def results(dtype=np.float32, *, has_shared=True, **options):
+def results(dtype=np.float32, *, remat=None, has_shared=True, **options):
     """The result, the statistics and all gradients."""
 
     def both(ids, out_bar, *floats):
@@ -44,7 +46,7 @@ def results(dtype=np.float32, *, has_shared=True, **options):
                 w_up,
                 w_down,
                 axis_name="expert",
-                remat=None,
+                remat=remat,
                 shared_expert=(shared_up, shared_down) if has_shared else None,
                 shared_gate=gate if has_shared else None,
                 **options,
@@ -72,6 +74,70 @@ class OverlapTest(parameterized.TestCase):
         options = {"num_chunks": num_chunks, "has_shared": has_shared}
         self.assert_same(results(overlap=True, **options), results(overlap=False, **options))
         jax_ep.check()
+
+    @parameterized.parameters((1, True, jnp.bfloat16), (2, False, np.float32))
+    def test_backward_pass_that_sends_again(self, num_chunks, has_shared, dtype):
+        options = {"num_chunks": num_chunks, "has_shared": has_shared, "remat": "dispatch"}
+        got, expected = (results(dtype, overlap=o, **options) for o in (True, False))
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            testing.assert_bitwise(one, other)
+        jax_ep.check()
+
+    def test_without_routing_weights(self):
+        """And with biases."""
+        rng = np.random.default_rng(1)
+        draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+        experts = RANKS * LOCAL
+        b_up, b_down = draw(experts, 2, INTERMEDIATE), draw(experts, HIDDEN)
+        (ids, out_bar), (x, _, w_up, w_down, *_) = arguments()
+
+        def both(overlap, ids, out_bar, *floats):
+            def layer(x, w_up, w_down, b_up, b_down):
+                return jax_ep.moe_mlp(
+                    x, ids, None, w_up, w_down, axis_name="expert", b_up=b_up, b_down=b_down,
+                    overlap=overlap,
+                )[0]  # fmt: skip
+
+            return jax.vjp(layer, *floats)[1](out_bar)
+
+        floats = x, w_up, w_down, b_up, b_down
+        got, expected = (
+            testing.sharded(functools.partial(both, o), testing.expert_mesh())(
+                ids, out_bar, *floats
+            )
+            for o in (True, None)
+        )
+        for one, other in zip(got, expected, strict=True):
+            testing.assert_bitwise(one, other)
+
+    def test_accumulators_of_a_scan(self):
+        (ids, out_bar), (x, weights, w_up, w_down, *_) = arguments(jnp.bfloat16)
+
+        def both(overlap, ids, out_bar, x, weights, *matrices):
+            def layers(*matrices):
+                stacks = [jnp.stack([m, m / 2]) for m in matrices]
+
+                def step(carry, index):
+                    x, accumulators = carry
+                    y, _, accumulators = jax_ep.moe_mlp(
+                        x, ids, weights, *stacks, axis_name="expert", num_experts=RANKS * LOCAL,
+                        layer=index, accumulators=accumulators, overlap=overlap,
+                    )  # fmt: skip
+                    return (y, accumulators), None
+
+                sums = jax_ep.accumulators(*stacks)
+                return jax.lax.scan(step, (x, sums), jnp.arange(2))[0]
+
+            (_, sums), backward = jax.vjp(layers, *matrices)
+            return backward((out_bar, jax.tree.map(jnp.zeros_like, sums)))
+
+        operands = ids, out_bar, x, weights, w_up, w_down
+        got, expected = (
+            testing.sharded(functools.partial(both, o), testing.expert_mesh())(*operands)
+            for o in (True, None)
+        )
+        for one, other in zip(got, expected, strict=True):
+            testing.assert_bitwise(one, other)
 
     def test_quantized_experts(self):
         options = {"num_chunks": 2, "quantization": quant.Recipe(), "num_comm_sms": 8}
@@ -113,7 +179,9 @@ class OverlapTest(parameterized.TestCase):
         testing.assert_close(*outs)
 
     @parameterized.parameters(
-        ({"remat": "dispatch"}, "remat='dispatch'"),
+        ({"remat": "experts"}, "remat='experts'"),
+        ({"remat": "dispatch", "quantization": quant.Recipe()}, "remat='dispatch' and quantized"),
+        ({"remat": "dispatch", "weights_on_input": True}, "remat='dispatch' and weights_on_input"),
         ({"quantization": quant.Recipe(quantized_dispatch=True)}, "quantized transfers"),
         ({"activation": lambda h: h[:, 0] * h[:, 1]}, "a function of yours"),
     )

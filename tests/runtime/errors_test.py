@@ -137,7 +137,7 @@ PRODUCERS = {
         lambda: tune_on(mesh=testing.mesh_of((2, 2), ("data", "expert"))),
         lambda: tune_on(top_k=RANKS + 1),
         lambda: jax_ep.use_tuning("/no/such/file"),
-        lambda: moe_mlp(overlap=True),
+        lambda: moe_mlp(overlap=True, remat="experts"),
         lambda: start(use=jax_ep.combine_done),
         lambda: combine(lambda y, plan, w: (y[:-1], plan, w)),
         lambda: combine(lambda y, plan, w: (y, plan, jnp.ones(3))),

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jax_ep._src.core.errors import ArgumentError
-from jax_ep._src.core.runtime import num_sms
 from jax_ep._src.matmul.accumulation import Accumulators
 from jax_ep._src.mlp.experts import Experts
 from jax_ep._src.moe.chunks import Chain, joined, split
 from jax_ep._src.moe.moe_experts import computed
-from jax_ep._src.moe.params import MoeMlpParams
+from jax_ep._src.moe.params import COMBINE_LANE, DISPATCH_LANE, MoeMlpParams
 from jax_ep._src.moe.stats import Stats, stats_of
 from jax_ep._src.transfer.combine import checked_combine
 from jax_ep._src.transfer.combine_start import checked_combine_start, combine_done
 from jax_ep._src.transfer.dispatch_start import checked_dispatch_start, dispatch_done
 from jax_ep._src.transfer.in_flight import InFlight, overlap
-
-TRANSFER_SMS = 16
-"""Of each transfer in flight, if num_comm_sms is not given."""
-
-DISPATCH_LANE, COMBINE_LANE = 1, 2
 
 
 def chunks_in_flight(
@@ -39,19 +32,16 @@ def chunks_in_flight(
     The first dispatch is in flight beside the shared expert, a function of x and the number of SMs.
     Later ones, and the combine of the chunk before, are in flight beside the experts of a chunk.
     """
-    transfer = params.transfer
-    if not transfer.num_sms:
-        transfer = dataclasses.replace(transfer, num_sms=TRANSFER_SMS)
 
     def start(chunk: tuple[Any, ...]) -> InFlight:
         x, topk_ids, topk_weights = chunk
-        return checked_dispatch_start(x, topk_ids, topk_weights, transfer.in_flight(DISPATCH_LANE))
+        return checked_dispatch_start(x, topk_ids, topk_weights, params.in_flight(DISPATCH_LANE))
 
     chain = Chain(experts, params, num_chunks)
     chunks = split(tokens, num_chunks)
     first, shared_out = start(chunks[0]), None
     if shared is not None:
-        sms = _sms_beside(1, transfer.num_sms)
+        sms = params.beside(1).mlp.num_sms
         first, shared_out = overlap(first, lambda x: shared(x, sms), tokens[0])
     sending: InFlight | None = first
     returning: InFlight | None = None
@@ -63,7 +53,7 @@ def chunks_in_flight(
         sending = start(chunks[index + 1]) if index + 1 < num_chunks else None
         in_flight = tuple(each for each in (sending, returning) if each is not None)
         experts, of_chunk = chain.next()
-        of_chunk = _on_sms(of_chunk, _sms_beside(len(in_flight), transfer.num_sms))
+        of_chunk = of_chunk.beside(len(in_flight))
         compute = lambda sent, experts, p=of_chunk: computed(sent, experts, p)  # noqa: E731
         in_flight, (y, accumulators) = _beside(in_flight, compute, sent, experts)
         chain.add(accumulators)
@@ -72,7 +62,7 @@ def chunks_in_flight(
             outs.append(combine_done(returning))
         if sending is not None:
             (sending,) = in_flight
-            lane = transfer.in_flight(COMBINE_LANE)
+            lane = params.in_flight(COMBINE_LANE)
             returning = checked_combine_start(y, sent.plan, None, lane)
         else:
             outs.append(checked_combine(y, sent.plan, None, params.transfer))
@@ -86,16 +76,6 @@ def _beside(
     return overlap(in_flight, function, *arguments) if in_flight else ((), function(*arguments))
 
 
-def _on_sms(params: MoeMlpParams, sms: int) -> MoeMlpParams:
-    return dataclasses.replace(params, mlp=dataclasses.replace(params.mlp, num_sms=sms))
-
-
-def _sms_beside(num_transfers: int, sms_of_each: int) -> int:
-    """Returns what matmuls may use, 0 for all: on all SMs they would keep the transfers out."""
-    total = num_sms()
-    return max(1, total - num_transfers * sms_of_each) if total and num_transfers else 0
-
-
 def check_overlap(
     operation: str,
     overlap: bool | None,
@@ -107,15 +87,20 @@ def check_overlap(
     """Returns whether transfers are in flight, or raises."""
     if not overlap:  # measurements let None be False for all shapes
         return False
-    if remat is not None:
+    if remat == "experts":
         given = f"remat={remat!r}"
     elif params.sends_quantized_rows or params.sends_quantized_cotangents:
         given = "quantized transfers"
     elif not is_named:
         given = "a function of yours"
+    elif remat == "dispatch" and params.mlp.quantization is not None:
+        given = "remat='dispatch' and quantized matmuls"
+    elif remat == "dispatch" and params.weights_on_input:
+        given = "remat='dispatch' and weights_on_input=True"
     else:
         return True
     raise ArgumentError(
-        f"jax_ep.{operation}: overlap=True is given with {given}; expected remat=None, rows that "
-        "are sent as floats, and an activation that has a name. Leave overlap out, or give these."
+        f"jax_ep.{operation}: overlap=True is given with {given}; expected remat=None, or "
+        "'dispatch' without quantization and weights_on_input, rows that are sent as floats, and "
+        "an activation that has a name. Leave overlap out, or give these."
     )

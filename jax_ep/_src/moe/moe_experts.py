@@ -36,6 +36,7 @@ from jax_ep._src.mlp.quantized_mlp import (
     quantized_rows,
     repeat_quantized_pre_activation,
 )
+from jax_ep._src.moe.gradients_in_flight import gradients_in_flight
 from jax_ep._src.moe.params import MoeMlpParams
 from jax_ep._src.quant.quantized import as_bits, from_bits
 from jax_ep._src.transfer.combine import checked_combine
@@ -248,16 +249,31 @@ def _redispatching_forward(
     if params.sends_quantized_cotangents:
         result = checked_combine(result, plan, None, params.transfer)
         result = checkpoint_name(result, "jax_ep.combined")
-    rows_kept = (rows, row_weights) if rule.keeps_rows else None
-    residuals = x, topk_weights, experts.without_accumulators(), plan, kept, rows_kept
+    # With transfers in flight the weights are needed before the rows are there again.
+    rows_kept = rows if rule.keeps_rows else None
+    weights_kept = row_weights if rule.keeps_rows or params.is_in_flight else None
+    residuals = (
+        x,
+        topk_weights,
+        experts.without_accumulators(),
+        plan,
+        kept,
+        (rows_kept, weights_kept),
+    )
     return (result, plan, accumulators), as_bits(residuals)
 
 
 def _redispatching_backward(
     rule: _Rule, params: MoeMlpParams, residuals: Any, cotangents: Any
 ) -> Any:
-    x, topk_weights, experts, plan, kept, rows_kept = from_bits(residuals)
+    x, topk_weights, experts, plan, kept, sent = from_bits(residuals)
     result_bar, _, accumulators = cotangents
+    if params.is_in_flight:
+        operands = x, experts, plan, kept, sent[1]
+        x_bar, topk_weights_bar, experts_bar = gradients_in_flight(
+            params, operands, result_bar, accumulators
+        )
+        return x_bar, None, topk_weights_bar, experts_bar
     if params.sends_quantized_cotangents:
         quantized_bar = quantized_cotangents(result_bar, params.mlp)
         result_bar = checked_redispatch(as_bits(quantized_bar), plan, None, params.transfer).rows
@@ -265,12 +281,12 @@ def _redispatching_backward(
     def resend(x: Any, topk_weights: jax.Array | None) -> Any:
         return _weighed(checked_redispatch(as_bits(x), plan, topk_weights, params.transfer), params)
 
-    sent, resend_backward = jax.vjp(resend, x, topk_weights)
-    if rows_kept is not None:
-        sent = rows_kept
+    resent, resend_backward = jax.vjp(resend, x, topk_weights)
+    if rule.keeps_rows:
+        resent = sent
     elif (quantized := _sent(x, params)) is not x:
-        sent = resend(quantized, topk_weights)
-    rows, row_weights = sent
+        resent = resend(quantized, topk_weights)
+    rows, row_weights = resent
     rows_bar, experts_bar, row_weights_bar = rule.backward(
         params.mlp,
         (rows, experts, experts.group_sizes(plan.group_sizes), row_weights, kept),

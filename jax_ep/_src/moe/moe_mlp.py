@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, overload
 
@@ -211,10 +212,12 @@ def moe_mlp(
       quantized_weights: w_up and w_down after `jax_ep.quant.quantize_experts` by the same recipe;
         None quantizes them in every call. Either way w_up and w_down get the gradients.
       nvlink_domain_size: the ranks per NVLink domain, as in `dispatch`.
-      overlap: whether the shared expert runs beside dispatch, and the experts of a chunk beside the
-        dispatch of the next and the combine of the one before (`dispatch_start`), while matmuls
-        leave them SMs. It takes remat=None. None is False, because on one host no shape that was
-        measured gains by it.
+      overlap: whether transfers are in flight (`dispatch_start`) while matmuls leave them SMs. With
+        remat=None the shared expert runs beside dispatch, and the experts of a chunk beside the
+        dispatch of the next and the combine of the one before. With ``"dispatch"`` the backward
+        pass sends x again beside the gradients of rows, which return to their tokens beside those
+        of w_up and w_down. None is False, because on one host no shape that was measured gains by
+        either.
       num_comm_sms: the most SMs that each transfer uses on CUDA; None chooses.
       implementation: ``"cuda"``, ``"xla"``, or None to choose by platform, dtype and shapes.
 
@@ -307,6 +310,7 @@ def moe_mlp(
         remat=remat,
         params=params,
     )
+    params = dataclasses.replace(params, is_in_flight=is_in_flight and remat == "dispatch")
     if recv_capacity is None and capacity_factor is None:
         warn_of_dropless_rows(operation, params.transfer, x)
     if experts is not None:
@@ -345,7 +349,7 @@ def moe_mlp(
 
         tokens = x, topk_ids, topk_weights
         beside = None if shared_expert is None else shared_output
-        if is_in_flight:
+        if is_in_flight and remat is None:
             assert experts is not None
             y, stats, sums, shared = chunks_in_flight(tokens, experts, params, num_chunks, beside)
         else:
