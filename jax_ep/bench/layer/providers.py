@@ -24,6 +24,7 @@ from jax_ep.bench.matmul import providers as matmul_providers
 
 OPERATIONS: tuple[str, ...] = ("forward", "both")
 KEEPING_ROWS = f"{OURS} remat=None"
+IN_FLIGHT = f"{OURS} overlap=True"
 
 
 class Baseline:
@@ -97,6 +98,7 @@ def _baselines() -> tuple[Provider, ...]:
 PROVIDERS: tuple[Provider, ...] = (
     Ours(OURS, OPERATIONS),
     Ours(KEEPING_ROWS, ("both",), remat=None),
+    Ours(IN_FLIGHT, ("both",), overlap=True),
     *layer_quantized.PROVIDERS,
     *PARTS,
     *DENSE,
