@@ -4,10 +4,10 @@
   python -P tools/overlap_ceiling.py --passes both --recipe fp8
 
 A layer's dispatch and combine are in flight on a few SMs beside its experts, whose matmuls leave
-these free; "apart" is the same one after another. Both passes have two of either, beside all six
-matmuls. Both run sustained, and with pauses between programs that hold the mean power at --watts:
-times exclude the pauses. A ratio over 1 is what a fused pair could gain at most. Needs
-nvidia-ml-py.
+these free; "apart" is the same one after another. Both passes have
+two of either, beside all six matmuls. Both run sustained, and with pauses between programs that
+hold the mean power at --watts: times exclude the pauses. A ratio over 1 is what a fused pair could
+gain at most. Needs nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +44,8 @@ RECIPES = {
     "fp8": quant.Recipe(),
     "fp8_gradients": quant.Recipe(quantized_weight_gradients=True),
 }
-Carry = tuple[jax.Array, jax.Array]  # tokens and rows, each those of the layer before
+# Tokens and rows, each those of the layer before, and a check sum.
+Carry = tuple[jax.Array, jax.Array, jax.Array]
 Layer = Callable[[Carry, Values, Any], Carry]
 
 
@@ -65,8 +68,13 @@ class Parts:
         """How many dispatches and combines there are."""
         return 2 if self.both_passes else 1
 
-    def experts(self, rows: jax.Array, v: Values, quantized: Any, num_sms: int | None) -> jax.Array:
-        """Returns the results of the experts, or the gradients of their rows."""
+    def experts(
+        self, rows: jax.Array, check: jax.Array, v: Values, quantized: Any, num_sms: int | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the results of the experts, or the gradients of their rows, and the check sum.
+
+        The sum is what needs the gradients of weights. Otherwise nothing would compute them.
+        """
 
         def forward(rows: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
             y: jax.Array = jax_ep.grouped_mlp(
@@ -84,11 +92,10 @@ class Parts:
 
         operands = rows, v.operands.w_up, v.operands.w_down
         if not self.both_passes:
-            return forward(*operands)
+            return forward(*operands), check
         y, backward = jax.vjp(forward, *operands)
-        # The gradients of weights are needed as well.
-        rows_bar, *_ = lax.optimization_barrier(backward(y))
-        return rows_bar
+        rows_bar, *weights_bar = backward(y)
+        return rows_bar, check + sum(weight.reshape(-1)[:1] for weight in weights_bar)
 
     def transfers(self, x: jax.Array, v: Values) -> jax.Array:
         """One transfer after another, on all SMs."""
@@ -126,9 +133,10 @@ def apart(parts: Parts) -> Layer:
     """The transfers, then the experts."""
 
     def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
-        x, rows = parts.transfers(carry[0], v), carry[1]
+        x, rows, check = carry
+        x = parts.transfers(x, v)
         x, rows = lax.optimization_barrier((x, rows))
-        return x, parts.experts(rows, v, quantized, None)
+        return x, *parts.experts(rows, check, v, quantized, None)
 
     return layer
 
@@ -137,15 +145,15 @@ def beside(parts: Parts, num_sms: int, num_sms_of_experts: int) -> Layer:
     """The same, the transfers in flight beside the experts."""
 
     def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
-        x, rows = carry
+        x, rows, check = carry
 
-        def experts(x: jax.Array, rows: jax.Array) -> Carry:
-            return x, parts.experts(rows, v, quantized, num_sms_of_experts)
+        def experts(x: jax.Array, rows: jax.Array, check: jax.Array) -> Carry:
+            return x, *parts.experts(rows, check, v, quantized, num_sms_of_experts)
 
         returning = parts.in_flight(x, v, num_sms)
-        returning, (x, rows) = jax_ep.overlap(returning, experts, x, rows)
+        returning, (x, rows, check) = jax_ep.overlap(returning, experts, x, rows, check)
         x, _ = lax.optimization_barrier((jax_ep.combine_done(returning), x))
-        return x, rows
+        return x, rows, check
 
     return layer
 
@@ -154,12 +162,12 @@ def transfers(parts: Parts, num_sms: int | None = None) -> Layer:
     """The transfers alone: in flight on so many SMs, or on all."""
 
     def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
-        x, rows = carry
+        x, rows, check = carry
         if num_sms is None:
-            return parts.transfers(x, v), rows
+            return parts.transfers(x, v), rows, check
         returning = parts.in_flight(x, v, num_sms)
         x, _ = lax.optimization_barrier((jax_ep.combine_done(returning), x))
-        return x, rows
+        return x, rows, check
 
     return layer
 
@@ -168,7 +176,8 @@ def experts(parts: Parts, num_sms: int | None = None) -> Layer:
     """The experts alone, on so many SMs, or on all."""
 
     def layer(carry: Carry, v: Values, quantized: Any) -> Carry:
-        return carry[0], parts.experts(carry[1], v, quantized, num_sms)
+        x, rows, check = carry
+        return x, *parts.experts(rows, check, v, quantized, num_sms)
 
     return layer
 
@@ -184,7 +193,9 @@ class Program:
                 carry = layer(carry, v, quantized)
             return carry
 
-        self.arguments = (values.operands.x, values.rows), values, quantized
+        x = values.operands.x
+        check = jnp.zeros(mesh.size, x.dtype, device=jax.NamedSharding(mesh, P(AXIS)))
+        self.arguments = (x, values.rows, check), values, quantized
         self.compiled = jax.jit(sharded(run, mesh)).lower(*self.arguments).compile()
         self.num_layers = num_layers
         self()
