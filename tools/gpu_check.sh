@@ -96,9 +96,9 @@ networks() {
   [ "$gpus" -ge 2 ] || return 0
   local network
   for network in nvshmem ucx; do
-    PYTHONPATH=tests/helpers on 0,1 timed $network 400 "$python" -P tests/processes/network_layouts.py --network $network
+    PYTHONPATH=tests/helpers:tests/processes on 0,1 timed $network 400 "$python" -P tests/processes/network_layouts.py --network $network
   done
-  PYTHONPATH=tests/helpers on 0,1 timed paced 200 "$python" -P tests/processes/network_layouts.py --network ucx \
+  PYTHONPATH=tests/helpers:tests/processes on 0,1 timed paced 200 "$python" -P tests/processes/network_layouts.py --network ucx \
     --pace 50,5 --only times
   local ucx
   ucx=$("$python" -P -c 'import libucx, os; print(os.path.dirname(libucx.__file__) + "/lib")')

@@ -203,16 +203,12 @@ def failure(domain_size: int) -> None:
 
 
 def microbatches(domain_size: int) -> None:
-    """Prints the times of layers in two chunks: one call after another, and transfers in flight."""
-    import time
-
+    """Prints the times of layers of 2 * 4096 tokens, forward in two chunks and both passes."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     import testing
     from jax.sharding import PartitionSpec as P
-
-    import jax_ep
 
     ranks = jax.device_count()
     mesh = testing.mesh_of((ranks,), ("expert",))
@@ -230,30 +226,65 @@ def microbatches(domain_size: int) -> None:
             )(jax.random.key(seed))
             for seed, shape in enumerate((up, (experts, intermediate, hidden)))
         )
-        arguments = [*(place(jax, array, mesh) for array in (x, ids, topk_weights)), w_up, w_down]
-        found, outs = {}, {}
-        options = {"axis_name": "expert", "num_experts": experts, "num_chunks": 2, "remat": None}
-        for overlap in (False, True, False, True):
+        operands = [*(place(jax, array, mesh) for array in (x, ids, topk_weights)), w_up, w_down]
+        options = {
+            "axis_name": "expert", "num_experts": experts, "nvlink_domain_size": domain_size,
+        }  # fmt: skip
+        for passes, function in {"forward, two chunks": forward, "both passes": both}.items():
+            time_layer(f"{name}, {passes}", functools.partial(function, options), operands)
 
-            def layer(*operands, given=options | {"overlap": overlap}):
-                return jax_ep.moe_mlp(*operands, **given, nvlink_domain_size=domain_size)[0]
 
-            mapped = jax.shard_map(
-                layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False
-            )
-            program = jax.jit(mapped)
-            outs[overlap] = np.asarray(program(*arguments).addressable_shards[0].data)
-            for _ in range(10):
-                begin = time.perf_counter()
-                jax.block_until_ready(program(*arguments))
-                found.setdefault(overlap, []).append(1e6 * (time.perf_counter() - begin))
-        testing.assert_bitwise(outs[True], outs[False], name)
-        jax_ep.check()
-        apart, beside = (statistics.median(found[overlap]) for overlap in (False, True))
-        if jax.process_index() == 0:
-            network = f"{os.environ['JAX_EP_NETWORK']} {os.environ.get('JAX_EP_TEST_PACE', '')}"
-            print(
-                f"TIME {network} {name}: {apart:.0f} us one after another, {beside:.0f} us in "
-                f"flight, {apart / beside:.2f} x",
-                flush=True,
-            )
+def forward(options, overlap, *operands):
+    import jax_ep
+
+    y, _ = jax_ep.moe_mlp(*operands, **options, num_chunks=2, remat=None, overlap=overlap)
+    return (y,)
+
+
+def both(options, overlap, x, ids, *floats):
+    import jax
+
+    import jax_ep
+
+    def layer(x, *floats):
+        return jax_ep.moe_mlp(x, ids, *floats, **options, overlap=overlap)[0]
+
+    y, backward = jax.vjp(layer, x, *floats)
+    return (y, *backward(y))
+
+
+def time_layer(name: str, function, operands) -> None:
+    """Prints the times of a layer with transfers one after another, and in flight."""
+    import time
+
+    import jax
+    import numpy as np
+    import testing
+    from jax.sharding import PartitionSpec as P
+
+    import jax_ep
+
+    found, outs = {}, {}
+    for overlap in (False, True, False, True):
+        mapped = jax.shard_map(
+            functools.partial(function, overlap),
+            mesh=testing.mesh_of((jax.device_count(),), ("expert",)), in_specs=P("expert"), out_specs=P("expert"), check_vma=False,
+        )  # fmt: skip
+        program = jax.jit(mapped)
+        results = program(*operands)[:2]  # the output, and the gradient of x
+        outs[overlap] = [np.asarray(each.addressable_shards[0].data) for each in results]
+        for _ in range(10):
+            begin = time.perf_counter()
+            jax.block_until_ready(program(*operands))
+            found.setdefault(overlap, []).append(1e6 * (time.perf_counter() - begin))
+    for one, other in zip(outs[True], outs[False], strict=True):
+        testing.assert_bitwise(one, other, name)
+    jax_ep.check()
+    apart, beside = (statistics.median(found[overlap]) for overlap in (False, True))
+    if jax.process_index() == 0:
+        network = f"{os.environ['JAX_EP_NETWORK']} {os.environ.get('JAX_EP_TEST_PACE', '')}"
+        print(
+            f"TIME {network} {name}: {apart:.0f} us one after another, {beside:.0f} us in "
+            f"flight, {apart / beside:.2f} x",
+            flush=True,
+        )
