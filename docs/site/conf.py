@@ -95,7 +95,7 @@ CONTENTS = {
         *_pages(
             "lab_notes", "README", "transfer", "domains", "matmul", "swapped_operands", "few_rows"
         ),
-        *_pages("lab_notes", "fp8", "mxfp4", "layer", "quantize"),
+        *_pages("lab_notes", "fp8", "mxfp4", "layer", "quantize", "overlap"),
     ],
 }
 
