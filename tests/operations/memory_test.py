@@ -68,6 +68,7 @@ class ResidualsTest(parameterized.TestCase):
         {"activation": "relu"},
         {"activation": jax_ep.ClampedSwiGlu()},
         {"nvlink_domain_size": 1, "num_chunks": 2},
+        {"overlap": True},
     )
     def test_are_those_of_the_derivative(self, **options):
         self.assertEqual(sum(memory(**options).residuals.values()), residuals(**options))
@@ -140,6 +141,10 @@ class MemoryTest(absltest.TestCase):
             self.assertLessEqual(sum(of(4096, size).values()), 2**30)
             self.assertEqual(of(4096, size)["rails"], of(128, size)["rails"])
         self.assertEqual(of(1 << 20, 8), {})  # more tokens than the kernels take
+
+    def test_lanes_in_flight_have_workspaces(self):
+        apart, beside = memory().workspace, memory(overlap=True).workspace
+        self.assertEqual(beside, {name: 3 * size for name, size in apart.items()})
 
     def test_chunks_share_a_workspace(self):
         one = jax_ep.memory(TOKENS // 3, HIDDEN, INTERMEDIATE, LOCAL * RANKS, TOP_K, RANKS)

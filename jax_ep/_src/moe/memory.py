@@ -13,7 +13,7 @@ from jax_ep._src.core import checks, runtime
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.matmul.activations import ClampedSwiGlu, NamedActivation
 from jax_ep._src.mlp.expert_forms import check_activation
-from jax_ep._src.moe.params import Remat
+from jax_ep._src.moe.params import COMBINE_LANE, Remat
 from jax_ep._src.transfer.domains import check_domain_size
 from jax_ep._src.transfer.plan import num_rows, plan_shapes
 
@@ -54,6 +54,7 @@ def memory(
     num_chunks: int = 1,
     remat: Remat = "dispatch",
     nvlink_domain_size: int | None = None,
+    overlap: bool | None = None,
 ) -> Memory:
     """Computes, without allocating, what `moe_mlp` takes on one rank beside its arguments.
 
@@ -80,8 +81,9 @@ def memory(
       recv_capacity: as in `moe_mlp`.
       num_chunks: as in `moe_mlp`.
       remat: as in `moe_mlp`.
-      nvlink_domain_size: as in `moe_mlp`. Over several hosts calls run in pure JAX so far: XLA's
-        collectives then take memory instead of the workspace.
+      nvlink_domain_size: as in `moe_mlp`. Over several hosts without a network for the kernels,
+        XLA's collectives take memory instead of the workspace.
+      overlap: as in `moe_mlp`. Each of the two lanes in flight has a workspace of its own.
 
     Returns:
       `Memory`.
@@ -122,6 +124,8 @@ def memory(
         )
     except ValueError as error:
         raise ArgumentError(f"jax_ep.{operation}: {error}") from error
+    if overlap:
+        workspace = {name: (1 + COMBINE_LANE) * size for name, size in workspace.items()}
     num_local = num_padded_experts // num_ranks
     if recv_capacity is None:
         rows = num_rows(tokens, top_k, num_ranks, num_local, 1, capacity_factor)
@@ -145,6 +149,8 @@ def memory(
         "dispatch": ("x", "topk_weights", "plan", "pre_activation"),
         "experts": ("x", "topk_weights", "plan"),
     }[remat]
+    if overlap and remat == "dispatch":  # the gradients of rows need them before the rows are there
+        kept += ("row_weights",)
     residuals = {name: arrays[name] * num_chunks for name in kept}
     if shared_intermediate_size:
         # Chunks that keep their tokens keep slices of x.

@@ -46,7 +46,7 @@ class InFlight:
     Its arrays may be written until done returns them, so nothing but done may read them.
 
     Attributes:
-      operation: ``"dispatch"`` or ``"combine"`` (static).
+      operation: ``"dispatch"``, ``"combine"``, or within a backward pass ``"redispatch"`` (static).
       operands: private; what the transfer reads.
       results: private; what it writes.
       params: private (static).
