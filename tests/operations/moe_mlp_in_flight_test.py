@@ -139,6 +139,28 @@ class OverlapTest(parameterized.TestCase):
         for one, other in zip(got, expected, strict=True):
             testing.assert_bitwise(one, other)
 
+    @parameterized.parameters(False, True)
+    def test_under_vmap(self, is_repeated):
+        """And in a layer that jax.checkpoint repeats."""
+        (ids, out_bar), (x, weights, w_up, w_down, *_) = arguments()
+
+        def both(overlap, ids, out_bar, *floats):
+            def two_layers(x, *others):
+                def layer(x):
+                    return jax_ep.moe_mlp(x, ids, *others, axis_name="expert", overlap=overlap)[0]
+
+                return jax.vmap(jax.checkpoint(layer) if is_repeated else layer)(jnp.stack([x, -x]))
+
+            return jax.vjp(two_layers, *floats)[1](jnp.stack([out_bar, out_bar]))
+
+        operands = ids, out_bar, x, weights, w_up, w_down
+        got, expected = (
+            testing.sharded(functools.partial(both, o), testing.expert_mesh())(*operands)
+            for o in (True, None)
+        )
+        for one, other in zip(got, expected, strict=True):
+            testing.assert_bitwise(one, other)
+
     def test_quantized_experts(self):
         options = {"num_chunks": 2, "quantization": quant.Recipe(), "num_comm_sms": 8}
         got, expected = (results(jnp.bfloat16, overlap=o, **options) for o in (True, False))
