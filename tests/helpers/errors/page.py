@@ -7,7 +7,7 @@ import functools
 import pathlib
 import re
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 PAGE = REPOSITORY / "docs" / "reference" / "errors.md"
 BUILTIN = {
     "ArgumentError": ValueError,

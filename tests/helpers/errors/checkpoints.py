@@ -15,7 +15,7 @@ import numpy as np
 from jax_ep import checkpoints
 from jax_ep._src.checkpoints.tensors import INDEX
 
-DATA = pathlib.Path(__file__).parents[1] / "data" / "checkpoints"
+DATA = pathlib.Path(__file__).parents[2] / "data" / "checkpoints"
 MAXTEXT = {
     "gate": {"kernel": np.ones((4, 8))},
     "wi_0": np.ones((8, 4, 6)),
@@ -81,25 +81,28 @@ def load_without_rich():
         checkpoints.load(DATA / "minimax_m2", progress=True)
 
 
-PRODUCERS = [
-    lambda: options(architectures=["BertModel"]),
-    lambda: options(hidden_size=None),
-    lambda: options(hidden_act="gelu"),
-    lambda: options("deepseek_v2", topk_method="noaux_tc"),
-    lambda: checkpoints.load(DATA),
-    lambda: load(lambda folder: (folder / "model.safetensors").unlink()),
-    lambda: load(cut),
-    lambda: load(replaced(b"model.norm.weight", b"model.norm.Weight", INDEX), "mixtral"),
-    lambda: load(replaced(b'"F32"', b'"F42"')),
-    lambda: load(replaced(b"moe.gate.weight", b"moe.Gate.weight")),
-    lambda: load(replaced(b'"hidden_size": 32', b'"hidden_size": 16', "config.json")),
-    lambda: checkpoints.save(DATA / "minimax_m2", checkpoints.load(DATA / "minimax_m2")),
-    load_of_another_quantization,
-    lambda: save(lambda layers: {}),
-    lambda: save(lambda layers: layers | {0: {}}),
-    lambda: checkpoints.from_maxtext({}, gate_bias="bias"),
-    lambda: checkpoints.from_maxtext({"mlp": {}}),
-    lambda: checkpoints.from_maxtext({"gate": {}}),
-    lambda: checkpoints.to_maxtext(LATENT),
-    lambda: checkpoints.from_maxtext(MAXTEXT, scan_axis=1),
-]
+PRODUCERS = {
+    "ArgumentError": [
+        lambda: options(architectures=["BertModel"]),
+        lambda: options(hidden_size=None),
+        lambda: options(hidden_act="gelu"),
+        lambda: options("deepseek_v2", topk_method="noaux_tc"),
+        lambda: checkpoints.load(DATA),
+        lambda: load(lambda folder: (folder / "model.safetensors").unlink()),
+        lambda: load(cut),
+        lambda: load(replaced(b"model.norm.weight", b"model.norm.Weight", INDEX), "mixtral"),
+        lambda: load(replaced(b'"F32"', b'"F42"')),
+        lambda: load(replaced(b"moe.gate.weight", b"moe.Gate.weight")),
+        lambda: load(replaced(b'"hidden_size": 32', b'"hidden_size": 16', "config.json")),
+        lambda: checkpoints.save(DATA / "minimax_m2", checkpoints.load(DATA / "minimax_m2")),
+        load_of_another_quantization,
+        lambda: save(lambda layers: {}),
+        lambda: save(lambda layers: layers | {0: {}}),
+        lambda: checkpoints.from_maxtext({}, gate_bias="bias"),
+        lambda: checkpoints.from_maxtext({"mlp": {}}),
+        lambda: checkpoints.from_maxtext({"gate": {}}),
+        lambda: checkpoints.to_maxtext(LATENT),
+        lambda: checkpoints.from_maxtext(MAXTEXT, scan_axis=1),
+    ],
+    "MissingExtensionError": [load_without_rich],
+}

@@ -1,0 +1,1 @@
+"""The messages of docs/reference/errors.md, and by topic the calls that produce them."""
