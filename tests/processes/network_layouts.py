@@ -5,8 +5,8 @@
 
 Each GPU is an NVLink domain. Results have the bits of loads and stores between the domains, whose times are taken beside, and of the
 pure-JAX implementation, but for the gradient of weights. --only NAME runs one of: bits, times, failure, and microbatches only if it is
-named: a layer in two chunks, whose transfers are in flight beside experts or not. --gpus 4 --domain-size 2 has more GPUs. UCX carries
-bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
+named: a layer in two chunks, and both passes of one, whose transfers are in flight beside experts or not. --gpus 4 --domain-size 2 has
+more GPUs. UCX carries bytes over NVLink; with --pace no faster than so many GB/s, and after so many microseconds.
 """
 
 from __future__ import annotations

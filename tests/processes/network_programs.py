@@ -264,13 +264,12 @@ def time_layer(name: str, function, operands) -> None:
 
     import jax_ep
 
+    mesh = testing.mesh_of((jax.device_count(),), ("expert",))
+    specs = {"in_specs": P("expert"), "out_specs": P("expert")}
     found, outs = {}, {}
     for overlap in (False, True, False, True):
-        mapped = jax.shard_map(
-            functools.partial(function, overlap),
-            mesh=testing.mesh_of((jax.device_count(),), ("expert",)), in_specs=P("expert"), out_specs=P("expert"), check_vma=False,
-        )  # fmt: skip
-        program = jax.jit(mapped)
+        part = functools.partial(function, overlap)
+        program = jax.jit(jax.shard_map(part, mesh=mesh, **specs, check_vma=False))
         results = program(*operands)[:2]  # the output, and the gradient of x
         outs[overlap] = [np.asarray(each.addressable_shards[0].data) for each in results]
         for _ in range(10):
