@@ -36,7 +36,7 @@ def arguments(dtype=np.float32):
 
 
 def program(dtype=np.float32, *, remat=None, has_shared=True, **options):
-    """What returns the result, the statistics and all gradients, and its arguments."""
+    """Returns a function of the result, the statistics and all gradients, and its arguments."""
 
     def both(ids, out_bar, *floats):
         def layer(x, weights, w_up, w_down, shared_up, shared_down, gate):
