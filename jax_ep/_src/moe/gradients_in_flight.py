@@ -48,12 +48,12 @@ def gradients_in_flight(
 
     # Not before the cotangents have been sent.
     x, y_bar = lax.optimization_barrier((x, y_bar))
-    sending = redispatch_start(x, plan, params.in_flight(DISPATCH_LANE))
+    sending = redispatch_start(x, plan.arrays, params.in_flight(DISPATCH_LANE))
     sending, (rows_bar, row_weights_bar, kept) = overlap(
         sending, of_rows, y_bar, experts, row_weights, pre_activation
     )
     rows = redispatch_done(sending)
-    returning = sums_start(rows_bar, row_weights_bar, plan, params.in_flight(COMBINE_LANE))
+    returning = sums_start(rows_bar, plan.arrays, row_weights_bar, params.in_flight(COMBINE_LANE))
     returning, experts_bar = overlap(
         returning, of_experts, y_bar, accumulators, rows, experts, row_weights, kept
     )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jax_ep._src.transfer.combine import check_combine, cotangents_of_rows
+from jax_ep._src.transfer.gradients_in_flight import redispatch_done, redispatch_start
 from jax_ep._src.transfer.in_flight import InFlight, Link, check_in_flight, check_lane
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import Plan, PlanArrays
@@ -125,8 +126,8 @@ def _start_backward(params: TransferParams, link: Link, residuals: Any, cotangen
     # y's cotangent is in flight, and that of the result is what it is made of.
     y, plan, row_weights = residuals
     (rows_bar, *_), out_bar = cotangents
-    operands = jax.tree.leaves((out_bar, link.take()))
-    (rows_bar,) = bind_done("redispatch", [rows_bar], operands, params)
+    returning = InFlight((out_bar, link.take()), [rows_bar], "redispatch", params, None)
+    rows_bar = redispatch_done(returning)
     return cotangents_of_rows(y, plan, row_weights, rows_bar)
 
 
@@ -141,9 +142,10 @@ def _done_forward(operands: _Operands, out: jax.Array, params: TransferParams, l
 
 
 def _done_backward(params: TransferParams, link: Link, plan: PlanArrays, out_bar: jax.Array) -> Any:
-    out_bar, plan = as_buffers((out_bar, plan))
-    (rows_bar,) = bind_start("redispatch", jax.tree.leaves((out_bar, link.give(plan))), params)
-    return (rows_bar, None, None), out_bar
+    returning = redispatch_start(out_bar, plan, params)
+    out_bar, plan = returning.operands
+    link.give(plan)
+    return (returning.results[0], None, None), out_bar
 
 
 _start = jax.custom_vjp(_run_start, nondiff_argnums=(3, 4))

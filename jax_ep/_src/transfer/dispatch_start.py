@@ -12,6 +12,7 @@ from jax_ep._src.core.errors import DtypeError
 from jax_ep._src.core.expert_axis import AxisName
 from jax_ep._src.quant.quantized import Quantized
 from jax_ep._src.transfer.dispatch import check_dispatch, dispatched
+from jax_ep._src.transfer.gradients_in_flight import sums_done, sums_start
 from jax_ep._src.transfer.in_flight import InFlight, Link, check_in_flight, check_lane
 from jax_ep._src.transfer.params import TransferParams
 from jax_ep._src.transfer.plan import Dispatched, PlanArrays
@@ -165,15 +166,10 @@ def _start_forward(*arguments: Any) -> Any:
 def _start_backward(params: TransferParams, link: Link, _: None, cotangents: Any) -> Any:
     # The operands' cotangents are in flight, and the results' are what they are made of.
     (x_bar, _, topk_weights_bar), (rows_bar, row_weights_bar, _) = cotangents
-    x_bar, *weights_bar = bind_done(
-        "combine",
-        jax.tree.leaves((x_bar, topk_weights_bar)),
-        jax.tree.leaves((rows_bar, link.take(), row_weights_bar)),
-        params,
-        has_weights=False,
-        has_scalars=row_weights_bar is not None,
-    )
-    return x_bar, None, weights_bar[0] if weights_bar else None
+    results = jax.tree.leaves((x_bar, topk_weights_bar))
+    returning = InFlight((rows_bar, link.take(), row_weights_bar), results, "combine", params, None)
+    x_bar, topk_weights_bar = sums_done(returning)
+    return x_bar, None, topk_weights_bar
 
 
 def _run_done(operands: _Operands, results: _Results, params: TransferParams, _: Link) -> _Results:
@@ -194,14 +190,10 @@ def _done_forward(*arguments: Any) -> Any:
 
 def _done_backward(params: TransferParams, link: Link, plan: PlanArrays, cotangents: Any) -> Any:
     rows_bar, row_weights_bar, _ = cotangents
-    rows_bar, row_weights_bar, plan = as_buffers((rows_bar, row_weights_bar, plan))
-    x_bar, *weights_bar = bind_start(
-        "combine",
-        jax.tree.leaves((rows_bar, link.give(plan), row_weights_bar)),
-        params,
-        has_weights=False,
-        has_scalars=row_weights_bar is not None,
-    )
+    returning = sums_start(rows_bar, plan, row_weights_bar, params)
+    rows_bar, plan, row_weights_bar = returning.operands
+    link.give(plan)
+    x_bar, *weights_bar = returning.results
     operands_bar = x_bar, None, weights_bar[0] if weights_bar else None
     return operands_bar, (rows_bar, row_weights_bar, None)
 

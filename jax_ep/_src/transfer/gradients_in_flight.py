@@ -1,4 +1,7 @@
-"""The transfers of a backward pass, in flight. They have no derivatives themselves."""
+"""The transfers of backward passes, in flight: of derivatives, and of layers that send x again.
+
+They have no derivatives themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import jax
 
 from jax_ep._src.transfer.in_flight import InFlight
 from jax_ep._src.transfer.params import TransferParams
-from jax_ep._src.transfer.plan import Plan
+from jax_ep._src.transfer.plan import PlanArrays
 from jax_ep._src.transfer.start_primitives import as_buffers, bind_done, bind_start
 
 
-def redispatch_start(x: jax.Array, plan: Plan, params: TransferParams) -> InFlight:
+def redispatch_start(x: jax.Array, plan: PlanArrays, params: TransferParams) -> InFlight:
     """Starts to send x [T, H] along the plan."""
-    return _start("redispatch", (x, plan.arrays), params)
+    return _start("redispatch", (x, plan), params)
 
 
 def redispatch_done(in_flight: InFlight) -> jax.Array:
@@ -24,10 +27,13 @@ def redispatch_done(in_flight: InFlight) -> jax.Array:
 
 
 def sums_start(
-    rows_bar: jax.Array, row_weights_bar: jax.Array | None, plan: Plan, params: TransferParams
+    rows_bar: jax.Array,
+    plan: PlanArrays,
+    row_weights_bar: jax.Array | None,
+    params: TransferParams,
 ) -> InFlight:
     """Starts to return the gradients of rows [M, H] and of row weights [M] to their tokens."""
-    return _start("combine", (rows_bar, plan.arrays, row_weights_bar), params)
+    return _start("combine", (rows_bar, plan, row_weights_bar), params)
 
 
 def sums_done(in_flight: InFlight) -> tuple[jax.Array, jax.Array | None]:

@@ -57,7 +57,7 @@ class InFlight:
     results: Any
     operation: str = dataclasses.field(metadata=_STATIC)
     params: Any = dataclasses.field(metadata=_STATIC)  # TransferParams
-    link: Any = dataclasses.field(metadata=_STATIC)  # Link
+    link: Any = dataclasses.field(metadata=_STATIC)  # Link, or None within a backward pass
 
 
 def overlap[I: InFlight | tuple[InFlight, ...], R](
