@@ -80,12 +80,23 @@ class OverlapTest(parameterized.TestCase):
         self.assert_same(results(overlap=True, **options), results(overlap=False, **options))
         jax_ep.check()
 
+    def assert_same_bits(self, got, expected):
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            testing.assert_bitwise(one, other)
+
+    def assert_overlap_keeps_bits(self, function, *operands):
+        """Compares the results of function(overlap, *operands) on each rank."""
+        got, expected = (
+            testing.sharded(functools.partial(function, overlap), testing.expert_mesh())(*operands)
+            for overlap in (True, None)
+        )
+        self.assert_same_bits(got, expected)
+
     @parameterized.parameters((1, True, jnp.bfloat16), (2, False, np.float32))
     def test_backward_pass_that_sends_again(self, num_chunks, has_shared, dtype):
         options = {"num_chunks": num_chunks, "has_shared": has_shared, "remat": "dispatch"}
         got, expected = (results(dtype, overlap=o, **options) for o in (True, False))
-        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            testing.assert_bitwise(one, other)
+        self.assert_same_bits(got, expected)
         jax_ep.check()
 
     def test_without_routing_weights(self):
@@ -105,15 +116,7 @@ class OverlapTest(parameterized.TestCase):
 
             return jax.vjp(layer, *floats)[1](out_bar)
 
-        floats = x, w_up, w_down, b_up, b_down
-        got, expected = (
-            testing.sharded(functools.partial(both, o), testing.expert_mesh())(
-                ids, out_bar, *floats
-            )
-            for o in (True, None)
-        )
-        for one, other in zip(got, expected, strict=True):
-            testing.assert_bitwise(one, other)
+        self.assert_overlap_keeps_bits(both, ids, out_bar, x, w_up, w_down, b_up, b_down)
 
     def test_accumulators_of_a_scan(self):
         (ids, out_bar), (x, weights, w_up, w_down, *_) = arguments(jnp.bfloat16)
@@ -136,13 +139,7 @@ class OverlapTest(parameterized.TestCase):
             (_, sums), backward = jax.vjp(layers, *matrices)
             return backward((out_bar, jax.tree.map(jnp.zeros_like, sums)))
 
-        operands = ids, out_bar, x, weights, w_up, w_down
-        got, expected = (
-            testing.sharded(functools.partial(both, o), testing.expert_mesh())(*operands)
-            for o in (True, None)
-        )
-        for one, other in zip(got, expected, strict=True):
-            testing.assert_bitwise(one, other)
+        self.assert_overlap_keeps_bits(both, ids, out_bar, x, weights, w_up, w_down)
 
     def test_under_vmap(self):
         """In a layer that jax.checkpoint repeats."""
@@ -157,13 +154,7 @@ class OverlapTest(parameterized.TestCase):
 
             return jax.vjp(two_layers, *floats)[1](jnp.stack([out_bar, out_bar]))
 
-        operands = ids, out_bar, x, weights, w_up, w_down
-        got, expected = (
-            testing.sharded(functools.partial(both, o), testing.expert_mesh())(*operands)
-            for o in (True, None)
-        )
-        for one, other in zip(got, expected, strict=True):
-            testing.assert_bitwise(one, other)
+        self.assert_overlap_keeps_bits(both, ids, out_bar, x, weights, w_up, w_down)
 
     def test_quantized_experts(self):
         options = {"num_chunks": 2, "quantization": quant.Recipe(), "num_comm_sms": 8}
