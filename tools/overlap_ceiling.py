@@ -4,10 +4,10 @@
   python -P tools/overlap_ceiling.py --passes both --recipe fp8
 
 A layer's dispatch and combine are in flight on a few SMs beside its experts, whose matmuls leave
-these free; "apart" is the same one after another. Both passes have
-two of either, beside all six matmuls. Both run sustained, and with pauses between programs that
-hold the mean power at --watts: times exclude the pauses. A ratio over 1 is what a fused pair could
-gain at most. Needs nvidia-ml-py.
+these free; "apart" is the same one after another. Both passes have two of either, beside all six
+matmuls. Both run sustained, and with pauses between programs that hold the mean power at --watts:
+times exclude the pauses. A ratio over 1 is what a fused pair could gain at most. Needs
+nvidia-ml-py.
 """
 
 from __future__ import annotations
