@@ -62,8 +62,7 @@ def chunks_in_flight(
             outs.append(combine_done(returning))
         if sending is not None:
             (sending,) = in_flight
-            lane = params.in_flight(COMBINE_LANE)
-            returning = checked_combine_start(y, sent.plan, None, lane)
+            returning = checked_combine_start(y, sent.plan, None, params.in_flight(COMBINE_LANE))
         else:
             outs.append(checked_combine(y, sent.plan, None, params.transfer))
         all_stats.append(stats_of(sent.plan))

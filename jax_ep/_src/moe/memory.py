@@ -13,7 +13,7 @@ from jax_ep._src.core import checks, runtime
 from jax_ep._src.core.errors import ArgumentError, DtypeError
 from jax_ep._src.matmul.activations import ClampedSwiGlu, NamedActivation
 from jax_ep._src.mlp.expert_forms import check_activation
-from jax_ep._src.moe.params import COMBINE_LANE, Remat
+from jax_ep._src.moe.params import COMBINE_LANE, DISPATCH_LANE, Remat
 from jax_ep._src.transfer.domains import check_domain_size
 from jax_ep._src.transfer.plan import num_rows, plan_shapes
 
@@ -125,7 +125,8 @@ def memory(
     except ValueError as error:
         raise ArgumentError(f"jax_ep.{operation}: {error}") from error
     if overlap:
-        workspace = {name: (1 + COMBINE_LANE) * size for name, size in workspace.items()}
+        num_lanes = len((0, DISPATCH_LANE, COMBINE_LANE))
+        workspace = {name: num_lanes * size for name, size in workspace.items()}
     num_local = num_padded_experts // num_ranks
     if recv_capacity is None:
         rows = num_rows(tokens, top_k, num_ranks, num_local, 1, capacity_factor)

@@ -252,24 +252,18 @@ def _redispatching_forward(
     # With transfers in flight the weights are needed before the rows are there again.
     rows_kept = rows if rule.keeps_rows else None
     weights_kept = row_weights if rule.keeps_rows or params.is_in_flight else None
-    residuals = (
-        x,
-        topk_weights,
-        experts.without_accumulators(),
-        plan,
-        kept,
-        (rows_kept, weights_kept),
-    )
+    sent = rows_kept, weights_kept
+    residuals = x, topk_weights, experts.without_accumulators(), plan, kept, sent
     return (result, plan, accumulators), as_bits(residuals)
 
 
 def _redispatching_backward(
     rule: _Rule, params: MoeMlpParams, residuals: Any, cotangents: Any
 ) -> Any:
-    x, topk_weights, experts, plan, kept, sent = from_bits(residuals)
+    x, topk_weights, experts, plan, kept, (rows_kept, weights_kept) = from_bits(residuals)
     result_bar, _, accumulators = cotangents
     if params.is_in_flight:
-        operands = x, experts, plan, kept, sent[1]
+        operands = x, experts, plan, kept, weights_kept
         x_bar, topk_weights_bar, experts_bar = gradients_in_flight(
             params, operands, result_bar, accumulators
         )
@@ -281,12 +275,12 @@ def _redispatching_backward(
     def resend(x: Any, topk_weights: jax.Array | None) -> Any:
         return _weighed(checked_redispatch(as_bits(x), plan, topk_weights, params.transfer), params)
 
-    resent, resend_backward = jax.vjp(resend, x, topk_weights)
+    sent, resend_backward = jax.vjp(resend, x, topk_weights)
     if rule.keeps_rows:
-        resent = sent
+        sent = rows_kept, weights_kept
     elif (quantized := _sent(x, params)) is not x:
-        resent = resend(quantized, topk_weights)
-    rows, row_weights = resent
+        sent = resend(quantized, topk_weights)
+    rows, row_weights = sent
     rows_bar, experts_bar, row_weights_bar = rule.backward(
         params.mlp,
         (rows, experts, experts.group_sizes(plan.group_sizes), row_weights, kept),

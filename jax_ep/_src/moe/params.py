@@ -51,9 +51,7 @@ class MoeMlpParams:
 
     def in_flight(self, lane: int) -> TransferParams:
         """Returns the parameters of a transfer in flight."""
-        transfer = self.transfer
-        if not transfer.num_sms:
-            transfer = dataclasses.replace(transfer, num_sms=TRANSFER_SMS)
+        transfer = dataclasses.replace(self.transfer, num_sms=self._sms_in_flight)
         return transfer.in_flight(lane)
 
     def beside(self, num_transfers: int) -> MoeMlpParams:
@@ -61,9 +59,13 @@ class MoeMlpParams:
         total = num_sms()
         if not total or not num_transfers:
             return self
-        taken = num_transfers * (self.transfer.num_sms or TRANSFER_SMS)
-        mlp = dataclasses.replace(self.mlp, num_sms=max(1, total - taken))
+        num_sms_left = max(1, total - num_transfers * self._sms_in_flight)
+        mlp = dataclasses.replace(self.mlp, num_sms=num_sms_left)
         return dataclasses.replace(self, mlp=mlp)
+
+    @property
+    def _sms_in_flight(self) -> int:
+        return self.transfer.num_sms or TRANSFER_SMS
 
     def accumulating(self, accumulation: Accumulation) -> MoeMlpParams:
         """Returns the parameters of one call of a chain."""

@@ -28,10 +28,9 @@ class Link:
     def __init__(self) -> None:
         self._plans: list[PlanArrays] = []
 
-    def give(self, plan: PlanArrays) -> PlanArrays:
+    def give(self, plan: PlanArrays) -> None:
         """Called where the gradient's transfer starts, for the call of `take` that follows."""
         self._plans.append(plan)
-        return plan
 
     def take(self) -> PlanArrays:
         """Called where it ends, in the same trace."""
