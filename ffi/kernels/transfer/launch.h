@@ -34,8 +34,9 @@ struct TransferCall {
   int64_t repeats = 1;            // bulk_copy_ceiling
   bool allow_low_latency = true;  // false: the general kernels are used
   bool counts_arrivals = false;   // dispatch, redispatch: `arrivals` is given
-  // Bounds the receive rings of a dispatch (token_chunks.h), for tests; 1 or more.
-  int64_t ring_chunks = kMaxChunks;
+  // Bounds the receive rings of a dispatch (token_chunks.h), and those inside a domain, for tests;
+  // 0: as many as there is room for.
+  int64_t ring_chunks = 0;
   // Bounds the rings of a call over several domains, for tests; 0: RailSlots.
   int64_t rail_slots = 0;
   int64_t chunk_tokens = 0;  // likewise, the tokens of a chunk

@@ -316,6 +316,27 @@ void TestPuts() {
   }
 }
 
+// A call uses all slots that its workspace has: with fewer, ranks wait for each other's credits.
+void TestSlots() {
+  jax_ep::TransferCall call;
+  call.shape = {.num_tokens = 4096,
+                .hidden = 7168,
+                .top_k = 8,
+                .num_experts = 256,
+                .num_ranks = 4,
+                .num_rows = 4096 * 8,
+                .domain_size = 2,
+                .format = jax_ep::kBFloat16Rows};
+  jax_ep::HierarchicalLayout layout;
+  STATUS_OK(jax_ep::PlanHierarchicalLayout(call.shape, 0, 0, 0, &layout));
+  jax_ep::PreparedCombine combine;
+  STATUS_OK(jax_ep::PrepareCombine(call, &combine));
+  CHECK(layout.domain_slots > 1 && combine.layout.domain_slots == layout.domain_slots);
+  call.ring_chunks = 1;
+  STATUS_OK(jax_ep::PrepareCombine(call, &combine));
+  CHECK(combine.layout.domain_slots == 1);
+}
+
 }  // namespace
 }  // namespace harness
 
@@ -342,6 +363,7 @@ int main(int argc, char** argv) {
                                     {"few tokens", TestFewTokens},
                                     {"many wraps", TestManyWraps},
                                     {"puts", TestPuts},
+                                    {"slots", TestSlots},
                                     {"a rank stops", TestARankStops},
                                     {"a rank stalls", TestARankStalls},
                                     {"a rank comes late", TestARankComesLate}},

@@ -61,7 +61,7 @@ struct Shape {
   int num_sms = 0;
   bool has_own_num_sms = false;  // a different number on each rank
   bool allow_low_latency = true;
-  int64_t ring_chunks = jax_ep::kMaxChunks;
+  int64_t ring_chunks = 0;
   int64_t rail_slots = 0;        // as TransferCall's; the same in all calls of a group
   int64_t chunk_tokens = 0;      // as TransferCall's: with few, calls have many chunks
   bool counts_arrivals = false;  // dispatches

@@ -76,7 +76,7 @@ inline Shape RandomShape(Random& random, int ranks, const Options& options) {
   shape.has_scalars = Uniform(random, 0, 1);
   shape.zero_tail = Uniform(random, 0, 1);
   shape.allow_low_latency = Uniform(random, 0, 1);
-  shape.ring_chunks = Pick(random, {1, 1, 2, 5, jax_ep::kMaxChunks});
+  shape.ring_chunks = Pick(random, {1, 1, 2, 5, 0});
   shape.counts_arrivals = Uniform(random, 0, 2) == 0 && options.domain_size == 0;
   shape.num_sms = options.shared ? Uniform(random, 1, 2) : Pick(random, {0, 1, 7, 32});
   shape.has_own_num_sms = Uniform(random, 0, 3) == 0;
