@@ -102,6 +102,20 @@ class CombineStreams {
     }
   }
 
+  __device__ SpanKind SpanOf(int stream) const {
+    switch (KindOf(&stream)) {
+      case kTell:
+      case kHear:
+        return SpanKind::kSendRoutes;
+      case kReduce:
+        return SpanKind::kReduce;
+      case kSend:
+        return SpanKind::kPackMessage;
+      default:
+        return SpanKind::kSendSums;
+    }
+  }
+
   // Signals. The item's stores may be in flight.
   __device__ void Complete(int stream, int chunk) {
     const Kind kind = KindOf(&stream);

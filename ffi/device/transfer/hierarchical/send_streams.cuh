@@ -102,6 +102,11 @@ class SendStreams {
     copies_.StoreAll();
   }
 
+  __device__ SpanKind SpanOf(int stream) const {
+    if (IsRail(stream)) return SpanKind::kPackMessage;
+    return IsForward(stream) ? SpanKind::kForward : SpanKind::kSend;
+  }
+
   // Signals when the item's stores are complete.
   __device__ void Complete(int stream, int chunk) {
     copies_.Finish();

@@ -5,6 +5,7 @@
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_STREAMS_CUH_
 
+#include "ffi/device/profile/recorder.cuh"
 #include "ffi/device/transfer/hierarchical/domain.cuh"
 
 namespace jax_ep {
@@ -89,6 +90,7 @@ template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
                                       const Streams& streams, ClaimWords* claims, uint64_t sequence,
                                       bool waits, StreamItem* scratch) {
+  const ProfileSpan span(SpanKind::kWaitItem);
   role.Sync();  // the previous item has been read
   if (role.Warp() == 0) {
     Deadline entry(call, WaitPoint::kEntry, sequence);
@@ -180,9 +182,10 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
   return *scratch;
 }
 
-// Called by a role. Runs items by streams.Run(stream, item) until there are none left, or a wait
-// fails. An item may leave its end, a wait for stores and a signal, to streams.Complete(stream,
-// item), which is called before the next item, and before a wait: meanwhile the next item is found.
+// Called by a role. Runs items by streams.Run(stream, item), in spans streams.SpanOf(stream) of a
+// profile, until there are none left, or a wait fails. An item may leave its end, a wait for stores
+// and a signal, to streams.Complete(stream, item), which is called before the next item, and before
+// a wait: meanwhile the next item is found.
 template <typename Streams>
 __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& role,
                                      Streams& streams, ClaimWords* claims, uint64_t sequence,
@@ -192,9 +195,15 @@ __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& 
   while (true) {
     const bool waits = last.stream == kNoneReady;
     const StreamItem item = NextItem(call, role, streams, claims, sequence, waits, scratch);
-    if (last.stream >= 0) streams.Complete(last.stream, last.index);
+    if (last.stream >= 0) {
+      const ProfileSpan span(SpanKind::kWaitItemStores);
+      streams.Complete(last.stream, last.index);
+    }
     if (item.outcome != Outcome::kArrived || item.stream == kNoneLeft) return item.outcome;
-    if (item.stream >= 0) streams.Run(item.stream, item.index);
+    if (item.stream >= 0) {
+      const ProfileSpan span(streams.SpanOf(item.stream));
+      streams.Run(item.stream, item.index);
+    }
     last = item;
   }
 }

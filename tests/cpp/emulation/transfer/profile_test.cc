@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,20 +23,23 @@
 namespace jax_ep::testing {
 namespace {
 
-// Runs random calls meanwhile, and checks their results.
-DeviceProfile Record(int64_t max_records, bool all_warps) {
+// Runs random calls of `ranks` meanwhile, in domains of two if there are more, and checks their
+// results.
+DeviceProfile Record(int64_t max_records, bool all_warps, const char* ranks = "2") {
   CHECK_OK(StartProfile({0}, max_records, all_warps));
   CHECK_FAILS(StartProfile({0}, max_records, all_warps), "another profile is being recorded");
-  const char* arguments[] = {"", "--ranks", "2", "--tiny", "--only", "random", "--seconds", "1"};
-  CHECK(main_of_transfer_test(std::size(arguments), const_cast<char**>(arguments)) == 0);
+  const char* arguments[] = {"",  "--tiny",  "--only", "random",        "--seconds",
+                             "1", "--ranks", ranks,    "--domain-size", "2"};
+  const auto count = std::size(arguments) - (ranks == std::string_view("2") ? 2 : 0);
+  CHECK(main_of_transfer_test(static_cast<int>(count), const_cast<char**>(arguments)) == 0);
   std::vector<DeviceProfile> profiles;
   CHECK_OK(StopProfile(&profiles));
   CHECK(profiles.size() == 1);
   return profiles.front();
 }
 
-void TestAllWarps() {
-  const DeviceProfile profile = Record(int64_t{1} << 22, true);
+void CheckAllWarps(const DeviceProfile& profile, const std::set<ProfiledKernel>& expected_kernels,
+                   const std::set<SpanKind>& expected_kinds) {
   CHECK(profile.num_lost == 0);
   std::map<std::pair<ProfiledKernel, uint32_t>, std::map<std::pair<uint32_t, uint32_t>, int>>
       counts;
@@ -55,21 +59,36 @@ void TestAllWarps() {
       CHECK(by_warp.contains({block, 0}) && by_warp.at({block, 0}) == by_warp.at({0, 0}));
     }
   }
-  using enum ProfiledKernel;
-  for (const ProfiledKernel kernel : {kDispatch, kRedispatch, kCombine, kLowLatencyDispatch,
-                                      kLowLatencyRedispatch, kLowLatencyCombine}) {
+  for (const ProfiledKernel kernel : expected_kernels) {
     if (!kernels.contains(kernel)) {
       Report(__FILE__, __LINE__, "recorded", kProfiledKernelNames[static_cast<int>(kernel)]);
     }
   }
-  using enum SpanKind;
-  for (const SpanKind kind : {kCountAssignments, kSendRoutes, kPlan, kInvertPlan, kSend, kExpand,
-                              kFill, kSendSums, kReduce, kWaitClaim, kWaitEntry, kWaitItems,
-                              kWaitChunk, kWaitSegment, kWaitRole, kWaitBlock}) {
+  for (const SpanKind kind : expected_kinds) {
     if (!kinds.contains(kind)) {
       Report(__FILE__, __LINE__, "recorded", kSpanNames[static_cast<int>(kind)].name);
     }
   }
+}
+
+void TestAllWarps() {
+  using enum ProfiledKernel;
+  using enum SpanKind;
+  CheckAllWarps(Record(int64_t{1} << 22, true),
+                {kDispatch, kRedispatch, kCombine, kLowLatencyDispatch, kLowLatencyRedispatch,
+                 kLowLatencyCombine},
+                {kCountAssignments, kSendRoutes, kPlan, kInvertPlan, kSend, kExpand, kFill,
+                 kSendSums, kReduce, kWaitClaim, kWaitEntry, kWaitItems, kWaitChunk, kWaitSegment,
+                 kWaitRole, kWaitBlock});
+}
+
+void TestDomains() {
+  using enum ProfiledKernel;
+  using enum SpanKind;
+  CheckAllWarps(Record(int64_t{1} << 22, true, "4"),
+                {kHierarchicalDispatch, kHierarchicalRedispatch, kHierarchicalCombine},
+                {kSendRoutes, kSend, kPackMessage, kForward, kExpand, kSendSums, kReduce, kWaitItem,
+                 kWaitItemStores});
 }
 
 // Records the first warps of roles in a buffer that is too small.
@@ -108,6 +127,7 @@ int main() {
   emulation::Register(reinterpret_cast<const void*>(harness::ReadArrivals), harness::ReadArrivals);
   TestErrors();
   TestAllWarps();
+  TestDomains();
   TestFullBuffer();
   return Finish();
 }
