@@ -9,6 +9,9 @@
 //   reduce     the tokens' rank adds the sums of the domains in order, its own included
 //
 // With domains of one rank nothing is left to send (combine_chunks.cuh).
+//
+// Some blocks push, and all blocks run the other streams. If all of them pushed, their chunks would
+// share the links, and arrive at the end, all together.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 
@@ -20,30 +23,30 @@ namespace jax_ep {
 template <typename Sum>
 class CombineStreams {
  public:
-  // A plan of this domain may be poisoned.
+  // The blocks that push have `pushes`. A plan of this domain may be poisoned.
   __device__ CombineStreams(const HierarchicalCombineParams& params,
-                            const CombineChunks<Sum>& chunks, uint64_t sequence,
-                            bool is_poisoned_here)
+                            const CombineChunks<Sum>& chunks, const RoleContext& role,
+                            uint64_t sequence, bool pushes, bool is_poisoned_here)
       : call_(params.combine.call),
         layout_(params.layout),
         domains_(params.layout.domains),
         chunks_(chunks),
+        role_(role),
         sequence_(sequence),
         rank_(call_.control->rank),
         here_(domains_.Domain(rank_)),
         rails_(domains_.num_rails()),
+        pushes_(pushes),
         is_poisoned_here_(is_poisoned_here) {}
 
-  // What messages have told this warp: kPoisoned if a plan is, kMismatch if a partner runs another
-  // call.
-  __device__ Outcome outcome() const { return outcome_; }
+  // Whether a message has said that a plan is poisoned.
+  __device__ bool has_found_poison() const { return has_found_poison_; }
 
   // Streams that empty slots come first.
-  __device__ int count() const { return NumOthers() + NumPushes(); }
-  // Half of the blocks look for pushes first, so that the links have work at once.
+  __device__ int count() const { return NumOthers() + (pushes_ ? NumPushes() : 0); }
+  // Blocks that push look for that first, so that the links have work at once.
   __device__ int First(int block) const {
-    const int index = block / 2;
-    return block % 2 == 0 ? NumOthers() + index % NumPushes() : index % NumOthers();
+    return pushes_ ? NumOthers() + block % NumPushes() : block % NumOthers();
   }
   __device__ int NumItems(int stream) const {
     const Kind kind = KindOf(&stream);
@@ -84,24 +87,18 @@ class CombineStreams {
     return AllRails(layout_, [&](int rail) { return RailOf(rail).HasArrived(0); });
   }
 
-  // A unit is a token of a chunk.
-  __device__ int NumUnits(int stream, int chunk) const {
-    const Kind kind = KindOf(&stream);
-    return kind == kTell || kind == kHear ? 1 : layout_.ChunkTokens(chunk, call_.num_tokens);
-  }
-  // The functions below are called by one warp.
-  __device__ void RunUnit(int stream, int chunk, int unit) {
+  __device__ void Run(int stream, int chunk) {
     switch (KindOf(&stream)) {
       case kTell:
         return Tell(RailOf(stream));
       case kHear:
         return Hear(RailOf(stream));
       case kReduce:
-        return chunks_.Reduce(chunk, unit);
+        return chunks_.Reduce(chunk);
       case kSend:
-        return chunks_.Send(RailOf(stream), chunk, unit);
+        return chunks_.Send(RailOf(stream), chunk);
       default:
-        return chunks_.Push(Source(stream), chunk, unit);
+        return chunks_.Push(Source(stream), chunk);
     }
   }
 
@@ -119,10 +116,12 @@ class CombineStreams {
     }
   }
 
-  // Signals.
-  __device__ void Complete(int stream, int chunk) const {
+  // Signals. The item's stores may be in flight.
+  __device__ void Complete(int stream, int chunk) {
     const Kind kind = KindOf(&stream);
     if (kind == kTell || kind == kHear) return;
+    role_.Sync();
+    if (role_.Warp() != 0) return;
     const DomainSlot slot = chunks_.Slot(chunk);
     InjectDelayOfItem(call_, sequence_, 4, chunk);
     if (kind == kReduce) {
@@ -155,7 +154,7 @@ class CombineStreams {
   __device__ bool HasRings() const { return chunks_.HasRings(); }
   __device__ int NumSends() const { return HasRings() ? rails_ : 0; }
   __device__ int NumPushes() const { return HasRings() ? call_.num_ranks : rails_; }
-  // The streams but those of pushes. Without rings the last of them makes own sums.
+  // The streams of all blocks. Without rings the last of them makes own sums.
   __device__ int NumOthers() const { return 2 * rails_ + 1 + NumSends() + (HasRings() ? 0 : 1); }
   // Returns what a stream is of, and makes it an index among these.
   __device__ Kind KindOf(int* stream) const {
@@ -208,19 +207,15 @@ class CombineStreams {
   }
 
   __device__ void Tell(const Rail& rail) const {
-    if (LaneIndex() != 0) return;
+    if (role_.Thread() != 0) return;
     PackHeader(call_, rail, 0, kHeaderBytes, 0, is_poisoned_here_);
     rail.Put(0);
   }
   __device__ void Hear(const Rail& rail) {
-    const Outcome outcome = CheckPartner(call_, rail, 0, sequence_);
-    if (outcome != Outcome::kArrived) {
-      outcome_ = outcome;
-    } else if (LoadRelaxedSystem(&rail.Header(0).poisoned) != 0 && outcome_ == Outcome::kArrived) {
-      outcome_ = Outcome::kPoisoned;
-    }
-    __syncwarp();
-    if (LaneIndex() == 0) rail.ReturnCredit(0);
+    CheckPartner(call_, rail, 0, role_, sequence_);
+    has_found_poison_ |= LoadRelaxedSystem(&rail.Header(0).poisoned) != 0;
+    role_.Sync();
+    if (role_.Thread() == 0) rail.ReturnCredit(0);
   }
 
   // Called by one warp. Returns the credits of a chunk to all ranks of this domain.
@@ -237,12 +232,14 @@ class CombineStreams {
   const HierarchicalLayout& layout_;
   const Domains& domains_;
   const CombineChunks<Sum>& chunks_;
+  const RoleContext& role_;
   const uint64_t sequence_;
   const int rank_;
   const int here_;  // this rank's domain
   const int rails_;
+  const bool pushes_;
   const bool is_poisoned_here_;
-  Outcome outcome_ = Outcome::kArrived;
+  bool has_found_poison_ = false;
 };
 
 }  // namespace jax_ep
