@@ -50,9 +50,8 @@ Status MakeTokenParams(const Preparation& preparation, const TransferCall& call,
   expand.shared_offset = static_cast<int32_t>(shared_offset);
   send.shared_offset =
       static_cast<int32_t>(std::max(PipelineBytes(expand), TileCountBytes(params.num_experts)));
-  const TokenChunks chunks =
-      PlanTokenChunks(params.num_tokens, params.wire_vectors * kVectorBytes, params.num_ranks,
-                      params.top_k, call.ring_chunks > 0 ? call.ring_chunks : kMaxChunks);
+  const TokenChunks chunks = PlanTokenChunks(params.num_tokens, params.wire_vectors * kVectorBytes,
+                                             params.num_ranks, params.top_k, call.ring_chunks);
   *tokens = {.call = params,
              .expand_pipeline = expand,
              .send_pipeline = send,

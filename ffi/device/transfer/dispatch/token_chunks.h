@@ -20,9 +20,9 @@ struct TokenChunks {
 // last chunk is expanded, so there are at least 16. The rings of all senders hold as many rows as a
 // combine of these tokens needs in the same buffer, or 128 MiB: senders seldom wait then, as the
 // first credits take 60 us to return and some chunks are always in flight. `max_ring_chunks` bounds
-// each ring.
+// each ring; 0: it does not.
 constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int64_t num_ranks,
-                                      int64_t top_k, int64_t max_ring_chunks = kMaxChunks) {
+                                      int64_t top_k, int64_t max_ring_chunks = 0) {
   constexpr int64_t kChunkBytes = int64_t{7} << 18;  // 1.75 MB
   constexpr int64_t kMinChunks = 16;
   constexpr int64_t kMinRingBytes = int64_t{128} << 20;  // all senders' rings
@@ -33,7 +33,8 @@ constexpr TokenChunks PlanTokenChunks(int64_t num_tokens, int64_t row_bytes, int
   const int64_t num_chunks = CeilDivide(num_tokens, tokens);
   const int64_t rows = Max(num_tokens * Min(top_k, num_ranks), kMinRingBytes / row_bytes);
   const int64_t chunks_per_sender = Max(rows / Max(num_ranks - 1, 1) / tokens, kMinRingChunks);
-  const int64_t ring_chunks = Min(Min(chunks_per_sender, Max(max_ring_chunks, 1)), num_chunks);
+  int64_t ring_chunks = Min(chunks_per_sender, num_chunks);
+  if (max_ring_chunks > 0) ring_chunks = Min(ring_chunks, max_ring_chunks);
   const int64_t ring_slots = Min(ring_chunks * tokens, num_tokens);
   return {static_cast<int32_t>(tokens), static_cast<int32_t>(num_chunks),
           static_cast<int32_t>(ring_chunks), static_cast<int32_t>(ring_slots)};
