@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,15 +22,15 @@
 namespace jax_ep::testing {
 namespace {
 
-// Runs random calls of `ranks` meanwhile, in domains of two if there are more, and checks their
-// results.
-DeviceProfile Record(int64_t max_records, bool all_warps, const char* ranks = "2") {
+// Runs random calls of two ranks meanwhile, or of those of `options`, and checks their results.
+DeviceProfile Record(int64_t max_records, bool all_warps,
+                     const std::vector<const char*>& options = {"--ranks", "2"}) {
   CHECK_OK(StartProfile({0}, max_records, all_warps));
   CHECK_FAILS(StartProfile({0}, max_records, all_warps), "another profile is being recorded");
-  const char* arguments[] = {"",  "--tiny",  "--only", "random",        "--seconds",
-                             "1", "--ranks", ranks,    "--domain-size", "2"};
-  const auto count = std::size(arguments) - (ranks == std::string_view("2") ? 2 : 0);
-  CHECK(main_of_transfer_test(static_cast<int>(count), const_cast<char**>(arguments)) == 0);
+  std::vector<const char*> arguments = {"", "--tiny", "--only", "random", "--seconds", "1"};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  CHECK(main_of_transfer_test(static_cast<int>(arguments.size()),
+                              const_cast<char**>(arguments.data())) == 0);
   std::vector<DeviceProfile> profiles;
   CHECK_OK(StopProfile(&profiles));
   CHECK(profiles.size() == 1);
@@ -85,7 +84,7 @@ void TestAllWarps() {
 void TestDomains() {
   using enum ProfiledKernel;
   using enum SpanKind;
-  CheckAllWarps(Record(int64_t{1} << 22, true, "4"),
+  CheckAllWarps(Record(int64_t{1} << 22, true, {"--ranks", "4", "--domain-size", "2"}),
                 {kHierarchicalDispatch, kHierarchicalRedispatch, kHierarchicalCombine},
                 {kSendRoutes, kSend, kPackMessage, kForward, kExpand, kSendSums, kReduce, kWaitItem,
                  kWaitItemStores});
