@@ -99,7 +99,7 @@ struct Progress {
 };
 
 // The slots of a ring inside a domain, and the numbers of chunks by ring and slot.
-inline constexpr int kMaxDomainSlots = 64;
+inline constexpr int kMaxDomainSlots = 128;
 using DomainFlags = uint64_t[kMaxRanks][kMaxDomainSlots];
 
 // Chunks of a rank's tokens in a call over several domains.

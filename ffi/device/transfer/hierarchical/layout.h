@@ -19,7 +19,6 @@ static_assert(kRailSlotBytes < int64_t{1} << kMessageBytesBits);
 inline constexpr int32_t kMaxChunkTokens = 64;
 // Laps of a ring inside a domain, see ChunkNumber.
 inline constexpr int32_t kMaxLaps = 255;
-static_assert(kMaxDomainSlots * kMaxLaps <= kMaxHierarchicalChunks);
 
 // The begin of every message. It is followed by scalars of tokens, if the call has them, and rows;
 // or by counts, routes and weights.
@@ -124,7 +123,7 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   }
   if (max_domain_slots > 0) slots = PowerOfTwo(max_domain_slots, 1, static_cast<int32_t>(slots));
   while (slots < kMaxDomainSlots && slots * kMaxLaps < chunks) slots *= 2;
-  if (slots * kMaxLaps < chunks) return layout;
+  if (slots * kMaxLaps < chunks || chunks > kMaxHierarchicalChunks) return layout;
   while (slots / 2 >= chunks && slots > 1) slots /= 2;
   layout.chunk_tokens = static_cast<int32_t>(tokens);
   layout.num_chunks = static_cast<int32_t>(chunks);

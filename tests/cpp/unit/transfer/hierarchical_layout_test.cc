@@ -81,6 +81,12 @@ void TestNoTokens() {
 void TestWhatDoesNotFit() {
   CHECK(PlanHierarchicalLayout(1, kRailSlotBytes, 1, 2, 2, 1).chunk_tokens == 0);
   CHECK(PlanHierarchicalLayout(2147483647, kRowBytes, 8, 256, 16, 8).chunk_tokens == 0);
+  // The most chunks, and one more.
+  const auto plan = [](int64_t chunks) {
+    return PlanHierarchicalLayout(chunks, kRowBytes, 8, 256, 16, 8, 0, 0, 1);
+  };
+  CHECK(plan(kMaxHierarchicalChunks).num_chunks == kMaxHierarchicalChunks);
+  CHECK(plan(kMaxHierarchicalChunks + 1).chunk_tokens == 0);
 }
 
 void TestEverywhere() {
