@@ -63,6 +63,27 @@ __device__ inline void StoreReleaseDevice(uint32_t* address, uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// These take addresses in shared memory, too.
+__device__ inline uint32_t LoadAcquireBlock(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline uint64_t LoadRelaxedBlock(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.cta.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void StoreReleaseBlock(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ inline void StoreRelaxedBlock(uint64_t* address, uint64_t value) {
+  asm volatile("st.relaxed.cta.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 __device__ inline void FenceBlock() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
 __device__ inline void FenceDevice() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

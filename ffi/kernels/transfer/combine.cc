@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/kernels/transfer/preparation.h"
@@ -54,7 +53,7 @@ Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
         {.name = "combine",
          .kernel = HierarchicalCombineKernelAddress(type),
          .blocks = preparation.Grid({sizes.num_prologue_items, chunks * sizes.num_ranks}, 2),
-         .threads = kCombineThreads,
+         .threads = kHierarchicalCombineThreads,
          .shared_bytes = kCombineSharedBytes}};
     return {};
   }
@@ -95,12 +94,7 @@ Status Launch(const PreparedCombine& prepared, ControlBlock* control, const Comb
                                                                prepared.layout, prepared.sizes};
       return LaunchKernels(prepared.launches, &low_latency, stream);
     }
-    // With domains of one rank all that pushes send goes over the links.
-    const auto blocks = static_cast<int32_t>(prepared.launches[0].blocks);
-    const int32_t pushing =
-        std::max(1, prepared.layout.domains.size > 1 ? blocks / 2 : blocks * 3 / 8);
-    const HierarchicalCombineParams hierarchical = {combine, buffers.forwarding, prepared.layout,
-                                                    pushing};
+    const HierarchicalCombineParams hierarchical = {combine, buffers.forwarding, prepared.layout};
     return LaunchKernels(prepared.launches, &hierarchical, stream);
   }
   const bool is_general = params.segments.count() == 0;

@@ -13,6 +13,7 @@ namespace jax_ep {
 
 // Threads per block. Two blocks of combine fit on an SM, and one of dispatch.
 inline constexpr int kCombineThreads = 384;
+inline constexpr int kHierarchicalCombineThreads = kCombineThreads + 32;  // one warp takes items
 inline constexpr int kDispatchThreads = 256;  // the expand warps; send warps follow
 inline constexpr int kMaxDispatchThreads = kDispatchThreads + 128;
 

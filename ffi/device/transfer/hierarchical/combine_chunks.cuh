@@ -15,18 +15,17 @@
 
 namespace jax_ep {
 
-// Used by a role. `Sum` is called as sum(terms, first, end, to), see SumRows.
+// `Sum` is called as sum(terms, first, end, to), see SumRows.
 template <typename Sum>
 class CombineChunks {
  public:
   // A rank with a poisoned plan takes part with no rows.
-  __device__ CombineChunks(const HierarchicalCombineParams& params, const RoleContext& role,
-                           uint64_t sequence, bool poisoned, Sum sum)
+  __device__ CombineChunks(const HierarchicalCombineParams& params, uint64_t sequence,
+                           bool poisoned, Sum sum)
       : params_(params),
         call_(params.combine.call),
         layout_(params.layout),
         domains_(params.layout.domains),
-        role_(role),
         sequence_(sequence),
         rank_(call_.control->rank),
         here_(domains_.Domain(rank_)),
@@ -49,8 +48,10 @@ class CombineChunks {
   __device__ static int MessageOf(int chunk) { return 1 + chunk; }
   __device__ DomainSlot Slot(int chunk) const { return {layout_, sequence_, chunk}; }
 
-  // Stores this rank's partial sums of a chunk of a rank's tokens.
-  __device__ void Push(int source, int chunk) const {
+  // The functions below are called by one warp, for one token of a chunk.
+
+  // Stores this rank's partial sum of a rank's token.
+  __device__ void Push(int source, int chunk, int index) const {
     const CombineParams& combine = params_.combine;
     const int domain = domains_.Domain(source);
     const bool is_packed = IsPacked(source);
@@ -58,7 +59,8 @@ class CombineChunks {
     uint64_t tokens = 0;
     if (is_packed) {
       tokens = TokensOf(domain, chunk);
-      to = Pack(RailTo(source), chunk, tokens);
+      to = Pack(RailTo(source), chunk, index, tokens);
+      if (!IsIn(tokens, index)) return;
     } else if (!HasRings()) {
       const int64_t first = int64_t{chunk} * layout_.chunk_tokens;
       to = {PeerPointer<uint4>(static_cast<uint4*>(combine.out)) + first * call_.result_vectors,
@@ -70,36 +72,31 @@ class CombineChunks {
                 first * call_.num_partial_sums * call_.wire_vectors,
             PeerBuffer<float>(call_, holder, kAssignmentScalars) + first * call_.top_k};
     }
-    ForEachTokenOfWarp(chunk, [&](int index, int token) {
-      const TokenRows found = FindRows(call_, combine.plan, end_, source, token);
-      if (is_packed && !IsIn(tokens, index)) return;
-      const int place = is_packed ? RowIn(tokens, index) : index;
-      SendPartialSum(combine, found, {place, 0, call_.wire_vectors}, to.rows, to.scalars, sum_);
-    });
+    const TokenRows found = FindRows(call_, combine.plan, end_, source, TokenOf(chunk, index));
+    const int place = is_packed ? RowIn(tokens, index) : index;
+    SendPartialSum(combine, found, {place, 0, call_.wire_vectors}, to.rows, to.scalars, sum_);
   }
 
-  // Packs the sums of this domain of a chunk of a rail partner's tokens.
-  __device__ void Send(const Rail& rail, int chunk) const {
+  // Packs the sum of this domain of a rail partner's token.
+  __device__ void Send(const Rail& rail, int chunk, int index) const {
     const int domain = rail.domain();
     const uint64_t tokens = TokensOf(domain, chunk);
-    const Message to = Pack(rail, chunk, tokens);
-    ForEachTokenOfWarp(chunk, [&](int index, int token) {
-      if (!IsIn(tokens, index)) return;
-      const int64_t slot_token = SlotTokens(domain, chunk) + index;
-      const int row = RowIn(tokens, index);
-      const float* const from =
-          call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k;
-      for (int k = LaneIndex(); params_.combine.has_scalars && k < call_.top_k; k += 32) {
-        StoreToPeer(to.scalars + (row * call_.top_k + k), LoadGlobalNoAllocate(&from[k]));
-      }
-      sum_(PartialSums(slot_token, NumPartialSums(domain, token)), 0, call_.wire_vectors,
-           to.rows + int64_t{row} * call_.wire_vectors);
-    });
+    const Message to = Pack(rail, chunk, index, tokens);
+    if (!IsIn(tokens, index)) return;
+    const int64_t slot_token = SlotTokens(domain, chunk) + index;
+    const int row = RowIn(tokens, index);
+    const float* const from =
+        call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k;
+    for (int k = LaneIndex(); params_.combine.has_scalars && k < call_.top_k; k += 32) {
+      StoreToPeer(to.scalars + (row * call_.top_k + k), LoadGlobalNoAllocate(&from[k]));
+    }
+    sum_(PartialSums(slot_token, NumPartialSums(domain, TokenOf(chunk, index))), 0,
+         call_.wire_vectors, to.rows + int64_t{row} * call_.wire_vectors);
   }
 
-  // Adds the sums of all domains of a chunk of this rank's tokens.
-  __device__ void Reduce(int chunk) const {
-    ForEachTokenOfWarp(chunk, [&](int index, int token) { ReduceToken(chunk, index, token); });
+  // Adds the sums of all domains of this rank's token.
+  __device__ void Reduce(int chunk, int index) const {
+    ReduceToken(chunk, index, TokenOf(chunk, index));
   }
 
  private:
@@ -118,10 +115,8 @@ class CombineChunks {
                        [&](int token) { return NumPartialSums(domain, token) > 0; });
   }
 
-  // Calls use(index, token) for this warp's tokens of a chunk.
-  template <typename Use>
-  __device__ void ForEachTokenOfWarp(int chunk, Use use) const {
-    ForEachToken(call_, layout_, chunk, role_.Warp(), role_.NumWarps(), use);
+  __device__ int TokenOf(int chunk, int index) const {
+    return chunk * layout_.chunk_tokens + index;
   }
 
   // Returns the first token of a ring slot, among those of all rings, which are by domain.
@@ -137,15 +132,16 @@ class CombineChunks {
     return kHeaderBytes + CeilDivide(scalars, kHeaderBytes) * kHeaderBytes;
   }
 
-  // A message to a rail partner, while it is packed: scalars and rows.
+  // A message to a rail partner, while it is packed: scalars and rows. The first unit packs the
+  // header.
   struct Message {
     PeerPointer<uint4> rows;
     PeerPointer<float> scalars;
   };
-  __device__ Message Pack(const Rail& rail, int chunk, uint64_t tokens) const {
+  __device__ Message Pack(const Rail& rail, int chunk, int index, uint64_t tokens) const {
     const PeerPointer<uint8_t> to = rail.Packed(MessageOf(chunk));
     const int64_t row_bytes = int64_t{call_.wire_vectors} * sizeof(uint4);
-    if (role_.Thread() == 0) {
+    if (index == 0 && LaneIndex() == 0) {
       PackHeader(call_, rail, MessageOf(chunk), RowsOffset() + __popcll(tokens) * row_bytes, tokens,
                  false);
     }
@@ -239,7 +235,6 @@ class CombineChunks {
   const CallParams& call_;
   const HierarchicalLayout& layout_;
   const Domains& domains_;
-  const RoleContext& role_;
   const uint64_t sequence_;
   const int rank_;
   const int here_;  // this rank's domain

@@ -11,7 +11,6 @@ struct HierarchicalCombineParams {
   CombineParams combine;  // its plan.partial_sum_index is that in the domain
   ForwardingOperands forwarding;
   HierarchicalLayout layout;
-  int32_t num_push_blocks;
 };
 
 }  // namespace jax_ep

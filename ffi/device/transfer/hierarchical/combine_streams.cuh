@@ -9,9 +9,6 @@
 //   reduce     the tokens' rank adds the sums of the domains in order, its own included
 //
 // With domains of one rank nothing is left to send (combine_chunks.cuh).
-//
-// Some blocks push, and all blocks run the other streams. If all of them pushed, their chunks would
-// share the links, and arrive at the end, all together.
 #ifndef JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 #define JAX_EP_DEVICE_TRANSFER_HIERARCHICAL_COMBINE_STREAMS_CUH_
 
@@ -23,30 +20,30 @@ namespace jax_ep {
 template <typename Sum>
 class CombineStreams {
  public:
-  // The blocks that push have `pushes`. A plan of this domain may be poisoned.
+  // A plan of this domain may be poisoned.
   __device__ CombineStreams(const HierarchicalCombineParams& params,
-                            const CombineChunks<Sum>& chunks, const RoleContext& role,
-                            uint64_t sequence, bool pushes, bool is_poisoned_here)
+                            const CombineChunks<Sum>& chunks, uint64_t sequence,
+                            bool is_poisoned_here)
       : call_(params.combine.call),
         layout_(params.layout),
         domains_(params.layout.domains),
         chunks_(chunks),
-        role_(role),
         sequence_(sequence),
         rank_(call_.control->rank),
         here_(domains_.Domain(rank_)),
         rails_(domains_.num_rails()),
-        pushes_(pushes),
         is_poisoned_here_(is_poisoned_here) {}
 
-  // Whether a message has said that a plan is poisoned.
-  __device__ bool has_found_poison() const { return has_found_poison_; }
+  // Returns what messages have told this warp: kPoisoned if a plan is, kMismatch if a partner runs
+  // another call.
+  __device__ Outcome outcome() const { return outcome_; }
 
   // Streams that empty slots come first.
-  __device__ int count() const { return NumOthers() + (pushes_ ? NumPushes() : 0); }
-  // Blocks that push look for that first, so that the links have work at once.
+  __device__ int count() const { return NumOthers() + NumPushes(); }
+  // Half of the blocks look for pushes first, so that the links have work at once.
   __device__ int First(int block) const {
-    return pushes_ ? NumOthers() + block % NumPushes() : block % NumOthers();
+    const int index = block / 2;
+    return block % 2 == 0 ? NumOthers() + index % NumPushes() : index % NumOthers();
   }
   __device__ int NumItems(int stream) const {
     const Kind kind = KindOf(&stream);
@@ -87,18 +84,24 @@ class CombineStreams {
     return AllRails(layout_, [&](int rail) { return RailOf(rail).HasArrived(0); });
   }
 
-  __device__ void Run(int stream, int chunk) {
+  // A unit is a token of a chunk.
+  __device__ int NumUnits(int stream, int chunk) const {
+    const Kind kind = KindOf(&stream);
+    return kind == kTell || kind == kHear ? 1 : layout_.ChunkTokens(chunk, call_.num_tokens);
+  }
+  // The functions below are called by one warp.
+  __device__ void RunUnit(int stream, int chunk, int unit) {
     switch (KindOf(&stream)) {
       case kTell:
         return Tell(RailOf(stream));
       case kHear:
         return Hear(RailOf(stream));
       case kReduce:
-        return chunks_.Reduce(chunk);
+        return chunks_.Reduce(chunk, unit);
       case kSend:
-        return chunks_.Send(RailOf(stream), chunk);
+        return chunks_.Send(RailOf(stream), chunk, unit);
       default:
-        return chunks_.Push(Source(stream), chunk);
+        return chunks_.Push(Source(stream), chunk, unit);
     }
   }
 
@@ -116,12 +119,10 @@ class CombineStreams {
     }
   }
 
-  // Signals. The item's stores may be in flight.
-  __device__ void Complete(int stream, int chunk) {
+  // Signals.
+  __device__ void Complete(int stream, int chunk) const {
     const Kind kind = KindOf(&stream);
     if (kind == kTell || kind == kHear) return;
-    role_.Sync();
-    if (role_.Warp() != 0) return;
     const DomainSlot slot = chunks_.Slot(chunk);
     InjectDelayOfItem(call_, sequence_, 4, chunk);
     if (kind == kReduce) {
@@ -154,7 +155,7 @@ class CombineStreams {
   __device__ bool HasRings() const { return chunks_.HasRings(); }
   __device__ int NumSends() const { return HasRings() ? rails_ : 0; }
   __device__ int NumPushes() const { return HasRings() ? call_.num_ranks : rails_; }
-  // The streams of all blocks. Without rings the last of them makes own sums.
+  // The streams but those of pushes. Without rings the last of them makes own sums.
   __device__ int NumOthers() const { return 2 * rails_ + 1 + NumSends() + (HasRings() ? 0 : 1); }
   // Returns what a stream is of, and makes it an index among these.
   __device__ Kind KindOf(int* stream) const {
@@ -207,15 +208,19 @@ class CombineStreams {
   }
 
   __device__ void Tell(const Rail& rail) const {
-    if (role_.Thread() != 0) return;
+    if (LaneIndex() != 0) return;
     PackHeader(call_, rail, 0, kHeaderBytes, 0, is_poisoned_here_);
     rail.Put(0);
   }
   __device__ void Hear(const Rail& rail) {
-    CheckPartner(call_, rail, 0, role_, sequence_);
-    has_found_poison_ |= LoadRelaxedSystem(&rail.Header(0).poisoned) != 0;
-    role_.Sync();
-    if (role_.Thread() == 0) rail.ReturnCredit(0);
+    const Outcome outcome = CheckPartner(call_, rail, 0, sequence_);
+    if (outcome != Outcome::kArrived) {
+      outcome_ = outcome;
+    } else if (LoadRelaxedSystem(&rail.Header(0).poisoned) != 0 && outcome_ == Outcome::kArrived) {
+      outcome_ = Outcome::kPoisoned;
+    }
+    __syncwarp();
+    if (LaneIndex() == 0) rail.ReturnCredit(0);
   }
 
   // Called by one warp. Returns the credits of a chunk to all ranks of this domain.
@@ -232,14 +237,12 @@ class CombineStreams {
   const HierarchicalLayout& layout_;
   const Domains& domains_;
   const CombineChunks<Sum>& chunks_;
-  const RoleContext& role_;
   const uint64_t sequence_;
   const int rank_;
   const int here_;  // this rank's domain
   const int rails_;
-  const bool pushes_;
   const bool is_poisoned_here_;
-  bool has_found_poison_ = false;
+  Outcome outcome_ = Outcome::kArrived;
 };
 
 }  // namespace jax_ep

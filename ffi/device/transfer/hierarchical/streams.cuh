@@ -76,10 +76,10 @@ __device__ inline int NthBit(uint32_t bits, int n) {
   return __ffs(bits) - 1;
 }
 
-// Called by a role. Takes an item that is ready. If there is none, waits for one, or returns
-// kNoneReady. The first warp polls: 32 free items of a block's first stream, then some of each
-// other one, as many streams at a time as it has lanes. One after another, each would take several
-// loads that wait for each other.
+// Called by one whole warp; all lanes return the same. Takes an item that is ready. If there is
+// none, waits for one, or returns kNoneReady. Polls 32 free items of a block's first stream, then
+// some of each other one, as many streams at a time as it has lanes. One after another, each would
+// take several loads that wait for each other.
 //
 // `Streams` has count(), the number of streams; First(block), the one that a block polls first,
 // another one for each block; NumItems(stream); IsReady(stream, item), an acquire of all that the
@@ -87,94 +87,101 @@ __device__ inline int NthBit(uint32_t bits, int n) {
 // ranks have entered the call, which the deadline depends on. Lanes call the first four with
 // different streams.
 template <typename Streams>
+__device__ inline StreamItem TakeItem(const CallParams& call, int block, const Streams& streams,
+                                      ClaimWords* claims, uint64_t sequence, bool waits) {
+  Deadline entry(call, WaitPoint::kEntry, sequence);
+  Deadline progress(call, WaitPoint::kChunk, sequence);
+  const int count = streams.count();
+  StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
+  int first = count == 0 ? 0 : streams.First(block);
+  // The last stream is one of the longest.
+  const int words = count == 0 ? 0 : ClaimWords::words_per_stream(streams.NumItems(count - 1));
+  // The lanes of a stream, for all but the first one of a round.
+  const int others = Max(count - 1, 1);
+  const int lanes_of_others = others < 32 ? 1 << (31 - __clz(32 / others)) : 1;
+  int num_polled = 0;  // streams of this round
+  bool is_left = false;
+  uint64_t sum = 0, last_sum = 0;  // over the claims that the lane has seen
+  uint32_t missing = kMaxRanks;
+  while (count > 0) {
+    const int lanes = num_polled == 0 ? 32 : lanes_of_others;
+    const int polled = num_polled + LaneIndex() / lanes;
+    const int stream = first + polled < count ? first + polled : first + polled - count;
+    int free = -1;
+    bool is_ready = false;
+    if (polled < count) {
+      const StreamClaims found(claims, stream, words, streams.NumItems(stream));
+      free = found.FreeItem(LaneIndex() % lanes);
+      is_ready = free >= 0 && streams.IsReady(stream, free);
+      if (LaneIndex() % lanes == 0) found.Advance();
+      is_left |= found.is_left();
+      sum += found.seen();
+    }
+    // The abort word overrides the flags, so it is loaded after them. NETWORK_PUT_ABORT
+    item.outcome = FindAbort(call);
+    if (item.outcome != Outcome::kArrived) break;
+    uint32_t ready = __ballot_sync(kFullWarp, is_ready);
+    if (ready != 0) {
+      // Takes one of the first such stream. Blocks take different ones, so that they do not get
+      // in each other's way.
+      const int of_stream = (__ffs(ready) - 1) / lanes * lanes;
+      ready &= (lanes == 32 ? ~0u : (1u << lanes) - 1) << of_stream;
+      const int lane = NthBit(ready, block % __popc(ready));
+      item.stream = __shfl_sync(kFullWarp, stream, lane);
+      item.index = __shfl_sync(kFullWarp, free, lane);
+      const bool is_mine = LaneIndex() == lane && StreamClaims::Claim(claims, stream, words, free);
+      if (__any_sync(kFullWarp, is_mine)) break;
+      // Another block was faster. A new round begins with this stream.
+      first = item.stream;
+      item.stream = kNoneLeft;
+      num_polled = 0;
+      is_left = false;
+      sum = last_sum = 0;
+      missing = kMaxRanks;
+      continue;
+    }
+    if (free >= 0) missing = min(missing, static_cast<uint32_t>(streams.Peer(stream, free)));
+    num_polled += 32 / lanes;
+    if (num_polled < count) continue;
+    if (!__any_sync(kFullWarp, is_left)) break;  // all items have been claimed
+    if (!waits) {
+      item.stream = kNoneReady;
+      break;
+    }
+    // Items that other blocks take are progress, too.
+    if (__any_sync(kFullWarp, sum != last_sum)) {
+      entry.Restart();
+      progress.Restart();
+    }
+    last_sum = sum;
+    missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
+    const bool has_entered = streams.HasEntered();
+    if (!has_entered) progress.Restart();
+    item.outcome = (has_entered ? progress : entry).Check(missing);
+    if (item.outcome == Outcome::kArrived && !has_entered) {
+      item.outcome = FindLeaver(call, sequence);
+    }
+    if (item.outcome != Outcome::kArrived) break;
+    num_polled = 0;
+    is_left = false;
+    sum = 0;
+    missing = kMaxRanks;
+    __nanosleep(100);
+  }
+  if (item.outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, item.outcome);
+  __syncwarp();  // orders what the lanes have acquired before what any of them does next
+  return item;
+}
+
+// TakeItem for a role.
+template <typename Streams>
 __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext& role,
                                       const Streams& streams, ClaimWords* claims, uint64_t sequence,
                                       bool waits, StreamItem* scratch) {
   const ProfileSpan span(SpanKind::kWaitItem);
   role.Sync();  // the previous item has been read
   if (role.Warp() == 0) {
-    Deadline entry(call, WaitPoint::kEntry, sequence);
-    Deadline progress(call, WaitPoint::kChunk, sequence);
-    const int count = streams.count();
-    StreamItem item = {kNoneLeft, 0, Outcome::kArrived};
-    int first = count == 0 ? 0 : streams.First(role.block);
-    // The last stream is one of the longest.
-    const int words = count == 0 ? 0 : ClaimWords::words_per_stream(streams.NumItems(count - 1));
-    // The lanes of a stream, for all but the first one of a round.
-    const int others = Max(count - 1, 1);
-    const int lanes_of_others = others < 32 ? 1 << (31 - __clz(32 / others)) : 1;
-    int num_polled = 0;  // streams of this round
-    bool is_left = false;
-    uint64_t sum = 0, last_sum = 0;  // over the claims that the lane has seen
-    uint32_t missing = kMaxRanks;
-    while (count > 0) {
-      const int lanes = num_polled == 0 ? 32 : lanes_of_others;
-      const int polled = num_polled + LaneIndex() / lanes;
-      const int stream = first + polled < count ? first + polled : first + polled - count;
-      int free = -1;
-      bool is_ready = false;
-      if (polled < count) {
-        const StreamClaims found(claims, stream, words, streams.NumItems(stream));
-        free = found.FreeItem(LaneIndex() % lanes);
-        is_ready = free >= 0 && streams.IsReady(stream, free);
-        if (LaneIndex() % lanes == 0) found.Advance();
-        is_left |= found.is_left();
-        sum += found.seen();
-      }
-      // The abort word overrides the flags, so it is loaded after them. NETWORK_PUT_ABORT
-      item.outcome = FindAbort(call);
-      if (item.outcome != Outcome::kArrived) break;
-      uint32_t ready = __ballot_sync(kFullWarp, is_ready);
-      if (ready != 0) {
-        // Takes one of the first such stream. Blocks take different ones, so that they do not get
-        // in each other's way.
-        const int of_stream = (__ffs(ready) - 1) / lanes * lanes;
-        ready &= (lanes == 32 ? ~0u : (1u << lanes) - 1) << of_stream;
-        const int lane = NthBit(ready, role.block % __popc(ready));
-        item.stream = __shfl_sync(kFullWarp, stream, lane);
-        item.index = __shfl_sync(kFullWarp, free, lane);
-        const bool is_mine =
-            LaneIndex() == lane && StreamClaims::Claim(claims, stream, words, free);
-        if (__any_sync(kFullWarp, is_mine)) break;
-        // Another block was faster. A new round begins with this stream.
-        first = item.stream;
-        item.stream = kNoneLeft;
-        num_polled = 0;
-        is_left = false;
-        sum = last_sum = 0;
-        missing = kMaxRanks;
-        continue;
-      }
-      if (free >= 0) missing = min(missing, static_cast<uint32_t>(streams.Peer(stream, free)));
-      num_polled += 32 / lanes;
-      if (num_polled < count) continue;
-      if (!__any_sync(kFullWarp, is_left)) break;  // all items have been claimed
-      if (!waits) {
-        item.stream = kNoneReady;
-        break;
-      }
-      // Items that other blocks take are progress, too.
-      if (__any_sync(kFullWarp, sum != last_sum)) {
-        entry.Restart();
-        progress.Restart();
-      }
-      last_sum = sum;
-      missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
-      const bool has_entered = streams.HasEntered();
-      if (!has_entered) progress.Restart();
-      item.outcome = (has_entered ? progress : entry).Check(missing);
-      if (item.outcome == Outcome::kArrived && !has_entered) {
-        item.outcome = FindLeaver(call, sequence);
-      }
-      if (item.outcome != Outcome::kArrived) break;
-      num_polled = 0;
-      is_left = false;
-      sum = 0;
-      missing = kMaxRanks;
-      __nanosleep(100);
-    }
-    if (item.outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, item.outcome);
-    __syncwarp();  // orders what the lanes have acquired before what the first one stores
+    const StreamItem item = TakeItem(call, role.block, streams, claims, sequence, waits);
     if (LaneIndex() == 0) *scratch = item;
   }
   // Orders what the first warp has acquired before what the role does next.
@@ -182,10 +189,9 @@ __device__ inline StreamItem NextItem(const CallParams& call, const RoleContext&
   return *scratch;
 }
 
-// Called by a role. Runs items by streams.Run(stream, item), in spans streams.SpanOf(stream) of a
-// profile, until there are none left, or a wait fails. An item may leave its end, a wait for stores
-// and a signal, to streams.Complete(stream, item), which is called before the next item, and before
-// a wait: meanwhile the next item is found.
+// Called by a role. Runs items by streams.Run(stream, item) until there are none left, or a wait
+// fails. An item may leave its end, a wait for stores and a signal, to streams.Complete(stream,
+// item), which is called before the next item, and before a wait: meanwhile the next item is found.
 template <typename Streams>
 __device__ inline Outcome RunStreams(const CallParams& call, const RoleContext& role,
                                      Streams& streams, ClaimWords* claims, uint64_t sequence,

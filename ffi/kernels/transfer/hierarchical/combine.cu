@@ -3,23 +3,25 @@
 //   1. takes prologue items: ranges of the plan, which it inverts, so that each token finds its
 //      rows;
 //   2. waits until its domain has entered the call;
-//   3. takes items of CombineStreams.
+//   3. runs items of CombineStreams: the last warp takes them, the others add up.
 //
-// Shared memory: a SumPipeline per warp.
+// Shared memory: a SumPipeline per warp that adds up.
 #include "ffi/device/protocol/signal.cuh"
 #include "ffi/device/protocol/work_items.cuh"
 #include "ffi/device/transfer/hierarchical/combine_streams.cuh"
 #include "ffi/device/transfer/hierarchical/end.cuh"
+#include "ffi/device/transfer/hierarchical/item_queue.cuh"
 #include "ffi/kernels/transfer/params.h"
 
 namespace jax_ep {
 namespace {
 
-// Called by all warps, if the domain has entered the call. Returns kPoisoned if a plan is poisoned.
+// Called by all warps, if the domain has entered the call. Returns the outcome of this warp's work:
+// kPoisoned if a plan is poisoned.
 template <typename Type>
 __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const RoleContext& role,
                                  uint64_t sequence, bool poisoned, bool is_poisoned_here,
-                                 StreamItem* scratch) {
+                                 ItemQueue* queue) {
   constexpr int kStages = 8;
   static_assert(SumPipeline<kStages>::kBytes == kSumPipelineBytes);
   const CallParams& call = params.combine.call;
@@ -27,31 +29,36 @@ __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const 
   const auto sum = [&](const SumTerms<2>& terms, int first, int end, PeerPointer<uint4> to) {
     SumRows<Type>(pipeline, terms, first, end, to);
   };
-  // The first blocks to ask push, because these surely run.
-  const int ticket = NextTicket(&call.control->progress.sender_tickets, role);
-  const bool pushes = ticket < params.num_push_blocks;
-  const CombineChunks chunks(params, role, sequence, poisoned, sum);
-  CombineStreams streams(params, chunks, role, sequence, pushes, is_poisoned_here);
-  const Outcome outcome =
-      RunStreams(call, role, streams, &call.control->hierarchical.send_claims, sequence, scratch);
-  if (outcome != Outcome::kArrived) return outcome;
-  if (!is_poisoned_here && !streams.has_found_poison()) return Outcome::kArrived;
-  if (role.Thread() == 0) RecordFailure(call, Outcome::kPoisoned);
-  return Outcome::kPoisoned;
+  if (role.Thread() == 0) *queue = {};
+  role.Sync();
+  const CombineChunks chunks(params, sequence, poisoned, sum);
+  CombineStreams streams(params, chunks, sequence, is_poisoned_here);
+  auto outcome = Outcome::kArrived;
+  if (role.Thread() >= kCombineThreads) {
+    ClaimWords* const claims = &call.control->hierarchical.send_claims;
+    outcome = TakeItems(call, role, streams, claims, sequence, queue);
+  } else {
+    RunUnits(streams, queue);
+    outcome = streams.outcome();
+  }
+  if (outcome == Outcome::kArrived && is_poisoned_here) outcome = Outcome::kPoisoned;
+  if (outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call, outcome);
+  return outcome;
 }
 
 }  // namespace
 
 template <typename Type>
-__global__ void __launch_bounds__(kCombineThreads, 2)
+__global__ void __launch_bounds__(kHierarchicalCombineThreads, 2)
     HierarchicalCombineKernel(const __grid_constant__ HierarchicalCombineParams params) {
-  const ProfileKernel profile(ProfiledKernel::kHierarchicalCombine);
+  const ProfileKernel profile(ProfiledKernel::kHierarchicalCombine,
+                              1u | 1u << kCombineThreads / 32);
   const CombineParams& combine = params.combine;
   const CallParams& call = combine.call;
   const Domains& domains = params.layout.domains;
   Progress& progress = call.control->progress;
   __shared__ RoleScratch scratch;
-  __shared__ StreamItem item;
+  __shared__ ItemQueue queue;
   const RoleContext role = RoleContext::WholeBlock(&scratch);
   const uint64_t sequence = BeginCall(call, role);
   if (sequence == 0) return FillWithNan(combine, role.GridThreads());
@@ -72,7 +79,7 @@ __global__ void __launch_bounds__(kCombineThreads, 2)
   // A rank with a poisoned plan takes part, or its peers would wait.
   if (outcome == Outcome::kArrived || outcome == Outcome::kPoisoned) {
     const bool is_poisoned_here = poisoned || outcome == Outcome::kPoisoned;
-    outcome = CombineTokens<Type>(params, role, sequence, poisoned, is_poisoned_here, &item);
+    outcome = CombineTokens<Type>(params, role, sequence, poisoned, is_poisoned_here, &queue);
   }
   const BlockEnd end = FinishBlock(call, role, outcome);
   if (!end.is_last) return;

@@ -26,6 +26,10 @@ inline uint64_t LoadAcquireDevice(const uint64_t* address) { return LoadAtomic(a
 inline uint32_t LoadAcquireDevice(const uint32_t* address) { return LoadAtomic(address); }
 inline void StoreReleaseDevice(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
 inline void StoreReleaseDevice(uint32_t* address, uint32_t value) { StoreAtomic(address, value); }
+inline uint32_t LoadAcquireBlock(const uint32_t* address) { return LoadAtomic(address); }
+inline uint64_t LoadRelaxedBlock(const uint64_t* address) { return LoadAtomic(address); }
+inline void StoreReleaseBlock(uint32_t* address, uint32_t value) { StoreAtomic(address, value); }
+inline void StoreRelaxedBlock(uint64_t* address, uint64_t value) { StoreAtomic(address, value); }
 // The upper half is stored last and loaded first: a reader that sees it sees the lower half, too.
 inline void StoreRelaxedSystem(void* address, uint64_t low, uint64_t high) {
   StoreAtomic(static_cast<uint64_t*>(address), low);
