@@ -1,4 +1,3 @@
-
 #include "ffi/kernels/transfer/launch.h"
 #include "ffi/kernels/transfer/preparation.h"
 

@@ -96,7 +96,39 @@ class CombineChunks {
 
   // Adds the sums of all domains of this rank's token.
   __device__ void Reduce(int chunk, int index) const {
-    ReduceToken(chunk, index, TokenOf(chunk, index));
+    const int token = TokenOf(chunk, index);
+    const CombineParams& combine = params_.combine;
+    const int64_t slot_token = SlotTokens(here_, chunk) + index;
+    const int num_sums = NumPartialSums(here_, token);
+    const uint4* const own = OwnSum(slot_token, token, num_sums);
+    SumTerms<2> terms;
+    terms.assignments = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int domain = LaneIndex() + 32 * i;
+      const uint4* const row = domain == here_ ? own : AddendOf(domain, chunk, index).row;
+      terms.rows[i] = reinterpret_cast<uint64_t>(row);
+      terms.weights[i] = 1;
+      terms.assignments |= uint64_t{__ballot_sync(kFullWarp, row != nullptr)} << (32 * i);
+    }
+    uint4* const to = static_cast<uint4*>(combine.out) + int64_t{token} * call_.result_vectors;
+    sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(to));
+    if (!combine.has_scalars) return;
+#pragma unroll 1
+    for (int k = LaneIndex(); k < call_.top_k; k += 32) {
+      const int assignment = token * call_.top_k + k;
+      const int32_t destination = combine.plan.destination[assignment];
+      const bool is_kept = 0 <= destination && destination < call_.num_ranks;
+      const int domain = is_kept ? domains_.Domain(destination) : -1;
+      const float* scalars = nullptr;
+      if (domain == here_) {
+        if (!HasRings()) continue;  // Push has stored it
+        scalars = call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k;
+      } else if (is_kept) {
+        scalars = AddendOf(domain, chunk, index).scalars;
+      }
+      const float scalar = scalars == nullptr ? 0 : LoadGlobalNoAllocate(&scalars[k]);
+      combine.assignment_scalars[assignment] = scalar;
+    }
   }
 
  private:
@@ -177,42 +209,6 @@ class CombineChunks {
       FenceBlock();  // each lane reads again what it has stored
     }
     return first;
-  }
-
-  // Called by one warp.
-  __device__ void ReduceToken(int chunk, int index, int token) const {
-    const CombineParams& combine = params_.combine;
-    const int64_t slot_token = SlotTokens(here_, chunk) + index;
-    const int num_sums = NumPartialSums(here_, token);
-    const uint4* const own = OwnSum(slot_token, token, num_sums);
-    SumTerms<2> terms;
-    terms.assignments = 0;
-    for (int i = 0; i < 2; ++i) {
-      const int domain = LaneIndex() + 32 * i;
-      const uint4* const row = domain == here_ ? own : AddendOf(domain, chunk, index).row;
-      terms.rows[i] = reinterpret_cast<uint64_t>(row);
-      terms.weights[i] = 1;
-      terms.assignments |= uint64_t{__ballot_sync(kFullWarp, row != nullptr)} << (32 * i);
-    }
-    uint4* const to = static_cast<uint4*>(combine.out) + int64_t{token} * call_.result_vectors;
-    sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(to));
-    if (!combine.has_scalars) return;
-#pragma unroll 1
-    for (int k = LaneIndex(); k < call_.top_k; k += 32) {
-      const int assignment = token * call_.top_k + k;
-      const int32_t destination = combine.plan.destination[assignment];
-      const bool is_kept = 0 <= destination && destination < call_.num_ranks;
-      const int domain = is_kept ? domains_.Domain(destination) : -1;
-      const float* scalars = nullptr;
-      if (domain == here_) {
-        if (!HasRings()) continue;  // Push has stored it
-        scalars = call_.LocalBuffer<const float>(kAssignmentScalars) + slot_token * call_.top_k;
-      } else if (is_kept) {
-        scalars = AddendOf(domain, chunk, index).scalars;
-      }
-      const float scalar = scalars == nullptr ? 0 : LoadGlobalNoAllocate(&scalars[k]);
-      combine.assignment_scalars[assignment] = scalar;
-    }
   }
 
   // Another domain's sum of a token, and its scalars; null if it has none.
