@@ -13,7 +13,7 @@ static_assert(kMaxTopK <= 64, "a lane holds up to two assignments, and a set of 
 template <int kPerLane, typename T>
 __device__ T AssignmentValue(const T (&values)[kPerLane], int k) {
   if constexpr (kPerLane == 1) return __shfl_sync(kFullWarp, values[0], k);
-  return __shfl_sync(kFullWarp, k < 32 ? values[0] : values[kPerLane - 1], k % 32);
+  return __shfl_sync(kFullWarp, k < 32 ? values[0] : values[kPerLane - 1], k % 32u);
 }
 
 // Called by one warp. Returns the set of assignments that are a token's first to their rank, so one

@@ -36,40 +36,66 @@ struct SumTerms {
   float weights[kPerLane];
 };
 
+// Called by one warp. Moves the terms to the first places, in order, where one shuffle finds each.
+// Returns how many there are.
+template <int kPerLane>
+__device__ inline int PackTerms(SumTerms<kPerLane>* terms) {
+  const uint64_t set = terms->assignments;
+  const int count = __popcll(set);
+  if ((set & (set + 1)) == 0) return count;  // they are there
+  SumTerms<kPerLane> packed = *terms;
+  uint64_t left = set;
+#pragma unroll 1
+  for (int term = 0; term < count; ++term, left &= left - 1) {
+    const int k = __ffsll(left) - 1;
+    const uint64_t row = AssignmentValue(terms->rows, k);
+    const float weight = AssignmentValue(terms->weights, k);
+    for (int i = 0; i < kPerLane; ++i) {
+      if (LaneIndex() + 32 * i != term) continue;
+      packed.rows[i] = row;
+      packed.weights[i] = weight;
+    }
+  }
+  *terms = packed;
+  return count;
+}
+
 // Called by one warp. Stores to[i], the sum of weight * row[i] over the terms in order, for the
 // vectors i of [first, end). An empty sum is zero. Stores nothing if `to` is null.
 template <typename Type, int kStages, int kPerLane>
-__device__ inline void SumRows(const SumPipeline<kStages>& pipeline,
-                               const SumTerms<kPerLane>& terms, int first, int end,
-                               PeerPointer<uint4> to) {
+__device__ inline void SumRows(const SumPipeline<kStages>& pipeline, SumTerms<kPerLane> terms,
+                               int first, int end, PeerPointer<uint4> to) {
   using Pipeline = SumPipeline<kStages>;
   constexpr int kStep = 32 * Pipeline::kLoads;
   const int lane = LaneIndex();
   const auto next = [](uint32_t stage) { return (stage + 1) % kStages; };
+  const int count = PackTerms(&terms);
+  const auto row_of = [&](int term) {
+    return reinterpret_cast<const uint4*>(AssignmentValue(terms.rows, term));
+  };
 
   uint32_t load_stage = 0;
-  int load_base = first;
-  uint64_t load_left = terms.assignments;
+  int load_base = count > 0 ? first : end;
+  int load_term = 0;
+  const uint4* load_row = row_of(0);
   // Commits one group per call, empty after the last load, so that the count to wait for is
-  // constant.
+  // constant. The next row is found meanwhile.
   const auto load = [&] {
-    if (load_left != 0 && load_base < end) {
-      const auto* const from =
-          reinterpret_cast<const uint4*>(AssignmentValue(terms.rows, __ffsll(load_left) - 1));
+    if (load_base < end) {
 #pragma unroll
       for (int i = 0; i < Pipeline::kLoads; ++i) {
         const int vector = load_base + lane + 32 * i;
         if (vector >= end) continue;
         CpAsync<Pipeline::kVectorBytes>(
             pipeline.address + load_stage * Pipeline::kStageBytes + i * Pipeline::kPitch,
-            from + vector, true);
+            load_row + vector, true);
       }
       load_stage = next(load_stage);
-      load_left &= load_left - 1;
-      if (load_left == 0) {
-        load_left = terms.assignments;
+      if (++load_term == count) {
+        load_term = 0;
         load_base += kStep;
       }
+      load_row = row_of(load_term);
     }
     CpAsyncCommitGroup();
   };
@@ -81,21 +107,23 @@ __device__ inline void SumRows(const SumPipeline<kStages>& pipeline,
   for (int base = first; base < end; base += kStep) {
     float sums[Pipeline::kLoads][kPerVector<Type>] = {};
 #pragma unroll 1
-    for (uint64_t left = terms.assignments; left != 0; left &= left - 1) {
+    for (int term = 0; term < count; ++term) {
+      const float weight = AssignmentValue(terms.weights, term);
       // Reuses the stage that was added last: the lane has its vectors in registers.
       load();
       CpAsyncWaitGroup<kStages - 1>();
-      const float weight = AssignmentValue(terms.weights, __ffsll(left) - 1);
+      float values[Pipeline::kLoads][kPerVector<Type>];  // past the end they do not count
 #pragma unroll
       for (int i = 0; i < Pipeline::kLoads; ++i) {
-        if (base + lane + 32 * i >= end) continue;
-        float values[kPerVector<Type>];
         UnpackVector<Type>(
             LoadShared(pipeline.address + stage * Pipeline::kStageBytes + i * Pipeline::kPitch),
-            values);
+            values[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < Pipeline::kLoads; ++i) {
 #pragma unroll
         for (int j = 0; j < kPerVector<Type>; ++j) {
-          sums[i][j] = __fmaf_rn(weight, values[j], sums[i][j]);
+          sums[i][j] = __fmaf_rn(weight, values[i][j], sums[i][j]);
         }
       }
       stage = next(stage);
