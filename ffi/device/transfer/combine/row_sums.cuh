@@ -36,6 +36,13 @@ struct SumTerms {
   float weights[kPerLane];
 };
 
+// The sum of the inner terms, which are the first ones, is rounded to a row, to which the others
+// are added. All weights are 1.
+template <int kPerLane>
+struct NestedSumTerms : SumTerms<kPerLane> {
+  int num_inner;
+};
+
 // Called by one warp. Moves the terms to the first places, in order, where one shuffle finds each.
 // Returns how many there are.
 template <int kPerLane>
@@ -62,9 +69,9 @@ __device__ inline int PackTerms(SumTerms<kPerLane>* terms) {
 
 // Called by one warp. Stores to[i], the sum of weight * row[i] over the terms in order, for the
 // vectors i of [first, end). An empty sum is zero. Stores nothing if `to` is null.
-template <typename Type, int kStages, int kPerLane>
-__device__ inline void SumRows(const SumPipeline<kStages>& pipeline, SumTerms<kPerLane> terms,
-                               int first, int end, PeerPointer<uint4> to) {
+template <typename Type, int kStages, typename Terms>
+__device__ inline void SumRows(const SumPipeline<kStages>& pipeline, Terms terms, int first,
+                               int end, PeerPointer<uint4> to) {
   using Pipeline = SumPipeline<kStages>;
   constexpr int kStep = 32 * Pipeline::kLoads;
   const int lane = LaneIndex();
@@ -124,6 +131,12 @@ __device__ inline void SumRows(const SumPipeline<kStages>& pipeline, SumTerms<kP
 #pragma unroll
         for (int j = 0; j < kPerVector<Type>; ++j) {
           sums[i][j] = __fmaf_rn(weight, values[i][j], sums[i][j]);
+        }
+      }
+      if constexpr (requires { terms.num_inner; }) {
+        // Added to +0 the row would stay as it is: a sum of rows that begins with +0 is never -0.
+        for (int i = 0; term + 1 == terms.num_inner && i < Pipeline::kLoads; ++i) {
+          UnpackVector<Type>(PackVector<Type>(sums[i]), sums[i]);
         }
       }
       stage = next(stage);

@@ -94,18 +94,23 @@ class CombineChunks {
          call_.wire_vectors, to.rows + int64_t{row} * call_.wire_vectors);
   }
 
-  // Adds the sums of all domains of this rank's token.
+  // Adds the sums of all domains of this rank's token, in order.
   __device__ void Reduce(int chunk, int index) const {
     const int token = TokenOf(chunk, index);
     const CombineParams& combine = params_.combine;
     const int64_t slot_token = SlotTokens(here_, chunk) + index;
     const int num_sums = NumPartialSums(here_, token);
-    const uint4* const own = OwnSum(slot_token, token, num_sums);
-    SumTerms<2> terms;
+    const int num_inner = IsOnePass() ? num_sums : 0;
+    const uint4* const own = IsOnePass() ? nullptr : OwnSum(slot_token, token, num_sums);
+    NestedSumTerms<2> terms;
     terms.assignments = 0;
+    terms.num_inner = num_inner;
     for (int i = 0; i < 2; ++i) {
-      const int domain = LaneIndex() + 32 * i;
-      const uint4* const row = domain == here_ ? own : AddendOf(domain, chunk, index).row;
+      const int term = LaneIndex() + 32 * i;
+      const int domain = term - num_inner;
+      const uint4* const row = domain < 0        ? PartialRow(slot_token, term)
+                               : domain == here_ ? own
+                                                 : AddendOf(domain, chunk, index).row;
       terms.rows[i] = reinterpret_cast<uint64_t>(row);
       terms.weights[i] = 1;
       terms.assignments |= uint64_t{__ballot_sync(kFullWarp, row != nullptr)} << (32 * i);
@@ -180,35 +185,45 @@ class CombineChunks {
     return {(to + RowsOffset()).template As<uint4>(), (to + kHeaderBytes).template As<float>()};
   }
 
+  // Returns a partial sum of a token in a slot.
+  __device__ uint4* PartialRow(int64_t slot_token, int index) const {
+    return call_.LocalBuffer<uint4>(kReceivedRows) +
+           (slot_token * call_.num_partial_sums + index) * call_.wire_vectors;
+  }
+
   // Returns the partial sums of a token in a slot, as terms in rank order.
   __device__ SumTerms<2> PartialSums(int64_t slot_token, int count) const {
     SumTerms<2> terms;
     terms.assignments = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-    const uint4* const from = call_.LocalBuffer<const uint4>(kReceivedRows) +
-                              slot_token * call_.num_partial_sums * call_.wire_vectors;
     for (int i = 0; i < 2; ++i) {
-      const int index = LaneIndex() + 32 * i;
-      terms.rows[i] = reinterpret_cast<uint64_t>(from + int64_t{index} * call_.wire_vectors);
+      terms.rows[i] = reinterpret_cast<uint64_t>(PartialRow(slot_token, LaneIndex() + 32 * i));
       terms.weights[i] = 1;
     }
     return terms;
   }
 
-  // Called by one warp. Makes the sum of this domain, which takes the place of a term that each
-  // lane has read then. Without rings it is among the results. Null if there is none.
+  // Whether a token's partial sums are added in the pass that adds the other domains' sums to them.
+  // They are the first terms, so this domain comes first, or there is but one other: the order of
+  // two does not matter.
+  __device__ bool IsOnePass() const {
+    const bool has_lanes = call_.num_partial_sums + domains_.count <= 64;
+    return HasRings() && has_lanes && (here_ == 0 || domains_.count == 2);
+  }
+
+  // Called by one warp. Makes the sum of this domain, which takes the place of a partial sum. Each
+  // lane reads again what it has stored. Without rings it is among the results. Null if there is
+  // none.
   __device__ const uint4* OwnSum(int64_t slot_token, int token, int num_sums) const {
-    const CombineParams& combine = params_.combine;
     if (num_sums == 0) return nullptr;
     if (!HasRings()) {
-      return static_cast<const uint4*>(combine.out) + int64_t{token} * call_.result_vectors;
+      return static_cast<const uint4*>(params_.combine.out) + int64_t{token} * call_.result_vectors;
     }
-    const SumTerms<2> terms = PartialSums(slot_token, num_sums);
-    auto* const first = reinterpret_cast<uint4*>(__shfl_sync(kFullWarp, terms.rows[0], 0));
+    uint4* const own = PartialRow(slot_token, 0);
     if (num_sums > 1) {
-      sum_(terms, 0, call_.wire_vectors, PeerPointer<uint4>(first));
-      FenceBlock();  // each lane reads again what it has stored
+      sum_(PartialSums(slot_token, num_sums), 0, call_.wire_vectors, PeerPointer<uint4>(own));
+      FenceBlock();
     }
-    return first;
+    return own;
   }
 
   // Another domain's sum of a token, and its scalars; null if it has none.

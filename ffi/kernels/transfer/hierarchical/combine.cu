@@ -26,7 +26,7 @@ __device__ Outcome CombineTokens(const HierarchicalCombineParams& params, const 
   static_assert(SumPipeline<kStages>::kBytes == kSumPipelineBytes);
   const CallParams& call = params.combine.call;
   const SumPipeline<kStages> pipeline(role);
-  const auto sum = [&](const SumTerms<2>& terms, int first, int end, PeerPointer<uint4> to) {
+  const auto sum = [&](const auto& terms, int first, int end, PeerPointer<uint4> to) {
     SumRows<Type>(pipeline, terms, first, end, to);
   };
   if (role.Thread() == 0) *queue = {};
