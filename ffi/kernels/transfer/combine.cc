@@ -38,12 +38,12 @@ Status PrepareCombine(const TransferCall& call, PreparedCombine* prepared) {
   const RowType type = ToRowType(call.shape.format.payload);
   if (call.shape.has_domains() && segments.count() > 0) {
     constexpr int64_t kSharedBytes = kLowLatencyThreads / 32 * kLowLatencySumPipelineBytes;
-    prepared->launches = {
-        {.name = "low-latency combine",
-         .kernel = HierarchicalLowLatencyCombineKernelAddress(type),
-         .blocks = preparation.LowLatencyGrid(segments, sizes.num_all_tokens(), 0),
-         .threads = kLowLatencyThreads,
-         .shared_bytes = kSharedBytes}};
+    const int64_t blocks = preparation.LowLatencyGrid(segments, sizes.num_all_tokens(), 0);
+    prepared->launches = {{.name = "low-latency combine",
+                           .kernel = HierarchicalLowLatencyCombineKernelAddress(type),
+                           .blocks = preparation.Grid({sizes.num_prologue_items, blocks}, 1),
+                           .threads = kLowLatencyThreads,
+                           .shared_bytes = kSharedBytes}};
     return {};
   }
   if (call.shape.has_domains()) {
