@@ -99,6 +99,7 @@ __device__ inline StreamItem TakeItem(const CallParams& call, int block, const S
   // The lanes of a stream, for all but the first one of a round.
   const int others = Max(count - 1, 1);
   const int lanes_of_others = others < 32 ? 1 << (31 - __clz(32 / others)) : 1;
+  uint32_t round = 1;
   int num_polled = 0;  // streams of this round
   bool is_left = false;
   uint64_t sum = 0, last_sum = 0;  // over the claims that the lane has seen
@@ -140,7 +141,10 @@ __device__ inline StreamItem TakeItem(const CallParams& call, int block, const S
       missing = kMaxRanks;
       continue;
     }
-    if (free >= 0) missing = min(missing, static_cast<uint32_t>(streams.Peer(stream, free)));
+    const bool is_checked = round % kPollsPerCheck == 0;
+    if (is_checked && free >= 0) {
+      missing = min(missing, static_cast<uint32_t>(streams.Peer(stream, free)));
+    }
     num_polled += 32 / lanes;
     if (num_polled < count) continue;
     if (!__any_sync(kFullWarp, is_left)) break;  // all items have been claimed
@@ -148,20 +152,23 @@ __device__ inline StreamItem TakeItem(const CallParams& call, int block, const S
       item.stream = kNoneReady;
       break;
     }
-    // Items that other blocks take are progress, too.
-    if (__any_sync(kFullWarp, sum != last_sum)) {
-      entry.Restart();
-      progress.Restart();
+    if (is_checked) {
+      // Items that other blocks take are progress, too.
+      if (__any_sync(kFullWarp, sum != last_sum)) {
+        entry.Restart();
+        progress.Restart();
+      }
+      last_sum = sum;
+      missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
+      const bool has_entered = streams.HasEntered();
+      if (!has_entered) progress.Restart();
+      item.outcome = (has_entered ? progress : entry).Check(missing);
+      if (item.outcome == Outcome::kArrived && !has_entered) {
+        item.outcome = FindLeaver(call, sequence);
+      }
+      if (item.outcome != Outcome::kArrived) break;
     }
-    last_sum = sum;
-    missing = min(__reduce_min_sync(kFullWarp, missing), static_cast<uint32_t>(kMaxRanks - 1));
-    const bool has_entered = streams.HasEntered();
-    if (!has_entered) progress.Restart();
-    item.outcome = (has_entered ? progress : entry).Check(missing);
-    if (item.outcome == Outcome::kArrived && !has_entered) {
-      item.outcome = FindLeaver(call, sequence);
-    }
-    if (item.outcome != Outcome::kArrived) break;
+    ++round;
     num_polled = 0;
     is_left = false;
     sum = 0;
