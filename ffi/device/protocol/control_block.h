@@ -119,9 +119,9 @@ struct ClaimWords {
 
 // Work counters of a running call over several domains. All are zero between kernels.
 struct HierarchicalProgress {
-  ClaimWords metadata_claims;
   ClaimWords send_claims;
   ClaimWords receive_claims;
+  uint32_t metadata_tickets;
   uint64_t own_sums[kMaxHierarchicalChunks / 64];  // combine: chunks, one per bit
   uint32_t metadata_spread[kMaxRanks];             // messages of metadata, by rail
   uint32_t slot_reads[kMaxRailSlots];  // messages read once of twice: to forward and to expand

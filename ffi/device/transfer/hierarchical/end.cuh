@@ -28,8 +28,7 @@ __device__ inline void FinishHierarchicalCall(const CallParams& call,
   const ThreadGroup threads = role.BlockThreads();
   const int streams = NumStreams(layout.domains, call.num_ranks);
   const int words = streams * ClaimWords::words_per_stream(num_messages);
-  for (ClaimWords* claims :
-       {&progress.metadata_claims, &progress.send_claims, &progress.receive_claims}) {
+  for (ClaimWords* claims : {&progress.send_claims, &progress.receive_claims}) {
     Fill(threads, claims->first_words, streams, 0u);
     Fill(threads, claims->bits, words, uint64_t{0});
   }
@@ -37,7 +36,10 @@ __device__ inline void FinishHierarchicalCall(const CallParams& call,
   Fill(threads, progress.metadata_spread, int64_t{kMaxRanks}, 0u);
   // After a failure slots may have been read once.
   Fill(threads, progress.slot_reads, int64_t{kMaxRailSlots}, 0u);
-  if (role.Thread() == 0) control->rail_messages += num_messages;
+  if (role.Thread() == 0) {
+    progress.metadata_tickets = 0;
+    control->rail_messages += num_messages;
+  }
   FinishCall(call, role, sequence);
 }
 

@@ -132,7 +132,7 @@ inline HierarchicalLayout PlanHierarchicalLayout(int64_t num_tokens, int64_t row
   const int64_t count_bytes = (num_experts + 2) / 2 * 8;
   // Few messages, but several, so that as many blocks pack and spread them.
   constexpr int64_t kWantedMessages = 8;
-  constexpr int64_t kMinAssignments = 4096;
+  constexpr int64_t kMinAssignments = 1024;
   const int64_t fits = (kRailSlotBytes - kHeaderBytes - count_bytes) / 12 / 32 * 32;
   const int64_t per_message = Min(
       Max(CeilDivide(CeilDivide(num_tokens * top_k, kWantedMessages), 32) * 32, kMinAssignments),

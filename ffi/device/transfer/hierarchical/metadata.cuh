@@ -12,7 +12,6 @@
 #include "ffi/device/transfer/eager_buffers.cuh"
 #include "ffi/device/transfer/hierarchical/domain.cuh"
 #include "ffi/device/transfer/hierarchical/rail.cuh"
-#include "ffi/device/transfer/hierarchical/streams.cuh"
 
 namespace jax_ep {
 
@@ -33,14 +32,18 @@ __device__ inline bool HasFinishedPrologue(const CallParams& call) {
   return AreItemsFinished(&call.control->progress.items_finished, call.num_prologue_items);
 }
 
-// The streams of messages of metadata: those that are sent on each rail, then those that arrive.
-// Run by a role after WaitForDomainEntry.
-class MetadataStreams {
+// The items of a call's metadata: messages that are sent on each rail, and those that arrive.
+// Blocks take them by tickets, and wait for what an item needs: unlike the items of streams they
+// are few, and a poll of one takes a microsecond. An item waits for lower tickets only, here or at
+// a partner, so any number of blocks makes progress. That is why items come in rounds: as many
+// messages on each rail as its ring holds, then as many from it.
+class Metadata {
  public:
-  // With routes, `eager` has the counts. `weights` may be null.
-  __device__ MetadataStreams(const CallParams& call, const HierarchicalLayout& layout,
-                             const RoleContext& role, const EagerBuffers* eager,
-                             const float* weights, uint64_t sequence)
+  // With routes, `eager` has the counts. `weights` may be null. For a role after
+  // WaitForDomainEntry.
+  __device__ Metadata(const CallParams& call, const HierarchicalLayout& layout,
+                      const RoleContext& role, const EagerBuffers* eager, const float* weights,
+                      uint64_t sequence)
       : call_(call),
         layout_(layout),
         role_(role),
@@ -49,35 +52,77 @@ class MetadataStreams {
         sequence_(sequence),
         num_pairs_(eager == nullptr ? 0 : CountPairs(call.num_experts)) {}
 
-  __device__ int count() const { return 2 * layout_.domains.num_rails(); }
-  __device__ int First(int block) const { return block % count(); }
-  __device__ int NumItems(int /*stream*/) const { return layout_.num_metadata; }
-  __device__ bool IsReady(int stream, int message) const {
-    if (IsSent(stream)) {
-      // The routes are complete.
-      return HasFinishedPrologue(call_) && RailOf(stream).MayPack(message);
-    }
-    return RailOf(stream).HasArrived(message);
+  // Called by the role. Takes the next item.
+  __device__ int NextItem() const {
+    return NextTicket(&call_.control->hierarchical.metadata_tickets, role_);
   }
-  __device__ int Peer(int stream, int /*message*/) const { return RailOf(stream).partner(); }
-  __device__ bool HasEntered() const { return HasAllMetadata(call_, layout_); }
+  // Whether an item is a message that waits for no other one of this call.
+  __device__ bool IsFirstSend(int item) const {
+    return item < layout_.domains.num_rails() * MessagesPerRound();
+  }
 
-  __device__ SpanKind SpanOf(int /*stream*/) const { return SpanKind::kSendRoutes; }
-  __device__ void Complete(int /*stream*/, int /*message*/) {}
-
-  __device__ void Run(int stream, int message) {
-    const Rail rail = RailOf(stream);
-    if (IsSent(stream)) {
-      Send(rail, message);
-    } else {
-      Spread(rail, message);
+  // Called by the role, with its first item, when this rank's items before the exchange are
+  // finished. Sends and spreads messages until there are none left, or a wait fails. Calls
+  // have_sent() before the first item of another kind than IsFirstSend.
+  template <typename HaveSent>
+  __device__ Outcome Exchange(int number, HaveSent have_sent) const {
+    const int num_items = 2 * layout_.domains.num_rails() * layout_.num_metadata;
+    for (; number < num_items; number = NextItem()) {
+      if (!IsFirstSend(number)) have_sent();
+      const Item item = ItemOf(number);
+      const Outcome outcome =
+          WaitByFirstWarp(call_, sequence_, role_, [&] { return WaitFor(item); });
+      if (outcome != Outcome::kArrived) return outcome;
+      const ProfileSpan span(SpanKind::kSendRoutes);
+      if (item.is_sent) {
+        Send({call_, layout_, item.rail}, item.message);
+      } else {
+        Spread({call_, layout_, item.rail}, item.message);
+      }
     }
+    return Outcome::kArrived;
   }
 
  private:
-  __device__ bool IsSent(int stream) const { return stream < layout_.domains.num_rails(); }
-  __device__ Rail RailOf(int stream) const {
-    return {call_, layout_, IsSent(stream) ? stream : stream - layout_.domains.num_rails()};
+  struct Item {
+    bool is_sent;
+    int rail;
+    int message;
+  };
+
+  __device__ int MessagesPerRound() const { return min(layout_.num_metadata, layout_.rail_slots); }
+  __device__ Item ItemOf(int number) const {
+    const int rails = layout_.domains.num_rails();
+    const int first = number / (2 * rails * MessagesPerRound()) * MessagesPerRound();
+    const int messages = min(MessagesPerRound(), layout_.num_metadata - first);
+    const int index = number - 2 * rails * first;
+    const bool is_sent = index < rails * messages;
+    const int in_half = is_sent ? index : index - rails * messages;
+    return {is_sent, in_half % rails, first + in_half / rails};
+  }
+
+  __device__ Outcome WaitFor(const Item& item) const {
+    const ProfileSpan span(SpanKind::kWaitItem);
+    const Rail rail(call_, layout_, item.rail);
+    Deadline deadline(call_, WaitPoint::kEntry, sequence_);
+    Outcome outcome;
+    for (uint32_t polls = 1;; ++polls) {
+      // All lanes acquire.
+      const bool is_ready = !__any_sync(
+          kFullWarp, !(item.is_sent ? rail.MayPack(item.message) : rail.HasArrived(item.message)));
+      // The abort word overrides the flags, so it is loaded after them. NETWORK_PUT_ABORT
+      outcome = FindAbort(call_);
+      if (outcome != Outcome::kArrived || is_ready) break;
+      if (polls % kPollsPerCheck == 0) {
+        outcome = deadline.Check(static_cast<uint32_t>(rail.partner()));
+        if (outcome == Outcome::kArrived) outcome = FindLeaver(call_, sequence_);
+        if (outcome != Outcome::kArrived) break;
+      }
+      __nanosleep(40);
+    }
+    if (outcome != Outcome::kArrived && LaneIndex() == 0) RecordFailure(call_, outcome);
+    __syncwarp();  // orders what each lane has acquired before what any lane does next
+    return outcome;
   }
 
   // The parts of a message, after its header: counts in the first one, routes and weights of a
@@ -96,22 +141,27 @@ class MetadataStreams {
            (eager_ == nullptr ? 0 : layout_.metadata_assignments * int64_t{sizeof(Route)});
   }
 
-  // Called by a role. Loads several values per thread before it stores them, to hide latency.
-  template <typename Load, typename Store>
-  __device__ void Copy(int count, Load load, Store store) const {
+  // Called by the role. Copies values to targets, whose addresses target(t) returns. Loads several
+  // values per thread before it stores them, to hide latency.
+  template <typename T, typename Target>
+  __device__ void Copy(int count, const T* from, int num_targets, Target target) const {
     constexpr int kPerThread = 8;
 #pragma unroll 1
     for (int base = role_.Thread(); base < count; base += kPerThread * role_.num_threads) {
-      decltype(load(0)) values[kPerThread];
+      T values[kPerThread];
 #pragma unroll
       for (int j = 0; j < kPerThread; ++j) {
         const int i = base + j * role_.num_threads;
-        if (i < count) values[j] = load(i);
+        if (i < count) values[j] = LoadGlobalNoAllocate(&from[i]);
       }
+#pragma unroll 1
+      for (int t = 0; t < num_targets; ++t) {
+        const PeerPointer<T> to = target(t);
 #pragma unroll
-      for (int j = 0; j < kPerThread; ++j) {
-        const int i = base + j * role_.num_threads;
-        if (i < count) store(i, values[j]);
+        for (int j = 0; j < kPerThread; ++j) {
+          const int i = base + j * role_.num_threads;
+          if (i < count) StoreToPeer(to + i, values[j]);
+        }
       }
     }
   }
@@ -134,17 +184,12 @@ class MetadataStreams {
         StoreToPeer(counts + i, data);
       }
       const auto* const routes =
-          call_.LocalBuffer<const Route>(kRoutes) + int64_t{rank} * call_.num_assignments() + first;
-      const PeerPointer<Route> sent = (to + RoutesOffset(message)).As<Route>();
-      Copy(
-          count, [&](int i) { return routes[i]; },
-          [&](int i, const Route& route) { StoreToPeer(sent + i, route); });
+          call_.LocalBuffer<const int2>(kRoutes) + int64_t{rank} * call_.num_assignments() + first;
+      Copy(count, routes, 1, [&](int) { return (to + RoutesOffset(message)).As<int2>(); });
     }
     if (weights_ != nullptr) {
-      const PeerPointer<float> sent = (to + WeightsOffset(message)).As<float>();
-      Copy(
-          count, [&](int i) { return weights_[first + i]; },
-          [&](int i, float weight) { StoreToPeer(sent + i, weight); });
+      Copy(count, weights_ + first, 1,
+           [&](int) { return (to + WeightsOffset(message)).As<float>(); });
     }
     role_.Sync();
     if (role_.Thread() == 0) rail.Put(message);
@@ -164,31 +209,29 @@ class MetadataStreams {
     const auto* const counts = reinterpret_cast<const int2*>(from + kHeaderBytes);
     const auto* const routes = reinterpret_cast<const int2*>(from + RoutesOffset(message));
     const auto* const weights = reinterpret_cast<const float*>(from + WeightsOffset(message));
+    const auto rank_at = [&](int target) { return ranks.After(call_, rank, target + 1); };
+    if (eager_ != nullptr) {
 #pragma unroll 1
-    for (int distance = 1; distance <= domains.size; ++distance) {
-      const int to = ranks.After(call_, rank, distance);
-      if (eager_ != nullptr) {
-        const PeerPointer<CountPacket> packets = eager_->At(to).counts() + source * num_pairs_;
-        for (int i = role_.Thread(); message == 0 && i < num_pairs_; i += role_.num_threads) {
+      for (int target = 0; message == 0 && target < domains.size; ++target) {
+        const PeerPointer<CountPacket> packets =
+            eager_->At(rank_at(target)).counts() + source * num_pairs_;
+        for (int i = role_.Thread(); i < num_pairs_; i += role_.num_threads) {
           const int2 pair = LoadGlobalNoAllocate(&counts[i]);
           StorePacket(packets + i,
                       static_cast<uint32_t>(pair.x) | uint64_t{static_cast<uint32_t>(pair.y)} << 32,
                       eager_->tag());
         }
-        const PeerPointer<int2> stored =
-            (PeerBuffer<Route>(call_, to, kRoutes) + first_assignment).As<int2>();
-        Copy(
-            count, [&](int i) { return LoadGlobalNoAllocate(&routes[i]); },
-            [&](int i, int2 route) { StoreToPeer(stored + i, route); });
       }
-      if (weights_ == nullptr) continue;
-      const PeerPointer<float> stored =
-          PeerBuffer<float>(call_, to, kReceivedWeights) + first_assignment;
-      Copy(
-          count, [&](int i) { return LoadGlobalNoAllocate(&weights[i]); },
-          [&](int i, float weight) { StoreToPeer(stored + i, weight); });
+      Copy(count, routes, domains.size, [&](int target) {
+        return PeerBuffer<int2>(call_, rank_at(target), kRoutes) + first_assignment;
+      });
     }
-    FinishItem(&call_.control->hierarchical.metadata_spread[rail.index()], true, role_);
+    if (weights_ != nullptr) {
+      Copy(count, weights, domains.size, [&](int target) {
+        return PeerBuffer<float>(call_, rank_at(target), kReceivedWeights) + first_assignment;
+      });
+    }
+    FinishItem(&call_.control->hierarchical.metadata_spread[rail.index()], domains.size > 1, role_);
     if (role_.Thread() == 0) rail.ReturnCredit(message);
   }
 

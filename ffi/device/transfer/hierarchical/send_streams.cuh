@@ -10,6 +10,7 @@
 #include "ffi/device/transfer/dispatch/row_copies.cuh"
 #include "ffi/device/transfer/hierarchical/chunks.cuh"
 #include "ffi/device/transfer/hierarchical/metadata.cuh"
+#include "ffi/device/transfer/hierarchical/streams.cuh"
 
 namespace jax_ep {
 
@@ -279,7 +280,8 @@ class SendStreams {
   RowCopies copies_;
 };
 
-// Called by the send warps. The first blocks to ask are the senders, because these surely run.
+// Called by the send warps. The first blocks to ask are the senders, because these surely run. Some
+// of them have items before the exchange, and begin late. That leaves links to the metadata.
 template <typename Routing>
 __device__ inline Outcome SendChunks(const TokenParams& params, const HierarchicalLayout& layout,
                                      const Routing& routing, const DispatchRoles& roles,

@@ -4,7 +4,7 @@
 //   expand warps   1. take prologue items: tiles of assignments. They count a tile, and tell this
 //                     domain counts, routes and weights;
 //                  2. tell the rail partners, and spread in this domain what these tell
-//                     (MetadataStreams);
+//                     (Metadata);
 //                  3. wait for the counts of all ranks, and compute quotas and groups from them,
 //                     each block for itself;
 //                  4. expand the tokens of all ranks into rows as they arrive (ReceiveStreams), and
@@ -85,7 +85,6 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
   const TokenParams& tokens = params.dispatch.tokens;
   const CallParams& call = tokens.call;
   Progress& progress = call.control->progress;
-  HierarchicalProgress& streams = call.control->hierarchical;
   const EagerBuffers eager(call, sequence);
   const bool has_workspace = HasWorkspace(call);
   for (int ticket;
@@ -100,15 +99,27 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
         SendWeights(tokens, ticket, call.num_prologue_items, threads, receivers);
       }
     }
-    FinishItem(&progress.items_finished, true, role);
+    FinishItem(&progress.items_finished, domains.size > 1, role);
   }
-  roles.ReleaseSenders();
-  Outcome outcome = WaitForDomainEntry(call, domains, sequence, role);
-  if (outcome != Outcome::kArrived) return outcome;
-  role.Sync();
   const float* const weights = tokens.has_weights ? tokens.topk_weights : nullptr;
-  MetadataStreams metadata(call, layout, role, &eager, weights, sequence);
-  outcome = RunStreams(call, role, metadata, &streams.metadata_claims, sequence, scratch);
+  const Metadata metadata(call, layout, role, &eager, weights, sequence);
+  // A block that sends metadata holds its send warps meanwhile: the release of a message would wait
+  // for their stores, too.
+  const int first = metadata.NextItem();
+  bool are_held = metadata.IsFirstSend(first);
+  if (!are_held) roles.ReleaseSenders();
+  const auto release = [&] {
+    if (are_held) roles.ReleaseSenders();
+    are_held = false;
+  };
+  Outcome outcome = WaitForDomainEntry(call, domains, sequence, role);
+  if (outcome == Outcome::kArrived) {
+    // A barrier follows before anything reads what the items have stored.
+    if (role.Thread() == 0) WaitForItems(&progress.items_finished, call.num_prologue_items);
+    role.Sync();
+    outcome = metadata.Exchange(first, release);
+  }
+  release();
   if (outcome != Outcome::kArrived) return outcome;
   // The quotas replace the tiles' counts in shared memory: this block has no more tiles.
   Quotas quotas(call, params.dispatch.row_align, eager.rank(),
@@ -123,7 +134,8 @@ __device__ Outcome ExpandAndFill(const HierarchicalDispatchParams& params,
   const RowPlacement placement(call, plan, quotas, eager.rank());
   const ForwardedRoutes routes(call, domains, placement, params.forwarding);
   ReceiveStreams<ForwardedRoutes> received(tokens, layout, routes, role, sequence);
-  outcome = RunStreams(call, role, received, &streams.receive_claims, sequence, scratch);
+  ClaimWords* const claims = &call.control->hierarchical.receive_claims;
+  outcome = RunStreams(call, role, received, claims, sequence, scratch);
   received.Finish();
   if (outcome != Outcome::kArrived) return outcome;
   const FillItems next_item = {&progress.fill_tickets, kMaxItems};

@@ -3,7 +3,7 @@
 //
 //   expand warps   1. take prologue items: ranges of the weights, which they tell this domain, then
 //                     ranges of the plan, which they invert, so that each token finds its rows;
-//                  2. tell the rail partners the weights, and spread theirs (MetadataStreams);
+//                  2. tell the rail partners the weights, and spread theirs (Metadata);
 //                  3. expand the tokens of all ranks into rows as they arrive (ReceiveStreams), and
 //                     fill the rows that come from no token.
 //   send warps     send this rank's tokens, and forward those of rail partners (SendStreams).
@@ -74,7 +74,6 @@ __device__ Outcome ExpandAndFill(const HierarchicalRedispatchParams& params,
   const TokenParams& tokens = redispatch.tokens;
   const CallParams& call = tokens.call;
   Progress& progress = call.control->progress;
-  HierarchicalProgress& streams = call.control->hierarchical;
   const bool has_workspace = HasWorkspace(call);
   const int num_weight_items = redispatch.num_weight_items;
   int ticket = NextTicket(&progress.block_tickets, role);
@@ -83,7 +82,7 @@ __device__ Outcome ExpandAndFill(const HierarchicalRedispatchParams& params,
     if (has_workspace && WaitForDomainEntry(call, domains, sequence, role) == Outcome::kArrived) {
       SendWeights(tokens, ticket, num_weight_items, threads, DomainRanks{&domains});
     }
-    FinishItem(&progress.items_finished, true, role);
+    FinishItem(&progress.items_finished, domains.size > 1, role);
   }
   roles.ReleaseSenders();
   for (; ticket < call.num_prologue_items; ticket = NextTicket(&progress.block_tickets, role)) {
@@ -98,13 +97,14 @@ __device__ Outcome ExpandAndFill(const HierarchicalRedispatchParams& params,
   // The barriers of the next item make the inverted plan visible to all threads.
   if (role.Thread() == 0) WaitForItems(&progress.items_finished, call.num_prologue_items);
   const float* const weights = tokens.has_weights ? tokens.topk_weights : nullptr;
-  MetadataStreams metadata(call, layout, role, nullptr, weights, sequence);
-  outcome = RunStreams(call, role, metadata, &streams.metadata_claims, sequence, scratch);
+  const Metadata metadata(call, layout, role, nullptr, weights, sequence);
+  outcome = metadata.Exchange(metadata.NextItem(), [] {});
   if (outcome != Outcome::kArrived) return outcome;
   const int32_t end = poisoned ? 0 : EndOfRows(call, redispatch.plan);
   const RowsOfPlan rows(call, redispatch.plan, end);
   ReceiveStreams<RowsOfPlan> received(tokens, layout, rows, role, sequence);
-  outcome = RunStreams(call, role, received, &streams.receive_claims, sequence, scratch);
+  ClaimWords* const claims = &call.control->hierarchical.receive_claims;
+  outcome = RunStreams(call, role, received, claims, sequence, scratch);
   received.Finish();
   if (outcome != Outcome::kArrived || poisoned) return outcome;
   const FillItems next_item = {&progress.fill_tickets, kMaxItems};

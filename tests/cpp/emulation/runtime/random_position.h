@@ -23,8 +23,7 @@ struct Position {
 inline int64_t ClaimedItems(ControlBlock& control) {
   HierarchicalProgress& hierarchical = control.hierarchical;
   int64_t items = 0;
-  for (ClaimWords* claims :
-       {&hierarchical.metadata_claims, &hierarchical.send_claims, &hierarchical.receive_claims}) {
+  for (ClaimWords* claims : {&hierarchical.send_claims, &hierarchical.receive_claims}) {
     for (uint64_t& bits : claims->bits) items += std::popcount(std::atomic_ref(bits).load());
   }
   return items;
