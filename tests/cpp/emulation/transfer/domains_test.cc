@@ -50,7 +50,7 @@ void RunInGroup(const Topology& topology, bool network,
   options.network = network;
   options.rail_slots = rail_slots;
   jax_ep::WorkspaceLayout layout;  // has room for the largest calls
-  STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 400,
+  STATUS_OK(jax_ep::PlanWorkspace({.num_tokens = 1100,
                                    .hidden = 64,
                                    .top_k = 4,
                                    .num_experts = 4 * topology.ranks(),
@@ -208,6 +208,30 @@ void TestManyWraps() {
   });
 }
 
+// More messages of metadata than a rail's ring has slots, which one block takes, or some. Several
+// blocks count the assignments, and none may go on before all have.
+void TestManyMetadata() {
+  const auto test = [](Group* group, const Options& options) {
+    Shape shape = ShapeOf(options, 1050);
+    shape.hidden = 8;
+    jax_ep::HierarchicalLayout layout;
+    const jax_ep::TransferShape sizes = {.num_tokens = shape.routing.tokens,
+                                         .hidden = shape.hidden,
+                                         .top_k = shape.routing.top_k,
+                                         .num_experts = shape.routing.experts,
+                                         .num_ranks = options.ranks,
+                                         .domain_size = options.domain_size,
+                                         .format = shape.format()};
+    STATUS_OK(jax_ep::PlanHierarchicalLayout(sizes, shape.rail_slots, 0, 0, &layout));
+    CHECK(layout.num_metadata > layout.rail_slots);
+    for (const int num_sms : {1, 3}) {
+      shape.num_sms = num_sms;
+      RunCalls(group, options, shape, RandomIds);
+    }
+  };
+  RunInGroup(seed % 2 == 0 ? Topology{2, 2} : Topology{3, 1}, seed % 4 < 2, test);
+}
+
 // A rank makes no more calls. All others end, and the group works again.
 void TestARankStops() {
   ForEachTopology([](Group* group, const Options& options) {
@@ -362,6 +386,7 @@ int main(int argc, char** argv) {
                                     {"drops", TestDrops},
                                     {"few tokens", TestFewTokens},
                                     {"many wraps", TestManyWraps},
+                                    {"many messages of metadata", TestManyMetadata},
                                     {"puts", TestPuts},
                                     {"slots", TestSlots},
                                     {"a rank stops", TestARankStops},
