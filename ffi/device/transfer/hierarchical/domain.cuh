@@ -10,8 +10,8 @@
 
 namespace jax_ep {
 
-// Waits look at the deadline, and at who has left, at one poll of so many: that takes longer than a
-// poll.
+// Waits for items of work look at the deadline, and at who has left, at one poll of so many: that
+// takes longer than a poll.
 inline constexpr uint32_t kPollsPerCheck = 8;
 
 // The ranks of this domain, as receivers (dispatch/receivers.cuh).

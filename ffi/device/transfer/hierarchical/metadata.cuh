@@ -27,11 +27,6 @@ __device__ inline bool HasAllMetadata(const CallParams& call, const Hierarchical
   return AllRails(layout, [&](int rail) { return HasMetadata(call, layout, rail); });
 }
 
-// Whether this rank's work items before the exchange are finished. Acquire.
-__device__ inline bool HasFinishedPrologue(const CallParams& call) {
-  return AreItemsFinished(&call.control->progress.items_finished, call.num_prologue_items);
-}
-
 // The items of a call's metadata: messages that are sent on each rail, and those that arrive.
 // Blocks take them by tickets, and wait for what an item needs: unlike the items of streams they
 // are few, and a poll of one takes a microsecond. An item waits for lower tickets only, here or at

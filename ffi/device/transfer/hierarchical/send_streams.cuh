@@ -20,6 +20,11 @@ struct HierarchicalScratch {
   StreamItem item;
 };
 
+// Whether this rank's work items before the exchange are finished. Acquire.
+__device__ inline bool HasFinishedPrologue(const CallParams& call) {
+  return AreItemsFinished(&call.control->progress.items_finished, call.num_prologue_items);
+}
+
 // A ring in a receiver's kReceivedRows, by the tokens' source. A slot has room for all tokens of a
 // chunk, at their places.
 __device__ inline int64_t RingOffset(const CallParams& call, const HierarchicalLayout& layout,

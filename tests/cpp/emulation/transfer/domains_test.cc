@@ -215,14 +215,8 @@ void TestManyMetadata() {
     Shape shape = ShapeOf(options, 1050);
     shape.hidden = 8;
     jax_ep::HierarchicalLayout layout;
-    const jax_ep::TransferShape sizes = {.num_tokens = shape.routing.tokens,
-                                         .hidden = shape.hidden,
-                                         .top_k = shape.routing.top_k,
-                                         .num_experts = shape.routing.experts,
-                                         .num_ranks = options.ranks,
-                                         .domain_size = options.domain_size,
-                                         .format = shape.format()};
-    STATUS_OK(jax_ep::PlanHierarchicalLayout(sizes, shape.rail_slots, 0, 0, &layout));
+    STATUS_OK(
+        jax_ep::PlanHierarchicalLayout(shape.transfer_shape(), shape.rail_slots, 0, 0, &layout));
     CHECK(layout.num_metadata > layout.rail_slots);
     for (const int num_sms : {1, 3}) {
       shape.num_sms = num_sms;

@@ -265,18 +265,10 @@ class Sequence {
   }
 
   jax_ep::TransferCall Transfer(int r, const Shape& shape, uint64_t site) const {
-    const Routing& sizes = shape.routing;
     return {.call_site = site,
-            .shape = {.num_tokens = sizes.tokens,
-                      .hidden = shape.hidden,
-                      .top_k = sizes.top_k,
-                      .num_experts = sizes.experts,
-                      .num_ranks = sizes.ranks,
-                      .num_rows = sizes.rows,
-                      .domain_size = sizes.domain_size,
-                      .format = shape.format()},
+            .shape = shape.transfer_shape(),
             .num_sms = shape.has_own_num_sms ? 1 + (shape.num_sms + 7 * r) % 13 : shape.num_sms,
-            .row_align = sizes.align,
+            .row_align = shape.routing.align,
             .zero_tail = shape.zero_tail,
             .has_weights = shape.has_weights,
             .has_scalars = shape.has_scalars,

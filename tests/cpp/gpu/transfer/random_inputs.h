@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ffi/device/transfer/dispatch/token_params.h"
+#include "ffi/runtime/calls/transfer_shape.h"
 #include "tests/cpp/gpu/transfer/contract.h"
 #include "tests/cpp/gpu/transfer/transfer_options.h"
 
@@ -79,6 +80,17 @@ struct Shape {
     const int64_t block = jax_ep::ValuesPerScale(scale_type);
     const int64_t blocks = jax_ep::CeilDivide(int64_t{hidden}, block);
     return jax_ep::QuantizedRowFormat(type, blocks * block / num_scales, scale_type);
+  }
+
+  jax_ep::TransferShape transfer_shape() const {
+    return {.num_tokens = routing.tokens,
+            .hidden = hidden,
+            .top_k = routing.top_k,
+            .num_experts = routing.experts,
+            .num_ranks = routing.ranks,
+            .num_rows = routing.rows,
+            .domain_size = routing.domain_size,
+            .format = format()};
   }
 
   // Makes rows quantized.

@@ -51,13 +51,7 @@ inline void TestManyTokens(const Options& options) {
   shape.rail_slots = options.rail_slots;
   shape.num_sms = options.shared ? 2 : 0;
   jax_ep::WorkspaceLayout layout;
-  const jax_ep::TransferShape transfer = {.num_tokens = sizes.tokens,
-                                          .hidden = shape.hidden,
-                                          .top_k = sizes.top_k,
-                                          .num_experts = sizes.experts,
-                                          .num_ranks = sizes.ranks,
-                                          .domain_size = sizes.domain_size,
-                                          .format = jax_ep::kBFloat16Rows};
+  const jax_ep::TransferShape transfer = shape.transfer_shape();
   STATUS_OK(jax_ep::PlanWorkspace(transfer, &layout));
   const std::string rings = DescribeRings(transfer, options);
   Group group(options.ranks, options.shared, layout.bytes, size_t{1} << 30);
